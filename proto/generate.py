@@ -1,0 +1,60 @@
+"""Regenerate the committed stubs, or check that they are what the .proto files say.
+
+    python proto/generate.py           write trinity/api/**/*_pb2{,_grpc}.py and .pyi
+    python proto/generate.py --check   exit 1 and name the files that differ
+
+The generator is pinned and old on purpose: its code runs under every newer protobuf, never the reverse. It lives in a
+virtual environment of its own (build/protoc), out of everybody's dependencies.
+"""
+
+import argparse
+import filecmp
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+GENERATOR = ("grpcio-tools==1.71.2", "setuptools<81")
+ROOT = Path(__file__).resolve().parent
+
+
+def generator_python() -> Path:
+    """The interpreter of the generator's own environment, made on first use."""
+    home = ROOT.parent / "build" / "protoc"
+    python = home / "bin" / "python"
+    if not (home / "ready").exists():
+        venv.create(home, with_pip=True, clear=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *GENERATOR], check=True)
+        (home / "ready").touch()
+    return python
+
+
+def generate(out: Path) -> None:
+    protos = [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("trinity/api/*/v1/*.proto"))]
+    command = [str(generator_python()), "-m", "grpc_tools.protoc", "-I."]
+    outs = [f"--{kind}_out={out}" for kind in ("python", "grpc_python", "pyi")]
+    subprocess.run([*command, *outs, *protos], cwd=ROOT, check=True)
+    for path in out.glob("trinity/api/common/v1/*_pb2_grpc.py"):
+        path.unlink()  # no services there
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare only")
+    if not parser.parse_args().check:
+        generate(ROOT)
+        return 0
+    with tempfile.TemporaryDirectory() as fresh:
+        generate(Path(fresh))
+        made = {p.relative_to(fresh) for p in Path(fresh).rglob("*_pb2*")}
+        have = {p.relative_to(ROOT) for p in ROOT.glob("trinity/**/*_pb2*") if "__pycache__" not in p.parts}
+        stale = [p for p in made & have if not filecmp.cmp(Path(fresh, p), ROOT / p, shallow=False)]
+        wrong = sorted(map(str, (made ^ have) | set(stale)))
+    if wrong:
+        print("stubs differ from the .proto files (run `make proto`):", *wrong, sep="\n  ")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+from trinity.api.common.v1 import tensor_pb2 as _tensor_pb2
+from trinity.api.common.v1 import task_pb2 as _task_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Truncation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRUNCATION_UNSPECIFIED: _ClassVar[Truncation]
+    TRUNCATION_NONE: _ClassVar[Truncation]
+    TRUNCATION_PROMPT: _ClassVar[Truncation]
+    TRUNCATION_RESPONSE: _ClassVar[Truncation]
+TRUNCATION_UNSPECIFIED: Truncation
+TRUNCATION_NONE: Truncation
+TRUNCATION_PROMPT: Truncation
+TRUNCATION_RESPONSE: Truncation
+
+class VersionSpan(_message.Message):
+    __slots__ = ("version", "start", "end")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    start: int
+    end: int
+    def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class Experience(_message.Message):
+    __slots__ = ("rollout", "step", "token_ids", "prompt_length", "logprobs", "action_mask", "reward", "version_spans", "truncation", "metrics", "info_json", "prompt_text", "response_text")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ACTION_MASK_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    VERSION_SPANS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    INFO_JSON_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_TEXT_FIELD_NUMBER: _ClassVar[int]
+    rollout: int
+    step: int
+    token_ids: _tensor_pb2.Tensor
+    prompt_length: int
+    logprobs: _tensor_pb2.Tensor
+    action_mask: _tensor_pb2.Tensor
+    reward: float
+    version_spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
+    truncation: Truncation
+    metrics: _containers.ScalarMap[str, float]
+    info_json: str
+    prompt_text: str
+    response_text: str
+    def __init__(self, rollout: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompt_length: _Optional[int] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., action_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reward: _Optional[float] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., info_json: _Optional[str] = ..., prompt_text: _Optional[str] = ..., response_text: _Optional[str] = ...) -> None: ...
+
+class Group(_message.Message):
+    __slots__ = ("task", "attempt", "explorer_id", "experiences", "started_at_seconds", "finished_at_seconds")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EXPLORER_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPERIENCES_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    task: _task_pb2.Task
+    attempt: int
+    explorer_id: str
+    experiences: _containers.RepeatedCompositeFieldContainer[Experience]
+    started_at_seconds: float
+    finished_at_seconds: float
+    def __init__(self, task: _Optional[_Union[_task_pb2.Task, _Mapping]] = ..., attempt: _Optional[int] = ..., explorer_id: _Optional[str] = ..., experiences: _Optional[_Iterable[_Union[Experience, _Mapping]]] = ..., started_at_seconds: _Optional[float] = ..., finished_at_seconds: _Optional[float] = ...) -> None: ...
+
+class AttemptFailure(_message.Message):
+    __slots__ = ("task", "attempt", "explorer_id", "cause", "error", "final", "failed_at_seconds")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    EXPLORER_ID_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    FAILED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    task: _task_pb2.Task
+    attempt: int
+    explorer_id: str
+    cause: str
+    error: str
+    final: bool
+    failed_at_seconds: float
+    def __init__(self, task: _Optional[_Union[_task_pb2.Task, _Mapping]] = ..., attempt: _Optional[int] = ..., explorer_id: _Optional[str] = ..., cause: _Optional[str] = ..., error: _Optional[str] = ..., final: bool = ..., failed_at_seconds: _Optional[float] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("group", "failure", "blob")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    group: Group
+    failure: AttemptFailure
+    blob: BlobReference
+    def __init__(self, group: _Optional[_Union[Group, _Mapping]] = ..., failure: _Optional[_Union[AttemptFailure, _Mapping]] = ..., blob: _Optional[_Union[BlobReference, _Mapping]] = ...) -> None: ...
+
+class BlobReference(_message.Message):
+    __slots__ = ("key", "size_bytes", "chunks", "crc32")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    size_bytes: int
+    chunks: int
+    crc32: int
+    def __init__(self, key: _Optional[str] = ..., size_bytes: _Optional[int] = ..., chunks: _Optional[int] = ..., crc32: _Optional[int] = ...) -> None: ...

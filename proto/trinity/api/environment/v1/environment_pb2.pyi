@@ -1,0 +1,126 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("environments", "scorers")
+    ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
+    SCORERS_FIELD_NUMBER: _ClassVar[int]
+    environments: _containers.RepeatedCompositeFieldContainer[EnvironmentDescription]
+    scorers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, environments: _Optional[_Iterable[_Union[EnvironmentDescription, _Mapping]]] = ..., scorers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EnvironmentDescription(_message.Message):
+    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    MAX_PARALLEL_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    summary: str
+    max_parallel_episodes: int
+    step_timeout_seconds: float
+    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class EpisodeRequest(_message.Message):
+    __slots__ = ("reset", "action")
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    reset: Reset
+    action: Action
+    def __init__(self, reset: _Optional[_Union[Reset, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ...) -> None: ...
+
+class Reset(_message.Message):
+    __slots__ = ("environment", "task_json", "args_json", "seed")
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    TASK_JSON_FIELD_NUMBER: _ClassVar[int]
+    ARGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    environment: str
+    task_json: str
+    args_json: str
+    seed: int
+    def __init__(self, environment: _Optional[str] = ..., task_json: _Optional[str] = ..., args_json: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Action(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class EpisodeResponse(_message.Message):
+    __slots__ = ("observation", "reward", "done", "info_json", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    OBSERVATION_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    INFO_JSON_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    observation: str
+    reward: float
+    done: bool
+    info_json: str
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, observation: _Optional[str] = ..., reward: _Optional[float] = ..., done: bool = ..., info_json: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class ScoreRequest(_message.Message):
+    __slots__ = ("scorer", "items", "args_json")
+    SCORER_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ARGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    scorer: str
+    items: _containers.RepeatedCompositeFieldContainer[ScoreItem]
+    args_json: str
+    def __init__(self, scorer: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoreItem, _Mapping]]] = ..., args_json: _Optional[str] = ...) -> None: ...
+
+class ScoreItem(_message.Message):
+    __slots__ = ("prompt", "response", "truth", "task_json", "truncated", "response_tokens")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    TRUTH_FIELD_NUMBER: _ClassVar[int]
+    TASK_JSON_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt: str
+    response: str
+    truth: str
+    task_json: str
+    truncated: bool
+    response_tokens: int
+    def __init__(self, prompt: _Optional[str] = ..., response: _Optional[str] = ..., truth: _Optional[str] = ..., task_json: _Optional[str] = ..., truncated: bool = ..., response_tokens: _Optional[int] = ...) -> None: ...
+
+class ScoreResponse(_message.Message):
+    __slots__ = ("scores",)
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    scores: _containers.RepeatedCompositeFieldContainer[Score]
+    def __init__(self, scores: _Optional[_Iterable[_Union[Score, _Mapping]]] = ...) -> None: ...
+
+class Score(_message.Message):
+    __slots__ = ("reward", "metrics", "error")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    reward: float
+    metrics: _containers.ScalarMap[str, float]
+    error: str
+    def __init__(self, reward: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,99 @@
+from trinity.api.common.v1 import experience_pb2 as _experience_pb2
+from trinity.api.common.v1 import task_pb2 as _task_pb2
+from trinity.api.common.v1 import tensor_pb2 as _tensor_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("prompt_token_ids", "sampling")
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling: _task_pb2.SamplingParams
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_task_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("completions",)
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    completions: _containers.RepeatedCompositeFieldContainer[Completion]
+    def __init__(self, completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
+
+class Completion(_message.Message):
+    __slots__ = ("token_ids", "logprobs", "version_spans", "finish_reason", "text")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_SPANS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _tensor_pb2.Tensor
+    logprobs: _tensor_pb2.Tensor
+    version_spans: _containers.RepeatedCompositeFieldContainer[_experience_pb2.VersionSpan]
+    finish_reason: str
+    text: str
+    def __init__(self, token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Iterable[_Union[_experience_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ChatRequest(_message.Message):
+    __slots__ = ("messages_json", "sampling")
+    MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    messages_json: str
+    sampling: _task_pb2.SamplingParams
+    def __init__(self, messages_json: _Optional[str] = ..., sampling: _Optional[_Union[_task_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+
+class ChatResponse(_message.Message):
+    __slots__ = ("prompt_token_ids", "completions")
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    completions: _containers.RepeatedCompositeFieldContainer[Completion]
+    def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("grace_seconds",)
+    GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    grace_seconds: float
+    def __init__(self, grace_seconds: _Optional[float] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("finished", "handed_back")
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_BACK_FIELD_NUMBER: _ClassVar[int]
+    finished: int
+    handed_back: int
+    def __init__(self, finished: _Optional[int] = ..., handed_back: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("explorer_id", "run", "state", "weight_version", "weight_step", "running_tasks", "groups_stored", "failed_attempts", "tokens_generated", "tokens_per_second", "weight_updates", "last_pause_seconds")
+    EXPLORER_ID_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_STEP_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_TASKS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_STORED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_GENERATED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    LAST_PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    explorer_id: str
+    run: str
+    state: str
+    weight_version: int
+    weight_step: int
+    running_tasks: int
+    groups_stored: int
+    failed_attempts: int
+    tokens_generated: int
+    tokens_per_second: float
+    weight_updates: int
+    last_pause_seconds: float
+    def __init__(self, explorer_id: _Optional[str] = ..., run: _Optional[str] = ..., state: _Optional[str] = ..., weight_version: _Optional[int] = ..., weight_step: _Optional[int] = ..., running_tasks: _Optional[int] = ..., groups_stored: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_updates: _Optional[int] = ..., last_pause_seconds: _Optional[float] = ...) -> None: ...
