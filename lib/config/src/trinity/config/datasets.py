@@ -1,0 +1,113 @@
+"""Rows of a dataset: jsonl, json, parquet, a folder of them, or a hub name. Checked whole before anything starts."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity.config.errors import Problem
+
+Row = dict[str, Any]
+
+_SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+class DatasetError(ValueError):
+    """The dataset cannot be read; the message names file, line and cause."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def at(self, key: str) -> Problem:
+        return Problem(key, self.message)
+
+
+def read(path: str, split: str = "train", subset: str | None = None) -> Sequence[Row]:
+    """All rows, as mappings. Raises DatasetError."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        rows: list[Row] = []
+        for file in _files_of_split(place, split, subset):
+            rows.extend(_read_file(file))
+    elif place.is_file():
+        rows = _read_file(place)
+    elif place.is_absolute() or path.startswith((".", "~")) or place.suffix in _SUFFIXES:
+        raise DatasetError(f"{path!r} does not exist; give a jsonl, json or parquet file, a folder, or a hub name")
+    else:
+        rows = _read_hub(path, split, subset)
+    if not rows:
+        raise DatasetError(f"{path!r} has no rows")
+    return rows
+
+
+def _files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
+    """<folder>/[<subset>/|data/]<split>{.,-}*, the first place that has any."""
+    places = [folder / subset] if subset and (folder / subset).is_dir() else []
+    for place in [*places, folder, folder / "data"]:
+        files = [f for f in sorted(place.glob(f"{split}*")) if f.suffix in _SUFFIXES and f.stem[len(split) :][:1] in "-."]
+        if files:
+            return files
+    raise DatasetError(f"folder {str(folder)!r} has no {split}.jsonl, {split}.json or {split}*.parquet")
+
+
+def _read_file(file: Path) -> list[Row]:
+    if file.suffix == ".parquet":
+        return _read_parquet(file)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{file}: cannot be read: {error}") from None
+    if file.suffix == ".json":
+        return _read_json(file, text)
+    rows: list[Row] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            rows.append(_row(file, number, line))
+    return rows
+
+
+def _row(file: Path, number: int, line: str) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DatasetError(f"{file} line {number}: is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise DatasetError(f"{file} line {number}: must be a JSON object, is {type(row).__name__}")
+    return row
+
+
+def _read_json(file: Path, text: str) -> list[Row]:
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise DatasetError(f"{file}: is not JSON: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DatasetError(f"{file}: must be a JSON list of objects")
+    return rows
+
+
+def _read_parquet(file: Path) -> list[Row]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise DatasetError(f"{file}: parquet needs pyarrow; install trinity-config[parquet]") from None
+    try:
+        rows: list[Row] = parquet.read_table(file).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's errors are kinds of these
+        raise DatasetError(f"{file}: cannot be read: {error}") from None
+    return rows
+
+
+def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
+    try:
+        import datasets
+    except ImportError:
+        raise DatasetError(
+            f"{path!r} is no file or folder here, and a hub name needs the datasets library; "
+            "install trinity-config[hub], or give a local path"
+        ) from None
+    try:
+        return [dict(row) for row in datasets.load_dataset(path, subset, split=split)]
+    except Exception as error:  # datasets raises anything, from ConnectionError to ValueError
+        raise DatasetError(f"{path!r}: the datasets library cannot load it: {error}") from None

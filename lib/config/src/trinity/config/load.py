@@ -1,0 +1,153 @@
+"""From a YAML file to a checked Config. Everything wrong is reported together, with line, key and the nearest name."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from trinity.config.checks import check
+from trinity.config.errors import ConfigError, Problem
+from trinity.config.schema import Config
+
+Lines = dict[str, int]
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a YAML file, with `key.path=value` overrides on top.
+
+    Raises ConfigError with every problem found.
+    """
+    source = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(source, [Problem("", "no such file")]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(source, [Problem("", f"cannot be read: {error}")]) from None
+    return parse(text, source, overrides)
+
+
+def parse(text: str, source: str = "<config>", overrides: Sequence[str] = ()) -> Config:
+    """As `load`, from the text itself."""
+    lines = _lines(text, source)
+    values = _interpolate(text, source, overrides)
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(source, sorted(_problems(error, lines), key=lambda p: p.line)) from None
+    problems = [Problem(p.path, p.message, _line_of(p.path, lines)) for p in check(config)]
+    if problems:
+        raise ConfigError(source, problems)
+    return config
+
+
+def _lines(text: str, source: str) -> Lines:
+    """Line of every key path; refuses what is no mapping, and keys given twice."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what = getattr(error, "problem", None) or str(error)
+        raise ConfigError(source, [Problem("", f"is not YAML: {what}", mark.line + 1 if mark else 0)]) from None
+    if root is None:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(source, [Problem("", "must be a mapping of keys to values", root.start_mark.line + 1)])
+    lines: Lines = {}
+    problems = list(_walk(root, "", lines))
+    if problems:
+        raise ConfigError(source, problems)
+    return lines
+
+
+def _walk(node: yaml.Node, prefix: str, lines: Lines) -> Iterator[Problem]:
+    if isinstance(node, yaml.MappingNode):
+        children = [(str(key.value), key.start_mark.line + 1, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(str(index), value.start_mark.line + 1, value) for index, value in enumerate(node.value)]
+    else:
+        return
+    seen: set[str] = set()
+    for name, line, value in children:
+        path = f"{prefix}.{name}" if prefix else name
+        if name in seen:
+            yield Problem(path, f"is given twice, first on line {lines[path]}", line)
+        seen.add(name)
+        lines.setdefault(path, line)
+        yield from _walk(value, path, lines)
+
+
+def _line_of(path: str, lines: Lines) -> int:
+    """Line of a key, or of the nearest section above it that is in the file."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path.rpartition(".")[0]
+    return 0
+
+
+def _interpolate(text: str, source: str, overrides: Sequence[str]) -> Any:
+    """The document with ${...} filled in and overrides applied."""
+    try:
+        document = OmegaConf.create(text) if text.strip() else OmegaConf.create()
+        for override in overrides:
+            if "=" not in override:
+                raise ConfigError(source, [Problem(override, "is no override; write key.path=value")])
+            key, _, value = override.partition("=")
+            OmegaConf.update(document, key, yaml.safe_load(value) if value else None, force_add=True)
+        return OmegaConf.to_container(document, resolve=True)
+    except OmegaConfBaseException as error:
+        message = str(error).splitlines()[0]
+        raise ConfigError(source, [Problem(str(getattr(error, "full_key", "") or ""), message)]) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(source, [Problem("", f"an override is not YAML: {error}")]) from None
+
+
+def _problems(error: ValidationError, lines: Lines) -> Iterator[Problem]:
+    for detail in error.errors():
+        path = ".".join(str(part) for part in detail["loc"])
+        yield Problem(path, _message(detail), _line_of(path, lines))
+
+
+def _message(detail: ErrorDetails) -> str:
+    kind, value, loc = detail["type"], detail.get("input"), detail["loc"]
+    if kind == "extra_forbidden":
+        known = sorted(_section_at(loc[:-1]).model_fields)
+        near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+        return f"unknown key; {hint}"
+    if kind == "missing":
+        return "is required"
+    text = detail["msg"].removeprefix("Value error, ")
+    if kind in ("literal_error", "enum"):
+        near = difflib.get_close_matches(str(value), detail["ctx"]["expected"].replace("'", "").split(", "), n=1)
+        text += f"; did you mean {near[0]!r}?" if near else ""
+    shown = repr(value) if not isinstance(value, Mapping) else "a mapping"
+    return f"is {shown}: {text[0].lower()}{text[1:]}"
+
+
+def _section_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The schema class of the section at a key path."""
+    section: type[BaseModel] = Config
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        found = next(_models(section.model_fields[part].annotation), None)
+        if found is None:
+            break
+        section = found
+    return section
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Schema classes inside an annotation such as `X | None` or `list[X]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)

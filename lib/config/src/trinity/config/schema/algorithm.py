@@ -1,0 +1,38 @@
+"""algorithm: what is learnt, and how."""
+
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from trinity.config.schema.base import Section
+
+LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule."""
+
+    lr: PositiveFloat = Field(1e-6, description="Peak learning rate")
+    lr_warmup_steps: int = Field(-1, ge=-1, description="Linear warm-up, in optimizer steps; -1: from the ratio")
+    lr_warmup_steps_ratio: float = Field(0.0, ge=0, le=1, description="Warm-up as a part of all steps")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Where cosine ends, as a part of lr")
+    lr_scheduler_type: Literal["constant", "cosine"] = Field("constant", description="After the warm-up")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's betas")
+    weight_decay: NonNegativeFloat = Field(0.01, description="AdamW's decoupled weight decay")
+
+
+class AlgorithmConfig(Section):
+    """Every `*_fn` is a registered name; its `*_args` are merged over that name's defaults."""
+
+    algorithm_type: str = Field("grpo", description="Registered algorithm; it chooses the parts left null below")
+    repeat_times: PositiveInt = Field(1, description="Rollouts per task: the group")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    advantage_fn: str | None = Field(None, description="Advantage function; null: the algorithm's own")
+    advantage_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
+    policy_loss_fn: str | None = Field(None, description="Policy loss; null: the algorithm's own")
+    policy_loss_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
+    kl_loss_fn: str | None = Field(None, description="KL term of the loss; `none` switches it off")
+    kl_loss_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
+    entropy_loss_fn: str | None = Field(None, description="Entropy term of the loss; `none` switches it off")
+    entropy_loss_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
+    loss_agg_mode: LossAggregation | None = Field(None, description="How token losses become one number")

@@ -1,0 +1,29 @@
+"""model: the policy and its lengths. cluster: the machines."""
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from trinity.config.schema.base import Section
+
+
+class ModelConfig(Section):
+    """The policy. Two of max_model_len, max_prompt_tokens and max_response_tokens give the third."""
+
+    model_path: str = Field("", description="Folder or hub name of the policy")
+    trust_remote_code: bool = Field(False, description="Let transformers and vLLM run the model folder's own code")
+    custom_chat_template: str | None = Field(None, description="Chat template (Jinja) in place of the tokenizer's own")
+    chat_template_path: str | None = Field(None, description="File with the chat template; wins over the string")
+    temperature: float = Field(1.0, ge=0, description="Rollout temperature")
+    top_p: float = Field(1.0, gt=0, le=1, description="Rollout nucleus mass")
+    top_k: int = Field(-1, ge=-1, description="Rollout top-k; -1: off")
+    repetition_penalty: PositiveFloat = Field(1.0, description="Rollout repetition penalty; 1: off")
+    max_model_len: PositiveInt | None = Field(None, description="Prompt and response together, in tokens")
+    max_prompt_tokens: PositiveInt | None = Field(None, description="Longest prompt, in tokens")
+    max_response_tokens: PositiveInt | None = Field(None, description="Longest response, in tokens")
+    min_response_tokens: NonNegativeInt = Field(0, description="Shortest response, in tokens")
+
+
+class ClusterConfig(Section):
+    """The machines of the run."""
+
+    node_num: NonNegativeInt = Field(0, description="Machines; 0: this one")
+    gpu_per_node: NonNegativeInt = Field(0, description="GPUs of each; 0: what is there")

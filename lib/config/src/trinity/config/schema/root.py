@@ -1,0 +1,44 @@
+"""The whole document."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from trinity.config.schema.algorithm import AlgorithmConfig
+from trinity.config.schema.base import Section
+from trinity.config.schema.buffer import BufferConfig
+from trinity.config.schema.explorer import ExplorerConfig, SynchronizerConfig
+from trinity.config.schema.model import ClusterConfig, ModelConfig
+from trinity.config.schema.trainer import TrainerConfig
+
+Mode = Literal["both", "explore", "train"]
+
+
+class StageConfig(Section):
+    """One stage of a run. A section left out is inherited whole; one that is given replaces it whole."""
+
+    stage_name: str = Field(min_length=1, description="Becomes the last part of the stage's job folder")
+    mode: Mode | None = None
+    algorithm: AlgorithmConfig | None = None
+    buffer: BufferConfig | None = None
+    explorer: ExplorerConfig | None = None
+    trainer: TrainerConfig | None = None
+
+
+class Config(Section):
+    """A run."""
+
+    mode: Mode = Field("both", description="both; explore: join a run with explorers; train: only the trainer")
+    project: str = Field("Trinity-RFT", min_length=1, description="First part of the job folder")
+    group: str = Field("", description="Second part, if given")
+    name: str = Field("rft", min_length=1, description="Last part of the job folder")
+    checkpoint_root_dir: str = Field("./checkpoints", description="Root of all job folders")
+    continue_from_checkpoint: bool = Field(True, description="Go on with what the job folder holds")
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    buffer: BufferConfig = Field(default_factory=BufferConfig)
+    explorer: ExplorerConfig = Field(default_factory=ExplorerConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    synchronizer: SynchronizerConfig = Field(default_factory=SynchronizerConfig)
+    stages: list[StageConfig] = Field(default_factory=list, description="Run one after the other")

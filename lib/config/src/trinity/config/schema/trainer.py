@@ -1,0 +1,36 @@
+"""trainer: DeepSpeed and checkpoints."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from trinity.config.schema.base import Section
+
+
+class DeepSpeedConfig(Section):
+    """What is Trinity's own: the sharding of the training states."""
+
+    zero_stage: Literal[0, 1, 2, 3] = Field(2, description="0: replicate all; 1: shard optimizer; 2: gradients; 3: all")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="Training dtype; auto: bfloat16 on GPUs (float32 master weights), float32 on CPUs"
+    )
+    offload_optimizer: bool = Field(False, description="Keep optimizer states in host memory (GPUs only)")
+
+
+class TrainerConfig(Section):
+    name: str = Field("trainer")
+    num_ranks: PositiveInt | None = Field(None, description="Training processes; null: the GPUs left, or 1 on CPUs")
+    deepspeed: DeepSpeedConfig = Field(default_factory=DeepSpeedConfig)
+    total_steps: PositiveInt | None = Field(None, description="Optimizer steps; buffer.total_steps wins")
+    save_interval: NonNegativeInt = Field(0, description="Optimizer steps between checkpoints; 0: only the last")
+    save_hf_checkpoint: Literal["always", "never", "last"] = Field(
+        "last", description="Which checkpoints get a Hugging Face folder with weights"
+    )
+    max_checkpoints_to_keep: PositiveInt | None = Field(None, description="Older ones are removed; null: keep all")
+    grad_clip: NonNegativeFloat = Field(1.0, description="Gradient norm limit; 0: off")
+    gradient_checkpointing: bool = Field(True, description="Recompute activations in the backward pass")
+    use_dynamic_bsz: bool = Field(True, description="Micro-batches by tokens, not by rows")
+    max_token_len_per_gpu: PositiveInt | None = Field(
+        None, description="Tokens of a micro-batch; null: twice the model's length"
+    )
+    logprob_chunk_tokens: PositiveInt = Field(1024, description="Tokens whose logits exist at the same time")

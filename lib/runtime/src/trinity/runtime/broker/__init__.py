@@ -1,0 +1,25 @@
+"""The one thin layer around nats-py.
+
+Every publish resolves: stored, refused, or timed out after being retried under the same message id. A refusal is
+back-pressure. A permission error is an error and not a time-out. Fetches are bounded in messages and in bytes.
+"""
+
+from trinity.runtime.broker.connection import Broker, PublishRefused, SequenceConflict, connect
+from trinity.runtime.broker.consume import Gap, Message, PullConsumer, tail
+from trinity.runtime.broker.kv import Bucket, Entry
+from trinity.runtime.broker.streams import StreamSpec, ensure_streams
+
+__all__ = [
+    "Broker",
+    "Bucket",
+    "Entry",
+    "Gap",
+    "Message",
+    "PublishRefused",
+    "PullConsumer",
+    "SequenceConflict",
+    "StreamSpec",
+    "connect",
+    "ensure_streams",
+    "tail",
+]

@@ -1,0 +1,260 @@
+"""Connection to JetStream: publish that always resolves, direct reads, purge."""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import nats
+import nats.errors
+import nats.js.errors
+import structlog
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import Header
+
+from trinity.runtime.errors import DataLoss, Full, NotFound, PermissionDenied, TrinityError, Unavailable
+
+log = structlog.get_logger(__name__)
+
+_WRONG_LAST_SEQUENCE = (10071, 10164)
+_NO_ROOM = (10077, 10122, 10047, 10023)  # stream full, resources exceeded, storage exceeded
+_RETRY_SECONDS = (0.002, 1.0)
+
+
+class PublishRefused(Full):
+    """The stream or the disk has no room: back-pressure."""
+
+
+class SequenceConflict(TrinityError):
+    """Somebody else wrote at the expected sequence."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A message's place in its stream."""
+
+    sequence: int
+    duplicate: bool
+
+
+@dataclass(frozen=True)
+class StoredMessage:
+    """A message read back from its stream."""
+
+    sequence: int
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class StreamState:
+    first_sequence: int
+    last_sequence: int
+    messages: int
+    bytes: int
+
+
+class Broker:
+    """One connection. Made by `connect`; closed by `close` or by leaving the `async with`."""
+
+    def __init__(self, client: Client, request_seconds: float) -> None:
+        self.client = client
+        self.request_seconds = request_seconds
+        self.js: JetStreamContext = client.jetstream(timeout=request_seconds)
+        self._denied: dict[str, str] = {}
+
+    async def __aenter__(self) -> "Broker":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self.client.flush(timeout=1), 2)
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self.client.close(), 2)
+
+    def note_error(self, error: Exception) -> None:
+        """nats-py reports refused permissions here, while the call that caused one merely times out."""
+        text = str(error)
+        if "permissions violation" in text.lower():
+            quoted = text.split('"')
+            self._denied[quoted[1] if len(quoted) > 1 else ""] = text
+
+    def _raise_if_denied(self, subject: str) -> None:
+        for denied, text in self._denied.items():
+            if denied and denied.lower() == subject.lower():
+                raise PermissionDenied(f"NATS refuses {subject}: {text}")
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        message_id: str,
+        headers: dict[str, str] | None = None,
+        expected_last_sequence: int | None = None,
+        deadline_seconds: float = 60.0,
+    ) -> Stored:
+        """Store one message; safe to repeat under the same `message_id`.
+
+        Raises SequenceConflict, PublishRefused (no room until the deadline), PermissionDenied, or Unavailable (no
+        answer until the deadline; the message may or may not be stored).
+        """
+        all_headers = {**(headers or {}), Header.MSG_ID.value: message_id}
+        if expected_last_sequence is not None:
+            all_headers[Header.EXPECTED_LAST_SEQUENCE.value] = str(expected_last_sequence)
+        deadline = time.monotonic() + deadline_seconds
+        pause, problem = _RETRY_SECONDS[0], ""
+        refused = False
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                kind = PublishRefused if refused else Unavailable
+                raise kind(f"NATS did not store a message on {subject} within {deadline_seconds:g} s: {problem}")
+            try:
+                ack = await self.js.publish(
+                    subject, data, timeout=min(left, self.request_seconds), headers=dict(all_headers)
+                )
+                return Stored(ack.seq, bool(ack.duplicate))
+            except nats.js.errors.APIError as error:
+                if error.err_code in _WRONG_LAST_SEQUENCE:
+                    raise SequenceConflict(f"{subject}: {error.description}") from None
+                if error.code not in (503, 500, 429) and error.err_code not in _NO_ROOM:
+                    raise
+                refused = error.err_code in _NO_ROOM
+                problem = str(error.description or error)
+            except (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError) as error:
+                self._raise_if_denied(subject)
+                refused, problem = False, f"{type(error).__name__} {error}".strip()
+            await asyncio.sleep(min(pause, max(deadline - time.monotonic(), 0)))
+            pause = min(pause * 2, _RETRY_SECONDS[1])
+
+    async def append(
+        self, subject: str, stream: str, data: bytes, *, message_id: str, last_sequence: int, **kwargs: Any
+    ) -> int:
+        """Store a message at exactly `last_sequence + 1` of the stream, once; returns that sequence.
+
+        A retry after a lost answer finds its own message there and succeeds. SequenceConflict if another one is.
+        """
+        try:
+            stored = await self.publish(
+                subject, data, message_id=message_id, expected_last_sequence=last_sequence, **kwargs
+            )
+            if stored.sequence == last_sequence + 1:
+                return stored.sequence
+            problem = f"message id {message_id} is stored at {stored.sequence} already"
+        except SequenceConflict as error:
+            problem = str(error)
+        with contextlib.suppress(NotFound):
+            there = await self.get(stream, last_sequence + 1)
+            if there.headers.get(Header.MSG_ID.value) == message_id:
+                return there.sequence
+        raise SequenceConflict(f"{stream} at {last_sequence + 1}: {problem}")
+
+    async def request(self, call: Any, what: str, deadline_seconds: float = 30.0) -> Any:
+        """Await `call()` again until NATS answers; Unavailable after the deadline. For calls that may be repeated."""
+        deadline = time.monotonic() + deadline_seconds
+        while True:
+            try:
+                return await call()
+            except (nats.js.errors.NotFoundError, nats.js.errors.BadRequestError):
+                raise
+            except nats.js.errors.ServerError as error:
+                if error.err_code in _NO_ROOM:
+                    raise
+                problem: Exception = error
+            except (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError) as error:
+                problem = error
+            if time.monotonic() > deadline:
+                raise Unavailable(f"NATS did not answer ({what}): {type(problem).__name__} {problem}") from None
+            await asyncio.sleep(0.1)
+
+    async def get(self, stream: str, sequence: int) -> StoredMessage:
+        """The message at a sequence. NotFound if it is not there (any more)."""
+        return await self._get(stream, seq=sequence)
+
+    async def last(self, stream: str, subject: str) -> StoredMessage:
+        """The newest message on a subject. NotFound if there is none."""
+        return await self._get(stream, subject=subject)
+
+    async def _get(self, stream: str, **key: Any) -> StoredMessage:
+        try:
+            raw = await self.request(lambda: self.js.get_msg(stream, direct=True, **key), f"read {stream} {key}")
+        except nats.js.errors.NotFoundError:
+            raise NotFound(f"{stream} has no message at {key}") from None
+        if raw.seq is None or raw.subject is None:
+            raise DataLoss(f"{stream} answered {key} without sequence or subject")
+        return StoredMessage(raw.seq, raw.subject, raw.data or b"", dict(raw.headers or {}))
+
+    async def state(self, stream: str) -> StreamState:
+        try:
+            info = await self.request(lambda: self.js.stream_info(stream), f"state of {stream}")
+        except nats.js.errors.NotFoundError:
+            raise NotFound(f"NATS has no stream {stream}") from None
+        state = info.state
+        return StreamState(state.first_seq, state.last_seq, state.messages, state.bytes)
+
+    async def purge_below(self, stream: str, sequence: int) -> None:
+        """Remove every message with a lower sequence."""
+        await self.request(lambda: self.js.purge_stream(stream, seq=sequence), f"purge {stream}")
+
+    async def delete(self, stream: str, sequence: int) -> None:
+        """Remove one message; quietly if it is gone."""
+        with contextlib.suppress(nats.js.errors.NotFoundError, nats.js.errors.BadRequestError):
+            await self.request(lambda: self.js.delete_msg(stream, sequence), f"delete from {stream}")
+
+
+async def connect(
+    url: str, name: str, *, wait_seconds: float = 30.0, request_seconds: float = 5.0, **options: Any
+) -> Broker:
+    """Connect to NATS with JetStream; Unavailable if it does not answer within `wait_seconds`.
+
+    Afterwards the client reconnects by itself for as long as it lives.
+    """
+    client = Client()
+    broker_box: list[Broker] = []
+
+    async def on_error(error: Exception) -> None:
+        if broker_box:
+            broker_box[0].note_error(error)
+        if not isinstance(error, (ConnectionError, OSError, nats.errors.Error)):
+            log.warning("nats.client.error", error=f"{type(error).__name__}: {error}")
+
+    async def on_disconnect() -> None:
+        log.info("nats.client.disconnected", url=url)
+
+    async def on_reconnect() -> None:
+        log.info("nats.client.reconnected", url=url)
+
+    try:
+        await asyncio.wait_for(
+            client.connect(
+                url,
+                name=name,
+                error_cb=on_error,
+                disconnected_cb=on_disconnect,
+                reconnected_cb=on_reconnect,
+                connect_timeout=2,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.2,
+                ping_interval=5,
+                max_outstanding_pings=2,
+                pending_size=64 * 1024 * 1024,
+                **options,
+            ),
+            wait_seconds,
+        )
+        broker = Broker(client, request_seconds)
+        broker_box.append(broker)
+        await asyncio.wait_for(broker.js.account_info(), wait_seconds)
+    except (TimeoutError, OSError, nats.errors.Error, nats.js.errors.Error) as error:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(client.close(), 1)
+        detail = f"{type(error).__name__} {error}".strip()
+        raise Unavailable(f"NATS with JetStream at {url} did not answer within {wait_seconds:g} s ({detail})") from None
+    return broker

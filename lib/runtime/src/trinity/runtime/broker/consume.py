@@ -1,0 +1,215 @@
+"""Reading streams: leases on a shared consumer, and a tail of a log that proves it skipped nothing."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
+
+import nats.errors
+import nats.js.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
+
+from trinity.runtime.broker.connection import Broker
+from trinity.runtime.errors import DataLoss, Unavailable
+
+log = structlog.get_logger(__name__)
+
+_MAX_BYTES = 16 * 1024 * 1024
+_TAIL_BATCH = 256
+_EXPIRES_SECONDS = 30.0
+_HEARTBEAT_SECONDS = 1.0
+_REQUEST_ENDED = ("Batch Completed", "Message Size Exceeds MaxBytes")
+
+
+@dataclass(frozen=True)
+class Message:
+    """A delivered message. `deliveries` counts from 1."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str]
+    sequence: int
+    deliveries: int
+    pending: int
+    _raw: Msg
+
+    @classmethod
+    def of(cls, raw: Msg) -> "Message":
+        meta = raw.metadata
+        return cls(
+            raw.subject,
+            raw.data,
+            dict(raw.headers or {}),
+            meta.sequence.stream,
+            meta.num_delivered or 1,
+            meta.num_pending,
+            raw,
+        )
+
+    # A lost answer to the broker costs another delivery, and deduplication makes that harmless: so none of these raise.
+
+    async def ack(self, timeout_seconds: float = 5.0) -> bool:
+        """Acknowledge; True once the server has it."""
+        return await self._tell(self._raw.ack_sync(timeout_seconds))
+
+    async def retry(self, delay_seconds: float = 0.0) -> bool:
+        """Give the message back for another delivery."""
+        return await self._tell(self._raw.nak(delay=delay_seconds or None))
+
+    async def extend(self) -> bool:
+        """Keep the lease."""
+        return await self._tell(self._raw.in_progress())
+
+    async def _tell(self, call: Awaitable[object]) -> bool:
+        try:
+            await call
+        except (nats.errors.Error, asyncio.TimeoutError, OSError) as error:
+            log.info("broker.message.not_told", sequence=self.sequence, error=f"{type(error).__name__} {error}".strip())
+            return False
+        return True
+
+
+class Gap(DataLoss):
+    """Messages are missing from a log that nobody purged."""
+
+
+class _Pull:
+    """Pull requests on one consumer; messages come as they are stored, not when a request is full."""
+
+    def __init__(self, broker: Broker, stream: str, consumer: str) -> None:
+        self._broker = broker
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._inbox = broker.client.new_inbox()
+        self._requests = 0
+        self._subscription: Subscription | None = None
+
+    async def open(self) -> None:
+        # The bound lies in what is asked for; the client's own limits must not drop messages silently.
+        self._subscription = await self._broker.client.subscribe(
+            f"{self._inbox}.*", pending_msgs_limit=-1, pending_bytes_limit=-1
+        )
+
+    async def close(self) -> None:
+        if self._subscription is not None:
+            with contextlib.suppress(Exception):
+                await self._subscription.unsubscribe()
+            self._subscription = None
+
+    async def request(self, batch: int, expires_seconds: float, heartbeat: bool = False) -> AsyncIterator[Message]:
+        """Messages of one request, each as soon as it is there, until `batch` came or the time is over.
+
+        Raises nats errors when the consumer or the server is gone; with `heartbeat` within three seconds.
+        """
+        assert self._subscription is not None
+        self._requests += 1
+        reply = f"{self._inbox}.{self._requests}"
+        body = {"batch": batch, "expires": int(expires_seconds * 1e9), "max_bytes": _MAX_BYTES}
+        silence = expires_seconds + 2.0
+        if heartbeat:
+            body["idle_heartbeat"] = int(_HEARTBEAT_SECONDS * 1e9)
+            silence = 3 * _HEARTBEAT_SECONDS
+        await self._broker.client.publish(self._subject, json.dumps(body).encode(), reply=reply)
+        received = 0
+        while received < batch:
+            raw = await self._subscription.next_msg(timeout=silence)
+            status = (raw.headers or {}).get(Header.STATUS.value)
+            if not status:
+                received += 1
+                yield Message.of(raw)
+            elif raw.subject == reply and status != "100":  # statuses of earlier requests come late
+                description = (raw.headers or {}).get(Header.DESCRIPTION.value, "")
+                if status in ("404", "408") or description in _REQUEST_ENDED:
+                    return
+                raise nats.js.errors.APIError(code=int(status), description=description)
+
+
+class PullConsumer:
+    """A durable consumer shared by many processes: whoever gets a message holds a lease on it."""
+
+    def __init__(self, pull: _Pull) -> None:
+        self._pull = pull
+
+    @classmethod
+    async def open(
+        cls, broker: Broker, stream: str, durable: str, *, lease_seconds: float, max_leases: int
+    ) -> "PullConsumer":
+        """The consumer, made if missing. Unavailable if the stream does not exist (yet)."""
+        config = ConsumerConfig(
+            durable_name=durable,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=lease_seconds,
+            max_deliver=-1,
+            max_ack_pending=max_leases,
+            max_waiting=4096,
+        )
+        try:
+            await broker.request(lambda: broker.js.add_consumer(stream, config), f"consumer {durable} of {stream}")
+        except nats.js.errors.NotFoundError:
+            raise Unavailable(f"NATS has no stream {stream} yet") from None
+        pull = _Pull(broker, stream, durable)
+        await pull.open()
+        return cls(pull)
+
+    async def close(self) -> None:
+        await self._pull.close()
+
+    async def lease(self, batch: int, wait_seconds: float) -> AsyncIterator[Message]:
+        """Up to `batch` messages, each as soon as there is one, for at most `wait_seconds`.
+
+        Read it to its end: a message that nobody reads stays leased until the lease runs out. A server that is away
+        ends it early, after a short rest.
+        """
+        try:
+            async for message in self._pull.request(batch, wait_seconds):
+                yield message
+        except (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError) as error:
+            log.info("broker.lease.interrupted", error=f"{type(error).__name__} {error}".strip())
+            await asyncio.sleep(0.2)
+
+
+async def tail(broker: Broker, stream: str, after_sequence: int) -> AsyncIterator[Message]:
+    """Every message of a stream above `after_sequence`, in order, for ever.
+
+    Raises Gap if a sequence is missing: a corrupted replica skips silently, and our own purges stay below every reader.
+    """
+    expected = after_sequence + 1
+    while True:
+        try:
+            async for message in _tail_once(broker, stream, expected):
+                if message.sequence != expected:
+                    raise Gap(
+                        f"{stream}: sequences {expected} to {message.sequence - 1} are missing and were not purged by "
+                        "Trinity. A replica is damaged or somebody deleted messages: compare the replicas "
+                        "(`nats stream report`) and restore the stream"
+                    )
+                expected = message.sequence + 1
+                yield message
+        except (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError) as error:
+            log.info("broker.tail.reopened", stream=stream, sequence=expected, error=str(error))
+            await asyncio.sleep(0.2)
+
+
+async def _tail_once(broker: Broker, stream: str, start: int) -> AsyncIterator[Message]:
+    config = ConsumerConfig(
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=start,
+        ack_policy=AckPolicy.NONE,
+        inactive_threshold=60.0,
+        mem_storage=True,
+        num_replicas=1,
+    )
+    info = await broker.js.add_consumer(stream, config)
+    pull = _Pull(broker, stream, info.name)
+    await pull.open()
+    try:
+        while True:
+            async for message in pull.request(_TAIL_BATCH, _EXPIRES_SECONDS, heartbeat=True):
+                yield message
+    finally:
+        await pull.close()
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(broker.js.delete_consumer(stream, info.name), 1)

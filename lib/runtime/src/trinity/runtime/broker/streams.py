@@ -1,0 +1,80 @@
+"""Streams as code: made on start, never deleted, and refused if somebody else's settings are in the way."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import nats.js.errors
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+
+from trinity.runtime.broker.connection import Broker
+from trinity.runtime.errors import Conflict, Full
+
+# Changing one of these in place would lose data or change meaning.
+_FIXED = ("subjects", "retention", "storage")
+# These follow the settings.
+_TUNABLE = ("max_bytes", "discard", "duplicate_window", "num_replicas", "allow_direct", "max_msg_size")
+
+
+@dataclass(frozen=True)
+class StreamSpec:
+    """What a stream must be. Limits retention and file storage, always: an acknowledged message is never lost."""
+
+    name: str
+    subjects: tuple[str, ...]
+    max_bytes: int = -1
+    duplicate_window_seconds: float = 120.0
+    replicas: int = 1
+
+    def config(self) -> StreamConfig:
+        return StreamConfig(
+            name=self.name,
+            subjects=list(self.subjects),
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.NEW,
+            max_bytes=self.max_bytes,
+            duplicate_window=self.duplicate_window_seconds,
+            num_replicas=self.replicas,
+            allow_direct=True,
+            max_msg_size=-1,
+        )
+
+
+async def ensure_streams(broker: Broker, specs: list[StreamSpec]) -> None:
+    """Create what is missing and bring tunable settings up to date.
+
+    Raises Conflict, with the differences, for a stream of the same name that is something else; Full if the broker has
+    no room for the limits asked for.
+    """
+    for spec in specs:
+        wanted = spec.config()
+        try:
+            info = await broker.request(lambda s=spec: broker.js.stream_info(s.name), f"look for {spec.name}")
+        except nats.js.errors.NotFoundError:
+            await _create(broker, wanted)
+            continue
+        differences = _differences(info.config, wanted, _FIXED)
+        if differences:
+            raise Conflict(
+                f"NATS has a stream {spec.name} with other settings: {differences}. "
+                "Use another project or name in the YAML, or another NATS; it was left as it is"
+            )
+        if _differences(info.config, wanted, _TUNABLE):
+            await broker.request(lambda w=wanted: broker.js.update_stream(w), f"update {spec.name}")
+
+
+async def _create(broker: Broker, wanted: StreamConfig) -> None:
+    try:
+        await broker.request(lambda: broker.js.add_stream(wanted), f"create {wanted.name}")
+    except nats.js.errors.BadRequestError as error:
+        raise Conflict(f"NATS refuses stream {wanted.name}: {error.description}") from None
+    except nats.js.errors.ServerError as error:
+        raise Full(f"NATS cannot make stream {wanted.name}: {error.description}") from None
+
+
+def _differences(have: StreamConfig, want: StreamConfig, fields: tuple[str, ...]) -> str:
+    def shown(value: Any) -> Any:
+        return getattr(value, "value", value)
+
+    pairs = ((name, shown(getattr(have, name)), shown(getattr(want, name))) for name in fields)
+    return "; ".join(f"{name} is {h}, should be {w}" for name, h, w in pairs if h != w)

@@ -1,0 +1,46 @@
+"""The command line every service process shares: `serve`, `settings`, `version`. Parse first, import afterwards."""
+
+import importlib
+import importlib.metadata
+import sys
+
+import typer
+
+from trinity.runtime.errors import TrinityError
+from trinity.runtime.settings import ServiceSettings, load_settings
+
+
+def service_app(name: str, summary: str, settings: type[ServiceSettings], service: str) -> typer.Typer:
+    """The app of one service; `service` is "package.module:Class", imported by `serve` alone."""
+    app = typer.Typer(
+        help=f"trinity-{name}: {summary}", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    )
+
+    @app.command()
+    def serve() -> None:
+        """Serve until SIGTERM. See `settings` for the environment variables."""
+        from trinity.runtime import host
+
+        try:
+            chosen = load_settings(settings)
+            module, _, attribute = service.partition(":")
+            built = getattr(importlib.import_module(module), attribute)(chosen)
+        except TrinityError as error:
+            typer.echo(f"trinity-{name}: {error}", err=True)
+            sys.exit(2)
+        host.main(built, chosen)
+
+    @app.command("settings")
+    def show_settings() -> None:
+        """Every setting: environment variable, default, meaning."""
+        prefix = str(settings.model_config.get("env_prefix", ""))
+        for field, info in settings.model_fields.items():
+            default = "required" if info.is_required() else f"default {info.get_default(call_default_factory=True)}"
+            typer.echo(f"{f'{prefix}{field}'.upper()}  ({default})\n    {info.description}")
+
+    @app.command("version")
+    def show_version() -> None:
+        """The installed version."""
+        typer.echo(importlib.metadata.version(f"trinity-{name}"))
+
+    return app

@@ -1,0 +1,70 @@
+"""Files that are whole or not there: write aside, sync, rename."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+_BLOCK = 4 * 1024 * 1024
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`; after a crash it holds the old or the new bytes, never a mixture."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+def read_json(path: Path) -> Any | None:
+    """The parsed file, or None if there is none or it is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """fsync every file and folder below `folder`."""
+    for root, _, names in os.walk(folder):
+        for name in names:
+            handle = os.open(Path(root, name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        sync_folder(Path(root))
+
+
+def checksum(path: Path) -> str:
+    """xxh3-128 of a file's content, in lower-case hexadecimal."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

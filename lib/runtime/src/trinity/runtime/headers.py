@@ -1,0 +1,8 @@
+"""Names of the headers Trinity puts on its messages, beside NATS's own and `traceparent`."""
+
+CRC32 = "Trinity-Crc32"  # of the payload, decimal
+ORDINAL = "Trinity-Ordinal"  # of the task, decimal
+POSITION = "Trinity-Position"  # of the taskset after this task, decimal
+EVALUATION_STEP = "Trinity-Evaluation-Step"
+EVALUATION_INDEX = "Trinity-Evaluation-Index"
+TRACEPARENT = "traceparent"

@@ -1,0 +1,132 @@
+"""The main of every service process.
+
+It serves NOT_SERVING until the service is ready, SERVING from then on, NOT_SERVING again before it drains on SIGTERM or
+SIGINT, and exits 0 after a drain. A service that fails, or merely returns, ends the process with what it raised.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+import grpc.aio
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from trinity.runtime import files, logs, metrics, process, rpc, tracing
+from trinity.runtime.errors import TrinityError
+from trinity.runtime.settings import ServiceSettings, split_address
+
+log = structlog.get_logger(__name__)
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Service(Protocol):
+    """What a service brings: its name, its servicers, its work, and how it stops."""
+
+    name: str
+    run_id: str
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """Add the servicers; returns the full gRPC service names."""
+
+    async def work(self, ready: asyncio.Event, address: str) -> None:
+        """Do the work for ever; set `ready` once requests can be served. Ending by itself means: finished."""
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Stop taking work and finish or hand back what runs, within the grace."""
+
+
+def main(service: Service, settings: ServiceSettings) -> None:
+    """Run the service until SIGTERM. Exit code 0 after a drain, 1 after a failure, which is logged."""
+    if settings.stop_with_parent:
+        process.die_with_parent()
+    logs.configure(service.name, level=settings.log_level, file=settings.log_file)
+    tracing.configure(service.name, service.run_id)
+    try:
+        asyncio.run(_serve(service, settings))
+    except Exception as error:
+        reason = _first_cause(error)
+        if isinstance(reason, (TrinityError, ValueError)):
+            log.error("service.failed", reason=str(reason))
+        else:
+            log.exception("service.failed", reason=f"{type(reason).__name__}: {reason}")
+        sys.exit(1)
+    finally:
+        tracing.shutdown()
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What went wrong first, out of the groups that task groups raise."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _serve(service: Service, settings: ServiceSettings) -> None:
+    server = grpc.aio.server(interceptors=[rpc.Edge()], options=rpc.SERVER_OPTIONS)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    names = [*service.register(server), health.SERVICE_NAME, reflection.SERVICE_NAME]
+    reflection.enable_server_reflection(names, server)
+    await _set_health(checks, names, _NOT_SERVING)
+
+    host, _ = split_address(settings.listen, "listen")
+    port = server.add_insecure_port(settings.listen)
+    metrics_host, metrics_port = split_address(settings.metrics_listen, "metrics_listen")
+    metrics_port = metrics.serve(metrics_host, metrics_port)
+    await server.start()
+    address = f"{host}:{port}"
+    log.info("service.started", pid=os.getpid(), address=address, metrics=f"{metrics_host}:{metrics_port}")
+    if settings.announce_file:
+        about = {"pid": os.getpid(), "address": address, "metrics": f"{metrics_host}:{metrics_port}"}
+        files.write_json(settings.announce_file, about)
+
+    stop = asyncio.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    ready = asyncio.Event()
+    work = asyncio.create_task(service.work(ready, address), name="work")
+    try:
+        await _first_of(ready.wait(), stop.wait(), work)
+        if ready.is_set() and not work.done():
+            await _set_health(checks, names, _SERVING)
+            log.info("service.ready")
+            await _first_of(stop.wait(), work)
+        await _set_health(checks, names, _NOT_SERVING)
+        if not work.done():
+            log.info("service.draining", seconds=settings.drain_seconds)
+            begin = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(service.drain(settings.drain_seconds), settings.drain_seconds + 1)
+            log.info("service.drained", seconds=round(time.monotonic() - begin, 3))
+    finally:
+        work.cancel()
+        await asyncio.wait([work], timeout=2)
+        await server.stop(grace=1.0)
+    if work.done() and not work.cancelled():
+        work.result()
+    log.info("service.stopped")
+
+
+async def _set_health(checks: Any, names: list[str], status: int) -> None:
+    for name in ["", *names]:
+        await checks.set(name, status)
+
+
+async def _first_of(*waits: "Coroutine[Any, Any, Any] | asyncio.Task[Any]") -> None:
+    """Wait until one is done; cancel the others unless they are tasks of the caller's."""
+    tasks = {wait: asyncio.ensure_future(wait) for wait in waits}
+    try:
+        await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait, task in tasks.items():
+            if wait is not task:
+                task.cancel()

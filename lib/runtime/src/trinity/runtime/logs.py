@@ -1,0 +1,64 @@
+"""structlog everywhere: JSON lines in a file, readable lines on the terminal. Standard logging goes the same way."""
+
+import logging
+import logging.handlers
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import structlog
+from opentelemetry import trace
+
+
+def _add_trace(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event["trace_id"] = format(context.trace_id, "032x")
+    return event
+
+
+_SHARED: list[structlog.typing.Processor] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+    structlog.processors.StackInfoRenderer(),
+    _add_trace,
+]
+
+
+def configure(service: str, *, level: str = "INFO", file: Path | None = None, stream: TextIO | None = None) -> None:
+    """Send every log line of this process to `stream` (default: standard error) and, as JSON, to `file`."""
+    stream = stream or sys.stderr
+    formatted: list[logging.Handler] = []
+    console = logging.StreamHandler(stream)
+    renderer: structlog.typing.Processor = (
+        structlog.dev.ConsoleRenderer(colors=True)
+        if stream.isatty()
+        else structlog.processors.KeyValueRenderer(key_order=["time", "level", "event"], drop_missing=True)
+    )
+    console.setFormatter(_formatter(structlog.processors.format_exc_info, renderer))
+    formatted.append(console)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        to_file = logging.handlers.RotatingFileHandler(file, maxBytes=100 * 1024 * 1024, backupCount=3)
+        to_file.setFormatter(
+            _formatter(structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str))
+        )
+        formatted.append(to_file)
+    root = logging.getLogger()
+    root.handlers = formatted
+    root.setLevel(level.upper())
+    structlog.configure(
+        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def _formatter(*renderers: structlog.typing.Processor) -> logging.Formatter:
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=_SHARED, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers]
+    )

@@ -1,0 +1,120 @@
+"""Every NATS stream, subject, consumer, bucket and key of Trinity is spelt here and nowhere else.
+
+A run is identified by its run id, a token that is safe in all of them. Streams belong to one run, so that sequences are
+contiguous, limits are the run's own, and a run is removed by removing its streams.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+VERSIONS_BUCKET = "trinity_versions"
+MEMBERS_BUCKET = "trinity_members"
+RUNS_BUCKET = "trinity_runs"
+
+TASKS_CONSUMER = "explorers"
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
+
+
+def slug(text: str) -> str:
+    """Text as a NATS token: letters, digits and underscores; at most 40 characters, never empty."""
+    return _UNSAFE.sub("_", text).strip("_")[:40] or "x"
+
+
+def run_id(project: str, name: str, group: str = "") -> str:
+    """Token for a run. Different names give different ids, also where their slugs agree.
+
+    >>> run_id("quickstart", "arithmetic/rft")
+    'quickstart-arithmetic_rft-fe9a0d'
+    """
+    parts = [project, group, name]
+    return "-".join([slug(part) for part in parts if part] + [_digest("\0".join(parts))])
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+@dataclass(frozen=True)
+class RunNames:
+    """Streams, subjects and keys of one run."""
+
+    run: str
+
+    @property
+    def tasks_stream(self) -> str:
+        return f"TRINITY_TASKS_{self.run}"
+
+    @property
+    def evaluation_tasks_stream(self) -> str:
+        return f"TRINITY_EVALUATION_TASKS_{self.run}"
+
+    @property
+    def experiences_stream(self) -> str:
+        return f"TRINITY_EXPERIENCES_{self.run}"
+
+    @property
+    def evaluations_stream(self) -> str:
+        return f"TRINITY_EVALUATIONS_{self.run}"
+
+    @property
+    def batches_stream(self) -> str:
+        return f"TRINITY_BATCHES_{self.run}"
+
+    @property
+    def dead_letters_stream(self) -> str:
+        return f"TRINITY_DEADLETTERS_{self.run}"
+
+    @property
+    def blobs_stream(self) -> str:
+        return f"TRINITY_BLOBS_{self.run}"
+
+    def task(self, taskset: str) -> str:
+        return f"trinity.{self.run}.tasks.{slug(taskset)}"
+
+    def evaluation_task(self, taskset: str) -> str:
+        return f"trinity.{self.run}.evaluation_tasks.{slug(taskset)}"
+
+    def experience(self, version: int, taskset: str) -> str:
+        """Subject of a stored group; `version` is the oldest weight version that sampled it."""
+        return f"trinity.{self.run}.experiences.v{version}.{slug(taskset)}"
+
+    def failure(self, taskset: str) -> str:
+        """Subject of a failed attempt. In the same stream as the groups, so that the log orders both."""
+        return f"trinity.{self.run}.experiences.failed.{slug(taskset)}"
+
+    def evaluation(self, taskset: str) -> str:
+        return f"trinity.{self.run}.evaluations.{slug(taskset)}"
+
+    def batch(self, step: int) -> str:
+        return f"trinity.{self.run}.batches.{step}"
+
+    def dead_letter(self, ordinal: int) -> str:
+        return f"trinity.{self.run}.deadletters.{ordinal}"
+
+    def blob(self, key: str, chunk: int) -> str:
+        return f"trinity.{self.run}.blobs.{key}.{chunk}"
+
+    def subjects(self, kind: str) -> str:
+        """All subjects of one kind, for a stream's filter: `tasks`, `experiences`, ..."""
+        return f"trinity.{self.run}.{kind}.>"
+
+    def version_key(self, version: int) -> str:
+        return f"{self.run}.version.{version}"
+
+    @property
+    def live_key(self) -> str:
+        return f"{self.run}.live"
+
+    def member_key(self, explorer_id: str) -> str:
+        return f"{self.run}.member.{slug(explorer_id)}-{_digest(explorer_id)}"
+
+    @property
+    def commit_key(self) -> str:
+        return f"{self.run}.commit"
+
+    @property
+    def job_key(self) -> str:
+        """Of a job (a run, or the run of all its stages): what runs now, and where. Read by whoever joins."""
+        return f"{self.run}.job"

@@ -1,0 +1,83 @@
+"""Processes that do not outlive their parent, free ports, and locks on folders."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import socket
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(signum: int = signal.SIGKILL) -> None:
+    """Ask Linux to send this process `signum` when its parent ends. No effect elsewhere."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signum)
+    except (OSError, AttributeError):
+        return
+    if os.getppid() == 1:  # the parent ended before the request
+        os.kill(os.getpid(), signum)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process with this id exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        pass
+    if os.path.isdir("/proc/self"):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+class FileLock:
+    """An exclusive lock on a file, held until `release` or the end of the process. The file holds the owner's pid."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._handle: int | None = None
+
+    def acquire(self) -> bool:
+        """Take the lock; False if another process holds it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        self._handle = handle
+        return True
+
+    def owner(self) -> int | None:
+        """Process id written by the last owner."""
+        try:
+            return int(self.path.read_text().strip() or 0) or None
+        except (OSError, ValueError):
+            return None
+
+    def release(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
