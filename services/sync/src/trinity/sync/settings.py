@@ -1,0 +1,14 @@
+"""Settings of the sync service. Prefix TRINITY_SYNC_."""
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from trinity.runtime.settings import ServiceSettings
+
+
+class SyncSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="TRINITY_SYNC_", extra="forbid", frozen=True)
+
+    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream")
+    nats_replicas: int = Field(1, ge=1, le=5, description="Replicas of the KV buckets; 3 on a cluster")
+    lease_seconds: float = Field(15.0, gt=1, description="Time an explorer's lease lives without a report, in seconds")
