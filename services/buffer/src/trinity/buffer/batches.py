@@ -1,0 +1,66 @@
+"""Serving step k to the trainer: wait for its ledger entry, then send exactly what it names."""
+
+from collections.abc import AsyncIterator
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.keeper import Keeper
+from trinity.buffer.ledger import Ledger
+from trinity.buffer.log import LogReader
+from trinity.buffer.offline import OfflineSource
+from trinity.buffer.shared import RunContext
+
+_HEARTBEAT_SECONDS = 2.0
+
+
+class BatchServer:
+    """Batches in step order. Asking again gives the same."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        ledger: Ledger,
+        reader: LogReader,
+        keeper: Keeper | None,
+        offline: OfflineSource | None,
+    ) -> None:
+        self._context = context
+        self._ledger = ledger
+        self._reader = reader
+        self._keeper = keeper
+        self._offline = offline
+
+    async def parts(self, from_step: int) -> AsyncIterator[pb.BatchPart]:
+        """The parts of every batch from `from_step` to the run's last step."""
+        step = from_step
+        while not self._context.last_step or step <= self._context.last_step:
+            if self._offline is not None:
+                await self._offline.want(step)
+            if not await self._context.bell.wait_for(lambda: self._ledger.newest_step >= step, _HEARTBEAT_SECONDS):
+                yield pb.BatchPart(waiting=self.waiting(step))
+                continue
+            async for part in self._batch(await self._ledger.get(step)):
+                yield part
+            step += 1
+
+    async def _batch(self, entry: pb.LedgerEntry) -> AsyncIterator[pb.BatchPart]:
+        head = pb.LedgerEntry()
+        head.CopyFrom(entry)
+        head.ClearField("cursor")  # of no use to the trainer, and long
+        yield pb.BatchPart(entry=head)
+        for member in entry.groups:
+            group, traceparent = await self._reader.group(member.log_sequence)
+            yield pb.BatchPart(group=pb.BatchGroup(group=group, traceparent=traceparent))
+        for row in entry.rows:
+            assert self._offline is not None
+            yield pb.BatchPart(example=self._offline.example(row))
+        yield pb.BatchPart(end=pb.BatchEnd(step=entry.step))
+
+    def waiting(self, step: int) -> pb.Waiting:
+        if self._keeper is None:
+            return pb.Waiting(step=step, reason="the dataset's batch is being written")
+        missing = len(self._keeper.window.missing())
+        if self._context.live_step < 0:
+            reason = "no weights are LIVE yet"
+        else:
+            reason = f"{missing} of {self._context.plan.groups_per_step} groups are missing"
+        return pb.Waiting(step=step, missing_groups=missing, reason=reason)

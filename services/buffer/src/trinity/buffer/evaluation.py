@@ -1,0 +1,169 @@
+"""Evaluations: every row of every evaluation taskset, once for a version that is due, beside the training tasks."""
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import structlog
+
+from trinity.buffer.shared import RunContext
+from trinity.buffer.tasks import TaskSource
+from trinity.runtime import headers, tracing
+from trinity.runtime.broker import tail
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.experience import AttemptFailure, Group
+from trinity.runtime.wire import decode_outcome, task_to_proto
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class Tally:
+    """Results of one taskset at one step, so far."""
+
+    step: int
+    taskset: str
+    expected: int
+    ended: set[str] = field(default_factory=set)
+    failures: dict[str, int] = field(default_factory=dict)
+    failed_tasks: int = 0
+    oldest_version: int = -1
+    newest_version: int = -1
+    # metric -> one list of values per task, a value per rollout
+    values: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def complete(self) -> bool:
+        return len(self.ended) >= self.expected
+
+    def add(self, group: Group) -> None:
+        if group.task.task_id in self.ended:
+            return
+        self.ended.add(group.task.task_id)
+        oldest, newest = group.versions
+        self.oldest_version = oldest if self.oldest_version < 0 else min(oldest, self.oldest_version)
+        self.newest_version = max(newest, self.newest_version)
+        by_metric: dict[str, list[float]] = defaultdict(list)
+        for experience in group.experiences:
+            by_metric["reward"].append(experience.reward)
+            for name, value in experience.metrics.items():
+                by_metric[name].append(value)
+        for name, values in by_metric.items():
+            self.values[name].append(values)
+
+    def fail(self, failure: AttemptFailure) -> None:
+        task = failure.task
+        if task.task_id in self.ended:
+            return
+        self.failures[task.task_id] = self.failures.get(task.task_id, 0) + 1
+        if failure.final or self.failures[task.task_id] >= task.max_attempts:
+            self.ended.add(task.task_id)
+            self.failed_tasks += 1
+
+    def metrics(self) -> dict[str, float]:
+        """<metric>/mean@n over tasks and their n rollouts, and how many tasks answered."""
+        result = {
+            "finished_task_count": float(len(self.ended) - self.failed_tasks),
+            "failed_task_count": float(self.failed_tasks),
+        }
+        for name, tasks in self.values.items():
+            n = max(len(values) for values in tasks)
+            result[f"{name}/mean@{n}"] = statistics.fmean(statistics.fmean(values) for values in tasks)
+        return result
+
+
+class Evaluator:
+    """Feeds evaluation tasks and tallies their results. State is in the two streams alone."""
+
+    def __init__(self, context: RunContext, sources: list[TaskSource]) -> None:
+        self._context = context
+        self._sources = sources
+        self._rows = [(source, row) for source in sources for row in range(len(source.rows))]
+        self._fed = 0
+        self._step = -1
+        self._index = 0
+        self.tallies: dict[tuple[int, str], Tally] = {}
+        self.tokens = 0
+
+    @property
+    def outstanding(self) -> int:
+        return sum(t.expected - len(t.ended) for t in self.tallies.values())
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is due, nothing is running."""
+        return not self._rows or (self._index == 0 and self._due() is None and self.outstanding == 0)
+
+    async def recover(self) -> None:
+        """Read from the stream which evaluation was fed last, and how far."""
+        names = self._context.names
+        state = await self._context.broker.state(names.evaluation_tasks_stream)
+        self._fed = state.last_sequence
+        if state.messages:
+            newest = await self._context.broker.get(names.evaluation_tasks_stream, self._fed)
+            self._step = int(newest.headers[headers.EVALUATION_STEP])
+            self._index = (int(newest.headers[headers.EVALUATION_INDEX]) + 1) % len(self._rows)
+            for source in self._sources:
+                self._tally(self._step, source.taskset.name)
+
+    def _due(self) -> int | None:
+        """The step to evaluate now, if any: the LIVE one, when an interval, the start or the end was reached."""
+        live, explorer = self._context.live_step, self._context.plan.config.explorer
+        if live < 0 or live <= self._step:
+            return None
+        if live == 0:
+            return 0 if explorer.eval_on_startup else None
+        crossed = live // explorer.eval_interval > max(self._step, 0) // explorer.eval_interval
+        return live if crossed or live >= self._context.last_step else None
+
+    async def feed(self) -> None:
+        if not self._rows:
+            return
+        while True:
+            await self._context.bell.wait_for(lambda: self._index > 0 or self._due() is not None)
+            if self._index == 0:
+                self._step = self._due() or 0
+                log.info("buffer.evaluation.begun", step=self._step, tasks=len(self._rows))
+            for index in range(self._index, len(self._rows)):
+                await self._feed_one(index)
+            self._index = 0
+            await self._context.bell.ring()
+
+    async def _feed_one(self, index: int) -> None:
+        source, row = self._rows[index]
+        names, task = self._context.names, source.evaluation_task(row, self._fed + 1, self._step)
+        self._tally(task.evaluation_step, task.taskset)
+        marks = {headers.EVALUATION_STEP: str(self._step), headers.EVALUATION_INDEX: str(index)}
+        with tracing.span("evaluation.feed", task_id=task.task_id):
+            self._fed = await self._context.broker.append(
+                names.evaluation_task(task.taskset),
+                names.evaluation_tasks_stream,
+                task_to_proto(task).SerializeToString(),
+                message_id=task.task_id,
+                last_sequence=self._fed,
+                headers=tracing.inject(marks),
+            )
+        self._index = index + 1
+
+    def _tally(self, step: int, taskset: str) -> Tally:
+        expected = sum(len(s.rows) for s in self._sources if s.taskset.name == taskset)
+        return self.tallies.setdefault((step, taskset), Tally(step, taskset, expected))
+
+    async def collect(self) -> None:
+        """Follow the results from the first one."""
+        async for message in tail(self._context.broker, self._context.names.evaluations_stream, 0):
+            try:
+                outcome = decode_outcome(message.data)
+            except InvalidInput as error:
+                log.warning("buffer.evaluation.refused", sequence=message.sequence, reason=str(error))
+                continue
+            tally = self._tally(outcome.task.evaluation_step, outcome.task.taskset)
+            was_complete = tally.complete
+            if isinstance(outcome, Group):
+                tally.add(outcome)
+                self.tokens += outcome.response_tokens
+            else:
+                tally.fail(outcome)
+            if tally.complete and not was_complete:
+                log.info("buffer.evaluation.done", step=tally.step, taskset=tally.taskset, **tally.metrics())
+                await self._context.bell.ring()

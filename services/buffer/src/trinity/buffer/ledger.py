@@ -1,0 +1,69 @@
+"""The ledger: which experience each optimizer step consumes. Written once, read for ever.
+
+One message per step, appended at exactly the next sequence of the stream: two buffers can never both write a step.
+"""
+
+from collections import OrderedDict
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.shared import RunContext
+from trinity.runtime.errors import DataLoss, NotFound
+
+_CACHED_ENTRIES = 64
+
+
+class Ledger:
+    """Ledger of one run. `open` first."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._stream = context.names.batches_stream
+        self._sequence = 0
+        self._cache: OrderedDict[int, pb.LedgerEntry] = OrderedDict()
+        self.newest: pb.LedgerEntry | None = None
+
+    @property
+    def newest_step(self) -> int:
+        return self.newest.step if self.newest is not None else 0
+
+    async def open(self) -> None:
+        """Find the newest entry."""
+        state = await self._context.broker.state(self._stream)
+        self._sequence = state.last_sequence
+        if state.messages:
+            message = await self._context.broker.get(self._stream, state.last_sequence)
+            self.newest = pb.LedgerEntry.FromString(message.data)
+            self._remember(self.newest)
+
+    async def append(self, entry: pb.LedgerEntry) -> None:
+        """Write the entry of the next step. SequenceConflict if another buffer wrote meanwhile."""
+        if entry.step != self.newest_step + 1:
+            raise ValueError(f"step {entry.step} cannot follow step {self.newest_step}")
+        self._sequence = await self._context.broker.append(
+            self._context.names.batch(entry.step),
+            self._stream,
+            entry.SerializeToString(),
+            message_id=f"batch/{entry.step}",
+            last_sequence=self._sequence,
+        )
+        self.newest = entry
+        self._remember(entry)
+
+    async def get(self, step: int) -> pb.LedgerEntry:
+        """NotFound if the step has no entry yet; DataLoss if it had one and it is gone."""
+        if step in self._cache:
+            return self._cache[step]
+        if step < 1 or step > self.newest_step:
+            raise NotFound(f"step: {step} has no ledger entry; the newest is {self.newest_step}")
+        try:
+            message = await self._context.broker.last(self._stream, self._context.names.batch(step))
+        except NotFound:
+            raise DataLoss(f"step: the ledger entry of step {step} is gone from {self._stream}") from None
+        entry = pb.LedgerEntry.FromString(message.data)
+        self._remember(entry)
+        return entry
+
+    def _remember(self, entry: pb.LedgerEntry) -> None:
+        self._cache[entry.step] = entry
+        while len(self._cache) > _CACHED_ENTRIES:
+            self._cache.popitem(last=False)

@@ -1,0 +1,79 @@
+"""Batches from a dataset instead of the experience log (SFT). The same ledger, so the same promise for step k."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.ledger import Ledger
+from trinity.buffer.selectors import make_selector
+from trinity.buffer.shared import RunContext
+from trinity.config.datasets import Row, read
+from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig
+from trinity.runtime.errors import InvalidInput
+
+_AHEAD = 4
+
+
+class OfflineSource:
+    """Rows of the dataset, in ledger order."""
+
+    def __init__(self, context: RunContext, ledger: Ledger, config: ExperienceBufferConfig) -> None:
+        assert config.path
+        self._context = context
+        self._ledger = ledger
+        self._config = config
+        self._rows: Sequence[Row] = read(config.path, config.split, config.subset_name)
+        self._selector = make_selector(
+            config.data_selector.selector_type, len(self._rows), config.data_selector.seed
+        )
+        self._wanted = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    async def want(self, step: int) -> None:
+        """The trainer asks for a step: write entries up to a few beyond it."""
+        self._wanted = max(self._wanted, step + _AHEAD)
+        await self._context.bell.ring()
+
+    async def run(self) -> None:
+        while True:
+            await self._context.bell.wait_for(lambda: self._ledger.newest_step < self._target())
+            while self._ledger.newest_step < self._target():
+                await self._ledger.append(self._entry(self._ledger.newest_step + 1))
+                await self._context.bell.ring()
+
+    def _target(self) -> int:
+        return min(self._wanted, self._context.last_step)
+
+    def _entry(self, step: int) -> pb.LedgerEntry:
+        size = self._context.plan.groups_per_step
+        rows = [self._selector(position)[1] for position in range((step - 1) * size, step * size)]
+        return pb.LedgerEntry(
+            run=self._context.run, step=step, rows=rows, created_at_seconds=time.time(), policy="dataset"
+        )
+
+    def example(self, row: int) -> pb.Example:
+        messages = to_messages(self._rows[row], self._config.format, f"{self._config.path} row {row}")
+        return pb.Example(row=row, messages_json=json.dumps(messages))
+
+
+def to_messages(row: Row, form: FormatConfig, place: str) -> list[dict[str, Any]]:
+    """A row as chat messages that end with the assistant's. Raises InvalidInput naming the missing column."""
+    if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
+        messages = list(row[form.messages_key])
+        if not messages or messages[-1].get("role") != "assistant":
+            raise InvalidInput(f"{place}.{form.messages_key}", "must end with an assistant message")
+        return messages
+    for key in (form.prompt_key, form.response_key):
+        if not isinstance(row.get(key), str):
+            raise InvalidInput(f"{place}.{key}", f"is {row.get(key)!r}, must be text (columns: {', '.join(row)})")
+    system = row.get(form.system_prompt_key) if form.system_prompt_key else form.system_prompt
+    head = [{"role": "system", "content": system}] if system else []
+    return [
+        *head,
+        {"role": "user", "content": row[form.prompt_key]},
+        {"role": "assistant", "content": row[form.response_key]},
+    ]

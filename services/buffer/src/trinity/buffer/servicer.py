@@ -1,0 +1,142 @@
+"""The gRPC edge of the buffer."""
+
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.buffer.v1 import buffer_pb2_grpc
+from trinity.api.common.v1 import experience_pb2, task_pb2
+from trinity.buffer.run import Run
+from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unavailable
+from trinity.runtime.wire import task_from_proto
+
+_DEFAULT_LIMIT = 100
+_INJECT_SECONDS = 30.0
+
+
+class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
+    def __init__(self) -> None:
+        self._run: Run | None = None
+
+    def attach(self, run: Run) -> None:
+        """The run is open: calls can be served from now on."""
+        self._run = run
+
+    def _of(self, run: str) -> Run:
+        if self._run is None:
+            raise Unavailable("the buffer is still starting")
+        if run != self._run.context.run:
+            raise NotFound(f"run: is {run!r}, this buffer serves {self._run.context.run!r}")
+        return self._run
+
+    async def PublishTasks(
+        self, request: pb.PublishTasksRequest, context: grpc.aio.ServicerContext
+    ) -> pb.PublishTasksResponse:
+        run = self._of(request.run)
+        if run.feeder is None:
+            raise Conflict("run: this run learns from a dataset and takes no tasks")
+        tasks = []
+        for message in request.tasks:
+            filled = task_pb2.Task()
+            filled.CopyFrom(message)
+            filled.kind = task_pb2.TASK_KIND_TRAIN
+            tasks.append(task_from_proto(filled))
+        waits = [await run.feeder.inject(task) for task in tasks]
+        left = context.time_remaining() or _INJECT_SECONDS
+        done = lambda: all(wait.done() for wait in waits)  # noqa: E731
+        if not await run.context.bell.wait_for(done, max(0.1, left - 0.5)):
+            stored = sum(wait.done() and wait.result() for wait in waits)
+            for wait in waits:
+                wait.cancel()
+            raise Full(f"tasks: the staleness bound left room for {stored} of {len(waits)}; send the rest again later")
+        return pb.PublishTasksResponse(stored=sum(wait.result() for wait in waits))
+
+    async def StreamBatches(
+        self, request: pb.StreamBatchesRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.BatchPart]:
+        if request.from_step < 1:
+            raise InvalidInput("from_step", f"is {request.from_step}, must be >= 1")
+        async for part in self._of(request.run).batches.parts(request.from_step):
+            yield part
+
+    async def CommitStep(
+        self, request: pb.CommitStepRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CommitStepResponse:
+        run = self._of(request.run)
+        if not 0 <= request.oldest_kept_step <= request.step:
+            raise InvalidInput("oldest_kept_step", f"is {request.oldest_kept_step}, must be in [0, {request.step}]")
+        if request.step > run.ledger.newest_step:
+            raise InvalidInput("step", f"is {request.step}, the ledger ends at {run.ledger.newest_step}")
+        return pb.CommitStepResponse(oldest_step=await run.commit(request.step, request.oldest_kept_step))
+
+    async def Rewind(self, request: pb.RewindRequest, context: grpc.aio.ServicerContext) -> pb.RewindResponse:
+        run = self._of(request.run)
+        if request.step < 0:
+            raise InvalidInput("step", f"is {request.step}, must be >= 0")
+        await run.rewind(request.step)
+        return pb.RewindResponse(newest_step=run.ledger.newest_step, last_step=run.context.last_step)
+
+    async def GetLedgerEntry(
+        self, request: pb.GetLedgerEntryRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetLedgerEntryResponse:
+        return pb.GetLedgerEntryResponse(entry=await self._of(request.run).ledger.get(request.step))
+
+    async def Stats(self, request: pb.StatsRequest, context: grpc.aio.ServicerContext) -> pb.StatsResponse:
+        return await stats_of(self._of(request.run))
+
+    async def ListDeadLetters(
+        self, request: pb.ListDeadLettersRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListDeadLettersResponse:
+        shared = self._of(request.run).context
+        stream = shared.names.dead_letters_stream
+        state = await shared.broker.state(stream)
+        last = min(state.last_sequence, state.first_sequence + (request.limit or _DEFAULT_LIMIT) - 1)
+        letters = []
+        for sequence in range(max(1, state.first_sequence), last + 1):
+            message = await shared.broker.get(stream, sequence)
+            letters.append(experience_pb2.AttemptFailure.FromString(message.data))
+        return pb.ListDeadLettersResponse(dead_letters=letters)
+
+
+async def stats_of(run: Run) -> pb.StatsResponse:
+    """Counts of one run."""
+    shared, newest = run.context, run.ledger.newest
+    response = pb.StatsResponse(
+        run=shared.run,
+        ledger_step=run.ledger.newest_step,
+        committed_step=shared.committed_step,
+        last_step=shared.last_step,
+        max_staleness_steps=shared.plan.staleness.bound,
+        groups_per_step=shared.plan.groups_per_step,
+        live_step=shared.live_step,
+        finished=run.finished,
+    )
+    if newest is not None:
+        response.reward_mean = newest.reward_mean
+        response.staleness_max = max((group.staleness_steps for group in newest.groups), default=0)
+    if run.ledger.newest_step < shared.last_step:
+        response.waiting_for = run.batches.waiting(run.ledger.newest_step + 1).reason
+    if run.keeper is None or run.feeder is None or run.evaluator is None:
+        return response
+    window = run.keeper.window
+    response.fed = run.feeder.fed
+    response.stored = window.stored
+    response.dead_letters = window.dead_letters
+    response.outstanding = run.feeder.fed - window.stored - window.dead_letters
+    response.duplicates_dropped = window.duplicates_dropped
+    response.failed_attempts = window.failed_attempts
+    response.response_tokens = window.response_tokens
+    response.evaluation_tokens = run.evaluator.tokens
+    response.evaluations_outstanding = run.evaluator.outstanding
+    response.log_bytes = (await shared.broker.state(shared.names.experiences_stream)).bytes
+    for tally in sorted(run.evaluator.tallies.values(), key=lambda tally: tally.step):
+        if tally.complete:
+            response.evaluations.add(
+                step=tally.step,
+                taskset=tally.taskset,
+                metrics=tally.metrics(),
+                oldest_version=tally.oldest_version,
+                newest_version=tally.newest_version,
+            )
+    return response
