@@ -1,0 +1,117 @@
+"""One attempt at a task: run its workflow under a deadline, and put what came of it into the log.
+
+A message is acknowledged to the queue only after the log has acknowledged the group. Whatever happens in between, the
+task is attempted again elsewhere, and the log's deduplication keeps the first group.
+"""
+
+import asyncio
+import time
+import zlib
+from collections.abc import Callable
+
+import structlog
+
+from trinity.api.common.v1 import experience_pb2
+from trinity.explorer.engine.engine import EngineFailed
+from trinity.explorer.environment import EnvironmentFailed, ScorerFailed
+from trinity.explorer.workflows import WORKFLOWS, Toolbox
+from trinity.runtime import blobs, headers, tracing
+from trinity.runtime.broker import Broker, PublishRefused
+from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
+from trinity.runtime.experience import AttemptFailure, Group, Outcome, Task, TaskKind
+from trinity.runtime.metrics import Counter, Histogram
+from trinity.runtime.names import RunNames
+from trinity.runtime.wire import encode_outcome
+
+log = structlog.get_logger(__name__)
+
+GROUPS = Counter("trinity_explorer_groups_total", "Groups stored", ["kind"])
+FAILURES = Counter("trinity_explorer_attempts_failed_total", "Attempts that failed", ["cause"])
+SECONDS = Histogram(
+    "trinity_explorer_attempt_seconds",
+    "Duration of an attempt, in seconds",
+    buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800),
+)
+
+_CAUSES: list[tuple[type[BaseException], FailureCause]] = [
+    (TimeoutError, FailureCause.TIMEOUT),
+    (EngineFailed, FailureCause.ENGINE_ERROR),
+    (ScorerFailed, FailureCause.SCORER_ERROR),
+    (EnvironmentFailed, FailureCause.ENVIRONMENT_ERROR),
+]
+_HEADROOM_BYTES = 64 * 1024
+_STORE_SECONDS = 60.0
+
+
+async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox) -> Outcome:
+    """The task's group, or why there is none. Only cancellation and a dead engine are raised."""
+    begin = time.time()
+    try:
+        with tracing.span("task.explore", task_id=task.task_id, attempt=attempt, explorer=explorer_id):
+            workflow = WORKFLOWS.get(task.workflow)
+            if workflow is None:
+                raise InvalidInput("task.workflow", f"{task.workflow!r} is unknown; known: {', '.join(WORKFLOWS)}")
+            async with asyncio.timeout(task.timeout_seconds):
+                experiences = await workflow(task, tools).run()
+            group = Group(task, attempt, explorer_id, tuple(experiences), begin, time.time())
+            try:
+                group.check()
+            except InvalidInput as error:
+                return _failure(task, attempt, explorer_id, FailureCause.INVALID_EXPERIENCE, error, final=True)
+            return group
+    except EngineFailed:
+        raise
+    except Exception as error:
+        cause = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), FailureCause.WORKFLOW_ERROR)
+        if cause is FailureCause.TIMEOUT:
+            error = TimeoutError(f"the attempt took longer than {task.timeout_seconds:g} s (explorer.max_timeout)")
+        return _failure(task, attempt, explorer_id, cause, error)
+    finally:
+        SECONDS.observe(time.time() - begin)
+
+
+def lease_lost(task: Task, attempt: int, explorer_id: str) -> AttemptFailure:
+    """The task was delivered so often, without any report, that whoever takes it seems to die of it."""
+    error = RuntimeError(f"delivered {attempt} times; the explorers that took it ended without a word")
+    return _failure(task, attempt, explorer_id, FailureCause.LEASE_LOST, error, final=True)
+
+
+def _failure(
+    task: Task, attempt: int, explorer_id: str, cause: FailureCause, error: Exception, final: bool = False
+) -> AttemptFailure:
+    FAILURES.labels(cause).inc()
+    text = f"{type(error).__name__}: {error}"
+    log.warning("explorer.attempt.failed", task=task.task_id, attempt=attempt, cause=str(cause), error=text)
+    return AttemptFailure(task, attempt, explorer_id, cause, text, final, time.time())
+
+
+async def store(
+    broker: Broker, names: RunNames, outcome: Outcome, on_wait: Callable[[bool], None] = lambda _: None
+) -> None:
+    """Put an outcome into its log, and wait for room as long as it takes; `on_wait` hears when there is none."""
+    task, data = outcome.task, encode_outcome(outcome)
+    if len(data) > broker.client.max_payload - _HEADROOM_BYTES:
+        reference = await blobs.store(broker, names, data)
+        data = experience_pb2.Outcome(blob=reference).SerializeToString()
+    message_id = task.task_id if isinstance(outcome, Group) else f"{task.task_id}/failed/{outcome.attempt}"
+    header = tracing.inject({headers.CRC32: str(zlib.crc32(data)), headers.ORDINAL: str(task.ordinal)})
+    while True:
+        try:
+            await broker.publish(
+                _subject(names, outcome), data, message_id=message_id, headers=header, deadline_seconds=_STORE_SECONDS
+            )
+            break
+        except (PublishRefused, Unavailable) as error:
+            on_wait(True)
+            log.warning("explorer.log.waiting", task=task.task_id, reason=str(error))
+    on_wait(False)
+    if isinstance(outcome, Group):
+        GROUPS.labels(task.kind).inc()
+
+
+def _subject(names: RunNames, outcome: Outcome) -> str:
+    if outcome.task.kind is TaskKind.EVALUATION:
+        return names.evaluation(outcome.task.taskset)
+    if isinstance(outcome, Group):
+        return names.experience(outcome.versions[0], outcome.task.taskset)
+    return names.failure(outcome.task.taskset)

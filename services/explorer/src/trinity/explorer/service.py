@@ -1,0 +1,210 @@
+"""Wiring of the explorer: engines, weights, tasks."""
+
+import asyncio
+import os
+
+import grpc.aio
+import structlog
+
+from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
+from trinity.config.service import load_plan
+from trinity.explorer import attempt
+from trinity.explorer.chat import ChatTokenizer
+from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.engine.types import EngineOptions
+from trinity.explorer.environment import EnvironmentClient
+from trinity.explorer.leases import TaskQueue
+from trinity.explorer.servicer import ExplorerServicer
+from trinity.explorer.settings import ExplorerSettings
+from trinity.explorer.tools import ExplorerTools
+from trinity.explorer.weights import Activity, Membership, WeightFollower
+from trinity.runtime import names, tracing
+from trinity.runtime.broker import Broker, Message, connect
+from trinity.runtime.experience import Group, Task, TaskKind
+
+log = structlog.get_logger(__name__)
+
+# Deliveries beyond the allowed attempts before a task is taken for one that kills whoever works on it.
+_SILENT_DEATHS = 5
+_RETRY_DELAY_SECONDS = 1.0
+_HEALTH_SECONDS = 5.0
+
+
+class ExplorerService:
+    name = "explorer"
+
+    def __init__(self, settings: ExplorerSettings) -> None:
+        self._settings = settings
+        self._plan = load_plan(settings.config_file, settings.stage)
+        config = self._plan.config
+        self.run_id = names.run_id(config.project, config.name, config.group)
+        self.explorer_id = config.explorer.name
+        self.groups_stored = 0
+        self.failed_attempts = 0
+        self.draining = False
+        self._waiting_for_room = False
+        self._evaluations = 0
+        self._servicer = ExplorerServicer(self)
+        self.pool: EnginePool | None = None
+        self.tokenizer: ChatTokenizer | None = None
+        self.follower: WeightFollower | None = None
+        self.queues: list[TaskQueue] = []
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        explorer_pb2_grpc.add_ExplorerServiceServicer_to_server(self._servicer, server)
+        return [explorer_pb2.DESCRIPTOR.services_by_name["ExplorerService"].full_name]
+
+    @property
+    def running_tasks(self) -> int:
+        return sum(queue.running for queue in self.queues)
+
+    def state(self) -> str:
+        """What the explorer does, in a word."""
+        if self.follower is None or self.follower.version < 0:
+            return "starting"
+        if self.draining:
+            return "draining"
+        if self._waiting_for_room:
+            return "waiting for the log"
+        if self.follower.updating:
+            return "updating"
+        return "running" if self.running_tasks else "waiting"
+
+    async def work(self, ready: asyncio.Event, address: str) -> None:
+        config, rollout = self._plan.config, self._plan.config.explorer.rollout_model
+        options = self._engine_options()
+        self.tokenizer = await asyncio.to_thread(ChatTokenizer, config.model)
+        devices = self._devices_of_engines(options)
+        self.pool = await EnginePool.start(options, rollout.engine_num, devices)
+        environment = EnvironmentClient(self._settings.environment_address)
+        self._tools = ExplorerTools(self.pool, self.tokenizer, environment, self._plan.lengths.prompt)
+        try:
+            async with await connect(self._settings.nats_url, f"trinity-explorer-{self.explorer_id}") as broker:
+                self._follow(address, options)
+                await self._serve(broker, ready)
+        finally:
+            await environment.close()
+            self.pool.close()
+
+    def _engine_options(self) -> EngineOptions:
+        config, rollout = self._plan.config, self._plan.config.explorer.rollout_model
+        device = self._settings.device
+        if device == "auto":
+            import torch
+
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        return EngineOptions(
+            model=config.model.model_path,
+            device=device,
+            max_model_len=self._plan.lengths.model,
+            dtype=rollout.dtype,
+            tensor_parallel_size=rollout.tensor_parallel_size,
+            seed=rollout.seed,
+            enforce_eager=rollout.enforce_eager,
+            enable_prefix_caching=rollout.enable_prefix_caching,
+            enable_chunked_prefill=rollout.enable_chunked_prefill,
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            cpu_kvcache_gib=rollout.cpu_kvcache_gib,
+            max_num_seqs=rollout.max_num_seqs,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+
+    def _devices_of_engines(self, options: EngineOptions) -> list[str | None]:
+        """CUDA_VISIBLE_DEVICES of each engine."""
+        rollout = self._plan.config.explorer.rollout_model
+        if options.device == "cpu":
+            return [None] * rollout.engine_num
+        visible = self._settings.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        wanted = rollout.engine_num * rollout.tensor_parallel_size
+        cards = visible.split(",") if visible else [str(index) for index in range(wanted)]
+        size = rollout.tensor_parallel_size
+        return [",".join(cards[i * size : (i + 1) * size]) for i in range(rollout.engine_num)]
+
+    def _follow(self, address: str, options: EngineOptions) -> None:
+        assert self.pool is not None
+        rollout = self._plan.config.explorer.rollout_model
+        membership = Membership(
+            run=self.run_id,
+            explorer_id=self.explorer_id,
+            address=address,
+            base_model=options.model,
+            dtype=options.engine_dtype,
+            tensor_parallel_size=rollout.tensor_parallel_size,
+            engines=rollout.engine_num,
+        )
+        pool = self.pool
+        activity = Activity(
+            state=self.state,
+            tokens_per_second=pool.tokens_per_second,
+            tokens_generated=lambda: pool.tokens_generated,
+            busy_with_evaluation=lambda: self._evaluations > 0,
+        )
+        self.follower = WeightFollower(self._settings.sync_address, membership, pool, activity)
+
+    async def _serve(self, broker: Broker, ready: asyncio.Event) -> None:
+        assert self.follower is not None and self.pool is not None
+        run = names.RunNames(self.run_id)
+        config = self._plan.config.explorer
+        slots = config.runner_per_model * config.rollout_model.engine_num
+
+        async def work(task: Task, message: Message) -> None:
+            await self._attempt(broker, run, task, message)
+
+        self.queues = [
+            TaskQueue(broker, run.evaluation_tasks_stream, slots, work),
+            TaskQueue(broker, run.tasks_stream, slots, work),
+        ]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.follower.run())
+            group.create_task(self._watch_health())
+            await self.follower.wait_for_step(0)
+            ready.set()
+            for queue in self.queues:
+                group.create_task(queue.run())
+
+    async def _watch_health(self) -> None:
+        assert self.pool is not None
+        while True:
+            await asyncio.sleep(_HEALTH_SECONDS)
+            await self.pool.check()
+
+    async def _attempt(self, broker: Broker, run: names.RunNames, task: Task, message: Message) -> None:
+        assert self.follower is not None
+        await self.follower.wait_for_step(task.gate_step)
+        evaluation = task.kind is TaskKind.EVALUATION
+        self._evaluations += evaluation
+        try:
+            with tracing.span("task.attempt", parent=tracing.extract(message.headers)):
+                if message.deliveries > task.max_attempts + _SILENT_DEATHS:
+                    outcome: attempt.Outcome = attempt.lease_lost(task, message.deliveries, self.explorer_id)
+                else:
+                    outcome = await attempt.explore(task, message.deliveries, self.explorer_id, self._tools)
+                await attempt.store(broker, run, outcome, self._note_room)
+        finally:
+            self._evaluations -= evaluation
+            await self.follower.notify()
+        if isinstance(outcome, Group):
+            self.groups_stored += 1
+            await message.ack()
+            return
+        self.failed_attempts += 1
+        if outcome.final:
+            await message.ack()
+        else:
+            await message.retry(_RETRY_DELAY_SECONDS * message.deliveries)
+
+    def _note_room(self, waiting: bool) -> None:
+        self._waiting_for_room = waiting
+
+    async def drain(self, grace_seconds: float) -> None:
+        await self.drain_tasks(max(0.0, grace_seconds - 1.0))
+        if self.follower is not None:
+            await self.follower.leave()
+
+    async def drain_tasks(self, grace_seconds: float) -> tuple[int, int]:
+        """(finished, handed back)."""
+        self.draining = True
+        finished = await asyncio.gather(*(queue.drain(grace_seconds) for queue in self.queues))
+        handed_back = sum(queue.handed_back for queue in self.queues)
+        log.info("explorer.drained", finished=sum(finished), handed_back=handed_back)
+        return sum(finished), handed_back

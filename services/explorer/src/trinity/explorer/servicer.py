@@ -1,0 +1,82 @@
+"""The gRPC edge of the explorer."""
+
+import json
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from trinity.api.explorer.v1 import explorer_pb2 as pb
+from trinity.api.explorer.v1 import explorer_pb2_grpc
+from trinity.api.common.v1 import experience_pb2
+from trinity.explorer.chat import ChatTokenizer
+from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.engine.types import Completion
+from trinity.runtime.arrays import to_tensor
+from trinity.runtime.errors import InvalidInput, Unavailable
+from trinity.runtime.wire import sampling_from_proto
+
+if TYPE_CHECKING:
+    from trinity.explorer.service import ExplorerService
+
+
+class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
+    def __init__(self, service: "ExplorerService") -> None:
+        self._service = service
+
+    def _engines(self) -> tuple[EnginePool, ChatTokenizer]:
+        if self._service.pool is None or self._service.tokenizer is None:
+            raise Unavailable("the explorer is still starting")
+        return self._service.pool, self._service.tokenizer
+
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> pb.GenerateResponse:
+        pool, tokenizer = self._engines()
+        completions = await pool.generate(list(request.prompt_token_ids), sampling_from_proto(request.sampling))
+        return pb.GenerateResponse(completions=[_completion(c, tokenizer) for c in completions])
+
+    async def Chat(self, request: pb.ChatRequest, context: grpc.aio.ServicerContext) -> pb.ChatResponse:
+        pool, tokenizer = self._engines()
+        try:
+            messages = json.loads(request.messages_json)
+        except ValueError as error:
+            raise InvalidInput("messages_json", f"is not JSON: {error}") from None
+        if not isinstance(messages, list) or not messages:
+            raise InvalidInput("messages_json", "must be a JSON list of at least one message")
+        prompt = tokenizer.prompt(messages)
+        completions = await pool.generate(prompt, sampling_from_proto(request.sampling))
+        return pb.ChatResponse(prompt_token_ids=prompt, completions=[_completion(c, tokenizer) for c in completions])
+
+    async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
+        if request.grace_seconds < 0:
+            raise InvalidInput("grace_seconds", f"is {request.grace_seconds}, must be >= 0")
+        finished, handed_back = await self._service.drain_tasks(request.grace_seconds)
+        if self._service.follower is not None:
+            await self._service.follower.leave()
+        return pb.DrainResponse(finished=finished, handed_back=handed_back)
+
+    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusResponse:
+        service, follower, pool = self._service, self._service.follower, self._service.pool
+        return pb.StatusResponse(
+            explorer_id=service.explorer_id,
+            run=service.run_id,
+            state=service.state(),
+            weight_version=follower.version if follower else -1,
+            weight_step=follower.step if follower else -1,
+            running_tasks=service.running_tasks,
+            groups_stored=service.groups_stored,
+            failed_attempts=service.failed_attempts,
+            tokens_generated=pool.tokens_generated if pool else 0,
+            tokens_per_second=pool.tokens_per_second() if pool else 0.0,
+            weight_updates=follower.updates if follower else 0,
+            last_pause_seconds=follower.last_pause_seconds if follower else 0.0,
+        )
+
+
+def _completion(completion: Completion, tokenizer: ChatTokenizer) -> pb.Completion:
+    spans = [experience_pb2.VersionSpan(version=s.version, start=s.start, end=s.end) for s in completion.version_spans]
+    return pb.Completion(
+        token_ids=to_tensor(completion.token_ids),
+        logprobs=to_tensor(completion.logprobs),
+        version_spans=spans,
+        finish_reason=completion.finish_reason,
+        text=tokenizer.text(completion.token_ids.tolist()),
+    )

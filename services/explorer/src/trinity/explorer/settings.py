@@ -1,0 +1,21 @@
+"""Settings of the explorer. Prefix TRINITY_EXPLORER_."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from trinity.runtime.settings import ServiceSettings
+
+
+class ExplorerSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="TRINITY_EXPLORER_", extra="forbid", frozen=True)
+
+    config_file: Path | None = Field(None, description="The run's YAML")
+    stage: str = Field("", description="Stage of the YAML, if it has several")
+    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream")
+    sync_address: str = Field("127.0.0.1:7004", description="gRPC address of the sync service")
+    environment_address: str = Field("127.0.0.1:7002", description="gRPC address of the environment service")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the engines run")
+    devices: str = Field("", description="CUDA devices of this explorer, as in CUDA_VISIBLE_DEVICES; empty: all")

@@ -1,0 +1,39 @@
+"""The toolbox workflows work with: this explorer's engines, tokenizer and environment service."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from trinity.explorer.chat import ChatTokenizer, Message
+from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.engine.types import Completion
+from trinity.explorer.environment import Answer, EnvironmentClient, Score
+from trinity.runtime import tracing
+from trinity.runtime.experience import SamplingParams
+
+
+class ExplorerTools:
+    """See trinity.explorer.workflows.Toolbox."""
+
+    def __init__(
+        self, pool: EnginePool, tokenizer: ChatTokenizer, environment: EnvironmentClient, max_prompt_tokens: int
+    ) -> None:
+        self._pool = pool
+        self._tokenizer = tokenizer
+        self._environment = environment
+        self.max_prompt_tokens = max_prompt_tokens
+
+    def prompt(self, messages: Sequence[Message], reply_prefix: str | None = None) -> list[int]:
+        return self._tokenizer.prompt(messages, reply_prefix)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.text(token_ids)
+
+    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+        with tracing.span("engine.generate", prompt_tokens=len(prompt_token_ids), n=sampling.n):
+            return await self._pool.generate(prompt_token_ids, sampling)
+
+    async def score(
+        self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
+    ) -> list[Score]:
+        with tracing.span("environment.score", scorer=scorer, answers=len(answers)):
+            return await self._environment.score(scorer, answers, task, args)

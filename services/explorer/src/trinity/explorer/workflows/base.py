@@ -1,0 +1,60 @@
+"""What a workflow is: a task in, the group's experiences out.
+
+A workflow asks the toolbox for completions and scores and never sees an engine, a stream or a message. It raises when
+it cannot finish: a failed attempt is a fact with a cause, never a zero reward.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from trinity.explorer.chat import Message
+from trinity.explorer.engine.types import Completion
+from trinity.explorer.environment import Answer, Score
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.experience import Experience, SamplingParams, Task
+
+
+class Toolbox(Protocol):
+    """What the explorer lends a workflow."""
+
+    max_prompt_tokens: int
+
+    def prompt(self, messages: Sequence[Message], reply_prefix: str | None = None) -> list[int]:
+        """Token ids of a conversation under the chat template."""
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens left out."""
+
+    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+        """`sampling.n` completions."""
+
+    async def score(
+        self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
+    ) -> list[Score]:
+        """A score for each answer."""
+
+
+class Workflow(ABC):
+    """One attempt at one task."""
+
+    def __init__(self, task: Task, tools: Toolbox) -> None:
+        self.task = task
+        self.tools = tools
+        self.row = task.raw
+        self.format = task.format
+
+    @abstractmethod
+    async def run(self) -> list[Experience]:
+        """All experiences of the group: `task.repeat_times` rollouts."""
+
+    def column(self, key: str) -> str:
+        """A text column of the row named by `format[key]`. Raises InvalidInput naming the column."""
+        name = self.format[key]
+        value = self.row.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return json.dumps(value)
+        if not isinstance(value, str):
+            raise InvalidInput(f"task.{name}", f"is {value!r}, must be text (columns: {', '.join(self.row)})")
+        return value

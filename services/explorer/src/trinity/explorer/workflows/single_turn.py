@@ -1,0 +1,91 @@
+"""One prompt, one reply, one score."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from trinity.explorer.chat import Message
+from trinity.explorer.engine.types import Completion
+from trinity.explorer.environment import Answer, Score
+from trinity.explorer.workflows.base import Workflow
+from trinity.runtime.experience import Experience, Truncation
+
+_MATH_SYSTEM_PROMPT = (
+    "You solve mathematical problems. First reason inside <think> and </think>, then give only the final answer inside "
+    "<answer> and </answer>."
+)
+
+
+class SimpleWorkflow(Workflow):
+    """Asks the row's prompt `repeat_times` times and scores every reply."""
+
+    default_system_prompt = ""
+
+    async def run(self) -> list[Experience]:
+        prompt = self.tools.prompt(self.messages(), self.format["reply_prefix"])
+        if len(prompt) > self.tools.max_prompt_tokens:
+            return await self._too_long(prompt)
+        completions = await self.tools.generate(prompt, self.task.sampling)
+        prompt_text = self.tools.text(prompt)
+        prefix = self.format["reply_prefix"] or ""
+        replies = [prefix + self.tools.text(completion.token_ids) for completion in completions]
+        answers = [
+            Answer(prompt_text, reply, self.truth(), c.finish_reason == "length", len(c.token_ids))
+            for reply, c in zip(replies, completions, strict=True)
+        ]
+        args = json.loads(self.task.reward_args_json or "{}")
+        scores = await self.tools.score(self.task.reward_function, answers, self.row, args)
+        return [
+            self._experience(index, prompt, completion, score, prompt_text, reply)
+            for index, (completion, score, reply) in enumerate(zip(completions, scores, replies, strict=True))
+        ]
+
+    def messages(self) -> list[Message]:
+        key = self.format["system_prompt_key"]
+        system = self.row.get(key) if key else self.format["system_prompt"]
+        if system is None:
+            system = self.default_system_prompt
+        head: list[Message] = [{"role": "system", "content": str(system)}] if system else []
+        return [*head, {"role": "user", "content": self.column("prompt_key")}]
+
+    def truth(self) -> str:
+        """The reference answer; empty if the row has none."""
+        return self.column("response_key") if self.format["response_key"] in self.row else ""
+
+    async def _too_long(self, prompt: list[int]) -> list[Experience]:
+        """A prompt over the limit is cut and kept out of the loss: one token is sampled, no token is trained."""
+        cut = prompt[: self.tools.max_prompt_tokens]
+        sampling = replace(self.task.sampling, max_tokens=1, min_tokens=0)
+        completions = await self.tools.generate(cut, sampling)
+        score = Score(0.0, {"prompt_truncated": 1.0})
+        made = [self._experience(i, cut, c, score, "", "") for i, c in enumerate(completions)]
+        return [
+            replace(e, truncation=Truncation.PROMPT, action_mask=np.zeros(e.response_length, dtype=bool)) for e in made
+        ]
+
+    def _experience(
+        self, rollout: int, prompt: list[int], completion: Completion, score: Score, prompt_text: str, reply: str
+    ) -> Experience:
+        length = len(completion.token_ids)
+        cut = completion.finish_reason == "length"
+        return Experience(
+            rollout=rollout,
+            step=0,
+            token_ids=np.concatenate([np.asarray(prompt, dtype=np.int32), completion.token_ids]),
+            prompt_length=len(prompt),
+            logprobs=completion.logprobs,
+            action_mask=np.ones(length, dtype=bool),
+            reward=score.reward,
+            version_spans=completion.version_spans,
+            truncation=Truncation.RESPONSE if cut else Truncation.NONE,
+            metrics={**score.metrics, "response_tokens": float(length), "response_truncated": float(cut)},
+            prompt_text=prompt_text,
+            response_text=reply,
+        )
+
+
+class MathWorkflow(SimpleWorkflow):
+    """As simple_workflow, with a system prompt that asks for <think> and <answer> unless the YAML gives one."""
+
+    default_system_prompt = _MATH_SYSTEM_PROMPT
