@@ -1,0 +1,135 @@
+"""Reading batches from the buffer, ahead of the trainer and through every restart of the service."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.buffer.v1 import buffer_pb2_grpc
+from trinity.runtime import rpc
+from trinity.runtime.errors import DataLoss, TrinityError
+
+log = structlog.get_logger(__name__)
+
+_AHEAD = 2
+_RETRY_SECONDS = 0.5
+_CALL_SECONDS = 60.0
+_PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+@dataclass
+class RawBatch:
+    """A whole batch as it came."""
+
+    entry: pb.LedgerEntry
+    groups: list[pb.BatchGroup] = field(default_factory=list)
+    examples: list[pb.Example] = field(default_factory=list)
+
+
+class BufferClient:
+    """The buffer as the trainer sees it. Rank 0 alone."""
+
+    def __init__(self, address: str, run: str) -> None:
+        self._channel = rpc.blocking_channel(address)
+        self._stub = buffer_pb2_grpc.BufferServiceStub(self._channel)
+        self._run = run
+        self._batches: queue.Queue[RawBatch | Exception] = queue.Queue(maxsize=_AHEAD)
+        self._closed = threading.Event()
+        self.waiting_for = ""
+
+    def rewind(self, step: int) -> pb.RewindResponse:
+        """Say where this trainer goes on; DataLoss if the buffer cannot serve what follows."""
+        while True:
+            try:
+                return self._stub.Rewind(pb.RewindRequest(run=self._run, step=step), timeout=_CALL_SECONDS)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.DATA_LOSS:
+                    raise DataLoss(str(error.details())) from None
+                self._raise_unless_passing(error)
+            time.sleep(_RETRY_SECONDS)
+
+    def commit(self, step: int, oldest_kept_step: int) -> None:
+        """A checkpoint is durable. Tried again until the buffer has heard it."""
+        request = pb.CommitStepRequest(run=self._run, step=step, oldest_kept_step=oldest_kept_step)
+        while not self._closed.is_set():
+            try:
+                self._stub.CommitStep(request, timeout=_CALL_SECONDS)
+                return
+            except grpc.RpcError as error:
+                self._raise_unless_passing(error)
+            time.sleep(_RETRY_SECONDS)
+
+    def start(self, from_step: int) -> None:
+        """Begin to read ahead."""
+        threading.Thread(target=self._read_for_ever, args=(from_step,), daemon=True, name="batches").start()
+
+    def next(self, timeout_seconds: float) -> RawBatch | None:
+        """The next batch in step order; None if there is none within the time. Raises what ended the reading."""
+        with contextlib.suppress(queue.Empty):
+            item = self._batches.get(timeout=timeout_seconds)
+            if isinstance(item, Exception):
+                raise item
+            return item
+        return None
+
+    def close(self) -> None:
+        self._closed.set()
+        self._channel.close()
+
+    def _read_for_ever(self, step: int) -> None:
+        while not self._closed.is_set():
+            try:
+                for batch in self._stream(step):
+                    self.waiting_for = ""
+                    self._batches.put(batch)
+                    step = batch.entry.step + 1
+                return
+            except grpc.RpcError as error:
+                if error.code() not in _PASSING:
+                    self._batches.put(TrinityError(f"the buffer refuses step {step}: {error.details()}"))
+                    return
+                self.waiting_for = "the buffer"
+                log.info("trainer.buffer.retry", step=step, code=error.code().name)
+            except Exception as error:
+                self._batches.put(error)
+                return
+            time.sleep(_RETRY_SECONDS)
+
+    def _stream(self, from_step: int) -> Iterator[RawBatch]:
+        request = pb.StreamBatchesRequest(run=self._run, from_step=from_step)
+        batch: RawBatch | None = None
+        for part in self._stub.StreamBatches(request, wait_for_ready=True):
+            kind = part.WhichOneof("part")
+            if kind == "waiting":
+                self.waiting_for = f"step {part.waiting.step}: {part.waiting.reason}"
+            elif kind == "entry":
+                batch = RawBatch(part.entry)
+            elif batch is None:
+                raise DataLoss(f"the buffer sent a {kind} outside a batch")
+            elif kind == "group":
+                batch.groups.append(part.group)
+            elif kind == "example":
+                batch.examples.append(part.example)
+            else:
+                self._check(batch)
+                yield batch
+                batch = None
+
+    def _check(self, batch: RawBatch) -> None:
+        entry = batch.entry
+        got = [group.group.task.ordinal for group in batch.groups]
+        if got != [member.ordinal for member in entry.groups]:
+            raise DataLoss(f"step {entry.step}: the groups sent are not those of the ledger entry")
+        if [example.row for example in batch.examples] != list(entry.rows):
+            raise DataLoss(f"step {entry.step}: the rows sent are not those of the ledger entry")
+
+    def _raise_unless_passing(self, error: grpc.RpcError) -> None:
+        if error.code() not in _PASSING:
+            raise TrinityError(f"the buffer refuses: {error.code().name}: {error.details()}") from None
+        log.info("trainer.buffer.retry", code=error.code().name)

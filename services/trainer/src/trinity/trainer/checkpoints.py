@@ -1,0 +1,82 @@
+"""Checkpoints in the job folder: whole or not there.
+
+    <job>/global_step_<n>/
+        actor/deepspeed/        model and optimizer shards of every rank
+        actor/huggingface/      config and tokenizer; model.safetensors if the weights were asked for
+        trainer_state.json      step, run, world size, tokens trained
+        .full_checkpoint        written last, before the folder gets its name
+    <job>/latest_checkpointed_iteration.txt
+"""
+
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trinity.runtime import files
+
+_NAME = re.compile(r"global_step_(\d+)")
+_MARKER = ".full_checkpoint"
+_STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What a resumed trainer must know beside the tensors. `step` is also the position in the ledger."""
+
+    run: str
+    step: int
+    tokens_trained: int
+    world_size: int
+    zero_stage: int
+
+
+class CheckpointStore:
+    """All checkpoints of one job."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self.job_dir = job_dir
+
+    def path(self, step: int) -> Path:
+        return self.job_dir / f"global_step_{step}"
+
+    def temporary(self, step: int) -> Path:
+        """Where rank 0 and all others write before `finish`."""
+        return self.job_dir / f".global_step_{step}.partial"
+
+    def steps(self) -> list[int]:
+        """Steps of all complete checkpoints, ascending."""
+        if not self.job_dir.is_dir():
+            return []
+        found = [(_NAME.fullmatch(p.name), p) for p in self.job_dir.iterdir()]
+        return sorted(int(match[1]) for match, path in found if match and (path / _MARKER).exists())
+
+    def newest(self) -> TrainerState | None:
+        """State of the newest complete checkpoint."""
+        for step in reversed(self.steps()):
+            state = files.read_json(self.path(step) / _STATE)
+            if isinstance(state, dict):
+                return TrainerState(**state)
+        return None
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write into; what a crash left there is removed."""
+        folder = self.temporary(step)
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "actor").mkdir(parents=True)
+        return folder
+
+    def finish(self, state: TrainerState, keep: int | None) -> int:
+        """Make what was written the checkpoint of its step, durable; returns the oldest step that is kept."""
+        folder, final = self.temporary(state.step), self.path(state.step)
+        files.write_json(folder / _STATE, asdict(state))
+        files.sync_tree(folder)
+        (folder / _MARKER).touch()
+        files.sync_folder(folder)
+        shutil.rmtree(final, ignore_errors=True)
+        folder.rename(final)
+        files.write_atomic(self.job_dir / "latest_checkpointed_iteration.txt", str(state.step).encode())
+        kept = self.steps()
+        for step in kept[: -keep if keep else 0]:
+            shutil.rmtree(self.path(step), ignore_errors=True)
+        return self.steps()[0]

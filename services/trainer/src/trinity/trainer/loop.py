@@ -1,0 +1,278 @@
+"""The training loop: ask for step k, learn, publish, save. Every rank runs it; rank 0 talks to the other services.
+
+    resume -> (receive -> train -> publish -> save) for every step -> finished
+
+After a crash it resumes from the newest whole checkpoint, and the ledger answers with the same batches as before.
+Versions that went out before the crash stay as they are: weights of a step are published once.
+"""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+from opentelemetry import trace
+
+from trinity.config import Plan
+from trinity.runtime import tracing
+from trinity.runtime.errors import DataLoss
+from trinity.runtime.metrics import Gauge, Histogram
+from trinity.trainer.batch import TrainBatch, from_examples, from_groups
+from trinity.trainer.batches import BufferClient, RawBatch
+from trinity.trainer.checkpoints import CheckpointStore, TrainerState
+from trinity.trainer.control import Control
+from trinity.trainer.engine import TrainEngine
+from trinity.trainer.exchange import decode_batch, encode_batch, share_bytes
+from trinity.trainer.ranks import Ranks
+from trinity.trainer.weights import Publisher, write_huggingface_index, write_shards
+
+log = structlog.get_logger(__name__)
+
+STEP = Gauge("trinity_trainer_step", "Optimizer steps done")
+SECONDS = Histogram(
+    "trinity_trainer_step_seconds", "Parts of a step, in seconds", ["part"], buckets=(0.01, 0.1, 0.5, 1, 5, 30, 120)
+)
+
+
+class TrainLoop:
+    """`run` once. `buffer` and `publisher` exist on rank 0 alone; no publisher: nobody follows the weights."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        run: str,
+        ranks: Ranks,
+        engine: TrainEngine,
+        control: Control,
+        buffer: BufferClient | None,
+        publisher: Publisher | None,
+    ) -> None:
+        self._plan = plan
+        self._run = run
+        self._ranks = ranks
+        self._engine = engine
+        self._control = control
+        self._buffer = buffer
+        self._publisher = publisher
+        self._publishes = not plan.algorithm.offline
+        self._store = CheckpointStore(plan.job_dir)
+        self._tokenizer: Any = None
+        self._last_step = 0
+        self._tokens_trained = 0
+
+    def run(self) -> None:
+        """Until the last step, or until `control.stop`."""
+        step = self._resume()
+        if self._buffer is not None and step < self._last_step:
+            self._buffer.start(step + 1)
+        while step < self._last_step:
+            raw = self._receive(step + 1)
+            if raw is None:
+                log.info("trainer.stopped", step=step)
+                return
+            step = self._train(raw)
+            self._publish(step)
+            self._save_if_due(step)
+        self._control.update(state="finished", waiting_for="")
+        log.info("trainer.finished", step=step)
+
+    def _resume(self) -> int:
+        """Load the newest checkpoint, if there is one; returns its step."""
+        state = self._store.newest() if self._plan.config.continue_from_checkpoint else None
+        step = state.step if state else 0
+        if state is not None:
+            self._engine.load(self._store.path(step) / "actor")
+            self._tokens_trained = state.tokens_trained
+            log.info("trainer.resumed", step=step, path=str(self._store.path(step)))
+        answer = json.dumps(self._announce(step)).encode() if self._ranks.is_first else None
+        self._last_step = json.loads(share_bytes(answer, self._ranks, self._engine.device))
+        self._control.update(
+            step=step, last_step=self._last_step, checkpoint_step=step, tokens_trained=self._tokens_trained
+        )
+        return step
+
+    def _announce(self, step: int) -> int:
+        """Tell the buffer where this trainer goes on, and the sync service what version 0 is."""
+        assert self._buffer is not None
+        answer = self._buffer.rewind(step)
+        if self._publisher is not None:
+            self._publisher.open(self._plan.config.model.model_path)
+            self._control.update(version=self._publisher.live_version)
+        return int(answer.last_step)
+
+    def _receive(self, step: int) -> RawBatch | None:
+        """The batch of a step, on every rank; None if the loop is to stop."""
+        begin = time.monotonic()
+        data: bytes | None = None
+        if self._buffer is not None:
+            data = self._wait_for_batch(step)
+        shared = share_bytes(data, self._ranks, self._engine.device)
+        SECONDS.labels("wait").observe(time.monotonic() - begin)
+        return decode_batch(shared) if shared else None
+
+    def _wait_for_batch(self, step: int) -> bytes:
+        """Rank 0: the encoded batch; empty to stop. Serves requests for a pause or a checkpoint between steps."""
+        assert self._buffer is not None
+        while not self._control.stopping:
+            if self._control.paused:
+                self._control.update(state="paused")
+                time.sleep(0.05)
+                continue
+            self._control.update(state="waiting", waiting_for=self._buffer.waiting_for or f"the batch of step {step}")
+            batch = self._buffer.next(timeout_seconds=0.2)
+            if batch is not None:
+                if batch.entry.step != step:
+                    raise DataLoss(f"the buffer sent step {batch.entry.step}, step {step} was asked for")
+                self._control.update(state="training", waiting_for="")
+                return encode_batch(batch)
+        return b""
+
+    def _train(self, raw: RawBatch) -> int:
+        begin = time.monotonic()
+        step = raw.entry.step
+        batch = self._batch(raw)
+        links = [trace.Link(context) for context in _contexts(raw)]
+        with tracing.span("trainer.step", links=links, step=step) as span:
+            metrics = self._engine.train(batch, self._last_step)
+            _close_traces(raw, step, span)
+        self._tokens_trained += batch.response_tokens
+        seconds = time.monotonic() - begin
+        SECONDS.labels("train").observe(seconds)
+        STEP.set(step)
+        if self._ranks.is_first:
+            self._report(batch, metrics, seconds)
+        return step
+
+    def _batch(self, raw: RawBatch) -> TrainBatch:
+        if not self._plan.algorithm.offline:
+            return from_groups(raw.entry, (item.group for item in raw.groups), self._plan.algorithm)
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            model = self._plan.config.model
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                model.model_path, trust_remote_code=model.trust_remote_code
+            )
+        return from_examples(raw.entry, raw.examples, self._tokenizer, self._plan.lengths.model)
+
+    def _report(self, batch: TrainBatch, metrics: dict[str, float], seconds: float) -> None:
+        named = {f"actor/{name}": value for name, value in metrics.items()}
+        named["time/step"] = seconds
+        named["perf/tokens_per_second"] = sum(s.length for s in batch.sequences) / seconds
+        named["sample/response_tokens"] = float(batch.response_tokens)
+        if not self._plan.algorithm.offline:
+            rewards = [sequence.reward for sequence in batch.sequences]
+            named["sample/reward_mean"] = sum(rewards) / len(rewards)
+            named["sample/staleness_mean"] = batch.staleness_mean
+            named["sample/staleness_max"] = batch.staleness_max
+        self._control.update(step=batch.step, tokens_trained=self._tokens_trained, metrics=named)
+        log.info("trainer.step.done", step=batch.step, **{k: round(v, 5) for k, v in named.items()})
+        monitor = self._plan.job_dir / "monitor"
+        monitor.mkdir(parents=True, exist_ok=True)
+        with (monitor / "trainer.jsonl").open("a") as file:
+            file.write(json.dumps({"step": batch.step, "time": time.time(), **named}) + "\n")
+
+    def _publish(self, step: int) -> None:
+        if not self._publishes or not self._plan.staleness.publishes(step, self._last_step):
+            return
+        published = self._publisher.newest_step if self._publisher is not None else 0
+        newest = int(share_bytes(str(published).encode() if self._ranks.is_first else None, self._ranks,
+                                 self._engine.device))  # fmt: skip
+        if step <= newest:
+            return  # went out before a crash; versions never change
+        begin = time.monotonic()
+        weights = self._engine.weights()
+        if self._publisher is not None:
+            self._publisher.publish(step, weights)
+            self._control.update(version=self._publisher.live_version)
+        else:
+            for _ in weights:
+                pass
+        SECONDS.labels("publish").observe(time.monotonic() - begin)
+
+    def _save_if_due(self, step: int) -> None:
+        interval = self._plan.config.trainer.save_interval
+        asked = self._control.take_checkpoint_request() if self._ranks.is_first else False
+        asked = share_bytes(b"1" if asked else b"0" if self._ranks.is_first else None, self._ranks,
+                            self._engine.device) == b"1"  # fmt: skip
+        if step == self._last_step or asked or (interval and step % interval == 0):
+            self._save(step)
+
+    def _save(self, step: int) -> None:
+        self._control.update(state="saving")
+        begin = time.monotonic()
+        if self._ranks.is_first:
+            self._store.begin(step)
+        share_bytes(b"begun" if self._ranks.is_first else None, self._ranks, self._engine.device)
+        folder = self._store.temporary(step) / "actor"
+        self._engine.save(folder, {"step": step})
+        self._save_huggingface(folder / "huggingface", step)
+        share_bytes(b"written" if self._ranks.is_first else None, self._ranks, self._engine.device)
+        if not self._ranks.is_first:
+            return
+        state = TrainerState(
+            run=self._run,
+            step=step,
+            tokens_trained=self._tokens_trained,
+            world_size=self._ranks.world_size,
+            zero_stage=self._engine.zero_stage,
+        )
+        oldest = self._store.finish(state, self._plan.config.trainer.max_checkpoints_to_keep)
+        assert self._buffer is not None
+        self._buffer.commit(step, oldest)
+        self._control.update(checkpoint_step=step)
+        SECONDS.labels("save").observe(time.monotonic() - begin)
+        log.info("trainer.checkpoint.saved", step=step, path=str(self._store.path(step)))
+
+    def _save_huggingface(self, folder: Path, step: int) -> None:
+        """Config and tokenizer always, weights if asked for. A collective under ZeRO-3."""
+        choice = self._plan.config.trainer.save_hf_checkpoint
+        with_weights = choice == "always" or (choice == "last" and step == self._last_step)
+        if not self._ranks.is_first:
+            if with_weights:
+                for _ in self._engine.weights():
+                    pass
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_model_files(Path(self._plan.config.model.model_path), folder, self._engine.policy.model.config)
+        if with_weights:
+            tensors, names = write_shards(self._engine.weights(), folder, "model-{:05d}.safetensors")
+            write_huggingface_index(folder, tensors, names)
+
+
+def copy_model_files(source: Path, target: Path, config: Any) -> None:
+    """Everything of a model folder but the weights: config, tokenizer, chat template."""
+    if source.is_dir():
+        for path in source.iterdir():
+            if path.is_file() and path.suffix not in (".safetensors", ".bin", ".pt", ".gguf"):
+                if not path.name.endswith(".index.json"):
+                    shutil.copy(path, target / path.name)
+        return
+    from transformers import AutoTokenizer
+
+    config.save_pretrained(target)
+    AutoTokenizer.from_pretrained(str(source)).save_pretrained(target)
+
+
+def _contexts(raw: RawBatch) -> list[trace.SpanContext]:
+    """Span contexts the groups came with."""
+    contexts = []
+    for group in raw.groups:
+        if group.traceparent:
+            parent = tracing.extract({"traceparent": group.traceparent})
+            contexts.append(trace.get_current_span(parent).get_span_context())
+    return [context for context in contexts if context.is_valid]
+
+
+def _close_traces(raw: RawBatch, step: int, span: trace.Span) -> None:
+    """The last span of every task's trace: its experience was learnt from, in the step that is linked."""
+    link = trace.Link(span.get_span_context())
+    for group in raw.groups:
+        if group.traceparent:
+            parent = tracing.extract({"traceparent": group.traceparent})
+            with tracing.span(
+                "experience.train", parent=parent, links=[link], step=step, task_id=group.group.task.task_id
+            ):
+                pass

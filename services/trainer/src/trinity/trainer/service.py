@@ -1,0 +1,79 @@
+"""Wiring of the trainer: the loop in a thread, gRPC beside it, the other ranks as children."""
+
+import asyncio
+import os
+import subprocess
+from typing import NoReturn
+
+import grpc.aio
+import structlog
+
+from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
+from trinity.config.service import load_plan
+from trinity.runtime import tracing
+from trinity.runtime.errors import TrinityError
+from trinity.trainer.build import run_id_of, train
+from trinity.trainer.control import Control
+from trinity.trainer.ranks import launch_others, ranks_from_environment
+from trinity.trainer.servicer import TrainerServicer
+from trinity.trainer.settings import TrainerSettings
+
+log = structlog.get_logger(__name__)
+
+
+class RankDied(TrinityError):
+    """One of the ranks ended before the run did: the group cannot go on without it."""
+
+
+class TrainerService:
+    name = "trainer"
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self._settings = settings
+        self._plan = load_plan(settings.config_file, settings.stage)
+        self.run_id = run_id_of(self._plan)
+        self.control = Control()
+        self.ranks = ranks_from_environment(settings.num_ranks)
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._training: asyncio.Future[None] | None = None
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        servicer = TrainerServicer(self.control, self.run_id, self.ranks.world_size, self._plan.job_dir)
+        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, server)
+        return [trainer_pb2.DESCRIPTOR.services_by_name["TrainerService"].full_name]
+
+    async def work(self, ready: asyncio.Event, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        died: asyncio.Future[None] = loop.create_future()
+
+        def on_death(rank: int, code: int) -> None:
+            def note() -> None:
+                done = code == 0 and self.control.progress.state == "finished"
+                if not done and not self.control.stopping and not died.done():
+                    died.set_exception(RankDied(f"rank {rank} ended with code {code}; see its log"))
+
+            loop.call_soon_threadsafe(note)
+
+        self._children = launch_others(self.ranks, on_death)
+        ready.set()
+        self._training = loop.run_in_executor(None, train, self._plan, self._settings, self.ranks, self.control)
+        await asyncio.wait([self._training, died], return_when=asyncio.FIRST_COMPLETED)
+        if died.done():
+            log.error("service.failed", reason=str(died.exception()))
+            _exit_now(1)
+        await self._training
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Let the running step end. What it learnt is learnt again from the same batch if no checkpoint followed."""
+        self.control.stop()
+        if self._training is None:
+            return
+        _, running = await asyncio.wait([self._training], timeout=grace_seconds)
+        if running:
+            _exit_now(0)
+
+
+def _exit_now(code: int) -> NoReturn:
+    """The loop's thread hangs in a step or a collective and cannot be interrupted: end the process."""
+    tracing.shutdown()
+    os._exit(code)

@@ -1,0 +1,67 @@
+"""The gRPC edge of the trainer."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc.aio
+
+from trinity.api.trainer.v1 import trainer_pb2 as pb
+from trinity.api.trainer.v1 import trainer_pb2_grpc
+from trinity.runtime.errors import Conflict
+from trinity.trainer.control import Control
+
+_POLL_SECONDS = 0.05
+
+
+class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
+    def __init__(self, control: Control, run: str, world_size: int, job_dir: Path) -> None:
+        self._control = control
+        self._run = run
+        self._world_size = world_size
+        self._job_dir = job_dir
+
+    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusResponse:
+        progress = self._control.progress
+        return pb.StatusResponse(
+            run=self._run,
+            state=progress.state,
+            step=progress.step,
+            last_step=progress.last_step,
+            version=progress.version,
+            checkpoint_step=progress.checkpoint_step,
+            tokens_trained=progress.tokens_trained,
+            metrics=progress.metrics,
+            world_size=self._world_size,
+            waiting_for=progress.waiting_for,
+        )
+
+    async def Pause(self, request: pb.PauseRequest, context: grpc.aio.ServicerContext) -> pb.PauseResponse:
+        self._refuse_if_finished()
+        self._control.pause()
+        await _until(lambda: self._control.progress.state in ("paused", "finished"))
+        return pb.PauseResponse(step=self._control.progress.step)
+
+    async def Resume(self, request: pb.ResumeRequest, context: grpc.aio.ServicerContext) -> pb.ResumeResponse:
+        self._control.resume()
+        return pb.ResumeResponse()
+
+    async def Checkpoint(
+        self, request: pb.CheckpointRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CheckpointResponse:
+        self._refuse_if_finished()
+        before = self._control.progress.checkpoint_step
+        self._control.request_checkpoint()
+        await _until(lambda: self._control.progress.checkpoint_step > before)
+        step = self._control.progress.checkpoint_step
+        return pb.CheckpointResponse(step=step, path=str(self._job_dir / f"global_step_{step}"))
+
+    def _refuse_if_finished(self) -> None:
+        if self._control.progress.state == "finished":
+            raise Conflict("the trainer has finished; there is no further step")
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    """Poll until it holds; the caller's deadline ends it."""
+    while not holds():
+        await asyncio.sleep(_POLL_SECONDS)

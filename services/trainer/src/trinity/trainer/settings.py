@@ -1,0 +1,22 @@
+"""Settings of the trainer. Prefix TRINITY_TRAINER_."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from trinity.runtime.settings import ServiceSettings
+
+
+class TrainerSettings(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="TRINITY_TRAINER_", extra="forbid", frozen=True)
+
+    config_file: Path | None = Field(None, description="The run's YAML")
+    stage: str = Field("", description="Stage of the YAML, if it has several")
+    buffer_address: str = Field("127.0.0.1:7001", description="gRPC address of the buffer")
+    sync_address: str = Field("127.0.0.1:7004", description="gRPC address of the sync service")
+    weights_dir: Path | None = Field(None, description="Folder of weight versions; default <job folder>/weights")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where training runs")
+    num_ranks: int = Field(1, ge=1, description="Training processes, unless a launcher such as torchrun says")
+    threads: int = Field(0, ge=0, description="CPU threads of each rank; 0: the cores, shared by the ranks")
