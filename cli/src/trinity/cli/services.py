@@ -1,0 +1,109 @@
+"""The processes of one stage on this machine: commands, settings, ports."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity.cli import nats
+from trinity.cli.children import Child
+from trinity.cli.devices import Placement
+from trinity.config import Plan
+from trinity.runtime.process import free_port
+
+_HOST = "127.0.0.1"
+# The experience log may fill this part of what is free on the disk, and no more than the limit.
+_LOG_PART, _LOG_LIMIT_GIB = 0.1, 16.0
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the services of a stage listen."""
+
+    buffer: str = ""
+    environment: str = ""
+    sync: str = ""
+    trainer: str = ""
+
+
+def nats_child(folder: Path, log_dir: Path) -> tuple[Child, str]:
+    """The embedded nats-server and its URL."""
+    binary = nats.find_binary()
+    port, monitor = free_port(), free_port()
+    config = nats.write_config(folder, port, monitor)
+    child = Child(
+        name="nats",
+        service="nats",
+        command=[str(binary), "-c", str(config)],
+        environment={},
+        address=f"{_HOST}:{port}",
+        log_file=log_dir / "nats.log",
+        metrics=f"{_HOST}:{monitor}",
+    )
+    return child, f"nats://{_HOST}:{port}"
+
+
+def _service(name: str, log_dir: Path, settings: dict[str, str], *, instance: str = "", once: bool = False) -> Child:
+    instance = instance or name
+    address, metrics = f"{_HOST}:{free_port()}", f"{_HOST}:{free_port()}"
+    log_file = log_dir / f"{instance}.log"
+    prefix = f"TRINITY_{name.upper()}_"
+    common = {
+        "LISTEN": address,
+        "METRICS_LISTEN": metrics,
+        "LOG_FILE": str(log_file),
+        "STOP_WITH_PARENT": "1",
+        "LOG_LEVEL": os.environ.get("TRINITY_LOG_LEVEL", "INFO"),
+    }
+    environment = {f"{prefix}{key}": value for key, value in {**common, **settings}.items()}
+    return Child(
+        name=instance,
+        service=name,
+        command=[sys.executable, "-m", f"trinity.{name}.main", "serve"],
+        environment={**environment, "PYTHONUNBUFFERED": "1"},
+        address=address,
+        log_file=log_file,
+        metrics=metrics,
+        once=once,
+    )
+
+
+def infrastructure(plan: Plan, config_file: Path, nats_url: str, log_dir: Path) -> tuple[list[Child], Addresses]:
+    """buffer, and what explorers need: environment and sync."""
+    plan.job_dir.mkdir(parents=True, exist_ok=True)
+    log_gib = max(0.25, min(_LOG_LIMIT_GIB, nats.free_gib(plan.job_dir) * _LOG_PART))
+    settings = {"CONFIG_FILE": str(config_file), "NATS_URL": nats_url, "LOG_GIB": f"{log_gib:.2f}"}
+    children = [_service("buffer", log_dir, settings)]
+    if not plan.algorithm.offline:
+        children.append(_service("environment", log_dir, {}))
+        children.append(_service("sync", log_dir, {"NATS_URL": nats_url}))
+    by_name = {child.name: child.address for child in children}
+    return children, Addresses(**by_name)
+
+
+def explorer(
+    plan: Plan, config_file: Path, nats_url: str, addresses: Addresses, log_dir: Path, placement: Placement
+) -> Child:
+    settings = {
+        "CONFIG_FILE": str(config_file),
+        "NATS_URL": nats_url,
+        "SYNC_ADDRESS": addresses.sync,
+        "ENVIRONMENT_ADDRESS": addresses.environment,
+        "DEVICE": placement.device,
+        "DEVICES": ",".join(placement.explorer),
+    }
+    return _service("explorer", log_dir, settings, instance=plan.config.explorer.name)
+
+
+def trainer(config_file: Path, addresses: Addresses, log_dir: Path, placement: Placement) -> Child:
+    settings = {
+        "CONFIG_FILE": str(config_file),
+        "BUFFER_ADDRESS": addresses.buffer,
+        "SYNC_ADDRESS": addresses.sync or f"{_HOST}:1",
+        "DEVICE": placement.device,
+        "NUM_RANKS": str(placement.trainer_ranks),
+    }
+    child = _service("trainer", log_dir, settings, once=True)
+    if placement.trainer:
+        child.environment = {**child.environment, "CUDA_VISIBLE_DEVICES": ",".join(placement.trainer)}
+    return child
