@@ -41,7 +41,9 @@ def place(plan: Plan, gpus: list[str]) -> Placement:
     limit = config.cluster.gpu_per_node or len(gpus)
     cards = gpus[:limit]
     rollout = config.explorer.rollout_model
-    wanted = 0 if plan.algorithm.offline or config.mode == "train" else rollout.engine_num * rollout.tensor_parallel_size
+    wanted = (
+        0 if plan.algorithm.offline or config.mode == "train" else rollout.engine_num * rollout.tensor_parallel_size
+    )
     trainer = [] if config.mode == "explore" else cards[wanted:]
     if wanted > len(cards) or (config.mode != "explore" and not trainer):
         raise RunError(

@@ -1,10 +1,10 @@
 """The job folder: who owns it, what runs in it, which stages are done.
 
-    <job>/.lock                 held by the supervisor of mode both or train
-    <job>/run/<name>.json       one live supervisor: its pid and processes
-    <job>/nats/                 store of the embedded nats-server
-    <job>/[<stage>/]config.json log/ monitor/ weights/ global_step_<n>/ finished.json
-    <job>/summary.json
+<job>/.lock                 held by the supervisor of mode both or train
+<job>/run/<name>.json       one live supervisor: its pid and processes
+<job>/nats/                 store of the embedded nats-server
+<job>/[<stage>/]config.json log/ monitor/ weights/ global_step_<n>/ finished.json
+<job>/summary.json
 """
 
 import os

@@ -2,7 +2,6 @@
 
 from trinity.config import Plan
 
-
 _FROM_RUN = "that of the run it joins"
 
 
@@ -14,8 +13,12 @@ def describe(plan: Plan) -> str:
         ("mode", config.mode),
         ("algorithm", f"{plan.algorithm.algorithm_type} ({plan.algorithm.loss_aggregation})"),
         ("model", config.model.model_path or _FROM_RUN),
-        ("lengths", f"{lengths.prompt} prompt + {lengths.response} response <= {lengths.model} tokens"
-         if lengths.model else _FROM_RUN),
+        (
+            "lengths",
+            f"{lengths.prompt} prompt + {lengths.response} response <= {lengths.model} tokens"
+            if lengths.model
+            else _FROM_RUN,
+        ),
         ("steps", str(plan.total_steps) if plan.total_steps else f"{config.buffer.total_epochs} epoch(s) of the data"),
     ]
     if plan.algorithm.offline:

@@ -67,9 +67,7 @@ class Stage:
         begin = time.monotonic()
         for child in self.children:
             child.start()
-        keepers = {
-            asyncio.create_task(child.keep_running(self._changed)): child for child in [*self.children, *others]
-        }
+        keepers = {asyncio.create_task(child.keep_running(self._changed)): child for child in [*self.children, *others]}
         watcher = Watcher(self.run_id, self._addresses)
         record = asyncio.create_task(self._keep_record(others))
         try:

@@ -168,7 +168,9 @@ def _opening(plan: Plan, placement: Placement, last: int) -> str:
     kind = plan.config.algorithm.algorithm_type
     size = plan.groups_per_step
     unit = "rows" if plan.algorithm.offline else f"groups of {plan.config.algorithm.repeat_times}"
-    return f"stage {plan.config.name}: {kind}, {last} steps of {size} {unit}, on {where}; logs in {plan.job_dir / 'log'}"
+    return (
+        f"stage {plan.config.name}: {kind}, {last} steps of {size} {unit}, on {where}; logs in {plan.job_dir / 'log'}"
+    )
 
 
 def _closing(part: dict[str, Any]) -> str:
@@ -191,5 +193,3 @@ def _summary(config: Config, parts: list[dict[str, Any]], seconds: float) -> dic
     main = {key: value for key, value in parts[-1].items() if key not in ("stage", "evaluations")}
     main["wall_seconds"] = round(max(seconds, sum(part["wall_seconds"] for part in parts)), 1)
     return {"project": config.project, "name": config.name, **main, "stages": parts}
-
-

@@ -51,7 +51,9 @@ def _check_algorithm(config: Config) -> Iterator[Problem]:
         for argument in getattr(algorithm, f"{key}_args") or {}:
             known = registry[name] if name is not None else {}
             if argument not in known:
-                yield Problem(f"algorithm.{key}_args.{argument}", f"{name} has no such argument; {_near(argument, known)}")
+                yield Problem(
+                    f"algorithm.{key}_args.{argument}", f"{name} has no such argument; {_near(argument, known)}"
+                )
 
 
 def _check_lengths(config: Config) -> Iterator[Problem]:

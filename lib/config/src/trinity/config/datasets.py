@@ -45,7 +45,9 @@ def _files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
     """<folder>/[<subset>/|data/]<split>{.,-}*, the first place that has any."""
     places = [folder / subset] if subset and (folder / subset).is_dir() else []
     for place in [*places, folder, folder / "data"]:
-        files = [f for f in sorted(place.glob(f"{split}*")) if f.suffix in _SUFFIXES and f.stem[len(split) :][:1] in "-."]
+        files = [
+            f for f in sorted(place.glob(f"{split}*")) if f.suffix in _SUFFIXES and f.stem[len(split) :][:1] in "-."
+        ]
         if files:
             return files
     raise DatasetError(f"folder {str(folder)!r} has no {split}.jsonl, {split}.json or {split}*.parquet")

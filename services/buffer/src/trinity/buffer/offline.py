@@ -25,9 +25,7 @@ class OfflineSource:
         self._ledger = ledger
         self._config = config
         self._rows: Sequence[Row] = read(config.path, config.split, config.subset_name)
-        self._selector = make_selector(
-            config.data_selector.selector_type, len(self._rows), config.data_selector.seed
-        )
+        self._selector = make_selector(config.data_selector.selector_type, len(self._rows), config.data_selector.seed)
         self._wanted = 0
 
     def __len__(self) -> int:

@@ -127,9 +127,7 @@ class Window:
         """Log entries below this one are of no use to any later batch."""
         return min((group.log_sequence for group in self.pending.values()), default=self.log_sequence + 1)
 
-    def restore(
-        self, pending: Iterable[StoredGroup], dead: Iterable[int], failures: Mapping[int, int]
-    ) -> "Window":
+    def restore(self, pending: Iterable[StoredGroup], dead: Iterable[int], failures: Mapping[int, int]) -> "Window":
         """Fill in what lies above the watermark."""
         self.pending = {group.ordinal: group for group in pending}
         self.dead = set(dead)

@@ -3,7 +3,9 @@
 from trinity.explorer.settings import ExplorerSettings
 from trinity.runtime.cli import service_app
 
-app = service_app("explorer", "rolls the policy out with vLLM", ExplorerSettings, "trinity.explorer.service:ExplorerService")
+app = service_app(
+    "explorer", "rolls the policy out with vLLM", ExplorerSettings, "trinity.explorer.service:ExplorerService"
+)
 
 if __name__ == "__main__":
     app()

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
+from trinity.api.common.v1 import experience_pb2
 from trinity.api.explorer.v1 import explorer_pb2 as pb
 from trinity.api.explorer.v1 import explorer_pb2_grpc
-from trinity.api.common.v1 import experience_pb2
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.types import Completion

@@ -176,5 +176,3 @@ def _member(member: Member, live: int) -> pb.Member:
         seconds_since_report=time.time() - member.reported_at,
         tokens_generated=member.tokens_generated,
     )
-
-

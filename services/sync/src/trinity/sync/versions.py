@@ -80,7 +80,9 @@ class Versions:
         if entry.revision:
             there = _decode(entry.value, await self.live())
             if there.manifest != manifest:
-                raise Conflict(f"manifest.version: {manifest.version} exists with another content; versions never change")
+                raise Conflict(
+                    f"manifest.version: {manifest.version} exists with another content; versions never change"
+                )
             if there.state is not VersionState.STAGED:
                 return there
             revision = entry.revision

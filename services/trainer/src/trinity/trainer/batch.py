@@ -128,9 +128,7 @@ def _tokenise(example: pb.Example, index: int, tokenizer: Any, limit: int) -> Tr
 
 def _template(tokenizer: Any, messages: Sequence[dict[str, Any]], ask: bool, row: int) -> list[int]:
     try:
-        ids = tokenizer.apply_chat_template(
-            list(messages), tokenize=True, add_generation_prompt=ask, return_dict=False
-        )
+        ids = tokenizer.apply_chat_template(list(messages), tokenize=True, add_generation_prompt=ask, return_dict=False)
     except Exception as error:  # Jinja templates raise what they like
         raise InvalidInput(f"row {row}", f"the chat template refuses it: {error}") from None
     return [int(token) for token in ids]

@@ -1,11 +1,11 @@
 """Checkpoints in the job folder: whole or not there.
 
-    <job>/global_step_<n>/
-        actor/deepspeed/        model and optimizer shards of every rank
-        actor/huggingface/      config and tokenizer; model.safetensors if the weights were asked for
-        trainer_state.json      step, run, world size, tokens trained
-        .full_checkpoint        written last, before the folder gets its name
-    <job>/latest_checkpointed_iteration.txt
+<job>/global_step_<n>/
+    actor/deepspeed/        model and optimizer shards of every rank
+    actor/huggingface/      config and tokenizer; model.safetensors if the weights were asked for
+    trainer_state.json      step, run, world size, tokens trained
+    .full_checkpoint        written last, before the folder gets its name
+<job>/latest_checkpointed_iteration.txt
 """
 
 import re

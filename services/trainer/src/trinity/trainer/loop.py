@@ -152,9 +152,7 @@ class TrainLoop:
             from transformers import AutoTokenizer
 
             model = self._plan.config.model
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                model.model_path, trust_remote_code=model.trust_remote_code
-            )
+            self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
         return from_examples(raw.entry, raw.examples, self._tokenizer, self._plan.lengths.model)
 
     def _report(self, batch: TrainBatch, metrics: dict[str, float], seconds: float) -> None:

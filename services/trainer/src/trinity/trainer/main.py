@@ -1,9 +1,11 @@
 """trinity-trainer: trains the policy with DeepSpeed."""
 
-from trinity.trainer.settings import TrainerSettings
 from trinity.runtime.cli import service_app
+from trinity.trainer.settings import TrainerSettings
 
-app = service_app("trainer", "trains the policy with DeepSpeed", TrainerSettings, "trinity.trainer.service:TrainerService")
+app = service_app(
+    "trainer", "trains the policy with DeepSpeed", TrainerSettings, "trinity.trainer.service:TrainerService"
+)
 
 if __name__ == "__main__":
     app()

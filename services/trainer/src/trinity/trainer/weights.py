@@ -98,9 +98,7 @@ class Publisher:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         tensors, names = write_shards(weights, partial, "part-{:05d}.safetensors")
-        infos = tuple(
-            FileInfo(name, (partial / name).stat().st_size, files.checksum(partial / name)) for name in names
-        )
+        infos = tuple(FileInfo(name, (partial / name).stat().st_size, files.checksum(partial / name)) for name in names)
         partial.rename(folder)
         offer = FolderOffer(str(folder.absolute()))
         self._announce(Manifest(self._run, step, step, tuple(tensors), infos, (offer,), time.time()))

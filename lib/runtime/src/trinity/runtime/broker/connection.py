@@ -128,7 +128,7 @@ class Broker:
                     raise
                 refused = error.err_code in _NO_ROOM
                 problem = str(error.description or error)
-            except (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError) as error:
+            except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
                 self._raise_if_denied(subject)
                 refused, problem = False, f"{type(error).__name__} {error}".strip()
             await asyncio.sleep(min(pause, max(deadline - time.monotonic(), 0)))
@@ -168,7 +168,7 @@ class Broker:
                 if error.err_code in _NO_ROOM:
                     raise
                 problem: Exception = error
-            except (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError) as error:
+            except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
                 problem = error
             if time.monotonic() > deadline:
                 raise Unavailable(f"NATS did not answer ({what}): {type(problem).__name__} {problem}") from None

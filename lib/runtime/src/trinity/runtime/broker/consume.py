@@ -67,7 +67,7 @@ class Message:
     async def _tell(self, call: Awaitable[object]) -> bool:
         try:
             await call
-        except (nats.errors.Error, asyncio.TimeoutError, OSError) as error:
+        except (TimeoutError, nats.errors.Error, OSError) as error:
             log.info("broker.message.not_told", sequence=self.sequence, error=f"{type(error).__name__} {error}".strip())
             return False
         return True
@@ -166,7 +166,7 @@ class PullConsumer:
         try:
             async for message in self._pull.request(batch, wait_seconds):
                 yield message
-        except (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError) as error:
+        except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
             log.info("broker.lease.interrupted", error=f"{type(error).__name__} {error}".strip())
             await asyncio.sleep(0.2)
 
@@ -188,7 +188,7 @@ async def tail(broker: Broker, stream: str, after_sequence: int) -> AsyncIterato
                     )
                 expected = message.sequence + 1
                 yield message
-        except (nats.errors.Error, nats.js.errors.Error, asyncio.TimeoutError, OSError) as error:
+        except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
             log.info("broker.tail.reopened", stream=stream, sequence=expected, error=str(error))
             await asyncio.sleep(0.2)
 

@@ -63,7 +63,7 @@ class Bucket:
             return await self._store.create(key, value)
         except (nats.js.errors.KeyWrongLastSequenceError, nats.js.errors.BadRequestError):
             raise SequenceConflict(f"{self.name}/{key} is no longer at revision {revision}") from None
-        except (nats.errors.Error, asyncio.TimeoutError):
+        except (TimeoutError, nats.errors.Error):
             # The answer was lost, the write perhaps not: look.
             there = await self.get(key)
             if there.value == value and there.revision > revision:

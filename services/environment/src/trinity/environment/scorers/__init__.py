@@ -1,6 +1,6 @@
 """Scoring functions by name."""
 
-from trinity.environment.scorers.base import Scorer, ScoreItem, ScoreResult
+from trinity.environment.scorers.base import ScoreItem, Scorer, ScoreResult
 from trinity.environment.scorers.countdown import countdown_reward
 from trinity.environment.scorers.math import accuracy_reward, math_boxed_reward, math_reward
 

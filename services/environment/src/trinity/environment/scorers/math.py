@@ -6,7 +6,9 @@ from typing import Any
 from trinity.environment.scorers.answers import given_answer, last_boxed, reference_answer, same_answer
 from trinity.environment.scorers.base import ScoreItem, ScoreResult
 
-_THINK_THEN_ANSWER = re.compile(r"\s*<think>(?:(?!</?think>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*", re.DOTALL)
+_THINK_THEN_ANSWER = re.compile(
+    r"\s*<think>(?:(?!</?think>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*", re.DOTALL
+)
 _FORMAT_REWARD = 0.1
 
 

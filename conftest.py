@@ -1,0 +1,54 @@
+"""Fixtures for every test: a real nats-server, the quickstart's model and data."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.nats import NatsServer
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+ROOT = Path(__file__).parent
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A nats-server of this test alone; it may kill and start it."""
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def nats_url(nats_server: NatsServer) -> str:
+    return nats_server.url
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def quickstart_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's model: Qwen2, random weights, byte tokenizer."""
+    folder = tmp_path_factory.mktemp("quickstart") / "model"
+    _make("make_model.py", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def quickstart_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The quickstart's sums: train.jsonl and test.jsonl in the GSM8K form."""
+    folder = tmp_path_factory.mktemp("quickstart") / "data"
+    _make("make_data.py", folder)
+    return folder
+
+
+def _make(script: str, folder: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples/quickstart" / script), str(folder)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)

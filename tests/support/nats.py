@@ -1,0 +1,48 @@
+"""A real nats-server for a test: JetStream on, free ports, a store of its own, killed by its own pid."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from trinity.cli import nats
+from trinity.runtime.process import free_port
+
+_START_SECONDS = 20.0
+
+
+class NatsServer:
+    """start -> kill (as a crash would) -> start again on the same port and store -> stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._config = nats.write_config(folder, self.port, free_port())
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        with (self.folder / "nats.out").open("ab") as out:
+            self._process = subprocess.Popen([str(nats.find_binary()), "-c", str(self._config)], stdout=out, stderr=out)
+        assert nats.wait_until_open("127.0.0.1", self.port, _START_SECONDS), (self.folder / "nats.out").read_text()
+
+    def kill(self) -> None:
+        """kill -9: what was not on disk is gone."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM if sys.platform != "win32" else signal.SIGINT)
+
+    def _end(self, signum: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(signum)
+            self._process.wait(timeout=20)
+            self._process = None
