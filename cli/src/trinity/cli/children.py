@@ -1,4 +1,4 @@
-"""Child processes: started in a process group of their own, restarted with back-off, ended with everything below them."""
+"""Child processes: each in a group of its own, restarted with back-off, ended with everything below them."""
 
 import asyncio
 import contextlib

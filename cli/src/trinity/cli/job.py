@@ -93,6 +93,12 @@ def finished_step(stage_folder: Path) -> int:
     return int(value["step"]) if isinstance(value, dict) else -1
 
 
+def finished_summary(stage_folder: Path) -> dict[str, Any]:
+    """Summary of a finished stage, also of an earlier, shorter form of it; empty if it never was."""
+    value = files.read_json(stage_folder / "finished.json")
+    return dict(value["summary"]) if isinstance(value, dict) else {}
+
+
 def mark_finished(stage_folder: Path, step: int, part: dict[str, Any]) -> None:
     files.write_json(stage_folder / "finished.json", {"step": step, "summary": part})
 

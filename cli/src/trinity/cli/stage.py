@@ -149,7 +149,9 @@ def summarise(
     """A stage's part of summary.json."""
     stats = view.buffer
     assert stats is not None
-    evaluations = [{"step": e.step, "taskset": e.taskset, "metrics": dict(e.metrics)} for e in stats.evaluations]
+    evaluations: list[dict[str, Any]] = [
+        {"step": e.step, "taskset": e.taskset, "metrics": dict(e.metrics)} for e in stats.evaluations
+    ]
     return {
         "stage": name,
         "steps": stats.last_step,

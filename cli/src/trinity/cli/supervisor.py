@@ -55,7 +55,7 @@ def _unfinished(config: Config, source: str) -> list[str]:
 
     The model of a later stage is made by the one before it, so only its data can be looked at.
     """
-    todo = []
+    todo: list[str] = []
     for stage in expand(config):
         plan = make_plan(stage)
         if todo:
@@ -133,8 +133,7 @@ async def _run_stages(
         last = check_inputs(plan, source)
         if jobs.finished_step(plan.job_dir) >= last:
             display.say(f"stage {plan.config.name} is finished, skipped")
-            finished = files.read_json(plan.job_dir / "finished.json")
-            parts.append(finished["summary"])
+            parts.append(jobs.finished_summary(plan.job_dir))
             continue
         placement = place(plan, visible_gpus())
         stage = Stage(job, plan, nats_url, placement, display)
@@ -184,8 +183,7 @@ def _closing(part: dict[str, Any]) -> str:
 
 def _earlier_seconds(folder: Path) -> float:
     """Wall time of an earlier, shorter form of a stage that goes on now."""
-    earlier = files.read_json(folder / "finished.json")
-    return float(earlier["summary"]["wall_seconds"]) if isinstance(earlier, dict) else 0.0
+    return float(jobs.finished_summary(folder).get("wall_seconds", 0.0))
 
 
 def _summary(config: Config, parts: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def to_tensor(array: np.ndarray) -> tensor_pb2.Tensor:
 
 
 def from_tensor(tensor: tensor_pb2.Tensor, field: str, dtype: str, ndim: int = 1) -> np.ndarray:
-    """The array of a Tensor (read-only, no copy). Raises InvalidInput naming `field` if it is not `dtype` and `ndim`."""
+    """The array of a Tensor (read-only, no copy). InvalidInput naming `field` unless it is of `dtype` and `ndim`."""
     if tensor.dtype != dtype:
         raise InvalidInput(f"{field}.dtype", f"is {tensor.dtype!r}, must be {dtype!r}")
     shape = tuple(tensor.shape)

@@ -10,7 +10,7 @@ import structlog
 from opentelemetry import trace
 
 
-def _add_trace(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+def _add_trace(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     context = trace.get_current_span().get_span_context()
     if context.is_valid:
         event["trace_id"] = format(context.trace_id, "032x")

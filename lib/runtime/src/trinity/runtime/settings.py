@@ -1,9 +1,9 @@
-"""Settings of a service process: one declaration, from environment variables and command line, unknown names refused."""
+"""Settings of a service process: one declaration, from environment variables; unknown names are refused."""
 
 import difflib
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -41,7 +41,8 @@ def load_settings(kind: type[T], **given: object) -> T:
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
             raise InvalidInput(variable, f"is no setting of this service; {hint}")
     try:
-        return kind(**{name: value for name, value in given.items() if value is not None})
+        values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
         name = f"{prefix}{'_'.join(map(str, first['loc']))}".upper()

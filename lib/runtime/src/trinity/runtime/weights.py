@@ -21,6 +21,11 @@ class VersionState(IntEnum):
     RETIRED = sync_pb2.VERSION_STATE_RETIRED
     REJECTED = sync_pb2.VERSION_STATE_REJECTED
 
+    @property
+    def wire_name(self) -> str:
+        """Name of the protobuf value."""
+        return f"VERSION_STATE_{self.name}"
+
 
 @dataclass(frozen=True)
 class TensorInfo:

@@ -94,7 +94,7 @@ def experience_to_proto(experience: Experience) -> experience_pb2.Experience:
         action_mask=to_tensor(experience.action_mask),
         reward=experience.reward,
         version_spans=spans,
-        truncation=int(experience.truncation),
+        truncation=f"TRUNCATION_{experience.truncation.name}",
         metrics=experience.metrics,
         info_json=experience.info_json,
         prompt_text=experience.prompt_text,

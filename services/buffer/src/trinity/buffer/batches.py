@@ -1,6 +1,7 @@
 """Serving step k to the trainer: wait for its ledger entry, then send exactly what it names."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.keeper import Keeper
@@ -35,12 +36,15 @@ class BatchServer:
         while not self._context.last_step or step <= self._context.last_step:
             if self._offline is not None:
                 await self._offline.want(step)
-            if not await self._context.bell.wait_for(lambda: self._ledger.newest_step >= step, _HEARTBEAT_SECONDS):
+            if not await self._context.bell.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
                 yield pb.BatchPart(waiting=self.waiting(step))
                 continue
             async for part in self._batch(await self._ledger.get(step)):
                 yield part
             step += 1
+
+    def _has(self, step: int) -> bool:
+        return self._ledger.newest_step >= step
 
     async def _batch(self, entry: pb.LedgerEntry) -> AsyncIterator[pb.BatchPart]:
         head = pb.LedgerEntry()

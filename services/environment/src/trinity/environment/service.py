@@ -1,6 +1,7 @@
 """Wiring of the environment service."""
 
 import asyncio
+from functools import partial
 
 import grpc.aio
 
@@ -21,7 +22,7 @@ class EnvironmentService:
     def __init__(self, settings: EnvironmentSettings) -> None:
         self._arena = Arena(ENVIRONMENTS, settings.threads)
         for name in ENVIRONMENTS:
-            EPISODES.labels(name).set_function(lambda name=name: self._arena.open[name])
+            EPISODES.labels(name).set_function(partial(self._arena.open.__getitem__, name))
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(EnvironmentServicer(self._arena), server)

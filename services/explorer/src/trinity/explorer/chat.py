@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 
@@ -29,7 +31,7 @@ class ChatTokenizer:
     def prompt(self, messages: Sequence[Message], reply_prefix: str | None = None) -> list[int]:
         """Token ids of a conversation, ready for the assistant to answer. InvalidInput if the template refuses it."""
         try:
-            ids = self._tokenizer.apply_chat_template(
+            ids: Any = self._tokenizer.apply_chat_template(
                 list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
             )
         except Exception as error:  # Jinja templates raise what they like
@@ -38,6 +40,6 @@ class ChatTokenizer:
             ids = ids + self._tokenizer.encode(reply_prefix, add_special_tokens=False)
         return [int(token) for token in ids]
 
-    def text(self, token_ids: Sequence[int]) -> str:
+    def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         """For scorers and people; never tokenised again."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

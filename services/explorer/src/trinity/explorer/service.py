@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 
 import grpc.aio
 import structlog
@@ -38,7 +39,7 @@ class ExplorerService:
         self._plan = load_plan(settings.config_file, settings.stage)
         config = self._plan.config
         self.run_id = names.run_id(config.project, config.name, config.group)
-        self.explorer_id = config.explorer.name
+        self.explorer_id = settings.name.format(host=socket.gethostname()) or config.explorer.name
         self.groups_stored = 0
         self.failed_attempts = 0
         self.draining = False

@@ -14,6 +14,7 @@ class ExplorerSettings(ServiceSettings):
 
     config_file: Path | None = Field(None, description="The run's YAML")
     stage: str = Field("", description="Stage of the YAML, if it has several")
+    name: str = Field("", description="Name in the run, unlike any other's; empty: the YAML's; {host}: this host")
     nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream")
     sync_address: str = Field("127.0.0.1:7004", description="gRPC address of the sync service")
     environment_address: str = Field("127.0.0.1:7002", description="gRPC address of the environment service")

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.types import Completion
@@ -25,7 +27,7 @@ class ExplorerTools:
     def prompt(self, messages: Sequence[Message], reply_prefix: str | None = None) -> list[int]:
         return self._tokenizer.prompt(messages, reply_prefix)
 
-    def text(self, token_ids: Sequence[int]) -> str:
+    def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         return self._tokenizer.text(token_ids)
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:

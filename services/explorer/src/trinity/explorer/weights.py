@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import grpc.aio
@@ -168,7 +169,7 @@ class WeightFollower:
             version = self.version
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(lease_seconds / 5), self._changed:
-                    await self._changed.wait_for(lambda v=version: self.version != v)
+                    await self._changed.wait_for(partial(self._differs_from, version))
 
     async def _report_once(self) -> None:
         failed_version, failure = self._failed
@@ -185,6 +186,12 @@ class WeightFollower:
         )
         await self._stub.Report(request, timeout=_CALL_SECONDS)
         self._failed = (-1, "")
+
+    def _differs_from(self, version: int) -> bool:
+        return self.version != version
+
+    def _is_not_wanted(self, manifest: Manifest) -> bool:
+        return self._wanted is not manifest
 
     def _due(self) -> bool:
         wanted = self._wanted
@@ -206,7 +213,7 @@ class WeightFollower:
                 log.warning("explorer.weights.refused", version=wanted.version, reason=str(error))
                 async with self._changed:
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait_for(lambda w=wanted: self._wanted is not w), 5.0)
+                        await asyncio.wait_for(self._changed.wait_for(partial(self._is_not_wanted, wanted)), 5.0)
 
     async def _load(self, manifest: Manifest) -> None:
         if manifest.version > 0:

@@ -122,7 +122,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     async def Stage(self, request: pb.StageRequest, context: grpc.aio.ServicerContext) -> pb.StageResponse:
         manifest = manifest_from_proto(request.manifest)
         version = await self._versions(manifest.run).stage(manifest)
-        return pb.StageResponse(state=int(version.state))
+        return pb.StageResponse(state=version.state.wire_name)
 
     async def Commit(self, request: pb.CommitRequest, context: grpc.aio.ServicerContext) -> pb.CommitResponse:
         live = await self._versions(request.run).commit(request.version)
@@ -149,7 +149,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
 def _version(version: Version, members: list[Member]) -> pb.WeightVersion:
     return pb.WeightVersion(
         manifest=manifest_to_proto(version.manifest),
-        state=int(version.state),
+        state=version.state.wire_name,
         reason=version.reason,
         holders=sum(member.version == version.manifest.version for member in members),
     )

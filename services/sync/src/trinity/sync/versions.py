@@ -139,7 +139,9 @@ class Versions:
 
 def _encode(version: Version) -> bytes:
     return sync_pb2.WeightVersion(
-        manifest=manifest_to_proto(version.manifest), state=int(version.state), reason=version.reason
+        manifest=manifest_to_proto(version.manifest),
+        state=version.state.wire_name,
+        reason=version.reason,
     ).SerializeToString()
 
 

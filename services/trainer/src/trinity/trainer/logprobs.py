@@ -1,7 +1,8 @@
 """Log-probabilities and entropy from hidden states, a few tokens' logits at a time.
 
-The logits of a batch are by far the largest tensor of training: 16k tokens of a 152k vocabulary take 9.3 GiB in float32,
-and as much again for the gradient. Here only `chunk` tokens' logits ever exist; the backward pass computes them anew.
+The logits of a batch are by far the largest tensor of training: 16k tokens of a 152k vocabulary take 9.3 GiB in
+float32, and as much again for the gradient. Here only `chunk` tokens' logits ever exist; the backward pass computes
+them anew.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ class _ChunkedHead(torch.autograd.Function):
     """hidden [N, H], weight [V, H], targets [N], scale [N] -> logprobs [N], entropy [N], both float32."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: torch.Tensor,
         weight: torch.Tensor,

@@ -244,9 +244,9 @@ def copy_model_files(source: Path, target: Path, config: Any) -> None:
     """Everything of a model folder but the weights: config, tokenizer, chat template."""
     if source.is_dir():
         for path in source.iterdir():
-            if path.is_file() and path.suffix not in (".safetensors", ".bin", ".pt", ".gguf"):
-                if not path.name.endswith(".index.json"):
-                    shutil.copy(path, target / path.name)
+            weights = path.suffix in (".safetensors", ".bin", ".pt", ".gguf") or path.name.endswith(".index.json")
+            if path.is_file() and not weights:
+                shutil.copy(path, target / path.name)
         return
     from transformers import AutoTokenizer
 

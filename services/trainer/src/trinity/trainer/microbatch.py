@@ -29,7 +29,7 @@ class MicroBatch:
 
 
 def plan_micro_batches(lengths: Sequence[int], ranks: int, budget: int) -> list[list[list[int]]]:
-    """[rank][micro-batch] -> indices of sequences. Every rank gets the same number of micro-batches, some perhaps empty.
+    """[rank][micro-batch] -> indices of sequences. Every rank gets as many micro-batches, some perhaps empty.
 
     Sequences go, longest first, to the rank with the fewest tokens; each rank then fills micro-batches of at most
     `budget` padded tokens in order of length, so that little is padded.

@@ -33,17 +33,17 @@ class PolicyModel(nn.Module):
 
     PREFIX = "model."
 
-    def __init__(self, model: nn.Module, chunk: int) -> None:
+    def __init__(self, model: Any, chunk: int) -> None:
         super().__init__()
-        projection: Any = model.get_output_embeddings()  # type: ignore[operator]
-        config: Any = model.config
+        projection = model.get_output_embeddings()
+        config = model.config
         if not isinstance(projection, nn.Linear) or projection.bias is not None:
             raise InvalidInput("model.model_path", "its output projection is not a plain matrix; not supported")
         for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
             if getattr(config, name, None):
                 raise InvalidInput("model.model_path", f"its config has {name}, which is not supported")
-        self.model = model
-        model.set_output_embeddings(_Head(projection, chunk))  # type: ignore[operator]
+        self.model: Any = model
+        model.set_output_embeddings(_Head(projection, chunk))
 
     def forward(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, temperatures: torch.Tensor
@@ -52,7 +52,7 @@ class PolicyModel(nn.Module):
 
         input_ids int64 [B, L]; attention_mask [B, L], 1 for tokens; temperatures float32 [B].
         """
-        model: Any = self.model
+        model = self.model
         hidden = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)[0][:, :-1]
         rows, length, width = hidden.shape
         flat_temperatures = temperatures[:, None].expand(rows, length).reshape(-1)

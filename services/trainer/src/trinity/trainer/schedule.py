@@ -6,7 +6,7 @@ from trinity.config.schema.algorithm import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, last_step: int) -> float:
-    """Rate of optimizer step `step` (from 1) of `last_step`: linear warm-up, then constant or cosine to min_lr_ratio."""
+    """Rate of step `step` (from 1) of `last_step`: linear warm-up, then constant or cosine to min_lr_ratio."""
     warmup = config.lr_warmup_steps if config.lr_warmup_steps >= 0 else int(config.lr_warmup_steps_ratio * last_step)
     if step <= warmup:
         return config.lr * step / warmup

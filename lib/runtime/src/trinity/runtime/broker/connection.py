@@ -241,7 +241,7 @@ async def connect(
                 reconnected_cb=on_reconnect,
                 connect_timeout=2,
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=0.2,
+                reconnect_time_wait=0.2,  # type: ignore[arg-type]  # a float works, the annotation says int
                 ping_interval=5,
                 max_outstanding_pings=2,
                 pending_size=64 * 1024 * 1024,

@@ -1,4 +1,4 @@
-"""Finding the answer in a reply and comparing it with the reference: exact arithmetic on short strings, nothing else."""
+"""Finding the answer in a reply and comparing it with the reference: exact arithmetic on short strings."""
 
 import re
 from fractions import Fraction

@@ -31,7 +31,7 @@ def math_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
 
 
 def math_boxed_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
-    """1 if the last \\boxed{} is right, else 0. With args `with_think`: minus 0.1 unless <think>...</think> is there."""
+    """1 if the last \\boxed{} is right, else 0. With args `with_think`: minus 0.1 without <think>...</think>."""
     accuracy = _accuracy(last_boxed(item.response), item.truth)
     form = 0.0
     if args.get("with_think"):

@@ -81,7 +81,7 @@ class Engine:
         return engine
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
-        """`sampling.n` completions of one prompt. Raises InvalidInput if it does not fit, EngineFailed if vLLM fails."""
+        """`sampling.n` completions of one prompt. InvalidInput if it does not fit, EngineFailed if vLLM fails."""
         from vllm import TokensPrompt
 
         if not prompt_token_ids:

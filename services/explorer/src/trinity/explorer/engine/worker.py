@@ -48,7 +48,8 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        self.model.load_weights(_read(update_info))
+        model: Any = self.model
+        model.load_weights(_read(update_info))
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -82,7 +83,8 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
     embeddings = {id(m.weight) for m in model.modules() if type(m) is VocabParallelEmbedding}
     for module in model.modules():
         if isinstance(module, ParallelLMHead) and id(module.weight) in embeddings:
-            module.quant_method.process_weights_after_loading(module)
+            quantization: Any = module.quant_method
+            quantization.process_weights_after_loading(module)
 
 
 class WorkerExtension:

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from trinity.explorer.chat import Message
 from trinity.explorer.engine.types import Completion
 from trinity.explorer.environment import Answer, Score
@@ -24,7 +26,7 @@ class Toolbox(Protocol):
     def prompt(self, messages: Sequence[Message], reply_prefix: str | None = None) -> list[int]:
         """Token ids of a conversation under the chat template."""
 
-    def text(self, token_ids: Sequence[int]) -> str:
+    def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         """Token ids as text, special tokens left out."""
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:

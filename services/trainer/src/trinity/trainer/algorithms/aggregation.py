@@ -17,8 +17,8 @@ class Totals:
 def aggregate(values_BR: torch.Tensor, mask_BR: torch.Tensor, mode: str, totals: Totals) -> torch.Tensor:
     """This part's share of the batch's loss; the shares of all parts add up to it.
 
-    token-mean: sum of all / tokens. seq-mean-token-sum: mean over sequences of each one's sum. seq-mean-token-mean: mean
-    over sequences of each one's mean. seq-mean-token-sum-norm: sum of all / longest response (Dr. GRPO,
+    token-mean: sum of all / tokens. seq-mean-token-sum: mean over sequences of each one's sum. seq-mean-token-mean:
+    mean over sequences of each one's mean. seq-mean-token-sum-norm: sum of all / longest response (Dr. GRPO,
     arXiv:2503.20783, with the longest response for the constant).
     """
     masked = values_BR * mask_BR
