@@ -143,6 +143,7 @@ class TrainLoop:
         STEP.set(step)
         if self._ranks.is_first:
             self._report(batch, metrics, seconds)
+            self._note("batches.jsonl", {"step": step, "groups": [g.log_sequence for g in raw.entry.groups]})
         return step
 
     def _batch(self, raw: RawBatch) -> TrainBatch:
@@ -167,10 +168,14 @@ class TrainLoop:
             named["sample/staleness_max"] = batch.staleness_max
         self._control.update(step=batch.step, tokens_trained=self._tokens_trained, metrics=named)
         log.info("trainer.step.done", step=batch.step, **{k: round(v, 5) for k, v in named.items()})
+        self._note("trainer.jsonl", {"step": batch.step, "time": time.time(), **named})
+
+    def _note(self, file: str, entry: dict[str, Any]) -> None:
+        """A line for monitor/<file>. A step trained again after a crash is noted again: the last line counts."""
         monitor = self._plan.job_dir / "monitor"
         monitor.mkdir(parents=True, exist_ok=True)
-        with (monitor / "trainer.jsonl").open("a") as file:
-            file.write(json.dumps({"step": batch.step, "time": time.time(), **named}) + "\n")
+        with (monitor / file).open("a") as lines:
+            lines.write(json.dumps(entry) + "\n")
 
     def _publish(self, step: int) -> None:
         if not self._publishes or not self._plan.staleness.publishes(step, self._last_step):

