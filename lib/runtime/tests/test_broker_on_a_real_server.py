@@ -1,0 +1,178 @@
+"""The thin layer around nats-py: every publish resolves, refusals are back-pressure, gaps and losses are loud."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from support.nats import NatsServer
+
+from trinity.runtime import blobs, names
+from trinity.runtime.broker import (
+    Broker,
+    Bucket,
+    Gap,
+    PublishRefused,
+    PullConsumer,
+    SequenceConflict,
+    StreamSpec,
+    connect,
+    ensure_streams,
+    tail,
+)
+from trinity.runtime.errors import DataLoss, Unavailable
+
+
+@pytest.fixture
+async def broker(nats_url: str) -> AsyncIterator[Broker]:
+    async with await connect(nats_url, "test") as connected:
+        await ensure_streams(connected, [StreamSpec("S", ("s.>",)), StreamSpec("FULL", ("f",), max_bytes=2000)])
+        yield connected
+
+
+async def test_the_same_message_id_is_stored_once(broker: Broker) -> None:
+    first = await broker.publish("s.a", b"1", message_id="one")
+    again = await broker.publish("s.a", b"1", message_id="one")
+    assert (again.sequence, again.duplicate) == (first.sequence, True)
+    assert (await broker.state("S")).messages == 1
+
+
+async def test_a_full_stream_refuses_and_loses_nothing(broker: Broker) -> None:
+    stored = 0
+    with pytest.raises(PublishRefused):
+        for index in range(10):
+            await broker.publish("f", bytes(500), message_id=str(index), deadline_seconds=1.0)
+            stored += 1
+    assert (await broker.state("FULL")).messages == stored > 0
+    await broker.purge_below("FULL", stored + 1)
+    await broker.publish("f", bytes(500), message_id="later", deadline_seconds=5.0)
+
+
+async def test_append_goes_to_exactly_the_next_place(broker: Broker) -> None:
+    assert await broker.append("s.a", "S", b"1", message_id="a", last_sequence=0) == 1
+    assert await broker.append("s.a", "S", b"1", message_id="a", last_sequence=0) == 1  # the answer was lost: again
+    with pytest.raises(SequenceConflict):
+        await broker.append("s.a", "S", b"2", message_id="b", last_sequence=0)
+
+
+async def test_publishing_goes_on_after_the_server_was_killed(broker: Broker, nats_server: NatsServer) -> None:
+    await broker.publish("s.a", b"1", message_id="1")
+    nats_server.kill()
+    publishing = asyncio.create_task(broker.publish("s.a", b"2", message_id="2", deadline_seconds=30))
+    await asyncio.sleep(0.5)
+    nats_server.start()
+    assert (await asyncio.wait_for(publishing, 30)).sequence == 2
+    assert (await broker.get("S", 1)).data == b"1"
+
+
+async def test_a_server_that_stays_away_ends_a_publish_in_words(broker: Broker, nats_server: NatsServer) -> None:
+    nats_server.kill()
+    with pytest.raises(Unavailable, match=r"s\.a within 1 s"):
+        await asyncio.wait_for(broker.publish("s.a", b"1", message_id="1", deadline_seconds=1.0), 15)
+    nats_server.start()
+
+
+async def test_nobody_there_is_said_within_the_time() -> None:
+    with pytest.raises(Unavailable, match="did not answer within 1 s"):
+        await asyncio.wait_for(connect("nats://127.0.0.1:1", "test", wait_seconds=1.0), 10)
+
+
+async def test_a_lease_that_is_not_kept_goes_to_another(broker: Broker) -> None:
+    await broker.publish("s.a", b"work", message_id="1")
+    first = await PullConsumer.open(broker, "S", "workers", lease_seconds=1.0, max_leases=10)
+    second = await PullConsumer.open(broker, "S", "workers", lease_seconds=1.0, max_leases=10)
+    (taken,) = [message async for message in first.lease(1, 2.0)]
+    kept = [message async for message in second.lease(1, 0.5)]
+    assert kept == []
+    (again,) = [message async for message in second.lease(1, 5.0)]
+    assert (again.data, again.deliveries) == (taken.data, 2)
+    assert await again.ack()
+
+
+async def test_a_lease_that_is_kept_stays(broker: Broker) -> None:
+    await broker.publish("s.a", b"work", message_id="1")
+    consumer = await PullConsumer.open(broker, "S", "workers", lease_seconds=1.0, max_leases=10)
+    (taken,) = [message async for message in consumer.lease(1, 2.0)]
+    for _ in range(5):
+        await asyncio.sleep(0.4)
+        assert await taken.extend()
+    assert [message async for message in consumer.lease(1, 0.3)] == []
+    assert await taken.ack()
+
+
+async def test_tail_sees_everything_in_order_through_a_restart(broker: Broker, nats_server: NatsServer) -> None:
+    for index in range(5):
+        await broker.publish("s.a", str(index).encode(), message_id=str(index))
+    seen: list[int] = []
+
+    async def read() -> None:
+        async for message in tail(broker, "S", 0):
+            seen.append(int(message.data))
+            if len(seen) == 10:
+                return
+
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(0.5)
+    nats_server.kill()
+    nats_server.start()
+    for index in range(5, 10):
+        await broker.publish("s.a", str(index).encode(), message_id=str(index))
+    await asyncio.wait_for(reading, 30)
+    assert seen == list(range(10))
+
+
+async def test_a_hole_in_the_log_stops_the_reader_and_is_named(broker: Broker) -> None:
+    for index in range(4):
+        await broker.publish("s.a", b"x", message_id=str(index))
+    await broker.delete("S", 3)
+    with pytest.raises(Gap, match="sequences 3 to 3 are missing"):
+        async with asyncio.timeout(20):
+            async for _ in tail(broker, "S", 0):
+                pass
+
+
+async def test_buckets_change_by_compare_and_set(broker: Broker) -> None:
+    bucket = await Bucket.open(broker, "b")
+    revision = await bucket.put_if("k", b"1", 0)
+    with pytest.raises(SequenceConflict):
+        await bucket.put_if("k", b"2", 0)
+    await bucket.put_if("k", b"2", revision)
+
+    async def add_one() -> None:
+        for _ in range(10):
+            await bucket.update("n", lambda old: str(int(old or b"0") + 1).encode())
+
+    await asyncio.gather(add_one(), add_one(), add_one())
+    assert (await bucket.get("n")).value == b"30"
+
+
+async def test_watch_sees_changes_through_a_restart(broker: Broker, nats_server: NatsServer) -> None:
+    bucket = await Bucket.open(broker, "b")
+    seen: list[bytes] = []
+
+    async def watch() -> None:
+        async for entry in bucket.watch("k"):
+            seen.append(entry.value)
+            if entry.value == b"2":
+                return
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0.3)
+    await bucket.put_if("k", b"1", 0)
+    await asyncio.sleep(0.3)
+    nats_server.kill()
+    nats_server.start()
+    await bucket.update("k", lambda _: b"2")
+    await asyncio.wait_for(watching, 30)
+    assert seen == [b"", b"1", b"2"]
+
+
+async def test_a_blob_comes_back_whole_or_not_at_all(broker: Broker) -> None:
+    run = names.RunNames("run")
+    await ensure_streams(broker, [StreamSpec(run.blobs_stream, (run.subjects("blobs"),))])
+    data = bytes(range(256)) * 8000
+    reference = await blobs.store(broker, run, data)
+    assert reference.chunks > 1
+    assert await blobs.fetch(broker, run, reference) == data
+    await broker.publish(run.blob(reference.key, 1), b"damaged", message_id="damage")
+    with pytest.raises(DataLoss, match=reference.key):
+        await blobs.fetch(broker, run, reference)

@@ -1,0 +1,37 @@
+"""Settings of a service: one declaration, unknown names refused."""
+
+import pytest
+from pydantic_settings import SettingsConfigDict
+
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.settings import ServiceSettings, load_settings, split_address
+
+
+class Example(ServiceSettings):
+    model_config = SettingsConfigDict(env_prefix="TRINITY_EXAMPLE_", extra="forbid", frozen=True)
+
+    size: int = 3
+
+
+def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_EXAMPLE_SIZE", "7")
+    assert load_settings(Example).size == 7
+    assert load_settings(Example, size=9).size == 9
+
+
+def test_a_misspelt_name_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_EXAMPLE_SIEZ", "7")
+    with pytest.raises(InvalidInput, match="TRINITY_EXAMPLE_SIEZ.*did you mean TRINITY_EXAMPLE_SIZE"):
+        load_settings(Example)
+
+
+def test_a_wrong_value_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_EXAMPLE_SIZE", "many")
+    with pytest.raises(InvalidInput, match="TRINITY_EXAMPLE_SIZE: is 'many'"):
+        load_settings(Example)
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:", ":80", "host:99999", "host:port"])
+def test_addresses_are_host_and_port(address: str) -> None:
+    with pytest.raises(InvalidInput, match="listen"):
+        split_address(address, "listen")
