@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from support.nats import NatsServer
 
+from support.nats import NatsServer
 from trinity.runtime import blobs, names
 from trinity.runtime.broker import (
     Broker,

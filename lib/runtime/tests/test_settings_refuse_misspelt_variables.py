@@ -21,7 +21,7 @@ def test_values_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_misspelt_name_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_EXAMPLE_SIEZ", "7")
-    with pytest.raises(InvalidInput, match="TRINITY_EXAMPLE_SIEZ.*did you mean TRINITY_EXAMPLE_SIZE"):
+    with pytest.raises(InvalidInput, match=r"TRINITY_EXAMPLE_SIEZ.*did you mean TRINITY_EXAMPLE_SIZE"):
         load_settings(Example)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.experience import make_experience, make_group, make_task
 
+from support.experience import make_experience, make_group, make_task
 from trinity.api.common.v1 import tensor_pb2
 from trinity.runtime import wire
 from trinity.runtime.arrays import from_tensor, to_tensor

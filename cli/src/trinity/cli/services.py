@@ -9,7 +9,7 @@ from trinity.cli import nats
 from trinity.cli.children import Child
 from trinity.cli.devices import Placement
 from trinity.config import Plan
-from trinity.runtime.process import free_port
+from trinity.runtime.process import free_port, tied
 
 _HOST = "127.0.0.1"
 # The experience log may fill this part of what is free on the disk, and no more than the limit.
@@ -34,7 +34,7 @@ def nats_child(folder: Path, log_dir: Path) -> tuple[Child, str]:
     child = Child(
         name="nats",
         service="nats",
-        command=[str(binary), "-c", str(config)],
+        command=tied([str(binary), "-c", str(config)]),
         environment={},
         address=f"{_HOST}:{port}",
         log_file=log_dir / "nats.log",

@@ -6,6 +6,8 @@ import fcntl
 import os
 import signal
 import socket
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -20,6 +22,11 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
         return
     if os.getppid() == 1:  # the parent ended before the request
         os.kill(os.getpid(), signum)
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, made to end with the process that starts it; for programs that cannot ask for that themselves."""
+    return [sys.executable, "-m", "trinity.runtime.process", *command]
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -81,3 +88,8 @@ class FileLock:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+
+if __name__ == "__main__":  # see `tied`: the request survives exec, and the pid stays the same
+    die_with_parent()
+    os.execv(sys.argv[1], sys.argv[1:])

@@ -5,18 +5,21 @@ from fractions import Fraction
 
 _MAX_TEXT = 200_000
 _MAX_ANSWER = 200
+_MAX_OPEN_BOXES = 100
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:/\d+)?", re.ASCII)
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
 _FRACTION = re.compile(r"([-+]?\d+)/(\d+)", re.ASCII)
 _LATEX_FRACTION = re.compile(r"([-+]?)\\[dt]?frac\s*(?:\{([-+]?\d+)\}\s*\{(\d+)\}|(\d)(\d))", re.ASCII)
-_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last complete \boxed{...}, braces balanced; None if there is none."""
+    r"""Content of the last complete \boxed{...}, braces balanced; None if the last hundred are all incomplete."""
     text = text[-_MAX_TEXT:]
     at = len(text)
-    while (at := text.rfind("\\boxed{", 0, at)) != -1:
+    for _ in range(_MAX_OPEN_BOXES):
+        at = text.rfind("\\boxed{", 0, at)
+        if at == -1:
+            return None
         begin = at + len("\\boxed{")
         depth = 1
         for index in range(begin, min(len(text), begin + 10 * _MAX_ANSWER)):
@@ -24,6 +27,13 @@ def last_boxed(text: str) -> str | None:
             if depth == 0:
                 return text[begin:index].strip()
     return None
+
+
+def last_tagged(text: str) -> str | None:
+    """Content of the last complete <answer>...</answer>; None if there is none. Linear in the text's length."""
+    close = text.rfind("</answer>")
+    begin = text.rfind("<answer>", 0, max(close, 0))
+    return text[begin + len("<answer>") : close].strip() if begin != -1 else None
 
 
 def reference_answer(truth: str) -> str:
@@ -39,9 +49,9 @@ def given_answer(response: str) -> str | None:
     boxed = last_boxed(response)
     if boxed is not None:
         return boxed
-    tagged = _ANSWER_TAG.findall(response)
-    if tagged:
-        return str(tagged[-1]).strip()
+    tagged = last_tagged(response)
+    if tagged is not None:
+        return tagged
     if "####" in response:
         after = response.rsplit("####", 1)[1].strip()
         return after.splitlines()[0].strip() if after else None
