@@ -1,0 +1,72 @@
+"""Supervised processes: restarted, given up with their last error, ended with everything below them."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trinity.cli import children
+from trinity.cli.children import Child, stop_all
+
+
+def make(folder: Path, code: str, **options: object) -> Child:
+    return Child(
+        name="child",
+        service="test",
+        command=[sys.executable, "-c", code],
+        environment={},
+        address="",
+        log_file=folder / "child.log",
+        **options,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "_BACKOFF_SECONDS", (0.01, 0.05))
+
+
+async def test_a_child_that_keeps_dying_is_given_up_with_its_last_error(tmp_path: Path) -> None:
+    child = make(tmp_path, "print('the disk is on fire'); raise SystemExit(3)")
+    child.start()
+    reason = await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
+    assert "child died 6 times in a row; its last error: the disk is on fire" in reason
+    assert child.restarts == children.MAX_RESTARTS
+
+
+async def test_a_child_that_is_done_is_finished(tmp_path: Path) -> None:
+    child = make(tmp_path, "pass", once=True)
+    child.start()
+    assert await asyncio.wait_for(child.keep_running(asyncio.Event()), 30) == "finished"
+    assert child.finished
+
+
+async def test_the_reason_in_the_log_wins_over_what_was_printed(tmp_path: Path) -> None:
+    log = '{"level": "error", "event": "service.failed", "reason": "no room"}'
+    child = make(tmp_path, f"open({str(tmp_path / 'child.log')!r}, 'a').write({log!r} + chr(10)); print('noise')")
+    child.start()
+    assert child.process is not None
+    await asyncio.to_thread(child.process.wait, 20)
+    assert child.last_error() == "no room"
+
+
+async def test_stopping_ends_grandchildren_and_those_who_will_not_listen(tmp_path: Path) -> None:
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {deaf!r}]).wait()"
+    child = make(tmp_path, code)
+    child.start()
+    deadline = time.monotonic() + 20
+    while not (child.output.exists() and "up" in child.output.read_text()) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    below = psutil.Process(child.pid).children(recursive=True)
+    assert below
+    begin = time.monotonic()
+    await stop_all([child], 0.5)
+    assert time.monotonic() - begin < 5
+    _, alive = await asyncio.to_thread(psutil.wait_procs, below, 5)
+    assert not alive

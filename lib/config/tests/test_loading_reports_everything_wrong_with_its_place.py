@@ -1,0 +1,105 @@
+"""A YAML that cannot be used: every problem at once, with line, key and the nearest name."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trinity.config import ConfigError, load
+from trinity.config.load import parse
+
+GOOD = """
+project: p
+name: n
+checkpoint_root_dir: /tmp/none
+model:
+  model_path: some/model
+  max_prompt_tokens: 16
+  max_response_tokens: 16
+algorithm:
+  algorithm_type: grpo
+  repeat_times: 4
+buffer:
+  batch_size: 8
+  total_steps: 2
+  explorer_input:
+    taskset:
+      name: sums
+      path: data.jsonl
+"""
+
+
+def problems(text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        parse(text, "run.yaml", overrides)
+    return str(refused.value)
+
+
+def test_a_good_one_is_taken() -> None:
+    assert parse(GOOD).buffer.batch_size == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("batch_size: 8", "batch_sise: 8", ["line 13", "buffer.batch_sise", "batch_size"]),
+        ("algorithm_type: grpo", "algorithm_type: gpro", ["line 10", "algorithm.algorithm_type", "'gpro'", "'grpo'"]),
+        ("batch_size: 8", "batch_size: eight", ["line 13", "buffer.batch_size", "eight"]),
+        ("batch_size: 8", "batch_size: -1", ["line 13", "buffer.batch_size", "-1"]),
+        ("max_prompt_tokens: 16", "max_prompt_tokens: [1]", ["line 7", "model.max_prompt_tokens"]),
+        ("name: n\n", "name: n\nname: m\n", ["line 4", "name", "line 3"]),
+        ("project: p", "project: [", ["is not YAML"]),
+        ("model_path: some/model", "model_path: ${oc.env:NO_SUCH_VARIABLE_X}", ["NO_SUCH_VARIABLE_X"]),
+        ("model_path: some/model", "model_path: ${nowhere.at_all}", ["nowhere.at_all"]),
+        ("  max_response_tokens: 16", "  max_response_tokens: 16\n  max_model_len: 20", ["model.max_model_len", "20"]),
+        ("    taskset:\n      name: sums\n      path: data.jsonl\n", "    default_workflow_type: simple_workflow\n",
+         ["buffer.explorer_input.taskset", "missing"]),
+        ("      path: data.jsonl", "      path: data.jsonl\n      default_workflow_type: math_workflw",
+         ["default_workflow_type", "'math_workflow'"]),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_named(old: str, new: str, said: list[str]) -> None:
+    assert old in GOOD
+    text = problems(GOOD.replace(old, new))
+    assert all(part in text for part in said), text
+    assert text.startswith("run.yaml: ")
+
+
+def test_several_mistakes_are_reported_together() -> None:
+    text = problems(GOOD.replace("batch_size", "batch_sise").replace("repeat_times: 4", "repeat_tims: 4"))
+    assert "repeat_tims" in text
+    assert "batch_sise" in text
+
+
+def test_interpolation_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_MODEL", "from/environment")
+    text = GOOD.replace("some/model", "${oc.env:SOME_MODEL,default/model}").replace("name: sums", "name: ${project}")
+    config = parse(text, "run.yaml", ["buffer.batch_size=16", "algorithm.repeat_times=2"])
+    assert config.model.model_path == "from/environment"
+    assert config.buffer.explorer_input.taskset is not None
+    assert config.buffer.explorer_input.taskset.name == "p"
+    assert (config.buffer.batch_size, config.algorithm.repeat_times) == (16, 2)
+    monkeypatch.delenv("SOME_MODEL")
+    assert parse(text).model.model_path == "default/model"
+
+
+@pytest.mark.parametrize("override", ["buffer.batch_sise=3", "nonsense", "buffer.batch_size=x"])
+def test_wrong_overrides_are_refused(override: str) -> None:
+    assert override.partition("=")[0].rpartition(".")[2] in problems(GOOD, override)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "none.yaml")
+
+
+def test_importing_is_quick_and_brings_no_torch() -> None:
+    code = "import sys, trinity.config; assert 'torch' not in sys.modules"
+    seconds = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+        seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 3.0  # half a second on a machine with nothing else to do
