@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,23 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
 def tied(command: Sequence[str]) -> list[str]:
     """The command, made to end with the process that starts it; for programs that cannot ask for that themselves."""
     return [sys.executable, "-m", "trinity.runtime.process", *command]
+
+
+def guard_group() -> None:
+    """End this process's group with this process, however it ends: for children that do not look after themselves.
+
+    A small process waits for the end of a pipe that only this one holds open. The group is made if need be, except on
+    a terminal, where that would take Ctrl-C away.
+    """
+    if os.getpgrp() != os.getpid():
+        if sys.stdin is not None and sys.stdin.isatty():
+            return
+        os.setpgrp()
+    code = "import os, signal, sys; sys.stdin.read(); os.killpg(os.getpgrp(), signal.SIGKILL)"
+    _guards.append(subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE))
+
+
+_guards: list["subprocess.Popen[bytes]"] = []
 
 
 def free_port(host: str = "127.0.0.1") -> int:

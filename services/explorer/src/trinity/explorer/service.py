@@ -19,7 +19,7 @@ from trinity.explorer.servicer import ExplorerServicer
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.tools import ExplorerTools
 from trinity.explorer.weights import Activity, Membership, WeightFollower
-from trinity.runtime import names, tracing
+from trinity.runtime import names, process, tracing
 from trinity.runtime.broker import Broker, Message, connect
 from trinity.runtime.experience import Group, Task, TaskKind
 
@@ -73,6 +73,7 @@ class ExplorerService:
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         config, rollout = self._plan.config, self._plan.config.explorer.rollout_model
+        process.guard_group()  # vLLM's processes do not notice that this one was killed
         options = self._engine_options()
         self.tokenizer = await asyncio.to_thread(ChatTokenizer, config.model)
         devices = self._devices_of_engines(options)

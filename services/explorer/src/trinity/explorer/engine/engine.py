@@ -230,9 +230,7 @@ def spans_from(starts: list[tuple[int, int]], length: int) -> tuple[VersionSpan,
 @contextmanager
 def _environment(options: EngineOptions, devices: str | None) -> Any:
     """Environment of vLLM's child processes while one engine starts."""
-    # Read by trinity.explorer.engine.worker, which ends with this process.
-    values = {"TRINITY_ENGINE_EXPLORER_PID": str(os.getpid())}
-    values |= {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
+    values = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
     if options.device == "cpu":
         values["VLLM_CPU_KVCACHE_SPACE"] = f"{max(1, round(options.cpu_kvcache_gib))}"
         # Compiling the few jitted helpers costs 20 s at the first batch and gains nothing measurable on a CPU.

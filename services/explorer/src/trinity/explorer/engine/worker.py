@@ -3,10 +3,6 @@
 vLLM imports this module by `worker_extension_cls`, which is what registers the transfer engine there.
 """
 
-import os
-import select
-import signal
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +17,6 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 BACKEND = "trinity"
-EXPLORER_PID = "TRINITY_ENGINE_EXPLORER_PID"
 
 
 @dataclass
@@ -95,26 +90,6 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
 class WorkerExtension:
     """Mixed into vLLM's worker. Its module is what matters."""
 
-
-def _end_with_the_explorer(explorer: int) -> None:
-    """vLLM's processes do not notice a killed frontend: watch it, and take the engine core above this worker along."""
-
-    def watch() -> None:
-        try:
-            handle = os.pidfd_open(explorer)
-            select.select([handle], [], [])
-        except ProcessLookupError:
-            pass  # gone before anybody looked
-        core = os.getppid()
-        if core > 1 and core != explorer:
-            os.kill(core, signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="explorer-watch", daemon=True).start()
-
-
-if os.environ.get(EXPLORER_PID, str(os.getpid())) != str(os.getpid()):
-    _end_with_the_explorer(int(os.environ[EXPLORER_PID]))
 
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, TrinityTransferEngine)

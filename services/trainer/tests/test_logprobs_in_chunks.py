@@ -1,0 +1,69 @@
+"""Chunked log-probabilities and entropy: the same as the plain ones, without their memory."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trinity.trainer.logprobs import chunked_logprobs
+
+
+def inputs(seed: int, tokens: int, width: int, vocabulary: int, dtype: torch.dtype):  # type: ignore[no-untyped-def]
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(tokens, width, generator=generator, dtype=dtype).requires_grad_()
+    weight = torch.randn(vocabulary, width, generator=generator, dtype=dtype).requires_grad_()
+    targets = torch.randint(vocabulary, (tokens,), generator=generator)
+    temperatures = torch.rand(tokens, generator=generator) + 0.5
+    return hidden, weight, targets, temperatures
+
+
+@given(seed=st.integers(0, 1000), tokens=st.integers(0, 30), chunk=st.integers(1, 40))
+@settings(max_examples=40, deadline=None)
+def test_values_and_gradients_are_the_plain_ones(seed: int, tokens: int, chunk: int) -> None:
+    hidden, weight, targets, temperatures = inputs(seed, tokens, 8, 17, torch.float32)
+    found = chunked_logprobs(hidden, weight, targets, temperatures, chunk)
+    logs = torch.log_softmax((hidden @ weight.T) / temperatures[:, None], -1)
+    expected = logs.gather(1, targets[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    generator = torch.Generator().manual_seed(seed + 1)
+    mix = [torch.randn(tokens, generator=generator) for _ in range(2)]
+    grads = torch.autograd.grad(sum((v * m).sum() for v, m in zip(found, mix, strict=True)), (hidden, weight))
+    plain = torch.autograd.grad(sum((v * m).sum() for v, m in zip(expected, mix, strict=True)), (hidden, weight))
+    for one, other in zip(grads, plain, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+class _Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that any operation made."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(item, torch.Tensor):
+                self.size = max(self.size, item.numel() * item.element_size())
+        return result
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_no_tensor_of_tokens_by_vocabulary_exists(entropy_gradient: bool) -> None:
+    tokens, vocabulary, chunk = 512, 20_000, 64
+    hidden, weight, targets, temperatures = inputs(0, tokens, 16, vocabulary, torch.float32)
+    with _Largest() as largest:
+        logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperatures, chunk)
+        (logprobs.sum() + (entropy.sum() if entropy_gradient else 0)).backward()
+    assert chunk * vocabulary * 4 <= largest.size < 2 * chunk * vocabulary * 4
+    assert largest.size < tokens * vocabulary * 4 / 4
+
+
+def test_bfloat16_hidden_states_give_float32_results() -> None:
+    hidden, weight, targets, temperatures = inputs(0, 50, 32, 100, torch.bfloat16)
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperatures, 16)
+    assert (logprobs.dtype, entropy.dtype) == (torch.float32, torch.float32)
+    logs = torch.log_softmax((hidden.float() @ weight.float().T) / temperatures[:, None], -1)
+    torch.testing.assert_close(logprobs, logs.gather(1, targets[:, None])[:, 0], atol=0.1, rtol=0.02)
+    logprobs.sum().backward()
+    assert torch.isfinite(weight.grad).all()

@@ -1,0 +1,136 @@
+"""Ranks of the trainer's engine as processes, on a tiny model and a fixed batch; what they learnt comes back as arrays.
+
+python tests/support/training.py JOB.json      (one process per rank, with torchrun's variables)
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trinity.runtime.process import free_port
+
+BASE: dict[str, Any] = {
+    "project": "t",
+    "name": "t",
+    "model": {"max_prompt_tokens": 16, "max_response_tokens": 16},
+    "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-2, "weight_decay": 0.0}},
+    "buffer": {
+        "batch_size": 4,
+        "total_steps": 100,
+        "explorer_input": {"taskset": {"name": "t", "path": "d.jsonl"}},
+    },
+    "trainer": {"grad_clip": 0.5, "gradient_checkpointing": False},
+}
+
+
+def make_model(folder: Path, tied: bool = False) -> Path:
+    """A Qwen2 of 2 layers with random weights."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def run_ranks(folder: Path, model: Path, *, ranks: int, zero: int, seconds: float = 150, **job: Any) -> dict[str, Any]:
+    """Parameters by name, and the metrics of each step under "metrics"."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job_file = folder / "job.json"
+    config = json.loads(json.dumps(BASE))
+    config["model"]["model_path"] = str(model)
+    config["checkpoint_root_dir"] = str(folder)
+    config["trainer"] |= {"deepspeed": {"zero_stage": zero, "dtype": "float32"}, **job.pop("trainer", {})}
+    config["algorithm"] |= job.pop("algorithm", {})
+    job_file.write_text(json.dumps({"config": config, "folder": str(folder), **job}))
+    port = str(free_port())
+    processes = []
+    for rank in range(ranks):
+        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(Path(__file__)), str(job_file)]
+        processes.append(
+            subprocess.Popen(
+                command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
+    outputs = [process.communicate(timeout=seconds)[0].decode(errors="replace") for process in processes]
+    codes = [process.returncode for process in processes]
+    if job.get("die_after") is not None:
+        assert all(code == -9 for code in codes), outputs
+        return {}
+    assert codes == [0] * ranks, "\n".join(outputs)[-4000:]
+    found: dict[str, Any] = dict(np.load(folder / "parameters.npz"))
+    found["metrics"] = json.loads((folder / "metrics.json").read_text())
+    return found
+
+
+def fixed_batch(step: int, *, rewards: str = "random"):  # type: ignore[no-untyped-def]
+    """Ragged groups, the same for the same step: 16 sequences, one of them with an empty mask."""
+    import torch
+
+    from trinity.trainer.algorithms import advantages
+    from trinity.trainer.batch import TrainBatch, TrainSequence
+
+    rng = np.random.default_rng(step)
+    values = rng.integers(0, 2, 16).astype(float) if rewards == "random" else np.ones(16)
+    groups = np.arange(16) // 4
+    scores = advantages.grpo(torch.tensor(values), torch.tensor(groups))
+    sequences = []
+    for index in range(16):
+        prompt, response = int(rng.integers(1, 10)), int(rng.integers(1, 14))
+        sequences.append(
+            TrainSequence(
+                token_ids=rng.integers(0, 97, prompt + response).astype(np.int32),
+                prompt_length=prompt,
+                old_logprobs=np.full(response, -4.5, np.float32),
+                mask=np.ones(response, bool) if index != 5 else np.zeros(response, bool),
+                group=int(groups[index]),
+                reward=float(values[index]),
+                advantage=float(scores[index]),
+            )
+        )
+    return TrainBatch(step=step, sequences=tuple(sequences))
+
+
+def main() -> None:
+    import torch
+
+    from trinity.config import make_plan
+    from trinity.config.schema import Config
+    from trinity.trainer.engine import TrainEngine
+    from trinity.trainer.ranks import ranks_from_environment
+
+    torch.set_num_threads(1)
+    job = json.loads(Path(sys.argv[1]).read_text())
+    folder = Path(job["folder"])
+    ranks = ranks_from_environment(1)
+    engine = TrainEngine(make_plan(Config.model_validate(job["config"])), ranks, "cpu")
+    first = 1
+    if job.get("load"):
+        first = int(engine.load(Path(job["load"]))["step"]) + 1
+    metrics = []
+    for step in range(first, int(job.get("steps", 1)) + 1):
+        metrics.append(engine.train(fixed_batch(step, rewards=job.get("rewards", "random")), 100))
+        if job.get("save_at") == step:
+            engine.save(folder / "saved", {"step": step})
+        if job.get("die_after") == step:
+            os.kill(os.getpid(), 9)
+    weights = {name: tensor.clone().numpy() for name, tensor in engine.weights()}
+    if ranks.is_first:
+        np.savez(folder / "parameters.npz", **weights)
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()
