@@ -60,7 +60,7 @@ def assert_same(found: Found, reference: Found) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "zero", "budget"),
-    [(1, 0, 10_000), (1, 2, 64), (1, 3, 24), (2, 0, 64), (2, 2, 24), (2, 3, 10_000)],
+    [(1, 0, 10_000), (1, 3, 24), (2, 0, 64), (2, 2, 24)],
 )
 def test_any_split_is_the_plain_step(
     ranks: int, zero: int, budget: int, model: Path, reference: Found, tmp_path: Path

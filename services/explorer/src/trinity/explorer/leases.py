@@ -34,6 +34,8 @@ class TaskQueue:
         self._work = work
         self._running: dict[asyncio.Task[None], Message] = {}
         self._draining = False
+        self._asks_no_more = asyncio.Event()
+        self._asks_no_more.set()
         self.handed_back = 0
 
     @property
@@ -44,6 +46,7 @@ class TaskQueue:
         """Take and work until `drain`; raises what the work of a task raised."""
         consumer = await self._open()
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asks_no_more.clear()
         try:
             while not self._draining:
                 if failed.done():
@@ -57,6 +60,7 @@ class TaskQueue:
                         continue
                     await self._free.acquire()
                     self._begin(message, failed)
+            self._asks_no_more.set()
             await asyncio.Event().wait()
         finally:
             for running in self._running:
@@ -102,6 +106,9 @@ class TaskQueue:
         before = self.running
         if self._running:
             await asyncio.wait(list(self._running), timeout=grace_seconds)
+        # What is handed back while a request is open comes straight back, and would be leased to nobody.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._asks_no_more.wait(), _ASK_SECONDS + 1)
         left = list(self._running.items())
         for task, message in left:
             task.cancel()
