@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc.aio
+import numpy as np
 import pytest
 
 from support.buffer_run import BufferRun
@@ -15,7 +16,8 @@ from support.peers import FakeTrainer, a_failure, a_group, explorer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.runtime import names
 from trinity.runtime.broker import connect
-from trinity.runtime.experience import Outcome, Task
+from trinity.runtime.experience import Group, Outcome, Task
+from trinity.runtime.wire import decode_outcome
 
 
 @pytest.fixture
@@ -103,17 +105,13 @@ async def test_a_group_above_the_message_limit_goes_by_reference(run: BufferRun,
 
     async with explorer(run.nats.url, run.run, answer):
         parts = [pb.BatchPart.FromString(part) for part in await trainer.batch(1)]
-    big = next(part.group.group for part in parts if part.HasField("group") and part.group.group.task.ordinal == 3)
-    expected = make_group(_task_of(big), response=300_000)
-    assert big.experiences[0].token_ids.data == expected.experiences[0].token_ids.tobytes()
+    groups = [decode_outcome(part.group.outcome) for part in parts if part.HasField("group")]
+    (big,) = [group for group in groups if group.task.ordinal == 3]
+    expected = make_group(big.task, response=300_000)
+    assert isinstance(big, Group)
+    assert np.array_equal(big.experiences[0].token_ids, expected.experiences[0].token_ids)
     async with await connect(run.nats.url, "look") as broker:
         assert (await broker.state(names.RunNames(run.run).blobs_stream)).messages >= 10
-
-
-def _task_of(group) -> Task:  # type: ignore[no-untyped-def]
-    from trinity.runtime.wire import task_from_proto
-
-    return task_from_proto(group.task)
 
 
 async def test_damaged_and_wrong_entries_are_dead_letters_and_the_log_goes_on(

@@ -12,10 +12,19 @@ _DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "float32", "float
 
 def to_tensor(array: np.ndarray) -> tensor_pb2.Tensor:
     """A Tensor with the array's own dtype, which must be one of int32, int64, float32, float64, bool."""
+    tensor = tensor_pb2.Tensor()
+    fill_tensor(tensor, array)
+    return tensor
+
+
+def fill_tensor(tensor: tensor_pb2.Tensor, array: np.ndarray) -> None:
+    """As `to_tensor`, into a message that is there."""
     name = array.dtype.name
     if name not in _DTYPES:
         raise TypeError(f"dtype {name} cannot be sent; use one of {', '.join(_DTYPES)}")
-    return tensor_pb2.Tensor(dtype=name, shape=array.shape, data=np.ascontiguousarray(array).tobytes())
+    tensor.dtype = name
+    tensor.shape.extend(array.shape)
+    tensor.data = array.tobytes()
 
 
 def from_tensor(tensor: tensor_pb2.Tensor, field: str, dtype: str, ndim: int = 1) -> np.ndarray:

@@ -29,6 +29,8 @@ _SHARED: list[structlog.typing.Processor] = [
 
 def configure(service: str, *, level: str = "INFO", file: Path | None = None, stream: TextIO | None = None) -> None:
     """Send every log line of this process to `stream` (default: standard error) and, as JSON, to `file`."""
+    # A stream that its client leaves is closed in another context than it was opened in; that is no error.
+    logging.getLogger("opentelemetry.context").setLevel(logging.CRITICAL)
     stream = stream or sys.stderr
     formatted: list[logging.Handler] = []
     console = logging.StreamHandler(stream)

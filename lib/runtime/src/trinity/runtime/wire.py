@@ -3,7 +3,7 @@
 from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2, task_pb2
-from trinity.runtime.arrays import from_tensor, to_tensor
+from trinity.runtime.arrays import fill_tensor, from_tensor
 from trinity.runtime.errors import FailureCause, InvalidInput
 from trinity.runtime.experience import (
     AttemptFailure,
@@ -83,23 +83,19 @@ def task_from_proto(message: task_pb2.Task) -> Task:
     return Task(**plain, kind=_KINDS_BACK[message.kind], sampling=sampling_from_proto(message.sampling))
 
 
-def experience_to_proto(experience: Experience) -> experience_pb2.Experience:
-    spans = [experience_pb2.VersionSpan(version=s.version, start=s.start, end=s.end) for s in experience.version_spans]
-    return experience_pb2.Experience(
-        rollout=experience.rollout,
-        step=experience.step,
-        token_ids=to_tensor(experience.token_ids),
-        prompt_length=experience.prompt_length,
-        logprobs=to_tensor(experience.logprobs),
-        action_mask=to_tensor(experience.action_mask),
-        reward=experience.reward,
-        version_spans=spans,
-        truncation=f"TRUNCATION_{experience.truncation.name}",
-        metrics=experience.metrics,
-        info_json=experience.info_json,
-        prompt_text=experience.prompt_text,
-        response_text=experience.response_text,
-    )
+def _fill_experience(message: experience_pb2.Experience, experience: Experience) -> None:
+    """In place: a message that is put into another one is copied, tensors and all."""
+    message.rollout, message.step = experience.rollout, experience.step
+    message.prompt_length, message.reward = experience.prompt_length, experience.reward
+    fill_tensor(message.token_ids, experience.token_ids)
+    fill_tensor(message.logprobs, experience.logprobs)
+    fill_tensor(message.action_mask, experience.action_mask)
+    for span in experience.version_spans:
+        message.version_spans.add(version=span.version, start=span.start, end=span.end)
+    message.truncation = int(experience.truncation)  # type: ignore[assignment]  # the stub knows no plain numbers
+    message.metrics.update(experience.metrics)
+    message.info_json = experience.info_json
+    message.prompt_text, message.response_text = experience.prompt_text, experience.response_text
 
 
 def experience_from_proto(message: experience_pb2.Experience, name: str = "experience") -> Experience:
@@ -121,15 +117,12 @@ def experience_from_proto(message: experience_pb2.Experience, name: str = "exper
     )
 
 
-def group_to_proto(group: Group) -> experience_pb2.Group:
-    return experience_pb2.Group(
-        task=task_to_proto(group.task),
-        attempt=group.attempt,
-        explorer_id=group.explorer_id,
-        experiences=[experience_to_proto(experience) for experience in group.experiences],
-        started_at_seconds=group.started_at_seconds,
-        finished_at_seconds=group.finished_at_seconds,
-    )
+def fill_group(message: experience_pb2.Group, group: Group) -> None:
+    message.task.CopyFrom(task_to_proto(group.task))
+    message.attempt, message.explorer_id = group.attempt, group.explorer_id
+    for experience in group.experiences:
+        _fill_experience(message.experiences.add(), experience)
+    message.started_at_seconds, message.finished_at_seconds = group.started_at_seconds, group.finished_at_seconds
 
 
 def group_from_proto(message: experience_pb2.Group) -> Group:
@@ -173,7 +166,9 @@ def failure_from_proto(message: experience_pb2.AttemptFailure) -> AttemptFailure
 def encode_outcome(outcome: Outcome) -> bytes:
     """An entry of the experience log."""
     if isinstance(outcome, Group):
-        return experience_pb2.Outcome(group=group_to_proto(outcome)).SerializeToString()
+        message = experience_pb2.Outcome()
+        fill_group(message.group, outcome)
+        return message.SerializeToString()
     return experience_pb2.Outcome(failure=failure_to_proto(outcome)).SerializeToString()
 
 

@@ -44,12 +44,14 @@ class BatchPart(_message.Message):
     def __init__(self, entry: _Optional[_Union[LedgerEntry, _Mapping]] = ..., group: _Optional[_Union[BatchGroup, _Mapping]] = ..., example: _Optional[_Union[Example, _Mapping]] = ..., end: _Optional[_Union[BatchEnd, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ...) -> None: ...
 
 class BatchGroup(_message.Message):
-    __slots__ = ("group", "traceparent")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("outcome", "traceparent", "ordinal")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    group: _experience_pb2.Group
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    outcome: bytes
     traceparent: str
-    def __init__(self, group: _Optional[_Union[_experience_pb2.Group, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    ordinal: int
+    def __init__(self, outcome: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class BatchEnd(_message.Message):
     __slots__ = ("step",)

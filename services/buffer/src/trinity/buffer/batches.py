@@ -52,8 +52,8 @@ class BatchServer:
         head.ClearField("cursor")  # of no use to the trainer, and long
         yield pb.BatchPart(entry=head)
         for member in entry.groups:
-            group, traceparent = await self._reader.group(member.log_sequence)
-            yield pb.BatchPart(group=pb.BatchGroup(group=group, traceparent=traceparent))
+            outcome, traceparent = await self._reader.payload(member.log_sequence)
+            yield pb.BatchPart(group=pb.BatchGroup(outcome=outcome, traceparent=traceparent, ordinal=member.ordinal))
         for row in entry.rows:
             assert self._offline is not None
             yield pb.BatchPart(example=self._offline.example(row))

@@ -9,14 +9,13 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger import Ledger
 from trinity.buffer.log import LogReader
 from trinity.buffer.shared import RunContext
+from trinity.buffer.summary import summarise
 from trinity.buffer.window import StoredGroup, Verdict, Window
 from trinity.buffer.wire import cursor_of, group_to_proto, window_at
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Message, tail
 from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
-from trinity.runtime.experience import Group
 from trinity.runtime.metrics import Counter
-from trinity.runtime.wire import group_from_proto
 
 log = structlog.get_logger(__name__)
 
@@ -62,9 +61,7 @@ class Keeper:
             if verdict is Verdict.DEAD:
                 await self._bury(failure)
             return verdict
-        group = group_from_proto(outcome.group)
-        group.check()
-        return self.window.group(_summary(sequence, group))
+        return self.window.group(summarise(sequence, outcome.group))
 
     async def _refuse(self, message: Message, error: InvalidInput) -> Verdict:
         """An entry that cannot be used ends its task as a dead letter: retrying would make the same again."""
@@ -116,17 +113,3 @@ class Keeper:
             policy="fifo",
             reward_mean=sum(g.reward_mean * g.num_experiences for g in groups) / experiences,
         )
-
-
-def _summary(sequence: int, group: Group) -> StoredGroup:
-    oldest, newest = group.versions
-    return StoredGroup(
-        log_sequence=sequence,
-        task_id=group.task.task_id,
-        ordinal=group.task.ordinal,
-        num_experiences=len(group.experiences),
-        oldest_version=oldest,
-        newest_version=newest,
-        num_response_tokens=group.response_tokens,
-        reward_mean=group.reward_mean,
-    )

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.shared import RunContext
 from trinity.runtime import blobs, headers
-from trinity.runtime.errors import DataLoss
+from trinity.runtime.errors import DataLoss, NotFound
 from trinity.runtime.wire import parse_outcome
 
 
 class LogReader:
-    """Outcomes by sequence. At most `cache_bytes` of payloads stay in memory."""
+    """Payloads by sequence, checked. At most `cache_bytes` of them stay in memory."""
 
     def __init__(self, context: RunContext, cache_bytes: int) -> None:
         self._context = context
-        self._cache: OrderedDict[int, tuple[experience_pb2.Outcome, str, int]] = OrderedDict()
+        self._cache: OrderedDict[int, tuple[bytes, str]] = OrderedDict()
         self._cache_bytes = cache_bytes
         self._cached = 0
 
@@ -27,27 +27,31 @@ class LogReader:
             raise DataLoss(f"{self._context.names.experiences_stream} {sequence}: the payload's checksum is wrong")
         outcome = parse_outcome(data)
         if outcome.WhichOneof("outcome") == "blob":
-            whole = await blobs.fetch(self._context.broker, self._context.names, outcome.blob)
-            outcome, data = parse_outcome(whole), whole
-        self._remember(sequence, outcome, header.get(headers.TRACEPARENT, ""), len(data))
+            data = await blobs.fetch(self._context.broker, self._context.names, outcome.blob)
+            outcome = parse_outcome(data)
+        if outcome.WhichOneof("outcome") == "group":
+            self._remember(sequence, data, header.get(headers.TRACEPARENT, ""))
         return outcome
 
-    async def group(self, sequence: int) -> tuple[experience_pb2.Group, str]:
-        """A stored group and its trace context. DataLoss if the log does not hold it any more."""
+    async def payload(self, sequence: int) -> tuple[bytes, str]:
+        """A stored group as it was stored, and its trace context. DataLoss if the log does not hold it any more."""
+        stream = self._context.names.experiences_stream
         if sequence not in self._cache:
-            message = await self._context.broker.get(self._context.names.experiences_stream, sequence)
+            try:
+                message = await self._context.broker.get(stream, sequence)
+            except NotFound:
+                raise DataLoss(f"{stream} {sequence}: the group is gone") from None
             await self.take(sequence, message.data, message.headers)
-        outcome, traceparent, _ = self._cache[sequence]
+        if sequence not in self._cache:
+            raise DataLoss(f"{stream} {sequence} is no group")
         self._cache.move_to_end(sequence)
-        if outcome.WhichOneof("outcome") != "group":
-            raise DataLoss(f"{self._context.names.experiences_stream} {sequence} is no group")
-        return outcome.group, traceparent
+        return self._cache[sequence]
 
-    def _remember(self, sequence: int, outcome: experience_pb2.Outcome, traceparent: str, size: int) -> None:
+    def _remember(self, sequence: int, data: bytes, traceparent: str) -> None:
         if sequence in self._cache:
             return
-        self._cache[sequence] = (outcome, traceparent, size)
-        self._cached += size
+        self._cache[sequence] = data, traceparent
+        self._cached += len(data)
         while self._cached > self._cache_bytes and len(self._cache) > 1:
-            _, (_, _, gone) = self._cache.popitem(last=False)
-            self._cached -= gone
+            _, (gone, _) = self._cache.popitem(last=False)
+            self._cached -= len(gone)

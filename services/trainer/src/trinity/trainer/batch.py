@@ -12,7 +12,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import AlgorithmPlan
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import Group
-from trinity.runtime.wire import group_from_proto
+from trinity.runtime.wire import decode_outcome
 from trinity.trainer.algorithms import advantages
 from trinity.trainer.algorithms.aggregation import Totals
 
@@ -65,11 +65,13 @@ class TrainBatch:
         return sum(s.response_length for s in self.sequences)
 
 
-def from_groups(entry: pb.LedgerEntry, groups: Iterable[Any], plan: AlgorithmPlan) -> TrainBatch:
-    """An online batch. `groups` are messages in the entry's order."""
+def from_groups(entry: pb.LedgerEntry, groups: Iterable[bytes], plan: AlgorithmPlan) -> TrainBatch:
+    """An online batch. `groups` are log entries as they were stored, in the ledger entry's order."""
     sequences: list[TrainSequence] = []
-    for index, message in enumerate(groups):
-        group = group_from_proto(message)
+    for index, data in enumerate(groups):
+        group = decode_outcome(data)
+        if not isinstance(group, Group):
+            raise InvalidInput("batch.group", f"{index} of step {entry.step} holds no group")
         sequences.extend(_sequences_of(group, index))
     staleness = [member.staleness_steps for member in entry.groups] or [0]
     return TrainBatch(

@@ -123,7 +123,7 @@ class BufferClient:
 
     def _check(self, batch: RawBatch) -> None:
         entry = batch.entry
-        got = [group.group.task.ordinal for group in batch.groups]
+        got = [group.ordinal for group in batch.groups]
         if got != [member.ordinal for member in entry.groups]:
             raise DataLoss(f"step {entry.step}: the groups sent are not those of the ledger entry")
         if [example.row for example in batch.examples] != list(entry.rows):

@@ -148,7 +148,7 @@ class TrainLoop:
 
     def _batch(self, raw: RawBatch) -> TrainBatch:
         if not self._plan.algorithm.offline:
-            return from_groups(raw.entry, (item.group for item in raw.groups), self._plan.algorithm)
+            return from_groups(raw.entry, (item.outcome for item in raw.groups), self._plan.algorithm)
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
@@ -272,10 +272,8 @@ def _contexts(raw: RawBatch) -> list[trace.SpanContext]:
 def _close_traces(raw: RawBatch, step: int, span: trace.Span) -> None:
     """The last span of every task's trace: its experience was learnt from, in the step that is linked."""
     link = trace.Link(span.get_span_context())
-    for group in raw.groups:
+    for member, group in zip(raw.entry.groups, raw.groups, strict=True):
         if group.traceparent:
             parent = tracing.extract({"traceparent": group.traceparent})
-            with tracing.span(
-                "experience.train", parent=parent, links=[link], step=step, task_id=group.group.task.task_id
-            ):
+            with tracing.span("experience.train", parent=parent, links=[link], step=step, task_id=member.task_id):
                 pass

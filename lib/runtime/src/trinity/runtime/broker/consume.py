@@ -116,6 +116,11 @@ class _Pull:
         received = 0
         while received < batch:
             raw = await self._subscription.next_msg(timeout=silence)
+            task = asyncio.current_task()
+            if (
+                task is not None and task.cancelling()
+            ):  # Python 3.11's wait_for loses a cancellation that meets a result
+                raise asyncio.CancelledError
             status = (raw.headers or {}).get(Header.STATUS.value)
             if not status:
                 received += 1

@@ -1,0 +1,173 @@
+"""Rollout through the explorer's own path against plain vLLM, on the same prompts with the same sampling.
+
+    python benchmarks/rollout.py [--tiny] [--device cuda] [--hidden 1536 --layers 28 ...]
+
+Three sides, each in a process of its own, warmed up: plain `LLM.generate`; the explorer's engine (what its Generate RPC
+calls); a whole attempt (workflow, scoring by a real environment service, the group encoded for the log).
+"""
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+LIMIT = 0.90
+
+
+def make_model(folder: Path, args: argparse.Namespace) -> None:
+    """A Qwen2 with random weights and the quickstart's byte tokenizer."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples/quickstart"))
+    import torch
+    from make_model import make_tokenizer
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = make_tokenizer()
+    config = Qwen2Config(
+        vocab_size=max(len(tokenizer), args.vocabulary), hidden_size=args.hidden, num_hidden_layers=args.layers,
+        intermediate_size=args.hidden * 4, num_attention_heads=args.heads, num_key_value_heads=args.heads,
+        max_position_embeddings=4096, tie_word_embeddings=False, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+    Qwen2ForCausalLM(config).to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def questions(args: argparse.Namespace, salt: str) -> list[str]:
+    """Prompts of about --prompt bytes; `salt` keeps a warm-up from filling the prefix cache."""
+    return [(f"{salt}{index} what is the sum? " * args.prompt)[: args.prompt] for index in range(args.tasks)]
+
+
+def plain(model: str, args: argparse.Namespace) -> float:
+    """Seconds of LLM.generate."""
+    from transformers import AutoTokenizer
+    from vllm import LLM, SamplingParams
+
+    options: dict[str, Any] = {
+        "model": model,
+        "max_model_len": args.prompt + args.response + 64,
+        "disable_log_stats": True,
+    }
+    options |= {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+    if args.device == "cuda":
+        options |= {"dtype": "bfloat16", "attention_backend": "FLASH_ATTN"}
+    else:
+        options |= {"dtype": "float32", "enforce_eager": True}
+    llm = LLM(**options)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    sampling = SamplingParams(
+        n=args.group, temperature=1.0, max_tokens=args.response, ignore_eos=True, logprobs=0, flat_logprobs=True,
+        detokenize=False,
+    )  # fmt: skip
+    seconds = 0.0
+    for salt in ("warm", "hot"):
+        chats = [[{"role": "user", "content": text}] for text in questions(args, salt)]
+        prompts = [
+            {"prompt_token_ids": tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)}
+            for chat in chats
+        ]
+        begin = time.perf_counter()
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        assert sum(len(part.token_ids) for out in outputs for part in out.outputs) == args.tokens
+    return seconds
+
+
+async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
+    """Seconds of the explorer's path; `whole` adds workflow, scoring and encoding."""
+    from support.experience import make_task
+    from support.service import ServiceProcess
+    from trinity.config.schema.buffer import FormatConfig
+    from trinity.config.schema.model import ModelConfig
+    from trinity.explorer import attempt
+    from trinity.explorer.chat import ChatTokenizer
+    from trinity.explorer.engine.pool import EnginePool
+    from trinity.explorer.engine.types import EngineOptions
+    from trinity.explorer.environment import EnvironmentClient
+    from trinity.explorer.tools import ExplorerTools
+    from trinity.runtime.experience import Group, SamplingParams
+    from trinity.runtime.wire import encode_outcome
+
+    environment = ServiceProcess("environment", Path(model)).start()
+    tokenizer = ChatTokenizer(ModelConfig(model_path=model))
+    length = args.prompt + args.response + 64
+    pool = await EnginePool.start(EngineOptions(model=model, device=args.device, max_model_len=length), 1, [None])
+    tools = ExplorerTools(pool, tokenizer, EnvironmentClient(environment.address), length)
+    sampling = SamplingParams(max_tokens=args.response, n=args.group, ignore_eos=True)
+    form = FormatConfig(prompt_key="question", response_key="answer").model_dump_json()
+
+    async def one(index: int, text: str) -> int:
+        if not whole:
+            completions = await pool.generate(tokenizer.prompt([{"role": "user", "content": text}]), sampling)
+            return sum(len(completion.token_ids) for completion in completions)
+        row = json.dumps({"question": text, "answer": "#### 42"})
+        task = make_task(
+            index + 1, row_json=row, format_json=form, repeat_times=args.group, sampling=sampling, timeout_seconds=600.0
+        )
+        group = await attempt.explore(task, 1, "bench", tools)
+        assert isinstance(group, Group), group
+        assert encode_outcome(group)
+        return group.response_tokens
+
+    seconds = 0.0
+    try:
+        for salt in ("warm", "hot"):
+            begin = time.perf_counter()
+            made = await asyncio.gather(*(one(index, text) for index, text in enumerate(questions(args, salt))))
+            seconds = time.perf_counter() - begin
+            assert sum(made) == args.tokens
+    finally:
+        pool.close()
+        environment.kill()
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    for name, value in {"tasks": 32, "group": 8, "prompt": 64, "response": 128, "hidden": 192, "layers": 6, "heads": 6,
+                        "vocabulary": 4096}.items():  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
+    parser.add_argument("--side", choices=["plain", "engine", "attempt"], help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.tiny:
+        args.tasks, args.group, args.response = 4, 2, 16
+    args.tokens = args.tasks * args.group * args.response
+    if args.side:
+        seconds = (
+            plain(args.model, args)
+            if args.side == "plain"
+            else asyncio.run(ours(args.model, args, args.side == "attempt"))
+        )
+        print(f"\nSECONDS {seconds}", flush=True)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder), args)
+        rates = {}
+        for side in ("plain", "engine", "attempt"):
+            command = [sys.executable, __file__, *sys.argv[1:], "--side", side, "--model", folder]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+            lines = [line for line in done.stdout.splitlines() if line.startswith("SECONDS ")]
+            assert lines, done.stdout[-3000:] + done.stderr[-3000:]
+            rates[side] = args.tokens / float(lines[-1].split()[1])
+    print(f"{args.tasks} tasks x {args.group} rollouts x {args.response} tokens on {args.device}")
+    print(f"{'path':<42}{'tokens/s':>12}{'of plain':>10}{'limit':>8}")
+    names = {
+        "plain": "plain vLLM LLM.generate",
+        "engine": "explorer: engine",
+        "attempt": "explorer: workflow, scoring, encoding",
+    }
+    for side, rate in rates.items():
+        limit = "" if side == "plain" else f"{LIMIT:.2f}"
+        print(f"{names[side]:<42}{rate:>12,.0f}{rate / rates['plain']:>10.2f}{limit:>8}")
+
+
+if __name__ == "__main__":
+    main()
