@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from support.otlp import Collector, SeenSpan
 from support.run import Status, TrinityRun, kill_process, process_of, write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -42,6 +43,7 @@ class Journey:
     longer_code: int
     longer_summary: dict[str, Any]
     run: TrinityRun
+    collector: Collector
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +59,18 @@ def journey(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.T
     }
     config = write_config(repository / "examples/quickstart/arithmetic.yaml", folder / "arithmetic.yaml", short)
     environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(folder / "data")}
-    run = TrinityRun(config, folder, **environment)
+    collector = Collector().start()
+    run = TrinityRun(config, folder, **environment, **collector.environment())
     extra = TrinityRun(repository / "examples/quickstart/explorer_extra.yaml", folder)
     try:
-        yield _travel(run, extra, folder)
+        yield _travel(run, extra, folder, collector)
     finally:
         extra.end()
         run.end()
+        collector.stop()
 
 
-def _travel(run: TrinityRun, extra: TrinityRun, folder: Path) -> Journey:
+def _travel(run: TrinityRun, extra: TrinityRun, folder: Path, collector: Collector) -> Journey:
     run.start()
     run.until(lambda s: s["stage"] == "rft", 180, "the GRPO stage")
     extra.start()
@@ -111,6 +115,7 @@ def _travel(run: TrinityRun, extra: TrinityRun, folder: Path) -> Journey:
         longer_code=longer_code,
         longer_summary=_summary(job),
         run=run,
+        collector=collector,
     )
 
 
@@ -212,3 +217,33 @@ def test_more_steps_go_on_where_it_stopped(journey: Journey) -> None:
     assert journey.longer_summary["steps"] == STEPS + 2
     assert journey.longer_summary["groups_stored"] == (STEPS + 2) * GROUPS
     assert set(journey.ledger_after) == set(range(1, STEPS + 3))
+
+
+def test_one_trace_leads_from_the_task_to_the_gradient_step(journey: Journey) -> None:
+    """task.feed -> task.attempt -> task.explore -> (generate, score -> the environment's Score) and on to the step."""
+    steps = {span.span_id for span in journey.collector.spans if span.name == "trainer.step"}
+    whole = [spans for spans in journey.collector.traces().values() if _is_whole(spans, steps)]
+    assert len(whole) > GROUPS, sorted({span.name for span in journey.collector.spans})
+
+
+def _is_whole(spans: list[SeenSpan], steps: set[bytes]) -> bool:
+    by_id = {span.span_id: span for span in spans}
+
+    def above(name: str, service: str) -> list[str]:
+        """Names from the span of this name up to its root; empty if there is none."""
+        span = next((s for s in spans if s.name.endswith(name) and s.service == f"trinity-{service}"), None)
+        names = []
+        while span is not None:
+            names.append(span.name.rpartition("/")[2])
+            span = by_id.get(span.parent_id)
+        return names
+
+    explored = ["task.explore", "task.attempt", "task.feed"]
+    trained = [span for span in spans if span.name == "experience.train" and steps & set(span.links)]
+    return (
+        above("engine.generate", "explorer") == ["engine.generate", *explored]
+        and above("/Score", "environment") == ["Score", "environment.score", *explored]
+        and above("buffer.judge", "buffer")[-1:] == ["task.feed"]
+        and bool(trained)
+        and above("experience.train", "trainer")[-1:] == ["task.feed"]
+    )

@@ -40,11 +40,12 @@ class Keeper:
     async def run(self) -> None:
         stream = self._context.names.experiences_stream
         async for message in tail(self._context.broker, stream, self.window.log_sequence):
-            await self._judge(message)
-            await self._write_batches()
-            await self._context.bell.ring()
+            verdict = await self._judge(message)
+            written = await self._write_batches()
+            if written or verdict is not Verdict.STORED:  # a group alone changes nothing that anybody waits for
+                await self._context.bell.ring()
 
-    async def _judge(self, message: Message) -> None:
+    async def _judge(self, message: Message) -> Verdict:
         with tracing.span("buffer.judge", parent=tracing.extract(message.headers)) as span:
             try:
                 outcome = await self._reader.take(message.sequence, message.data, message.headers)
@@ -53,6 +54,7 @@ class Keeper:
                 verdict = await self._refuse(message, error)
             span.set_attribute("verdict", str(verdict))
         JUDGED.labels(verdict).inc()
+        return verdict
 
     async def _judge_outcome(self, sequence: int, outcome: experience_pb2.Outcome) -> Verdict:
         if outcome.WhichOneof("outcome") == "failure":
@@ -92,13 +94,15 @@ class Keeper:
             await self._context.broker.publish(subject, letter.SerializeToString(), message_id=f"dead/{ordinal}")
         log.warning("buffer.task.dead", task=failure.task.task_id, cause=failure.cause, error=failure.error)
 
-    async def _write_batches(self) -> None:
-        last = self._context.last_step
+    async def _write_batches(self) -> bool:
+        """Every entry that is due; whether there was one."""
+        last, before = self._context.last_step, self._ledger.newest_step
         while (not last or self._ledger.newest_step < last) and (groups := self.window.next_batch()) is not None:
             step = self._ledger.newest_step + 1
             entry = self._entry(step, groups)
             await self._ledger.append(entry)
             log.info("buffer.ledger.written", step=step, groups=len(groups), reward_mean=round(entry.reward_mean, 4))
+        return self._ledger.newest_step > before
 
     def _entry(self, step: int, groups: list[StoredGroup]) -> pb.LedgerEntry:
         experiences = sum(group.num_experiences for group in groups)

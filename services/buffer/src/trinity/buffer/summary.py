@@ -5,6 +5,7 @@ does not pass is taken apart, to name the field.
 """
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -36,31 +37,37 @@ def summarise(sequence: int, message: experience_pb2.Group) -> StoredGroup:
 
 def _plausible(message: experience_pb2.Group) -> bool:
     """Whether every experience passes Experience.check; never raises."""
-    experiences = message.experiences
-    if not experiences or not all(map(_fits, experiences)):
+    all_tokens, all_logprobs, all_masks = [], [], []
+    for experience in message.experiences:
+        ids, logs, actions = experience.token_ids, experience.logprobs, experience.action_mask
+        tokens, logprobs, mask = ids.data, logs.data, actions.data
+        length, response, prompt = len(tokens) // 4, len(mask), experience.prompt_length
+        if ids.dtype != "int32" or logs.dtype != "float32" or actions.dtype != "bool":
+            return False
+        if ids.shape != [length] or logs.shape != [response] or actions.shape != [response]:
+            return False
+        if len(tokens) != 4 * length or len(logprobs) != 4 * response:
+            return False
+        if prompt < 1 or prompt + response != length or not math.isfinite(experience.reward):
+            return False
+        if not _covers(experience.version_spans, response):
+            return False
+        all_tokens.append(tokens)
+        all_logprobs.append(logprobs)
+        all_masks.append(mask)
+    if not all_tokens:
         return False
-    tokens = np.frombuffer(b"".join([e.token_ids.data for e in experiences]), np.int32)
-    logprobs = np.frombuffer(b"".join([e.logprobs.data for e in experiences]), np.float32)
-    sampled = logprobs[np.frombuffer(b"".join([e.action_mask.data for e in experiences]), bool)]
+    sampled = np.frombuffer(b"".join(all_logprobs), np.float32)[np.frombuffer(b"".join(all_masks), bool)]
     # NaN fails both comparisons.
-    return bool(tokens.min() >= 0 and ((sampled <= 1e-4) & (sampled > -np.inf)).all())
+    plausible = ((sampled <= 1e-4) & (sampled > -np.inf)).all()
+    return bool(plausible and np.frombuffer(b"".join(all_tokens), np.int32).min() >= 0)
 
 
-def _fits(experience: experience_pb2.Experience) -> bool:
-    """Types, lengths, reward and version spans of one experience."""
-    tokens, logprobs, mask = experience.token_ids, experience.logprobs, experience.action_mask
-    length = len(tokens.data) // 4
-    response = length - experience.prompt_length
+def _covers(spans: Iterable[experience_pb2.VersionSpan], response: int) -> bool:
+    """Whether the spans follow each other over all response tokens, with versions that do not fall."""
     at, newest = 0, 0
-    for span in experience.version_spans:
+    for span in spans:
         if span.start != at or span.end <= at or span.version < newest:
             return False
         at, newest = span.end, span.version
-    return (
-        (tokens.dtype, logprobs.dtype, mask.dtype) == ("int32", "float32", "bool")
-        and (list(tokens.shape), list(logprobs.shape), list(mask.shape)) == ([length], [response], [response])
-        and (len(tokens.data), len(logprobs.data), len(mask.data)) == (4 * length, 4 * response, response)
-        and 1 <= experience.prompt_length <= length
-        and at == response
-        and math.isfinite(experience.reward)
-    )
+    return at == response

@@ -86,11 +86,12 @@ class _Pull:
         self._inbox = broker.client.new_inbox()
         self._requests = 0
         self._subscription: Subscription | None = None
+        self._arrived: asyncio.Queue[Msg] = asyncio.Queue()
 
     async def open(self) -> None:
         # The bound lies in what is asked for; the client's own limits must not drop messages silently.
         self._subscription = await self._broker.client.subscribe(
-            f"{self._inbox}.*", pending_msgs_limit=-1, pending_bytes_limit=-1
+            f"{self._inbox}.*", cb=self._arrived.put, pending_msgs_limit=-1, pending_bytes_limit=-1
         )
 
     async def close(self) -> None:
@@ -98,6 +99,13 @@ class _Pull:
             with contextlib.suppress(Exception):
                 await self._subscription.unsubscribe()
             self._subscription = None
+
+    async def _next(self, silence_seconds: float) -> Msg:
+        """TimeoutError after the silence. What is there already costs no timer."""
+        if not self._arrived.empty():
+            return self._arrived.get_nowait()
+        async with asyncio.timeout(silence_seconds):
+            return await self._arrived.get()
 
     async def request(self, batch: int, expires_seconds: float, heartbeat: bool = False) -> AsyncIterator[Message]:
         """Messages of one request, each as soon as it is there, until `batch` came or the time is over.
@@ -115,12 +123,7 @@ class _Pull:
         await self._broker.client.publish(self._subject, json.dumps(body).encode(), reply=reply)
         received = 0
         while received < batch:
-            raw = await self._subscription.next_msg(timeout=silence)
-            task = asyncio.current_task()
-            if (
-                task is not None and task.cancelling()
-            ):  # Python 3.11's wait_for loses a cancellation that meets a result
-                raise asyncio.CancelledError
+            raw = await self._next(silence)
             status = (raw.headers or {}).get(Header.STATUS.value)
             if not status:
                 received += 1
