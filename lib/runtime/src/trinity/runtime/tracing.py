@@ -38,6 +38,10 @@ def shutdown() -> None:
         provider.shutdown()
 
 
+def _collected() -> bool:
+    return isinstance(trace.get_tracer_provider(), TracerProvider)
+
+
 def inject(headers: dict[str, str] | None = None) -> dict[str, str]:
     """Headers with the current trace context added."""
     headers = headers if headers is not None else {}
@@ -46,8 +50,8 @@ def inject(headers: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def extract(headers: Mapping[str, str]) -> Context:
-    """The context a sender put in its headers."""
-    return propagate.extract({key.lower(): value for key, value in headers.items()})
+    """The context a sender put in its headers; empty while nobody collects."""
+    return Context() if not _collected() else propagate.extract({key.lower(): value for key, value in headers.items()})
 
 
 @contextmanager
@@ -55,7 +59,7 @@ def span(
     name: str, parent: Context | None = None, links: list[Link] | None = None, **attributes: Any
 ) -> Iterator[Span]:
     """A span as the current one; an exception inside is recorded on it. Costs next to nothing while nobody collects."""
-    if not isinstance(trace.get_tracer_provider(), TracerProvider):
+    if not _collected():
         yield trace.INVALID_SPAN
         return
     tracer = trace.get_tracer("trinity")
