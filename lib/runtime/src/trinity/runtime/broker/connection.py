@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
+import json
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ import nats.errors
 import nats.js.errors
 import structlog
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import Header
 
@@ -57,6 +60,53 @@ class StreamState:
     bytes: int
 
 
+class _Acks:
+    """JetStream's answers to publishes, told apart by their reply subject: one future and one timer each, no task."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._inbox = client.new_inbox()
+        self._numbers = itertools.count()
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+        self._open: asyncio.Task[Any] | None = None
+
+    async def publish(self, subject: str, data: bytes, headers: dict[str, str], seconds: float) -> Stored:
+        """Raises TimeoutError, or what JetStream or the connection says."""
+        if self._open is None:
+            self._open = asyncio.ensure_future(self._client.subscribe(f"{self._inbox}.*", cb=self._take))
+        await asyncio.shield(self._open)
+        loop = asyncio.get_running_loop()
+        reply, answer = f"{self._inbox}.{next(self._numbers)}", loop.create_future()
+        self._waiting[reply] = answer
+        timer = loop.call_later(seconds, _give_up, answer)
+        try:
+            await self._client.publish(subject, data, reply=reply, headers=dict(headers))
+            return _stored(await answer)
+        finally:
+            timer.cancel()
+            del self._waiting[reply]
+
+    async def _take(self, message: Msg) -> None:
+        answer = self._waiting.get(message.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+
+def _give_up(answer: "asyncio.Future[Msg]") -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError("no answer from JetStream"))
+
+
+def _stored(message: Msg) -> Stored:
+    """What JetStream answered. Raises APIError, or NoStreamResponseError if no stream listens on the subject."""
+    if (message.headers or {}).get(Header.STATUS.value) == "503":
+        raise nats.js.errors.NoStreamResponseError
+    answer = json.loads(message.data)
+    if "error" in answer:
+        raise nats.js.errors.APIError.from_error(answer["error"])
+    return Stored(int(answer["seq"]), bool(answer.get("duplicate")))
+
+
 class Broker:
     """One connection. Made by `connect`; closed by `close` or by leaving the `async with`."""
 
@@ -65,6 +115,7 @@ class Broker:
         self.request_seconds = request_seconds
         self.js: JetStreamContext = client.jetstream(timeout=request_seconds)
         self._denied: dict[str, str] = {}
+        self._acks = _Acks(client)
 
     async def __aenter__(self) -> "Broker":
         return self
@@ -117,10 +168,7 @@ class Broker:
                 kind = PublishRefused if refused else Unavailable
                 raise kind(f"NATS did not store a message on {subject} within {deadline_seconds:g} s: {problem}")
             try:
-                ack = await self.js.publish(
-                    subject, data, timeout=min(left, self.request_seconds), headers=dict(all_headers)
-                )
-                return Stored(ack.seq, bool(ack.duplicate))
+                return await self._acks.publish(subject, data, all_headers, min(left, self.request_seconds))
             except nats.js.errors.APIError as error:
                 if error.err_code in _WRONG_LAST_SEQUENCE:
                     raise SequenceConflict(f"{subject}: {error.description}") from None
