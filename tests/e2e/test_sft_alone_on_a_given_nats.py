@@ -1,0 +1,38 @@
+"""A run of one SFT stage on a NATS that was there before: nothing embedded is started, a model is left."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.nats import NatsServer
+from support.run import TrinityRun, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_it_trains_and_leaves_a_model(
+    repository: Path, quickstart_model: Path, quickstart_data: Path, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    source = repository / "examples/quickstart/arithmetic.yaml"
+    config = write_config(source, tmp_path / "sft.yaml", {"stages": {0: {"buffer": {"total_steps": 12}}}})
+    text = config.read_text()
+    config.write_text(text[: text.index("- stage_name: rft")])
+    environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(quickstart_data)}
+    run = TrinityRun(config, tmp_path, TRINITY_NATS_URL=nats_server.url, **environment)
+    try:
+        run.start()
+        status = run.until(lambda s: s["step"], 120, "the first step")
+        assert {p["service"] for p in status["processes"]} == {"buffer", "trainer"}
+        assert status["nats_url"] == nats_server.url
+        assert run.finish(120) == 0, run.tail()
+    finally:
+        run.end()
+    job = tmp_path / "jobs/quickstart/arithmetic"
+    assert json.loads((job / "summary.json").read_text())["steps"] == 12
+    assert (job / "sft/global_step_12/actor/huggingface/model.safetensors").exists()
+    assert (job / "sft/latest_checkpointed_iteration.txt").read_text() == "12"
+    losses = [
+        json.loads(line)["actor/sft_loss"] for line in (job / "sft/monitor/trainer.jsonl").read_text().splitlines()
+    ]
+    assert losses[-1] < losses[0]
