@@ -37,12 +37,13 @@ def story(
     environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(quickstart_data)}
     run = TrinityRun(config, folder, **environment)
     try:
-        yield _tell(run, folder / "jobs/quickstart/chaos")
+        yield _tell(run)
     finally:
         run.end()
 
 
-def _tell(run: TrinityRun, job: Path) -> dict[str, Any]:
+def _tell(run: TrinityRun) -> dict[str, Any]:
+    job = run.job
     rng = random.Random(11)
     run.start()
     run.until(lambda s: (s["step"] or 0) >= 2, 240, "step 2")

@@ -1,12 +1,14 @@
 """The quickstart, shortened, on real vLLM, DeepSpeed and JetStream, with what happens to runs in real life.
 
-One journey: SFT, GRPO, a second explorer that joins and is killed, the trainer killed, the end, the same command again,
-the same command with more steps. The tests look at what was seen on the way.
+One journey: SFT, interrupted by Ctrl-C and gone on with, GRPO, a second explorer that joins and is killed, the trainer
+killed, the end, the same command again, the same command with more steps. The tests look at what was seen on the way.
 """
 
 import json
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,14 +22,27 @@ from support.run import Status, TrinityRun, kill_process, process_of, write_conf
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS, SAVE_INTERVAL, GROUPS = 24, 4, 16
+STEPS, SAVE_INTERVAL, GROUPS = 24, 4, 8
+SFT_STEPS, SFT_SAVE_INTERVAL = 30, 5
 SERVICES = {"nats", "buffer", "environment", "sync", "explorer", "trainer"}
+
+
+@dataclass
+class Interruption:
+    """Ctrl-C in the middle of a stage."""
+
+    code: int
+    seconds: float
+    left_alive: list[str]
+    said: list[str]
 
 
 @dataclass
 class Journey:
     """What was seen on the way."""
 
+    interruption: Interruption
+    sft_events: list[dict[str, Any]]
     status: Status
     metrics: dict[str, str]
     joined: Status
@@ -55,7 +70,7 @@ def journey(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.T
         "buffer": {"batch_size": GROUPS, "total_steps": STEPS},
         "explorer": {"eval_interval": STEPS},
         "trainer": {"save_interval": SAVE_INTERVAL},
-        "stages": {0: {"buffer": {"total_steps": 30}, "trainer": {"save_interval": 30}}},
+        "stages": {0: {"buffer": {"total_steps": SFT_STEPS}, "trainer": {"save_interval": SFT_SAVE_INTERVAL}}},
     }
     config = write_config(repository / "examples/quickstart/arithmetic.yaml", folder / "arithmetic.yaml", short)
     environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(folder / "data")}
@@ -63,25 +78,30 @@ def journey(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.T
     run = TrinityRun(config, folder, **environment, **collector.environment())
     extra = TrinityRun(repository / "examples/quickstart/explorer_extra.yaml", folder)
     try:
-        yield _travel(run, extra, folder, collector)
+        yield _travel(run, extra, collector)
     finally:
         extra.end()
         run.end()
         collector.stop()
 
 
-def _travel(run: TrinityRun, extra: TrinityRun, folder: Path, collector: Collector) -> Journey:
+def _travel(run: TrinityRun, extra: TrinityRun, collector: Collector) -> Journey:
+    run.start()
+    run.until(lambda s: (s["step"] or 0) > SFT_SAVE_INTERVAL, 120, "a step of the SFT stage after a checkpoint")
+    interruption = _interrupt(run)
+
     run.start()
     run.until(lambda s: s["stage"] == "rft", 180, "the GRPO stage")
     extra.start()
-    status = run.until(lambda s: all(p["health"] == "SERVING" for p in _own(s)) and s["step"], 240, "everybody SERVING")
+    run.until(lambda s: all(p["health"] == "SERVING" for p in _own(s)) and s["step"], 240, "everybody SERVING")
+    status = run.status()
     metrics = {p["name"]: _scrape(p["metrics"]) for p in _own(status) if p["name"] != "nats"}
     joined = run.until(lambda s: len(s["explorers"]) == 2, 200, "the second explorer")
     groups = _wait_for_groups(run, joined)
-    kill_process(run.status() or {}, "extra")
+    kill_process(joined, "extra")
     extra.kill()
 
-    job = folder / "jobs/quickstart/arithmetic"
+    job = run.job
     before = run.until(lambda s: (s["step"] or 0) > SAVE_INTERVAL, 200, "a step after a checkpoint")
     recorded = _trained(job)
     kill_process(before, "trainer")
@@ -100,6 +120,8 @@ def _travel(run: TrinityRun, extra: TrinityRun, folder: Path, collector: Collect
     run.start(f"buffer.total_steps={STEPS + 2}", "explorer.eval_interval=1000", "explorer.eval_on_startup=false")
     longer_code = run.finish(300)
     return Journey(
+        interruption=interruption,
+        sft_events=_events(job / "sft/log/trainer.log"),
         status=status,
         metrics=metrics,
         joined=joined,
@@ -117,6 +139,20 @@ def _travel(run: TrinityRun, extra: TrinityRun, folder: Path, collector: Collect
         run=run,
         collector=collector,
     )
+
+
+def _interrupt(run: TrinityRun) -> Interruption:
+    run.output.write_text("")
+    run.signal(signal.SIGINT)
+    begin = time.monotonic()
+    code = run.finish(30)
+    seconds = time.monotonic() - begin
+    said = [line for line in run.output.read_text().splitlines() if "SIGINT" in line]
+    return Interruption(code, seconds, run.left_alive(1), said)
+
+
+def _events(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
 
 
 def _own(status: Status) -> list[dict[str, Any]]:
@@ -150,6 +186,20 @@ def _trained(job: Path) -> dict[int, list[int]]:
         entry = json.loads(line)
         noted[entry["step"]] = entry["groups"]
     return noted
+
+
+def test_ctrl_c_ends_everything_within_ten_seconds(journey: Journey) -> None:
+    assert journey.interruption.code == 128 + signal.SIGINT
+    assert journey.interruption.seconds < 10
+    assert not journey.interruption.left_alive, "\n".join(journey.interruption.left_alive)
+    assert journey.interruption.said == ["trinity: ended by SIGINT; the same command goes on"]
+
+
+def test_the_same_command_goes_on_from_the_checkpoint(journey: Journey) -> None:
+    resumed = [event["step"] for event in journey.sft_events if event["event"] == "trainer.resumed"]
+    assert len(resumed) == 1
+    assert resumed[0] >= SFT_SAVE_INTERVAL
+    assert [stage["steps"] for stage in journey.summary["stages"]] == [SFT_STEPS, STEPS]
 
 
 def test_status_lists_every_service_as_a_process_of_its_own(journey: Journey) -> None:
@@ -209,7 +259,8 @@ def test_nothing_outlives_the_run(journey: Journey) -> None:
 
 def test_the_same_command_has_nothing_left_to_do(journey: Journey) -> None:
     assert journey.again_code == 0
-    assert "nothing left to do" in journey.again_output
+    assert journey.again_output.startswith("nothing left to do")
+    assert len(journey.again_output.splitlines()) == 1
 
 
 def test_more_steps_go_on_where_it_stopped(journey: Journey) -> None:

@@ -1,5 +1,6 @@
 """`trinity run` as a user starts it, in a process of its own, watched through `trinity status --json`."""
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,9 @@ from typing import Any
 import psutil
 import yaml
 
+from trinity.cli.job import read_records
+from trinity.cli.status import collect
+
 Status = dict[str, Any]
 
 
@@ -22,6 +26,8 @@ class TrinityRun:
     def __init__(self, config: Path, folder: Path, **environment: str) -> None:
         self.config = config
         self.folder = folder
+        values = yaml.safe_load(config.read_text())
+        self.job = folder / "jobs" / values["project"] / values["name"]
         self.environment = {**os.environ, "TRINITY_CHECKPOINT_ROOT_DIR": str(folder / "jobs"), **environment}
         self.output = folder / f"{config.stem}.out"
         self.seen: dict[int, float] = {}  # pid -> when it was made, of every process that was ever seen
@@ -39,24 +45,29 @@ class TrinityRun:
                 command, env=self.environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
             )
 
-    def status(self) -> Status | None:
-        """What `trinity status --json` says; None while it says that nothing runs."""
+    def status(self) -> Status:
+        """What `trinity status --json` says."""
         command = [sys.executable, "-m", "trinity.cli.main", "status", "--config", str(self.config), "--json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, timeout=60, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def look(self) -> Status | None:
+        """The same, asked in this process: a command each time would cost the run a third of a core. None: no run."""
         self._remember()
-        return json.loads(done.stdout) if done.returncode == 0 else None
+        return asyncio.run(collect(self.job)) if read_records(self.job) else None
 
     def until(self, holds: Callable[[Status], Any], seconds: float, what: str) -> Status:
         """The first status for which it holds. Fails when the time is over or the run ended before."""
         deadline = time.monotonic() + seconds
         status: Status | None = None
         while time.monotonic() < deadline:
-            status = self.status()
+            status = self.look()
             if status is not None and holds(status):
                 return status
             if self._process is not None and self._process.poll() is not None:
                 raise AssertionError(f"the run ended before {what}: {self.tail()}")
-            time.sleep(0.2)
+            time.sleep(0.25)
         raise AssertionError(f"not within {seconds:g} s: {what}; last seen {json.dumps(status)[:3000]}; {self.tail()}")
 
     def finish(self, seconds: float) -> int:

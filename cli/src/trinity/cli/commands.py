@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trinity.cli.errors import RunError
-from trinity.config import ConfigError, expand, load, make_plan
+from trinity.config import Config, ConfigError, expand, load, make_plan
 from trinity.runtime.errors import TrinityError
 
 
@@ -28,6 +28,11 @@ def _ending_well(action: Callable[[], int]) -> int:
         return reason.code if isinstance(reason, RunError) else 1
 
 
+def _say_notices(config: Config) -> None:
+    for notice in config.notices:
+        print(f"note: {notice}", file=sys.stderr)
+
+
 def run_command(config: Path, overrides: list[str]) -> int:
     def action() -> int:
         from trinity.cli.join import join
@@ -36,6 +41,7 @@ def run_command(config: Path, overrides: list[str]) -> int:
 
         loaded = load(config, overrides)
         logs.configure("run", level="ERROR")
+        _say_notices(loaded)
         if loaded.mode == "explore":
             join(loaded, str(config))
         else:
@@ -55,6 +61,7 @@ def check_command(config: Path, overrides: list[str], as_json: bool) -> int:
 
         for stage in expand(loaded):
             print(describe(make_plan(stage)))
+        _say_notices(loaded)
         return 0
 
     return _ending_well(action)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trinity.config.checks import check
+from trinity.config.compat import known_names, translate
 from trinity.config.errors import ConfigError, Problem
 from trinity.config.schema import Config
 
@@ -36,12 +37,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def parse(text: str, source: str = "<config>", overrides: Sequence[str] = ()) -> Config:
     """As `load`, from the text itself."""
     lines = _lines(text, source)
-    values = _interpolate(text, source, overrides)
+    translated = translate(_interpolate(text, source, overrides))
+    refused = [Problem(notice.path, notice.message, _line_of(notice.path, lines)) for notice in translated.refused]
     try:
-        config = Config.model_validate(values)
+        config = Config.model_validate(translated.values)
     except ValidationError as error:
-        raise ConfigError(source, sorted(_problems(error, lines), key=lambda p: p.line)) from None
-    problems = [Problem(p.path, p.message, _line_of(p.path, lines)) for p in check(config)]
+        raise ConfigError(source, sorted([*refused, *_problems(error, lines)], key=lambda p: p.line)) from None
+    config.note([str(notice) for notice in translated.notices])
+    problems = refused + [Problem(p.path, p.message, _line_of(p.path, lines)) for p in check(config)]
     if problems:
         raise ConfigError(source, problems)
     return config
@@ -118,7 +121,9 @@ def _problems(error: ValidationError, lines: Lines) -> Iterator[Problem]:
 def _message(detail: ErrorDetails) -> str:
     kind, value, loc = detail["type"], detail.get("input"), detail["loc"]
     if kind == "extra_forbidden":
-        known = sorted(_section_at(loc[:-1]).model_fields)
+        at = ["*" if str(part).isdigit() else str(part) for part in loc[:-1]]
+        at = at[2:] if at[:1] == ["stages"] else at
+        known = sorted({*_section_at(loc[:-1]).model_fields, *known_names(at)})
         near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
         return f"unknown key; {hint}"

@@ -1,8 +1,9 @@
 """The whole document."""
 
+from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.config.schema.base import Section
@@ -42,3 +43,13 @@ class Config(Section):
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     synchronizer: SynchronizerConfig = Field(default_factory=SynchronizerConfig)
     stages: list[StageConfig] = Field(default_factory=list, description="Run one after the other")
+
+    _notices: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Keys of the file that were taken, but not as they stand: old names, and what has no effect."""
+        return self._notices
+
+    def note(self, notices: Iterable[str]) -> None:
+        self._notices = tuple(notices)

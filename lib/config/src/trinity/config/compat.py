@@ -1,0 +1,363 @@
+"""Keys that Trinity-RFT's YAMLs hold and Trinity's schema does not, and what becomes of each.
+
+A key is RENAMED (an old or veRL name of one of ours), without effect (IGNORED, with the reason, which `trinity check`
+shows), or UNSUPPORTED: refused with the reason, unless its value asks for nothing. What is in none of the tables is
+unknown, and an error. `*` stands for any list index; a path that ends in `.**` for everything below it, where others'
+free-form arguments live.
+"""
+
+import difflib
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+_VERL = "trainer.trainer_config"
+_ACTOR = f"{_VERL}.actor_rollout_ref"
+_INPUT = "buffer.explorer_input"
+_TASKSETS = (f"{_INPUT}.taskset", f"{_INPUT}.tasksets.*", f"{_INPUT}.eval_tasksets.*")
+_ENGINE = "explorer.rollout_model"
+
+
+def _under(path: str, keys: str, reason: str) -> dict[str, str]:
+    """One reason for several keys of a section."""
+    return {f"{path}.{key}": reason for key in keys.split()}
+
+
+RENAMED: dict[str, str] = {
+    "explorer.runner_num": "explorer.runner_per_model",
+    "algorithm.optimizer.warmup_style": "algorithm.optimizer.lr_scheduler_type",
+    "algorithm.optimizer.clip_grad": "trainer.grad_clip",
+    f"{_ACTOR}.actor.optim.lr": "algorithm.optimizer.lr",
+    f"{_ACTOR}.actor.optim.lr_warmup_steps": "algorithm.optimizer.lr_warmup_steps",
+    f"{_ACTOR}.actor.optim.lr_warmup_steps_ratio": "algorithm.optimizer.lr_warmup_steps_ratio",
+    f"{_ACTOR}.actor.optim.lr_scheduler_type": "algorithm.optimizer.lr_scheduler_type",
+    f"{_ACTOR}.actor.optim.warmup_style": "algorithm.optimizer.lr_scheduler_type",
+    f"{_ACTOR}.actor.optim.min_lr_ratio": "algorithm.optimizer.min_lr_ratio",
+    f"{_ACTOR}.actor.optim.betas": "algorithm.optimizer.betas",
+    f"{_ACTOR}.actor.optim.weight_decay": "algorithm.optimizer.weight_decay",
+    f"{_ACTOR}.actor.optim.clip_grad": "trainer.grad_clip",
+    f"{_ACTOR}.actor.grad_clip": "trainer.grad_clip",
+    f"{_ACTOR}.actor.use_dynamic_bsz": "trainer.use_dynamic_bsz",
+    f"{_ACTOR}.actor.ppo_max_token_len_per_gpu": "trainer.max_token_len_per_gpu",
+    f"{_ACTOR}.actor.fsdp_config.optimizer_offload": "trainer.deepspeed.offload_optimizer",
+    f"{_ACTOR}.model.enable_gradient_checkpointing": "trainer.gradient_checkpointing",
+    f"{_VERL}.trainer.max_actor_ckpt_to_keep": "trainer.max_checkpoints_to_keep",
+    **{f"{place}.task_selector": f"{place}.data_selector" for place in _TASKSETS},
+}
+
+_OPTIMIZER = (
+    "optimizer optimizer_impl total_training_steps lr_warmup_init lr_decay_steps lr_decay_style min_lr "
+    "weight_decay_incr_style lr_wsd_decay_style lr_wsd_decay_steps use_checkpoint_opt_param_scheduler "
+    "override_optimizer_config.**"
+)
+_FSDP = (
+    "offload_policy reshard_after_forward wrap_policy.** fsdp_size forward_prefetch model_dtype dtype "
+    "mixed_precision.**"
+)
+_NO_RAY = "there is no Ray; processes are started by `trinity run` or by your cluster"
+_OWN_TRAINER = "Trinity's trainer decides this itself"
+_NO_POLL = "experience arrives by subscription; nothing polls"
+
+IGNORED: dict[str, str] = {
+    "ray_namespace": _NO_RAY,
+    "cluster.ray_address": _NO_RAY,
+    "ignore_validator_suggestions": "advice never stops a run",
+    "checkpoint_job_dir": "follows from checkpoint_root_dir, project, group and name",
+    **_under(
+        "log", "level group_by_node save_dir", "every service logs to <job>/log; TRINITY_LOG_LEVEL sets the level"
+    ),
+    **_under(
+        "monitor",
+        "monitor_type monitor_args.** detailed_stats enable_ray_timeline cache_dir shared_run",
+        "metrics are written to <job>/monitor/*.jsonl and to every service's Prometheus endpoint",
+    ),
+    "algorithm.optimizer.optimizer_type": "the optimizer is AdamW",
+    "model.logprobs": "the sampled token's log-probability is always recorded",
+    "model.enable_prompt_truncation": "a prompt that is too long is kept out of the loss, always",
+    "buffer.pad_token_id": "follows from the model",
+    "buffer.tokenizer_path": "follows from the model",
+    "buffer.trainer_input.experience_buffer.capacity": "the staleness bound limits what is outstanding",
+    "buffer.trainer_input.experience_buffer.wrap_in_ray": _NO_RAY,
+    "buffer.trainer_input.experience_buffer.max_retry_times": _NO_POLL,
+    "buffer.trainer_input.experience_buffer.max_retry_interval": _NO_POLL,
+    "buffer.trainer_input.experience_buffer.enable_progress_bar": "progress is on the run's own display",
+    "explorer.runner_prepare_concurrency": "workflows run in the explorer's own process",
+    "explorer.runner_prepare_max_retries": "workflows run in the explorer's own process",
+    "explorer.runner_state_report_interval": "`trinity status` asks when somebody wants to know",
+    "explorer.concurrent_mode": "the rollouts of a group are always sampled together",
+    "explorer.max_repeat_times_per_runner": "the rollouts of a group are always sampled together",
+    "explorer.service_status_check_interval": "new versions are announced, nobody polls",
+    f"{_ENGINE}.engine_type": "the engine is vLLM",
+    f"{_ENGINE}.use_v1": "vLLM has one engine",
+    f"{_ENGINE}.enable_history": "token ids and log-probabilities are always recorded",
+    f"{_ENGINE}.enable_log_requests": "set TRINITY_LOG_LEVEL=DEBUG",
+    "synchronizer.wait_for_checkpoint": "explorers load complete versions only",
+    "trainer.trainer_type": "the trainer is DeepSpeed",
+    "trainer.trainer_strategy": "the sharding is trainer.deepspeed.zero_stage",
+    "trainer.enable_preview": _OWN_TRAINER,
+    "trainer.save_strategy": "one checkpoint is written at a time, by every rank its own part",
+    "trainer.fix_actor_microbatch_loss_scale": "the loss never depends on how a batch is split",
+    f"{_ACTOR}.model.use_remove_padding": "sequences of like length share a micro-batch, so little is padded",
+    **_under(
+        f"{_ACTOR}.rollout",
+        "temperature n top_k top_p val_kwargs.** multi_turn.** log_prob_micro_batch_size "
+        "log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu",
+        "rollout settings are model.*, explorer.rollout_model.* and rollout_args",
+    ),
+    f"{_ACTOR}.actor.ppo_mini_batch_size": "buffer.batch_size and train_batch_size say how much a step learns from",
+    f"{_ACTOR}.actor.ppo_micro_batch_size": "micro-batches are made by tokens: trainer.max_token_len_per_gpu",
+    f"{_ACTOR}.actor.ppo_micro_batch_size_per_gpu": "micro-batches are made by tokens: trainer.max_token_len_per_gpu",
+    f"{_ACTOR}.actor.strategy": "the sharding is trainer.deepspeed.zero_stage",
+    f"{_ACTOR}.actor.checkpoint.**": _OWN_TRAINER,
+    **_under(f"{_ACTOR}.actor.fsdp_config", _FSDP, "the sharding is trainer.deepspeed.zero_stage"),
+    **_under(f"{_ACTOR}.actor.optim", _OPTIMIZER, "the optimizer is AdamW with algorithm.optimizer"),
+    **_under(
+        f"{_ACTOR}.ref.fsdp_config",
+        f"{_FSDP} param_offload optimizer_offload",
+        "the reference model is frozen, whole, and used without gradients",
+    ),
+    **_under(
+        f"{_ACTOR}.ref",
+        "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz "
+        "log_prob_max_token_len_per_gpu ulysses_sequence_parallel_size entropy_from_logits_with_chunking "
+        "entropy_checkpointing checkpoint.** megatron.**",
+        "the reference model is frozen, whole, and used without gradients",
+    ),
+    **_under(
+        f"{_ACTOR}.actor",
+        "shuffle fix_actor_microbatch_loss_scale entropy_from_logits_with_chunking entropy_checkpointing "
+        "data_loader_seed load_weight policy_loss.** profile.** profiler.** router_replay.** loss_agg_mode "
+        "clip_ratio clip_ratio_low clip_ratio_high entropy_coeff use_kl_loss",
+        "Trinity's algorithm section says it",
+    ),
+    **_under(
+        f"{_ACTOR}.model",
+        "path external_lib use_fused_kernels fused_kernel_options.** enable_activation_offload use_shm "
+        "trust_remote_code custom_chat_template override_config.**",
+        "Trinity's model section says it",
+    ),
+    **_under(
+        f"{_VERL}.trainer",
+        "resume_mode resume_from_path default_hdfs_dir remove_previous_ckpt_in_save del_local_ckpt_after_load "
+        "max_critic_ckpt_to_keep device",
+        "a run goes on from its newest checkpoint; continue_from_checkpoint: false starts anew",
+    ),
+    f"{_VERL}.data.**": _OWN_TRAINER,
+    f"{_VERL}.global_profiler.**": _OWN_TRAINER,
+    f"{_VERL}.trainer.balance_batch": "tokens are always balanced over the ranks",
+    f"{_VERL}.trainer.critic_warmup": "grpo and sft have no critic",
+    **{f"{place}.{key}": _NO_POLL for place in _TASKSETS for key in ("max_retry_times", "max_retry_interval")},
+    **{f"{place}.enable_progress_bar": "progress is on the run's own display" for place in _TASKSETS},
+    **{
+        f"{place}.rollout_args.logprobs": "the sampled token's log-probability is always recorded"
+        for place in _TASKSETS
+    },
+    **{
+        f"{place}.rollout_args.n": "algorithm.repeat_times (or repeat_times of an evaluation) says it"
+        for place in _TASKSETS
+    },
+}
+
+UNSUPPORTED: dict[str, str] = {
+    **_under("cod", "task_pack_size eval_task_pack_size cod_workflow_args.**", "packs of tasks are not supported"),
+    **_under("data_processor", "task_pipeline.** experience_pipeline.**", "pipelines are not supported yet"),
+    "service.data_juicer.**": "external services are not supported yet",
+    "model.critic_model_path": "there is no critic yet",
+    "model.lora_configs": "LoRA is not supported yet",
+    "model.fully_sharded_loras": "LoRA is not supported yet",
+    "model.max_cpu_loras": "LoRA is not supported yet",
+    "model.rope_scaling": "put it into the model's own config.json",
+    "model.rope_theta": "put it into the model's own config.json",
+    "model.enable_thinking": "put it into the chat template",
+    **_under(
+        "model.tinker",
+        "enable rank seed train_mlp train_attn train_unembed base_url",
+        "the remote Tinker backend is not supported",
+    ),
+    **_under("model.external_model", "enable base_url_env api_key_env model_name", "external models are not supported"),
+    "algorithm.sample_strategy": "mixing buffers is not supported yet",
+    "algorithm.sample_strategy_args": "mixing buffers is not supported yet",
+    "algorithm.kl_penalty_fn": "KL in the reward is not supported yet; kl_loss_fn puts it into the loss",
+    "algorithm.kl_penalty_fn_args": "KL in the reward is not supported yet; kl_loss_fn puts it into the loss",
+    "buffer.trainer_input.auxiliary_buffers.**": "mixing buffers is not supported yet",
+    **_under(
+        "buffer.trainer_input.experience_buffer.replay_buffer",
+        "enable priority_fn reuse_cooldown_time priority_fn_args.**",
+        "replay is not supported yet",
+    ),
+    "buffer.trainer_input.experience_buffer.use_priority_queue": "replay is not supported yet",
+    "buffer.trainer_input.experience_buffer.reuse_cooldown_time": "replay is not supported yet",
+    "buffer.trainer_input.experience_buffer.replay_buffer_kwargs.**": "replay is not supported yet",
+    "buffer.trainer_input.sft_warmup_dataset": "use a stage of its own: stages, see examples/quickstart",
+    "buffer.trainer_input.sft_warmup_steps": "use a stage of its own: stages, see examples/quickstart",
+    "explorer.auxiliary_models": "auxiliary models are not supported yet",
+    "explorer.env_vars": "set them where the explorer is started",
+    **_under(
+        "explorer.over_rollout",
+        "ratio wait_after_min return_partial_tasks",
+        "a batch waits for its slowest group, so that nothing is dropped by length",
+    ),
+    **_under("explorer.dynamic_timeout", "enable ratio warmup_min_steps", "explorer.max_timeout is the limit"),
+    "explorer.db_url": "a history of requests is not supported yet",
+    f"{_ENGINE}.enable_openai_api": "an OpenAI-compatible endpoint is not supported yet",
+    f"{_ENGINE}.enable_multimodal": "multimodal models are not supported",
+    f"{_ENGINE}.chat_template": "use model.custom_chat_template",
+    f"{_ENGINE}.enable_thinking": "put it into the chat template",
+    f"{_ENGINE}.nnodes": "an engine lives on one machine",
+    "trainer.ulysses_sequence_parallel_size": "sequence parallelism is not supported yet",
+    f"{_ACTOR}.actor.ulysses_sequence_parallel_size": "sequence parallelism is not supported yet",
+    f"{_ACTOR}.actor.ppo_epochs": "several epochs over a batch are not supported yet",
+    f"{_ACTOR}.actor.megatron.**": "there is no Megatron; use trainer.deepspeed",
+    f"{_ACTOR}.actor.fsdp_config.param_offload": "parameter offload is not supported yet",
+    f"{_VERL}.critic.**": "there is no critic yet",
+    f"{_VERL}.algorithm.**": "Trinity's own algorithm section says it",
+    f"{_VERL}.reward_model.**": "reward functions are default_reward_fn_type",
+    f"{_VERL}.custom_reward_function.**": "reward functions are default_reward_fn_type",
+    "trainer.trainer_config_path": "put what it holds into the YAML itself",
+}
+
+# Sections that the schema does not have.
+_BUFFER = "buffer.trainer_input.experience_buffer"
+_FOREIGN = (
+    "monitor", "log", "service", "data_processor", "cod", _VERL, "model.tinker", "model.external_model",
+    "explorer.over_rollout", "explorer.dynamic_timeout", "buffer.trainer_input.auxiliary_buffers",
+    f"{_BUFFER}.replay_buffer", f"{_BUFFER}.replay_buffer_kwargs",
+)  # fmt: skip
+
+# Values that ask for nothing.
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "auto", 1, 1.0)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A key that is taken, but not as it stands."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The document with our keys alone, what was noticed, and what is refused: (key path, why)."""
+
+    values: dict[str, Any]
+    notices: list[Notice]
+    refused: list[Notice]
+
+
+def translate(document: dict[str, Any]) -> Translation:
+    """Take the keys of the tables out of a document, the sections of stages included."""
+    result = Translation(deepcopy(document), [], [])
+    stages = result.values.get("stages")
+    for stage in [result.values, *(stages if isinstance(stages, list) else [])]:
+        if isinstance(stage, dict):
+            prefix = "" if stage is result.values else f"stages.{stages.index(stage)}."  # type: ignore[union-attr]
+            _translate(stage, prefix, result)
+    return result
+
+
+def _translate(values: dict[str, Any], prefix: str, result: Translation) -> None:
+    for table, take in ((RENAMED, _rename), (UNSUPPORTED, _refuse), (IGNORED, _ignore)):
+        for pattern, what in table.items():
+            whole = pattern.endswith(".**")
+            parts = pattern.removesuffix(".**").split(".")
+            for holder, path in list(_holders(values, parts, "")):
+                value = holder.pop(path.rpartition(".")[2])
+                take(values, prefix, path, value, what, whole, result)
+    for section in _FOREIGN:
+        _prune(values, section.split("."), prefix, result)
+
+
+def _holders(node: Any, parts: list[str], at: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """(mapping that holds the last part, whole path) of every place a pattern matches."""
+    if len(parts) == 1:
+        if isinstance(node, dict) and parts[0] in node:
+            yield node, f"{at}{parts[0]}"
+        return
+    if parts[0] == "*" and isinstance(node, list):
+        for index, item in enumerate(node):
+            yield from _holders(item, parts[1:], f"{at}{index}.")
+    elif isinstance(node, dict) and parts[0] in node:
+        yield from _holders(node[parts[0]], parts[1:], f"{at}{parts[0]}.")
+
+
+def _rename(
+    values: dict[str, Any], prefix: str, path: str, value: Any, new: str, whole: bool, result: Translation
+) -> None:
+    target: Any = values
+    old, names = path.split("."), new.split(".")
+    for position, name in enumerate(names[:-1]):
+        target = target[int(old[position])] if name == "*" else target.setdefault(name, {})
+    if value is None:
+        return
+    if names[-1] in target and target[names[-1]] != value:
+        result.refused.append(
+            Notice(f"{prefix}{path}", f"is {value!r}, but {prefix}{new} is {target[names[-1]]!r}; give one")
+        )
+        return
+    target[names[-1]] = value
+    result.notices.append(Notice(f"{prefix}{path}", f"is an old name of {new}"))
+
+
+def _ignore(
+    values: dict[str, Any], prefix: str, path: str, value: Any, reason: str, whole: bool, result: Translation
+) -> None:
+    result.notices.append(Notice(f"{prefix}{path}", f"has no effect: {reason}"))
+
+
+def _refuse(
+    values: dict[str, Any], prefix: str, path: str, value: Any, reason: str, whole: bool, result: Translation
+) -> None:
+    if _asks_for_nothing(value):
+        result.notices.append(Notice(f"{prefix}{path}", "asks for nothing and has no effect"))
+    else:
+        result.refused.append(Notice(f"{prefix}{path}", f"{reason}; remove it"))
+
+
+def _asks_for_nothing(value: Any) -> bool:
+    if isinstance(value, dict):
+        if value.get("enable") is False:
+            return True
+        return all(_asks_for_nothing(item) for item in value.values())
+    return any(value == nothing and type(value) is type(nothing) for nothing in _NOTHING)
+
+
+def _prune(values: dict[str, Any], parts: list[str], prefix: str, result: Translation) -> None:
+    """Remove a section that the schema does not have; what is still in it is unknown."""
+    holder: Any = values
+    for part in parts[:-1]:
+        holder = holder.get(part) if isinstance(holder, dict) else None
+    if isinstance(holder, dict) and parts[-1] in holder:
+        for path, known in _unknown(holder.pop(parts[-1]), parts):
+            name = path[-1]
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+            result.refused.append(Notice(prefix + ".".join(path), f"unknown key; {hint}"))
+
+
+def _unknown(node: Any, at: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """(path, names known beside it) of what no table knows. Sections that are empty by now were known."""
+    if not isinstance(node, dict):
+        if node is not None:
+            yield at, known_names(at[:-1])
+        return
+    known = known_names(at)
+    for name, child in node.items():
+        if name not in known:
+            yield [*at, str(name)], known
+        elif child is not None:
+            yield from _unknown(child, [*at, str(name)])
+
+
+def known_names(at: list[str]) -> list[str]:
+    """Names that the tables know in the section at a path."""
+    found = set()
+    for path in (*RENAMED, *IGNORED, *UNSUPPORTED):
+        names = path.split(".")
+        if names[: len(at)] == at and len(names) > len(at) and names[len(at)] != "**":
+            found.add(names[len(at)])
+    return sorted(found)
