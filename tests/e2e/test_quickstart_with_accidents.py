@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from support.otlp import Collector, SeenSpan
 from support.run import Status, TrinityRun, kill_process, process_of, write_config
+from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS, SAVE_INTERVAL, GROUPS = 24, 4, 8
-SFT_STEPS, SFT_SAVE_INTERVAL = 30, 5
+STEPS, SAVE_INTERVAL, GROUPS = 20, 4, 8
+SFT_STEPS, SFT_SAVE_INTERVAL = 20, 4
 SERVICES = {"nats", "buffer", "environment", "sync", "explorer", "trainer"}
 
 
@@ -93,10 +95,12 @@ def _travel(run: TrinityRun, extra: TrinityRun, collector: Collector) -> Journey
     run.start()
     run.until(lambda s: s["stage"] == "rft", 180, "the GRPO stage")
     extra.start()
+    held = _hold(run)
+    joined = run.until(lambda s: len(s["explorers"]) == 2, 200, "the second explorer")
+    _release(held)
     run.until(lambda s: all(p["health"] == "SERVING" for p in _own(s)) and s["step"], 240, "everybody SERVING")
     status = run.status()
     metrics = {p["name"]: _scrape(p["metrics"]) for p in _own(status) if p["name"] != "nats"}
-    joined = run.until(lambda s: len(s["explorers"]) == 2, 200, "the second explorer")
     groups = _wait_for_groups(run, joined)
     kill_process(joined, "extra")
     extra.kill()
@@ -139,6 +143,21 @@ def _travel(run: TrinityRun, extra: TrinityRun, collector: Collector) -> Journey
         run=run,
         collector=collector,
     )
+
+
+def _hold(run: TrinityRun) -> str:
+    """Pause the trainer before its first step, so that the stage lasts until both explorers are there."""
+    status = run.until(lambda s: process_of(s, "trainer")["health"] == "SERVING", 120, "the trainer serves")
+    address = str(process_of(status, "trainer")["address"])
+    with grpc.insecure_channel(address) as channel:
+        answer = trainer_pb2_grpc.TrainerServiceStub(channel).Pause(trainer_pb2.PauseRequest(), timeout=120)
+    assert answer.step == 0
+    return address
+
+
+def _release(address: str) -> None:
+    with grpc.insecure_channel(address) as channel:
+        trainer_pb2_grpc.TrainerServiceStub(channel).Resume(trainer_pb2.ResumeRequest(), timeout=10)
 
 
 def _interrupt(run: TrinityRun) -> Interruption:

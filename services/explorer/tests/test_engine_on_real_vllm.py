@@ -116,6 +116,24 @@ async def test_a_response_carries_a_span_for_every_version_that_sampled_it(
     assert [span.version for span in fresh.version_spans] == [2]
 
 
+async def test_spans_of_a_vllm_that_does_not_name_its_weights(
+    engine: Engine, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM before 0.32: outputs are followed as they are sampled, and spans begin where the pauses were."""
+    monkeypatch.setattr(engine._spans, "native", False)
+    before = engine.version
+    weights = new_weights(model, tmp_path / "9", 9)
+    running = [asyncio.create_task(sample(engine, tokens=240)) for _ in range(4)]
+    await asyncio.sleep(0.3)
+    await engine.load(9, *weights)
+    for completion in [(await task)[0] for task in running]:
+        assert [span.version for span in completion.version_spans] == [before, 9]
+        assert (completion.version_spans[0].start, completion.version_spans[-1].end) == (0, 240)
+        assert len(completion.logprobs) == 240
+    (fresh,) = await sample(engine)
+    np.testing.assert_allclose(fresh.logprobs, logprobs_of(tmp_path / "9", fresh.token_ids), atol=1e-4)
+
+
 async def test_a_failed_load_leaves_the_engine_paused_until_a_full_load(
     engine: Engine, model: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from trinity.config import Config, ConfigError, expand, load, make_plan
 from trinity.runtime.errors import TrinityError
 
 
-def _ending_well(action: Callable[[], int]) -> int:
+def ending_well(action: Callable[[], int]) -> int:
     """2 for a configuration that cannot be used, 1 (or a RunError's own code) for a run that could not go on."""
     try:
         return action()
@@ -26,6 +27,9 @@ def _ending_well(action: Callable[[], int]) -> int:
             raise
         print(f"trinity: {reason}", file=sys.stderr)
         return reason.code if isinstance(reason, RunError) else 1
+    except KeyboardInterrupt:  # before anything was started, or in a command that starts nothing
+        print("trinity: ended by SIGINT", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _say_notices(config: Config) -> None:
@@ -48,7 +52,7 @@ def run_command(config: Path, overrides: list[str]) -> int:
             run(loaded, str(config))
         return 0
 
-    return _ending_well(action)
+    return ending_well(action)
 
 
 def check_command(config: Path, overrides: list[str], as_json: bool) -> int:
@@ -64,7 +68,7 @@ def check_command(config: Path, overrides: list[str], as_json: bool) -> int:
         _say_notices(loaded)
         return 0
 
-    return _ending_well(action)
+    return ending_well(action)
 
 
 def status_command(config: Path | None, job: Path | None, as_json: bool) -> int:
@@ -76,4 +80,4 @@ def status_command(config: Path | None, job: Path | None, as_json: bool) -> int:
         print(json.dumps(found, indent=1) if as_json else render(found))
         return 0
 
-    return _ending_well(action)
+    return ending_well(action)

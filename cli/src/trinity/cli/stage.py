@@ -87,16 +87,20 @@ class Stage:
         self, keepers: "dict[asyncio.Task[str], Child]", watcher: Watcher, stop: asyncio.Event
     ) -> None:
         title = f"{self._plan.config.project}/{self._plan.config.name}"
-        while not stop.is_set():
-            view = await watcher.refresh()
-            self._display.show(view, title)
-            for keeper, child in keepers.items():
-                if keeper.done() and not child.finished:
-                    raise RunError(keeper.result())
-            if view.finished and all(child.finished for child in self.children if child.once):
-                return
-            await asyncio.wait([asyncio.ensure_future(stop.wait()), *keepers], timeout=_POLL_SECONDS,
-                               return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                view = await watcher.refresh()
+                self._display.show(view, title)
+                for keeper, child in keepers.items():
+                    if keeper.done() and not child.finished:
+                        raise RunError(keeper.result())
+                if view.finished and all(child.finished for child in self.children if child.once):
+                    return
+                news = [stopping, *(keeper for keeper in keepers if not keeper.done())]
+                await asyncio.wait(news, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
 
     async def _keep_record(self, others: list[Child]) -> None:
         """Write who runs, again at every restart."""

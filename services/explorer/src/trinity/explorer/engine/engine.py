@@ -93,15 +93,16 @@ class Engine:
                 f"the model's length is {self.options.max_model_len}",
             )
         request_id = uuid.uuid4().hex
-        outputs: dict[int, Any] = {}
+        responses: dict[int, _Response] = {}
         async with self._loading:  # a request that waits for a load belongs to the new version
             prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids), cache_salt=f"v{self.version}")
             self._spans.begin(request_id, sampling.n, self.version)
         try:
             async for output in self._llm.generate(prompt, self._vllm_sampling(sampling), request_id=request_id):
                 for part in output.outputs:
-                    outputs[part.index] = part
-                    self._spans.take(request_id, part.index, len(part.token_ids))
+                    response = responses.setdefault(part.index, _Response())
+                    response.add(part)
+                    self._spans.take(request_id, part.index, len(response.token_ids))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -110,7 +111,7 @@ class Engine:
             raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
         finally:
             starts = self._spans.end(request_id)
-        completions = [_completion(outputs[index], starts.get(index, [])) for index in sorted(outputs)]
+        completions = [responses[index].completion(starts.get(index, [])) for index in sorted(responses)]
         self.tokens_generated += sum(len(completion.token_ids) for completion in completions)
         return completions
 
@@ -132,7 +133,7 @@ class Engine:
             logprobs=0,
             flat_logprobs=True,
             detokenize=bool(sampling.stop),
-            output_kind=RequestOutputKind.FINAL_ONLY if self._spans.native else RequestOutputKind.CUMULATIVE,
+            output_kind=RequestOutputKind.FINAL_ONLY if self._spans.native else RequestOutputKind.DELTA,
         )
 
     async def load(self, version: int, files: Sequence[str], tensors: Sequence[tuple[str, int]]) -> float:
@@ -175,8 +176,8 @@ class Engine:
 class _SpanTracker:
     """Which version sampled which tokens.
 
-    vLLM from 0.32 says it itself (`native`). Before that, outputs are streamed, and at each pause the number of tokens
-    every running completion has so far is where its next span begins.
+    vLLM from 0.32 says it itself (`native`). Before that, outputs are followed as they come, and at each pause the
+    number of tokens every running completion has so far is where its next span begins.
     """
 
     def __init__(self, native: bool) -> None:
@@ -208,17 +209,32 @@ class _SpanTracker:
                 self._starts[request][index].append((length, version))
 
 
-def _completion(part: Any, starts: list[tuple[int, int]]) -> Completion:
-    token_ids = np.asarray(part.token_ids, dtype=np.int32)
-    logprobs = np.asarray(part.logprobs.logprobs, dtype=np.float32)
-    if len(logprobs) != len(token_ids):
-        raise EngineFailed(f"vLLM gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
-    native = getattr(part, "weight_versions", None)
-    if native:
-        spans = tuple(VersionSpan(int(s.version), s.start, s.end) for s in native if s.end > s.start)
-    else:
-        spans = spans_from(starts, len(token_ids))
-    return Completion(token_ids, logprobs, spans, part.finish_reason or "stop")
+class _Response:
+    """One completion of a request, put together from what vLLM sends: all at once, or as it is sampled."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._last: Any = None
+
+    def add(self, part: Any) -> None:
+        self.token_ids.extend(part.token_ids)
+        if part.logprobs is not None:
+            self._logprobs.extend(part.logprobs.logprobs)
+        self._last = part
+
+    def completion(self, starts: list[tuple[int, int]]) -> Completion:
+        """`starts` is where each version's span begins, for a vLLM that does not say it."""
+        token_ids = np.asarray(self.token_ids, dtype=np.int32)
+        logprobs = np.asarray(self._logprobs, dtype=np.float32)
+        if len(logprobs) != len(token_ids):
+            raise EngineFailed(f"vLLM gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
+        native = getattr(self._last, "weight_versions", None)
+        if native and not starts:
+            spans = tuple(VersionSpan(int(s.version), s.start, s.end) for s in native if s.end > s.start)
+        else:
+            spans = spans_from(starts, len(token_ids))
+        return Completion(token_ids, logprobs, spans, self._last.finish_reason or "stop")
 
 
 def spans_from(starts: list[tuple[int, int]], length: int) -> tuple[VersionSpan, ...]:
