@@ -30,6 +30,9 @@ lint: $(BIN)/.installed ## ruff and mypy
 proto: $(BIN)/.installed ## make the stubs from the .proto files again
 	$(BIN)/python proto/generate.py
 
+docs: $(BIN)/.installed ## write docs/configuration.md from the schema again
+	$(BIN)/python docs/generate.py
+
 clean: ## remove what was made (not the checkpoints)
 	rm -rf .venv build
 

@@ -43,7 +43,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, hidden: int, layer
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=4096,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

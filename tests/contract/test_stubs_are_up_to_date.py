@@ -17,3 +17,10 @@ def test_generating_again_changes_nothing(repository: Path) -> None:
     if done.returncode and "No matching distribution" in done.stdout + done.stderr and not os.environ.get("CI"):
         pytest.skip("the package index is out of reach")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_configuration_page_is_what_the_schema_says(repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/generate.py", "--check"], cwd=repository, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

@@ -155,7 +155,7 @@ async def test_a_cancelled_request_leaves_the_engine(engine: Engine) -> None:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     async with asyncio.timeout(10):
-        while engine._llm.output_processor.has_unfinished_requests():
+        while engine.llm.output_processor.has_unfinished_requests():
             await asyncio.sleep(0.05)
     await engine.check()
 

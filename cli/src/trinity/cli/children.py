@@ -33,6 +33,7 @@ class Child:
     address: str
     log_file: Path
     metrics: str = ""
+    gpus: Sequence[str] = ()
     once: bool = False
     restarts: int = 0
     finished: bool = False
@@ -66,7 +67,14 @@ class Child:
 
     def record(self) -> ProcessRecord:
         return ProcessRecord(
-            self.name, self.service, self.pid, self.address, self.metrics, self.restarts, str(self.log_file)
+            name=self.name,
+            service=self.service,
+            pid=self.pid,
+            address=self.address,
+            metrics=self.metrics,
+            restarts=self.restarts,
+            log=str(self.log_file),
+            gpus=list(self.gpus),
         )
 
     async def keep_running(self, changed: "asyncio.Event") -> str:

@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from trinity import plugins
 from trinity.cli.errors import RunError
-from trinity.config import Config, ConfigError, expand, load, make_plan
+from trinity.config import Config, ConfigError, Problem, expand, load, make_plan
+from trinity.config.algorithms import ALGORITHMS
 from trinity.runtime.errors import TrinityError
 
 
@@ -32,52 +36,150 @@ def ending_well(action: Callable[[], int]) -> int:
         return 128 + signal.SIGINT
 
 
-def _say_notices(config: Config) -> None:
-    for notice in config.notices:
-        print(f"note: {notice}", file=sys.stderr)
+@dataclass(frozen=True)
+class Request:
+    """What `run` and `check` were asked for."""
+
+    config: Path
+    overrides: list[str]
+    plugin_dirs: list[Path]
+
+    def load(self) -> Config:
+        """The configuration. Plugins are imported first: the YAML may name what they register."""
+        try:
+            plugins.load(self.plugin_dirs)
+        except plugins.PluginError as error:
+            raise RunError(str(error), code=2) from None
+        config = load(self.config, self.overrides)
+        for notice in config.notices:
+            print(f"note: {notice}", file=sys.stderr)
+        return config
 
 
-def run_command(config: Path, overrides: list[str]) -> int:
+def request(config: Path | None, arguments: list[str] | None, plugin_dirs: list[Path] | None) -> Request:
+    """The YAML is --config, or the first argument that is no override."""
+    overrides = list(arguments or [])
+    if config is None and overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file()):
+        config = Path(overrides.pop(0))
+    if config is None:
+        print("trinity: no YAML; give it as --config FILE", file=sys.stderr)
+        sys.exit(2)
+    listed = os.environ.get("TRINITY_PLUGIN_DIRS", "").replace(",", os.pathsep).split(os.pathsep)
+    return Request(config, overrides, [*(plugin_dirs or []), *(Path(folder) for folder in listed if folder)])
+
+
+def run_command(asked: Request) -> int:
     def action() -> int:
-        from trinity.cli.join import join
-        from trinity.cli.supervisor import run
         from trinity.runtime import logs
 
-        loaded = load(config, overrides)
+        config, source = asked.load(), str(asked.config)
+        _refuse_what_is_only_checked(config, source)
         logs.configure("run", level="ERROR")
-        _say_notices(loaded)
-        if loaded.mode == "explore":
-            join(loaded, str(config))
-        else:
-            run(loaded, str(config))
+        if asked.plugin_dirs:  # the services look here
+            os.environ["TRINITY_PLUGIN_DIRS"] = os.pathsep.join(str(path.absolute()) for path in asked.plugin_dirs)
+        _RUNNERS[config.mode](config, source)
         return 0
 
     return ending_well(action)
 
 
-def check_command(config: Path, overrides: list[str], as_json: bool) -> int:
+def _refuse_what_is_only_checked(config: Config, source: str) -> None:
+    for index, stage in enumerate(expand(config)):
+        kind = stage.algorithm.algorithm_type
+        if ALGORITHMS[kind].critic and stage.mode in ("both", "train"):
+            place = f"stages.{index}." if config.stages and config.stages[index].algorithm else ""
+            problem = f"is {kind!r}, which needs a critic; the trainer has none yet. Use grpo, which needs none"
+            raise ConfigError(source, [Problem(f"{place}algorithm.algorithm_type", problem)])
+
+
+def _supervise(config: Config, source: str) -> None:
+    from trinity.cli.supervisor import run
+
+    run(config, source)
+
+
+def _join(config: Config, source: str) -> None:
+    from trinity.cli.join import join
+
+    join(config, source)
+
+
+def _bench(config: Config, source: str) -> None:
+    from trinity.cli.bench import bench
+
+    bench(config, source)
+
+
+def _serve(config: Config, source: str) -> None:
+    from trinity.cli.serve import serve
+
+    serve(config, source)
+
+
+_RUNNERS = {"both": _supervise, "train": _supervise, "explore": _join, "bench": _bench, "serve": _serve}
+
+
+def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
     def action() -> int:
-        loaded = load(config, overrides)
+        config = asked.load()
         if as_json:
-            print(json.dumps(json.loads(loaded.model_dump_json()), indent=1))
+            print(json.dumps(json.loads(config.model_dump_json()), indent=1))
             return 0
         from trinity.cli.plan_text import describe
 
-        for stage in expand(loaded):
+        for stage in expand(config):
             print(describe(make_plan(stage)))
-        _say_notices(loaded)
+        if deep:
+            from trinity.cli.preflight import check_stages
+
+            for name, steps in check_stages(config, str(asked.config)).items():
+                print(f"{name}: model and data are there; {steps} optimizer steps")
         return 0
 
     return ending_well(action)
+
+
+def _folder(config: Path | None, job: Path | None) -> Path:
+    """The job folder that is meant: --job, the YAML's, or the newest one here."""
+    from trinity.cli.status import find_job
+
+    return find_job(load(config, plugins_loaded=False) if config else None, job)
 
 
 def status_command(config: Path | None, job: Path | None, as_json: bool) -> int:
     def action() -> int:
-        from trinity.cli.status import collect, find_job, render
+        from trinity.cli.job import read_records
+        from trinity.cli.status import collect, finished, render, render_finished
 
-        folder = find_job(load(config) if config else None, job)
+        folder = _folder(config, job)
+        if not read_records(folder):
+            summary = finished(folder)
+            print(json.dumps(summary, indent=1) if as_json else render_finished(folder, summary))
+            return 0
         found = asyncio.run(collect(folder))
         print(json.dumps(found, indent=1) if as_json else render(found))
+        return 0
+
+    return ending_well(action)
+
+
+def log_command(config: Path | None, job: Path | None, service: str, lines: int, follow: bool, level: str) -> int:
+    def action() -> int:
+        from trinity.cli.log import show
+
+        show(_folder(config, job), service, lines, follow, level)
+        return 0
+
+    return ending_well(action)
+
+
+def view_command(
+    config: Path | None, job: Path | None, step: int | None, index: int | None, task: str, as_json: bool
+) -> int:
+    def action() -> int:
+        from trinity.cli.view import view
+
+        print(view(_folder(config, job), step, index, task, as_json))
         return 0
 
     return ending_well(action)

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from trinity.cli.errors import RunError
@@ -24,7 +25,7 @@ def visible_gpus() -> list[str]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where things run on this machine. Empty device lists: the CPU."""
+    """Where things run on this machine. Empty device lists: the CPU. `explorer` holds the auxiliary models' too."""
 
     device: str
     explorer: list[str]
@@ -32,25 +33,29 @@ class Placement:
     trainer_ranks: int
 
 
-def place(plan: Plan, gpus: list[str]) -> Placement:
-    """Explorers take engine_num * tensor_parallel_size GPUs, the trainer the rest. RunError if they do not suffice."""
+def place(plan: Plan, gpus: list[str], taken: Collection[str] = ()) -> Placement:
+    """Explorers and auxiliary models take engine_num * tensor_parallel_size GPUs each, the trainer the rest.
+
+    `taken` are GPUs that other processes of the run hold on this machine. RunError if the others do not suffice.
+    """
     config = plan.config
     ranks = config.trainer.num_ranks
     if not gpus:
         return Placement("cpu", [], [], ranks or 1)
-    limit = config.cluster.gpu_per_node or len(gpus)
-    cards = gpus[:limit]
-    rollout = config.explorer.rollout_model
-    wanted = (
-        0 if plan.algorithm.offline or config.mode == "train" else rollout.engine_num * rollout.tensor_parallel_size
-    )
-    trainer = [] if config.mode == "explore" else cards[wanted:]
-    if wanted > len(cards) or (config.mode != "explore" and not trainer):
-        raise RunError(
-            f"explorer.rollout_model.engine_num: {rollout.engine_num} engines of {rollout.tensor_parallel_size} GPU(s) "
-            f"leave none of the {len(cards)} GPU(s) here for the trainer"
-        )
-    if ranks is not None and ranks > len(trainer) and config.mode != "explore":
-        raise RunError(f"trainer.num_ranks: is {ranks}, but {len(trainer)} GPU(s) are left for the trainer")
+    free = [card for card in gpus if card not in taken]
+    cards = free[: config.cluster.gpu_per_node or len(free)]
+    here = f"the {len(cards)} GPU(s) free here"
+    wanted = plan.gpus.explorer + plan.gpus.auxiliary
+    trains = config.mode in ("both", "train")
+    if wanted > len(cards) or (trains and wanted == len(cards)):
+        rollout, beside = config.explorer.rollout_model, ""
+        if plan.gpus.auxiliary:
+            beside = f" and auxiliary models on {plan.gpus.auxiliary}"
+        need = f"{rollout.engine_num} engine(s) of {rollout.tensor_parallel_size} GPU(s){beside}"
+        what = f"leave none of {here} for the trainer" if trains else f"do not fit on {here}"
+        raise RunError(f"explorer.rollout_model.engine_num: {need} {what}")
+    trainer = cards[wanted:] if trains else []
+    if ranks is not None and ranks > len(trainer) and trains:
+        raise RunError(f"trainer.num_ranks: is {ranks}, but {len(trainer)} of {here} are left for the trainer")
     trainer = trainer[: ranks or len(trainer)]
     return Placement("cuda", cards[:wanted], trainer, len(trainer) or 1)

@@ -29,6 +29,7 @@ class ProcessRecord:
     metrics: str = ""
     restarts: int = 0
     log: str = ""
+    gpus: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -60,6 +61,10 @@ class Job:
     def remove_record(self, name: str) -> None:
         (self.folder / "run" / f"{name}.json").unlink(missing_ok=True)
 
+    def taken_gpus(self) -> set[str]:
+        """GPUs of this machine that live processes of the run hold."""
+        return {card for record in self.records().values() for process in record.processes for card in process.gpus}
+
     def records(self) -> dict[str, SupervisorRecord]:
         return read_records(self.folder)
 
@@ -87,6 +92,22 @@ def live_jobs(root: Path) -> list[Path]:
     return sorted(folders, key=lambda folder: -(folder / "run").stat().st_mtime)
 
 
+def is_job(folder: Path) -> bool:
+    """Whether a run ever began in a folder."""
+    return bool(read_records(folder)) or (folder / "summary.json").exists() or bool(stage_configs(folder))
+
+
+def stage_configs(folder: Path) -> list[Path]:
+    """config.json of the job itself or of each of its stages."""
+    return [path for path in sorted(folder.glob("**/config.json")) if (path.parent / "log").is_dir()]
+
+
+def known_jobs(root: Path) -> list[Path]:
+    """Job folders below `root`, whether live or not, the newest first."""
+    locks = sorted(root.glob("**/.lock"), key=lambda path: -path.parent.stat().st_mtime)
+    return [path.parent for path in locks if is_job(path.parent)]
+
+
 def finished_step(stage_folder: Path) -> int:
     """Step at which a stage was finished; -1 if it was not."""
     value = files.read_json(stage_folder / "finished.json")
@@ -101,20 +122,6 @@ def finished_summary(stage_folder: Path) -> dict[str, Any]:
 
 def mark_finished(stage_folder: Path, step: int, part: dict[str, Any]) -> None:
     files.write_json(stage_folder / "finished.json", {"step": step, "summary": part})
-
-
-def last_model(stage_folder: Path) -> Path | None:
-    """The Hugging Face folder of a stage's newest checkpoint that has weights."""
-    steps = sorted(
-        (int(path.name.rpartition("_")[2]), path)
-        for path in stage_folder.glob("global_step_*")
-        if path.name.rpartition("_")[2].isdigit() and (path / ".full_checkpoint").exists()
-    )
-    for _, path in reversed(steps):
-        folder = path / "actor" / "huggingface"
-        if (folder / "model.safetensors").exists() or (folder / "model.safetensors.index.json").exists():
-            return folder
-    return None
 
 
 def fresh_name(config: Config, stamp: str) -> Config:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 from typing import Any
 
 from trinity.cli import services
@@ -17,13 +16,13 @@ from trinity.cli.display import Display, make_display
 from trinity.cli.errors import RunError
 from trinity.cli.job import Job, SupervisorRecord
 from trinity.cli.services import Addresses
+from trinity.cli.supervisor import ended_by_signals
 from trinity.cli.watch import Watcher
 from trinity.config import Config, ConfigError, Problem, make_plan
 from trinity.runtime import files, names
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import Unavailable
 
-_WAIT_SECONDS = 120.0
 _NATS_SECONDS = 20.0
 _STOP_SECONDS = 6.0
 _POLL_SECONDS = 1.0
@@ -47,51 +46,69 @@ def join(config: Config, source: str) -> None:
 
 
 async def _join(config: Config, job: Job) -> None:
-    stop, received = asyncio.Event(), []
-
-    def on_signal(signum: int) -> None:
-        received.append(signum)
-        stop.set()
-
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
-    with make_display() as display:
-        nats_url, about = await _find_run(job, display, stop)
-        if about is not None:
-            await _explore(config, job, nats_url, about, display, stop)
-    if received:
-        raise RunError(f"ended by {signal.Signals(received[0]).name}", 128 + received[0])
+    """Explore until the run is finished; one that is only gone is waited for, as it may come back elsewhere."""
+    stop = asyncio.Event()
+    with ended_by_signals(stop), make_display() as display:
+        while not stop.is_set():
+            url, about = await find_run(job, display, stop, config.synchronizer.sync_timeout)
+            if about is None:
+                return
+            finished = await _explore(config, job, url, about, display, stop)
+            if finished and "main" not in job.records():
+                display.say("the run has ended")
+                return
+            display.say("the stage has ended" if finished else "the run is gone")
 
 
-async def _find_run(job: Job, display: Display, stop: asyncio.Event) -> tuple[str, dict[str, Any] | None]:
-    """NATS and description of the run to join; waits for it to begin. None after `stop`."""
-    display.say(f"looking for the run of {job.folder}")
-    deadline = asyncio.get_running_loop().time() + _WAIT_SECONDS
-    given, url = os.environ.get("TRINITY_NATS_URL"), ""
+async def find_run(
+    job: Job, display: Display, stop: asyncio.Event, seconds: float
+) -> tuple[str, dict[str, Any] | None]:
+    """NATS and description of the run to join; waits for it to begin. None after `stop`. RunError after the time."""
+    display.say(f"looking for the run of {job.folder}; an explorer may be started before it")
+    deadline = asyncio.get_running_loop().time() + seconds
     while not stop.is_set():
-        main = job.records().get("main")
-        url = given or (main.nats_url if main is not None else "")
-        if url:
-            with contextlib.suppress(Unavailable):
-                async with await connect(url, "trinity-join", wait_seconds=_NATS_SECONDS) as broker:
-                    bucket = await Bucket.open(broker, names.RUNS_BUCKET)
-                    entry = await bucket.get(names.RunNames(job.token).job_key)
-                    about = json.loads(entry.value) if entry.revision else None
-                    if about is not None and about["online"]:
-                        return url, about
+        url, about = await look_for_run(job)
+        if about is not None:
+            return url, about
         if asyncio.get_running_loop().time() > deadline:
-            break
+            given = os.environ.get("TRINITY_NATS_URL")
+            where = f"at {given} (TRINITY_NATS_URL)" if given else f"in {job.folder} (TRINITY_NATS_URL finds others)"
+            raise RunError(f"no live run to join within {seconds:g} s (synchronizer.sync_timeout) {where}")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
-    if stop.is_set():
-        return url, None
-    where = f"at {given} (TRINITY_NATS_URL)" if given else f"in {job.folder} (set TRINITY_NATS_URL for one elsewhere)"
-    raise RunError(f"no live run to join within {_WAIT_SECONDS:g} s {where}")
+    return "", None
+
+
+async def look_for_run(job: Job) -> tuple[str, dict[str, Any] | None]:
+    """NATS and description of the job's live run; None if there is none that explores."""
+    main = job.records().get("main")
+    url = os.environ.get("TRINITY_NATS_URL") or (main.nats_url if main is not None else "")
+    if not url:
+        return "", None
+    with contextlib.suppress(Unavailable):
+        async with await connect(url, "trinity-join", wait_seconds=_NATS_SECONDS) as broker:
+            bucket = await Bucket.open(broker, names.RUNS_BUCKET)
+            entry = await bucket.get(names.RunNames(job.token).job_key)
+            about = json.loads(entry.value) if entry.revision else None
+            if about is not None and about["online"] and await _answers(about):
+                return url, about
+    return url, None
+
+
+async def _answers(about: dict[str, Any]) -> bool:
+    """Whether the run's buffer lives and has work: the description of a finished run stays on its NATS."""
+    watcher = Watcher(about["run"], Addresses(buffer=about["addresses"]["buffer"]))
+    try:
+        view = await watcher.refresh()
+    finally:
+        await watcher.close()
+    return view.buffer is not None and not view.finished
 
 
 async def _explore(
     config: Config, job: Job, nats_url: str, about: dict[str, Any], display: Display, stop: asyncio.Event
-) -> None:
+) -> bool:
+    """One explorer for one stage of a run; whether the stage is finished."""
     run_config = Config.model_validate(about["config"])
     merged = run_config.model_copy(
         update={"mode": "explore", "explorer": config.explorer, "cluster": config.cluster,
@@ -101,7 +118,7 @@ async def _explore(
     name, addresses = config.explorer.name, Addresses(**about["addresses"])
     config_file = plan.job_dir / "run" / f"{name}.config.json"
     files.write_json(config_file, json.loads(merged.model_dump_json()))
-    placement = place(plan, visible_gpus())
+    placement = place(plan, visible_gpus(), job.taken_gpus())
     child = services.explorer(plan, config_file, nats_url, addresses, plan.job_dir / "log", placement)
     changed = asyncio.Event()
     child.start()
@@ -110,7 +127,7 @@ async def _explore(
     watcher = Watcher(about["run"], Addresses(addresses.buffer, "", addresses.sync, addresses.trainer))
     display.say(f"explorer {name!r} joins {plan.config.project}/{plan.config.name}; log in {child.log_file}")
     try:
-        await _until_run_ends(keeper, child, job, record_name, about["run"], nats_url, watcher, display, stop)
+        return await _until_run_ends(keeper, child, job, record_name, about["run"], nats_url, watcher, display, stop)
     finally:
         keeper.cancel()
         job.remove_record(record_name)
@@ -128,7 +145,8 @@ async def _until_run_ends(
     watcher: Watcher,
     display: Display,
     stop: asyncio.Event,
-) -> None:
+) -> bool:
+    """True once the run is finished; False if it does not answer any more, or after `stop`."""
     silent = 0
     while not stop.is_set():
         record = SupervisorRecord(os.getpid(), "explore", run, "", nats_url, [child.record()])
@@ -139,8 +157,10 @@ async def _until_run_ends(
         view = await watcher.refresh()
         display.show(view, f"explorer {child.name}")
         silent = 0 if view.buffer is not None else silent + 1
-        if view.finished or silent > 60 / _POLL_SECONDS or (silent > 3 and "main" not in job.records()):
-            display.say("the run has ended")
-            return
+        if view.finished:
+            return True
+        if silent > 60 / _POLL_SECONDS or (silent > 3 and "main" not in job.records()):
+            return False
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
+    return False

@@ -1,17 +1,23 @@
 """A plan in words."""
 
 from trinity.config import Plan
+from trinity.config.advice import memory
+from trinity.config.names import auxiliary_name
 
 _FROM_RUN = "that of the run it joins"
+_STYLES = {
+    "fixed": "sync_offset batches ahead",
+    "explorer_driven": "one sync_interval ahead, besides sync_offset",
+    "trainer_driven": "one sync_interval ahead, besides sync_offset",
+    "fully_async": "as far ahead as the buffer's capacity",
+}
 
 
 def describe(plan: Plan) -> str:
     """What a stage would do on the cluster its YAML names."""
-    config, lengths, staleness = plan.config, plan.lengths, plan.staleness
-    rollout = config.explorer.rollout_model
+    config, lengths = plan.config, plan.lengths
     rows: list[tuple[str, str]] = [
         ("mode", config.mode),
-        ("algorithm", f"{plan.algorithm.algorithm_type} ({plan.algorithm.loss_aggregation})"),
         ("model", config.model.model_path or _FROM_RUN),
         (
             "lengths",
@@ -19,28 +25,66 @@ def describe(plan: Plan) -> str:
             if lengths.model
             else _FROM_RUN,
         ),
-        ("steps", str(plan.total_steps) if plan.total_steps else f"{config.buffer.total_epochs} epoch(s) of the data"),
     ]
-    if plan.algorithm.offline:
-        rows.append(("batch", f"{plan.groups_per_step} rows per optimizer step"))
-    else:
-        repeat, size = config.algorithm.repeat_times, plan.groups_per_step
-        rows += [
-            ("batch", f"{size} tasks x {repeat} rollouts = {size * repeat} experiences per optimizer step"),
-            ("staleness", f"at most {staleness.bound} steps: {(staleness.bound + 1) * size} tasks outstanding at most"),
-            ("weights", f"every {staleness.interval} step(s)"),
-            ("explorer", f"{rollout.engine_num} engine(s) x {rollout.tensor_parallel_size} GPU(s)"),
-        ]
-    rows += [("trainer", _trainer(plan)), ("job folder", str(plan.job_dir))]
+    if config.mode in ("both", "train"):
+        rows += _training(plan)
+    rows += _processes(plan)
+    rows.append(("job folder", str(plan.job_dir)))
+    advice = memory(plan) if config.mode in ("both", "train") else None
+    if advice:
+        rows.append(("memory", advice))
     width = max(len(name) for name, _ in rows)
     return "\n".join([f"{config.project}/{config.name}"] + [f"  {name:<{width}}  {value}" for name, value in rows])
 
 
-def _trainer(plan: Plan) -> str:
-    config, rollout = plan.config, plan.config.explorer.rollout_model
-    total = config.cluster.node_num * config.cluster.gpu_per_node
-    stage = f"ZeRO {config.trainer.deepspeed.zero_stage}"
-    if not total:
-        return f"{config.trainer.num_ranks or 'one'} rank(s) on what this machine has, {stage}"
-    used = 0 if config.mode == "train" else rollout.engine_num * rollout.tensor_parallel_size
-    return f"{config.trainer.num_ranks or total - used} GPU(s), {stage}; on a machine without GPUs, the CPU"
+def _training(plan: Plan) -> list[tuple[str, str]]:
+    config, staleness = plan.config, plan.staleness
+    steps = str(plan.total_steps) if plan.total_steps else f"{config.buffer.total_epochs} epoch(s) of the data"
+    rows = [
+        ("algorithm", f"{plan.algorithm.algorithm_type} ({plan.algorithm.loss_aggregation})"),
+        ("steps", steps),
+    ]
+    if plan.algorithm.offline:
+        return [*rows, ("batch", f"{plan.groups_per_step} rows per optimizer step")]
+    repeat, size, bound = config.algorithm.repeat_times, plan.groups_per_step, staleness.bound
+    style = config.synchronizer.sync_style
+    evaluated = ", ".join(taskset.name for taskset in plan.eval_tasksets)
+    rows += [
+        ("batch", f"{size} tasks x {repeat} rollouts = {plan.experiences_per_step} experiences per optimizer step"),
+        ("staleness", f"at most {bound} step(s), {plan.outstanding_groups} groups outstanding ({style}: "
+                      f"{_STYLES[style]})"),
+        ("weights", f"a version every {staleness.interval} step(s) through the sync service"),
+        ("tasksets", ", ".join(taskset.name for taskset in plan.tasksets)),
+        ("evaluation", f"{evaluated} every {config.explorer.eval_interval} steps" if evaluated else "none"),
+    ]  # fmt: skip
+    return rows
+
+
+def _processes(plan: Plan) -> list[tuple[str, str]]:
+    """Who runs, and on how many GPUs."""
+    config, gpus = plan.config, plan.gpus
+    rollout = config.explorer.rollout_model
+    on_gpus = bool(gpus.total)
+    rows: list[tuple[str, str]] = []
+    if on_gpus:
+        cluster = f"{config.cluster.node_num} node(s) x {config.cluster.gpu_per_node} GPU(s)"
+        rows.append(("cluster", f"{cluster}; on a machine without GPUs all share its CPU"))
+    else:
+        rows.append(("cluster", "what this machine has: its GPUs, or else all share its CPU"))
+    if config.mode in ("both", "train"):
+        names = "nats, buffer" if plan.algorithm.offline else "nats, buffer, environment, sync"
+        rows.append(("services", f"{names}: one process each, no GPU"))
+    if config.mode != "train" and not plan.algorithm.offline:
+        size = f"{rollout.engine_num} engine(s) x {rollout.tensor_parallel_size} GPU(s)"
+        rows.append(("explorer", f"{size} = {gpus.explorer} GPU(s)" if on_gpus else size))
+        for model in config.explorer.auxiliary_models:
+            size = f"{model.engine_num} engine(s) x {model.tensor_parallel_size} GPU(s)"
+            rows.append(("auxiliary", f"{auxiliary_name(model)}: {size}"))
+    if config.mode in ("both", "train"):
+        zero = f"ZeRO {config.trainer.deepspeed.zero_stage}"
+        ranks = f"{gpus.trainer} GPU(s)" if on_gpus else f"{config.trainer.num_ranks or 'one'} rank(s) a GPU"
+        rows.append(("trainer", f"{ranks}, {zero}"))
+        keep = config.trainer.max_checkpoints_to_keep
+        every = f"every {config.trainer.save_interval} steps and " if config.trainer.save_interval else ""
+        rows.append(("checkpoints", f"{every}at the end, {f'the newest {keep}' if keep else 'all'} kept"))
+    return rows

@@ -75,24 +75,41 @@ def infrastructure(plan: Plan, config_file: Path, nats_url: str, log_dir: Path) 
     settings = {"CONFIG_FILE": str(config_file), "NATS_URL": nats_url, "LOG_GIB": f"{log_gib:.2f}"}
     children = [_service("buffer", log_dir, settings)]
     if not plan.algorithm.offline:
-        children.append(_service("environment", log_dir, {}))
+        children.append(_service("environment", log_dir, _plugin_settings()))
         children.append(_service("sync", log_dir, {"NATS_URL": nats_url}))
     by_name = {child.name: child.address for child in children}
     return children, Addresses(**by_name)
 
 
 def explorer(
-    plan: Plan, config_file: Path, nats_url: str, addresses: Addresses, log_dir: Path, placement: Placement
+    plan: Plan,
+    config_file: Path,
+    nats_url: str,
+    addresses: Addresses,
+    log_dir: Path,
+    placement: Placement,
+    serving: dict[str, str] | None = None,
 ) -> Child:
+    """An explorer; with `serving` one that answers at an OpenAI-compatible endpoint instead of working on tasks."""
     settings = {
         "CONFIG_FILE": str(config_file),
         "NATS_URL": nats_url,
-        "SYNC_ADDRESS": addresses.sync,
-        "ENVIRONMENT_ADDRESS": addresses.environment,
+        "SYNC_ADDRESS": addresses.sync or f"{_HOST}:1",
+        "ENVIRONMENT_ADDRESS": addresses.environment or f"{_HOST}:1",
         "DEVICE": placement.device,
         "DEVICES": ",".join(placement.explorer),
+        **_plugin_settings(),
+        **(serving or {}),
     }
-    return _service("explorer", log_dir, settings, instance=plan.config.explorer.name)
+    child = _service("explorer", log_dir, settings, instance=plan.config.explorer.name)
+    child.environment = {**child.environment, **plan.config.explorer.env_vars}
+    child.gpus = placement.explorer
+    return child
+
+
+def _plugin_settings() -> dict[str, str]:
+    folders = os.environ.get("TRINITY_PLUGIN_DIRS", "").replace(",", os.pathsep)
+    return {"PLUGIN_DIRS": folders} if folders else {}
 
 
 def trainer(config_file: Path, addresses: Addresses, log_dir: Path, placement: Placement) -> Child:
@@ -104,6 +121,7 @@ def trainer(config_file: Path, addresses: Addresses, log_dir: Path, placement: P
         "NUM_RANKS": str(placement.trainer_ranks),
     }
     child = _service("trainer", log_dir, settings, once=True)
+    child.gpus = placement.trainer
     if placement.trainer:
         child.environment = {**child.environment, "CUDA_VISIBLE_DEVICES": ",".join(placement.trainer)}
     return child

@@ -17,25 +17,53 @@ from trinity.cli.nats import wait_until_open
 from trinity.cli.services import Addresses
 from trinity.cli.watch import Watcher
 from trinity.config import Config
-from trinity.runtime import rpc
+from trinity.runtime import files, rpc
+from trinity.runtime.checkpoints import complete_steps
 from trinity.runtime.process import is_alive
 
 _CALL_SECONDS = 2.0
 
 
 def find_job(config: Config | None, folder: Path | None) -> Path:
-    """The job folder asked for, or the newest live one. RunError if nothing runs there."""
+    """The job folder asked for; else the newest live one, else the newest. RunError if there is none."""
     if config is not None:
         folder = jobs.Job(config).folder
     if folder is None:
         root = Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR", "./checkpoints"))
-        live = jobs.live_jobs(root)
-        if not live:
-            raise RunError(f"no live run below {root.absolute()}; name one by --config or --job")
-        return live[0]
-    if not jobs.read_records(folder):
-        raise RunError(f"no live run in {folder}")
+        found = [*jobs.live_jobs(root), *jobs.known_jobs(root)]
+        if not found:
+            raise RunError(f"no run below {root.absolute()}; name one by --config or --job")
+        return found[0]
+    if not jobs.is_job(folder):
+        raise RunError(f"no run has begun in {folder}")
     return folder
+
+
+def finished(folder: Path) -> dict[str, Any]:
+    """What is known of a run that does not live: its summary, or how far its stages came."""
+    summary = files.read_json(folder / "summary.json")
+    stages = {str(path.parent.relative_to(folder)): complete_steps(path.parent) for path in jobs.stage_configs(folder)}
+    return {
+        "job": str(folder),
+        "state": "finished" if isinstance(summary, dict) else "stopped",
+        "checkpoints": {name: steps for name, steps in stages.items() if steps},
+        "summary": summary,
+    }
+
+
+def render_finished(folder: Path, found: dict[str, Any]) -> str:
+    """The same for people."""
+    lines = [f"{folder}: {found['state']}, no process lives"]
+    for name, steps in found["checkpoints"].items():
+        lines.append(f"  {name if name != '.' else 'checkpoints'}: global_step_{', '.join(map(str, steps))}")
+    summary = found["summary"] or {}
+    for key in ("steps", "reward_first", "reward_last", "eval_before", "eval_after", "wall_seconds"):
+        if summary.get(key) is not None:
+            value = summary[key]
+            lines.append(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}")
+    if found["state"] == "stopped":
+        lines.append("  `trinity run` with the same YAML goes on")
+    return "\n".join(lines)
 
 
 async def collect(folder: Path) -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """`trinity run`: check, lock, start, watch, sum up. Ctrl-C and SIGTERM end every child."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from trinity.cli.stage import Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
 from trinity.runtime import files
 from trinity.runtime.broker import connect
+from trinity.runtime.checkpoints import newest_model
 from trinity.runtime.errors import Unavailable
 
 log = structlog.get_logger(__name__)
@@ -66,8 +69,10 @@ def _unfinished(config: Config, source: str) -> list[str]:
     return todo
 
 
-async def _supervise(config: Config, source: str, job: jobs.Job) -> None:
-    stop, received = asyncio.Event(), []
+@contextlib.contextmanager
+def ended_by_signals(stop: asyncio.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set `stop`; after the block they are raised as Interrupted."""
+    received: list[int] = []
 
     def on_signal(signum: int) -> None:
         received.append(signum)
@@ -75,20 +80,26 @@ async def _supervise(config: Config, source: str, job: jobs.Job) -> None:
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
-    others: list[Child] = []
-    try:
-        with make_display() as display:
-            nats_url = await _nats(job, others, stop)
-            if not stop.is_set():
-                await _run_stages(config, source, job, nats_url, others, display, stop)
-    finally:
-        job.remove_record("main")
-        await stop_all(others, _STOP_SECONDS)
+    yield
     if received:
         raise Interrupted(f"ended by {signal.Signals(received[0]).name}; the same command goes on", 128 + received[0])
 
 
-async def _nats(job: jobs.Job, others: list[Child], stop: asyncio.Event) -> str:
+async def _supervise(config: Config, source: str, job: jobs.Job) -> None:
+    stop = asyncio.Event()
+    others: list[Child] = []
+    with ended_by_signals(stop):
+        try:
+            with make_display() as display:
+                nats_url = await open_nats(job, others, stop)
+                if not stop.is_set():
+                    await _run_stages(config, source, job, nats_url, others, display, stop)
+        finally:
+            job.remove_record("main")
+            await stop_all(others, _STOP_SECONDS)
+
+
+async def open_nats(job: jobs.Job, others: list[Child], stop: asyncio.Event) -> str:
     """URL of the NATS to use; starts the embedded one unless TRINITY_NATS_URL names another."""
     given = os.environ.get("TRINITY_NATS_URL")
     if given:
@@ -135,7 +146,7 @@ async def _run_stages(
             display.say(f"stage {plan.config.name} is finished, skipped")
             parts.append(jobs.finished_summary(plan.job_dir))
             continue
-        placement = place(plan, visible_gpus())
+        placement = place(plan, visible_gpus(), job.taken_gpus())
         stage = Stage(job, plan, nats_url, placement, display)
         stage.prepare()
         display.say(_opening(plan, placement, last))
@@ -155,11 +166,11 @@ def _with_model(config: Config, previous: Path | None) -> Config:
     """A later stage starts from the last model of the one before it."""
     if previous is None:
         return config
-    model = jobs.last_model(previous)
-    if model is None:
+    found = newest_model(previous)
+    if found is None:
         problem = Problem("stages", f"the stage before {config.name} left no model in {previous}")
         raise ConfigError(str(previous), [problem])
-    return config.model_copy(update={"model": config.model.model_copy(update={"model_path": str(model)})})
+    return config.model_copy(update={"model": config.model.model_copy(update={"model_path": str(found[1])})})
 
 
 def _opening(plan: Plan, placement: Placement, last: int) -> str:

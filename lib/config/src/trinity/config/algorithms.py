@@ -8,6 +8,7 @@ from trinity.config.schema.algorithm import AlgorithmConfig
 Args = dict[str, Any]
 
 ADVANTAGES: dict[str, Args] = {
+    "ppo": {"gamma": 1.0, "lam": 1.0},
     "grpo": {"epsilon": 1e-6, "std_threshold": None},
 }
 POLICY_LOSSES: dict[str, Args] = {
@@ -30,17 +31,22 @@ ENTROPY_LOSSES: dict[str, Args] = {
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The parts an algorithm_type chooses. `offline`: learns from a dataset, without explorers."""
+    """The parts an algorithm_type chooses. `offline`: learns from a dataset, without explorers.
+
+    `critic`: needs a value model, which the trainer cannot train yet: such a configuration can be checked, not run.
+    """
 
     policy_loss: str
     advantage: str | None = None
     kl_loss: str = "none"
     entropy_loss: str = "none"
     offline: bool = False
+    critic: bool = False
 
 
 ALGORITHMS: dict[str, Algorithm] = {
     "grpo": Algorithm(policy_loss="ppo", advantage="grpo", kl_loss="k2", entropy_loss="default"),
+    "ppo": Algorithm(policy_loss="ppo", advantage="ppo", kl_loss="k2", entropy_loss="default", critic=True),
     "sft": Algorithm(policy_loss="sft", offline=True),
 }
 
@@ -67,6 +73,7 @@ class AlgorithmPlan:
 
     algorithm_type: str
     offline: bool
+    critic: bool
     policy_loss: Part
     advantage: Part | None
     kl_loss: Part
@@ -95,6 +102,7 @@ def resolve(config: AlgorithmConfig) -> AlgorithmPlan:
     return AlgorithmPlan(
         algorithm_type=config.algorithm_type,
         offline=chosen.offline,
+        critic=chosen.critic,
         policy_loss=policy_loss,
         advantage=parts["advantage"],
         kl_loss=kl_loss,

@@ -5,20 +5,24 @@ from collections.abc import Iterable, Iterator
 
 from trinity.config.algorithms import ALGORITHMS, PARTS
 from trinity.config.errors import Problem
+from trinity.config.names import MONITOR_ARGS, SELECTOR_ARGS, auxiliary_name, reward_functions, workflows
 from trinity.config.schema import Config
+from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.stages import expand
-from trinity.config.workflows import REWARD_FUNCTIONS, WORKFLOWS
 
 
-def check(config: Config) -> Iterator[Problem]:
-    """Every contradiction in the configuration and in each of its stages."""
+def check(config: Config, plugins_loaded: bool = True) -> Iterator[Problem]:
+    """Every contradiction in the configuration and in each of its stages.
+
+    Names of workflows and reward functions are looked up only if the plugins that may add to them are loaded.
+    """
     names = [stage.stage_name for stage in config.stages]
     for index, name in enumerate(names):
         if name in names[:index]:
             yield Problem(f"stages.{index}.stage_name", f"is {name!r}, which another stage has already")
     seen: set[Problem] = set()
     for index, stage in enumerate(expand(config)):
-        for problem in _check_stage(stage):
+        for problem in _check_stage(stage, plugins_loaded):
             section = problem.path.split(".")[0]
             own = config.stages and (section == "mode" or getattr(config.stages[index], section, None) is not None)
             placed = Problem(f"stages.{index}.{problem.path}" if own else problem.path, problem.message)
@@ -27,15 +31,16 @@ def check(config: Config) -> Iterator[Problem]:
                 yield placed
 
 
-def _check_stage(config: Config) -> Iterator[Problem]:
+def _check_stage(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     yield from _check_algorithm(config)
+    yield from _check_monitor(config)
     if config.algorithm.algorithm_type not in ALGORITHMS:
         return
     yield from _check_lengths(config)
     if ALGORITHMS[config.algorithm.algorithm_type].offline:
         yield from _check_offline(config)
     else:
-        yield from _check_online(config)
+        yield from _check_online(config, plugins_loaded)
 
 
 def _check_algorithm(config: Config) -> Iterator[Problem]:
@@ -62,10 +67,10 @@ def _check_lengths(config: Config) -> Iterator[Problem]:
     if not model.model_path and not joins:
         yield Problem("model.model_path", "is empty; give the folder or hub name of a model")
     total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens
-    if total is None and (prompt is None or response is None):
-        if joins:
-            return
-        yield Problem("model.max_model_len", "cannot be derived; give it, or max_prompt_tokens and max_response_tokens")
+    if total is None and (prompt is None) != (response is None):
+        if not joins:
+            missing = "max_prompt_tokens" if prompt is None else "max_response_tokens"
+            yield Problem("model.max_model_len", f"cannot be derived; give it, or {missing}")
     elif total is not None and prompt is not None and response is not None and prompt + response > total:
         yield Problem(
             "model.max_model_len",
@@ -86,7 +91,7 @@ def _check_offline(config: Config) -> Iterator[Problem]:
         yield Problem("buffer.train_batch_size", f"is 0; {kind} needs the number of rows per optimizer step")
 
 
-def _check_online(config: Config) -> Iterator[Problem]:
+def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     buffer, repeat = config.buffer, config.algorithm.repeat_times
     if buffer.train_batch_size % repeat:
         yield Problem(
@@ -96,37 +101,93 @@ def _check_online(config: Config) -> Iterator[Problem]:
     source = buffer.explorer_input
     if source.taskset is not None and source.tasksets:
         yield Problem("buffer.explorer_input.tasksets", "is given beside taskset; use one of them")
-    if source.taskset is None and not source.tasksets and config.mode != "explore":
+    if source.taskset is None and not source.tasksets and config.mode in ("both", "train"):
         yield Problem("buffer.explorer_input.taskset", f"is missing; {config.algorithm.algorithm_type} needs tasks")
-    if len(source.tasksets) > 1:
-        yield Problem("buffer.explorer_input.tasksets", "more than one taskset is not supported; put them in one file")
+    if config.mode == "bench" and not source.eval_tasksets:
+        yield Problem("buffer.explorer_input.eval_tasksets", "is missing; mode bench evaluates on them")
     yield from _check_tasksets(config)
+    if plugins_loaded:
+        yield from _check_names(config)
     yield from _check_gpus(config)
 
 
 def _check_tasksets(config: Config) -> Iterator[Problem]:
+    names: dict[tuple[bool, str], str] = {}
+    for key, taskset in _tasksets(config):
+        place = f"buffer.explorer_input.{key}"
+        kind = (key.startswith("eval"), taskset.name)
+        if taskset.name and names.setdefault(kind, place) != place:
+            yield Problem(f"{place}.name", f"is {taskset.name!r}, which {names[kind]} has already")
+        yield from _check_selector(f"{place}.data_selector", taskset.data_selector)
+
+
+def _check_names(config: Config) -> Iterator[Problem]:
+    """Workflows and reward functions of the input as a whole and of each taskset."""
+    source, base = config.buffer.explorer_input, "buffer.explorer_input"
+    places: list[tuple[str, str, str | None]] = [
+        (base, "default_workflow_type", source.default_workflow_type),
+        (base, "default_eval_workflow_type", source.default_eval_workflow_type),
+        (base, "default_reward_fn_type", source.default_reward_fn_type),
+    ]
+    for key, taskset in _tasksets(config):
+        places.append((f"{base}.{key}", "default_workflow_type", taskset.default_workflow_type))
+        places.append((f"{base}.{key}", "default_reward_fn_type", taskset.default_reward_fn_type))
+    for place, field, name in places:
+        known = reward_functions() if field == "default_reward_fn_type" else workflows()
+        if name is not None and name not in known:
+            yield Problem(f"{place}.{field}", _unknown(name, known))
+
+
+def _tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
     source = config.buffer.explorer_input
     named = [("taskset", source.taskset)] if source.taskset else []
     named += [(f"tasksets.{i}", t) for i, t in enumerate(source.tasksets)]
-    named += [(f"eval_tasksets.{i}", t) for i, t in enumerate(source.eval_tasksets)]
-    for key, taskset in named:
-        place = f"buffer.explorer_input.{key}"
-        for field, registry in (("default_workflow_type", WORKFLOWS), ("default_reward_fn_type", REWARD_FUNCTIONS)):
-            name = getattr(taskset, field) or getattr(source, field)
-            if name is not None and name not in registry:
-                yield Problem(f"{place}.{field}", _unknown(name, registry))
+    return named + [(f"eval_tasksets.{i}", t) for i, t in enumerate(source.eval_tasksets)]
+
+
+def _check_selector(place: str, selector: SelectorConfig) -> Iterator[Problem]:
+    known = SELECTOR_ARGS[selector.selector_type]
+    for argument, value in selector.kwargs.items():
+        if argument not in known:
+            yield Problem(f"{place}.kwargs.{argument}", f"{selector.selector_type} has no such argument; "
+                          f"{_near(argument, known)}")  # fmt: skip
+        elif not isinstance(value, type(known[argument])) and not isinstance(value, int):
+            yield Problem(f"{place}.kwargs.{argument}", f"is {value!r}, must be like {known[argument]!r}")
+    if selector.selector_type == "offline_easy2hard" and not selector.feature_keys:
+        yield Problem(f"{place}.feature_keys", "is empty; offline_easy2hard orders rows by the columns named here")
+
+
+def _check_monitor(config: Config) -> Iterator[Problem]:
+    kind = config.monitor.monitor_type
+    for argument in config.monitor.monitor_args or {}:
+        if argument not in MONITOR_ARGS[kind]:
+            yield Problem(f"monitor.monitor_args.{argument}", f"{kind} has no such argument; "
+                          f"{_near(argument, MONITOR_ARGS[kind])}")  # fmt: skip
 
 
 def _check_gpus(config: Config) -> Iterator[Problem]:
     total = config.cluster.node_num * config.cluster.gpu_per_node
     rollout = config.explorer.rollout_model
     wanted = rollout.engine_num * rollout.tensor_parallel_size
-    if config.mode == "both" and total and wanted >= total:
-        yield Problem(
-            "explorer.rollout_model.engine_num",
-            f"{rollout.engine_num} engines of {rollout.tensor_parallel_size} GPU(s) take {wanted} of the cluster's "
-            f"{total} GPUs and leave none for the trainer",
-        )
+    auxiliary = sum(model.engine_num * model.tensor_parallel_size for model in config.explorer.auxiliary_models)
+    beside = f" and the auxiliary models {auxiliary}" if auxiliary else ""
+    taken = f"{rollout.engine_num} engines of {rollout.tensor_parallel_size} GPU(s) take {wanted}{beside} of the " + (
+        f"cluster's {total} GPUs"
+    )
+    if config.mode == "train":
+        wanted = auxiliary = 0
+    if total and wanted + auxiliary > total:
+        yield Problem("explorer.rollout_model.engine_num", f"{taken}, more than there are")
+    elif config.mode == "both" and total and wanted + auxiliary == total:
+        yield Problem("explorer.rollout_model.engine_num", f"{taken} and leave none for the trainer")
+    ranks = config.trainer.num_ranks
+    if config.mode in ("both", "train") and total and ranks and ranks > total - wanted - auxiliary > 0:
+        left = total - wanted - auxiliary
+        yield Problem("trainer.num_ranks", f"is {ranks}, but {left} of the cluster's {total} GPUs are left for it")
+    names = [auxiliary_name(model) for model in config.explorer.auxiliary_models]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Problem(f"explorer.auxiliary_models.{index}.name", f"is {name!r}, which another model has already")
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

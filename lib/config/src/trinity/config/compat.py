@@ -1,9 +1,9 @@
 """Keys that Trinity-RFT's YAMLs hold and Trinity's schema does not, and what becomes of each.
 
-A key is RENAMED (an old or veRL name of one of ours), without effect (IGNORED, with the reason, which `trinity check`
-shows), or UNSUPPORTED: refused with the reason, unless its value asks for nothing. What is in none of the tables is
-unknown, and an error. `*` stands for any list index; a path that ends in `.**` for everything below it, where others'
-free-form arguments live.
+A key is RENAMED (an old or veRL name of one of ours; VALUES holds old names of values), without effect (IGNORED, with
+the reason, which `trinity check` shows), or UNSUPPORTED: refused with the reason, unless its value asks for nothing.
+What is in none of the tables is unknown, and an error. `*` stands for any list index; a path that ends in `.**` for
+everything below it, where others' free-form arguments live.
 """
 
 import difflib
@@ -16,7 +16,9 @@ _VERL = "trainer.trainer_config"
 _ACTOR = f"{_VERL}.actor_rollout_ref"
 _INPUT = "buffer.explorer_input"
 _TASKSETS = (f"{_INPUT}.taskset", f"{_INPUT}.tasksets.*", f"{_INPUT}.eval_tasksets.*")
-_ENGINE = "explorer.rollout_model"
+_ENGINES = ("explorer.rollout_model", "explorer.auxiliary_models.*")
+_CRITIC = f"{_VERL}.critic"
+_EXPERIENCE = "buffer.trainer_input.experience_buffer"
 
 
 def _under(path: str, keys: str, reason: str) -> dict[str, str]:
@@ -24,8 +26,21 @@ def _under(path: str, keys: str, reason: str) -> dict[str, str]:
     return {f"{path}.{key}": reason for key in keys.split()}
 
 
+def _at(places: tuple[str, ...], keys: str, reason: str) -> dict[str, str]:
+    """One reason for several keys of several sections."""
+    return {f"{place}.{key}": reason for place in places for key in keys.split()}
+
+
+# key -> old value -> ours
+VALUES: dict[str, dict[str, str]] = {
+    "synchronizer.sync_method": {"online": "nccl", "offline": "checkpoint", "hccl": "nccl"},
+    "synchronizer.sync_style": {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"},
+}
+
 RENAMED: dict[str, str] = {
     "explorer.runner_num": "explorer.runner_per_model",
+    "explorer.api_port": "explorer.proxy_port",
+    "data_processor.experience_pipeline.save_input": "buffer.save_experiences",
     "algorithm.optimizer.warmup_style": "algorithm.optimizer.lr_scheduler_type",
     "algorithm.optimizer.clip_grad": "trainer.grad_clip",
     f"{_ACTOR}.actor.optim.lr": "algorithm.optimizer.lr",
@@ -43,6 +58,18 @@ RENAMED: dict[str, str] = {
     f"{_ACTOR}.actor.fsdp_config.optimizer_offload": "trainer.deepspeed.offload_optimizer",
     f"{_ACTOR}.model.enable_gradient_checkpointing": "trainer.gradient_checkpointing",
     f"{_VERL}.trainer.max_actor_ckpt_to_keep": "trainer.max_checkpoints_to_keep",
+    f"{_VERL}.trainer.critic_warmup": "trainer.critic.warmup_steps",
+    f"{_CRITIC}.optim.lr": "trainer.critic.optimizer.lr",
+    f"{_CRITIC}.optim.lr_warmup_steps": "trainer.critic.optimizer.lr_warmup_steps",
+    f"{_CRITIC}.optim.lr_warmup_steps_ratio": "trainer.critic.optimizer.lr_warmup_steps_ratio",
+    f"{_CRITIC}.optim.lr_scheduler_type": "trainer.critic.optimizer.lr_scheduler_type",
+    f"{_CRITIC}.optim.warmup_style": "trainer.critic.optimizer.lr_scheduler_type",
+    f"{_CRITIC}.optim.min_lr_ratio": "trainer.critic.optimizer.min_lr_ratio",
+    f"{_CRITIC}.optim.betas": "trainer.critic.optimizer.betas",
+    f"{_CRITIC}.optim.weight_decay": "trainer.critic.optimizer.weight_decay",
+    f"{_CRITIC}.model.path": "model.critic_model_path",
+    f"{_CRITIC}.cliprange_value": "trainer.critic.cliprange_value",
+    f"{_CRITIC}.grad_clip": "trainer.critic.grad_clip",
     **{f"{place}.task_selector": f"{place}.data_selector" for place in _TASKSETS},
 }
 
@@ -67,17 +94,22 @@ IGNORED: dict[str, str] = {
     **_under(
         "log", "level group_by_node save_dir", "every service logs to <job>/log; TRINITY_LOG_LEVEL sets the level"
     ),
+    "monitor.enable_ray_timeline": "spans go to an OTLP collector: OTEL_EXPORTER_OTLP_ENDPOINT",
+    "monitor.cache_dir": "metrics are in <job>/monitor",
+    "monitor.shared_run": "explorer and trainer are two runs of the monitor",
     **_under(
-        "monitor",
-        "monitor_type monitor_args.** detailed_stats enable_ray_timeline cache_dir shared_run",
-        "metrics are written to <job>/monitor/*.jsonl and to every service's Prometheus endpoint",
+        "cluster",
+        "total_gpu_num rollout_gpu_num auxiliary_model_gpu_num explorer_gpu_num trainer_gpu_num trainer_node_num "
+        "trainer_gpu_num_per_node",
+        "follows from engine_num and tensor_parallel_size; `trinity check` shows it",
     ),
     "algorithm.optimizer.optimizer_type": "the optimizer is AdamW",
     "model.logprobs": "the sampled token's log-probability is always recorded",
     "model.enable_prompt_truncation": "a prompt that is too long is kept out of the loss, always",
+    "buffer.cache_dir": "everything of a run is in its job folder",
+    "buffer.explorer_output": "experience goes to the log",
     "buffer.pad_token_id": "follows from the model",
     "buffer.tokenizer_path": "follows from the model",
-    "buffer.trainer_input.experience_buffer.capacity": "the staleness bound limits what is outstanding",
     "buffer.trainer_input.experience_buffer.wrap_in_ray": _NO_RAY,
     "buffer.trainer_input.experience_buffer.max_retry_times": _NO_POLL,
     "buffer.trainer_input.experience_buffer.max_retry_interval": _NO_POLL,
@@ -88,10 +120,25 @@ IGNORED: dict[str, str] = {
     "explorer.concurrent_mode": "the rollouts of a group are always sampled together",
     "explorer.max_repeat_times_per_runner": "the rollouts of a group are always sampled together",
     "explorer.service_status_check_interval": "new versions are announced, nobody polls",
-    f"{_ENGINE}.engine_type": "the engine is vLLM",
-    f"{_ENGINE}.use_v1": "vLLM has one engine",
-    f"{_ENGINE}.enable_history": "token ids and log-probabilities are always recorded",
-    f"{_ENGINE}.enable_log_requests": "set TRINITY_LOG_LEVEL=DEBUG",
+    "explorer.min_running_model_num": "an engine that fails is started again",
+    **_at(_ENGINES, "engine_type", "the engine is vLLM"),
+    **_at(_ENGINES, "use_v1", "vLLM has one engine"),
+    **_at(_ENGINES, "enable_history", "token ids and log-probabilities are always recorded"),
+    **_at(_ENGINES, "enable_log_requests", "set TRINITY_LOG_LEVEL=DEBUG"),
+    **_at(_ENGINES, "enable_openai_api base_port", "mode serve is the OpenAI-compatible endpoint"),
+    **_at(
+        _ENGINES,
+        "temperature top_p top_k logprobs max_prompt_tokens max_response_tokens min_response_tokens "
+        "enable_prompt_truncation repetition_penalty",
+        "sampling is model.* and rollout_args",
+    ),
+    **_at(
+        _ENGINES,
+        "bundle_indices engine_id ray_namespace cuda_visible_devices enable_lora enable_runtime_lora_updating "
+        "lora_modules.** lora_kwargs.** node_rank rope_scaling rope_theta",
+        "set by whoever starts the engine",
+    ),
+    **_under("explorer.rollout_model", "model_path name trust_remote_code max_model_len", "model.* says it"),
     "synchronizer.wait_for_checkpoint": "explorers load complete versions only",
     "trainer.trainer_type": "the trainer is DeepSpeed",
     "trainer.trainer_strategy": "the sharding is trainer.deepspeed.zero_stage",
@@ -146,7 +193,37 @@ IGNORED: dict[str, str] = {
     f"{_VERL}.data.**": _OWN_TRAINER,
     f"{_VERL}.global_profiler.**": _OWN_TRAINER,
     f"{_VERL}.trainer.balance_batch": "tokens are always balanced over the ranks",
-    f"{_VERL}.trainer.critic_warmup": "grpo and sft have no critic",
+    **_under(f"{_CRITIC}.optim", _OPTIMIZER + " clip_grad", "the optimizer is AdamW with trainer.critic.optimizer"),
+    **_under(
+        f"{_CRITIC}.model",
+        "tokenizer_path use_remove_padding enable_gradient_checkpointing external_lib override_config.** "
+        "trust_remote_code use_shm enable_activation_offload lora_rank lora_alpha target_modules",
+        "the critic is trained as the policy is",
+    ),
+    **_under(
+        f"{_CRITIC}.model.fsdp_config",
+        f"{_FSDP} param_offload optimizer_offload",
+        "the sharding is trainer.deepspeed.zero_stage",
+    ),
+    **_under(
+        _CRITIC,
+        "enable strategy ppo_mini_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
+        "forward_micro_batch_size forward_micro_batch_size_per_gpu use_dynamic_bsz ppo_max_token_len_per_gpu "
+        "forward_max_token_len_per_gpu ppo_epochs shuffle rollout_n loss_agg_mode checkpoint.** profiler.** "
+        "ulysses_sequence_parallel_size data_loader_seed",
+        "the critic is trained as the policy is",
+    ),
+    **_at(
+        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        "tools_key enable_concatenated_multi_turn",
+        "conversations are one experience, whatever their turns",
+    ),
+    **_at(_TASKSETS, "index is_eval batch_size total_epochs total_steps ray_namespace", "follows from the run"),
+    **_under(
+        _EXPERIENCE,
+        "schema_type index batch_size tokenizer_path total_epochs total_steps ray_namespace",
+        "follows from the run",
+    ),
     **{f"{place}.{key}": _NO_POLL for place in _TASKSETS for key in ("max_retry_times", "max_retry_interval")},
     **{f"{place}.enable_progress_bar": "progress is on the run's own display" for place in _TASKSETS},
     **{
@@ -161,9 +238,13 @@ IGNORED: dict[str, str] = {
 
 UNSUPPORTED: dict[str, str] = {
     **_under("cod", "task_pack_size eval_task_pack_size cod_workflow_args.**", "packs of tasks are not supported"),
-    **_under("data_processor", "task_pipeline.** experience_pipeline.**", "pipelines are not supported yet"),
+    "data_processor.task_pipeline.**": "pipelines are not supported yet",
+    **_under(
+        "data_processor.experience_pipeline",
+        "operators input_save_path inputs.** output.**",
+        "pipelines are not supported yet",
+    ),
     "service.data_juicer.**": "external services are not supported yet",
-    "model.critic_model_path": "there is no critic yet",
     "model.lora_configs": "LoRA is not supported yet",
     "model.fully_sharded_loras": "LoRA is not supported yet",
     "model.max_cpu_loras": "LoRA is not supported yet",
@@ -191,8 +272,6 @@ UNSUPPORTED: dict[str, str] = {
     "buffer.trainer_input.experience_buffer.replay_buffer_kwargs.**": "replay is not supported yet",
     "buffer.trainer_input.sft_warmup_dataset": "use a stage of its own: stages, see examples/quickstart",
     "buffer.trainer_input.sft_warmup_steps": "use a stage of its own: stages, see examples/quickstart",
-    "explorer.auxiliary_models": "auxiliary models are not supported yet",
-    "explorer.env_vars": "set them where the explorer is started",
     **_under(
         "explorer.over_rollout",
         "ratio wait_after_min return_partial_tasks",
@@ -200,17 +279,37 @@ UNSUPPORTED: dict[str, str] = {
     ),
     **_under("explorer.dynamic_timeout", "enable ratio warmup_min_steps", "explorer.max_timeout is the limit"),
     "explorer.db_url": "a history of requests is not supported yet",
-    f"{_ENGINE}.enable_openai_api": "an OpenAI-compatible endpoint is not supported yet",
-    f"{_ENGINE}.enable_multimodal": "multimodal models are not supported",
-    f"{_ENGINE}.chat_template": "use model.custom_chat_template",
-    f"{_ENGINE}.enable_thinking": "put it into the chat template",
-    f"{_ENGINE}.nnodes": "an engine lives on one machine",
+    **_at(_ENGINES, "enable_multimodal", "multimodal models are not supported"),
+    **_at(_ENGINES, "chat_template", "use model.custom_chat_template"),
+    **_at(_ENGINES, "enable_thinking", "put it into the chat template"),
+    **_at(_ENGINES, "nnodes", "an engine lives on one machine"),
+    **_at(_ENGINES, "ignore_eos", "a response ends where the model ends it"),
+    **_at(_ENGINES, "external_model_config.**", "external models are not supported"),
+    **_at(
+        _ENGINES,
+        "enable_auto_tool_choice tool_call_parser reasoning_parser",
+        "workflows see the text as it was sampled",
+    ),
+    **_at(
+        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        "image_key video_key",
+        "multimodal models are not supported",
+    ),
+    **_at(
+        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        "chat_template enable_thinking",
+        "use model.custom_chat_template",
+    ),
+    **_at(
+        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        "chosen_key rejected_key",
+        "preference pairs are not supported yet",
+    ),
     "trainer.ulysses_sequence_parallel_size": "sequence parallelism is not supported yet",
     f"{_ACTOR}.actor.ulysses_sequence_parallel_size": "sequence parallelism is not supported yet",
     f"{_ACTOR}.actor.ppo_epochs": "several epochs over a batch are not supported yet",
     f"{_ACTOR}.actor.megatron.**": "there is no Megatron; use trainer.deepspeed",
     f"{_ACTOR}.actor.fsdp_config.param_offload": "parameter offload is not supported yet",
-    f"{_VERL}.critic.**": "there is no critic yet",
     f"{_VERL}.algorithm.**": "Trinity's own algorithm section says it",
     f"{_VERL}.reward_model.**": "reward functions are default_reward_fn_type",
     f"{_VERL}.custom_reward_function.**": "reward functions are default_reward_fn_type",
@@ -218,11 +317,10 @@ UNSUPPORTED: dict[str, str] = {
 }
 
 # Sections that the schema does not have.
-_BUFFER = "buffer.trainer_input.experience_buffer"
 _FOREIGN = (
-    "monitor", "log", "service", "data_processor", "cod", _VERL, "model.tinker", "model.external_model",
+    "log", "service", "data_processor", "cod", _VERL, "model.tinker", "model.external_model",
     "explorer.over_rollout", "explorer.dynamic_timeout", "buffer.trainer_input.auxiliary_buffers",
-    f"{_BUFFER}.replay_buffer", f"{_BUFFER}.replay_buffer_kwargs",
+    f"{_EXPERIENCE}.replay_buffer", f"{_EXPERIENCE}.replay_buffer_kwargs",
 )  # fmt: skip
 
 # Values that ask for nothing.
@@ -261,6 +359,9 @@ def translate(document: dict[str, Any]) -> Translation:
 
 
 def _translate(values: dict[str, Any], prefix: str, result: Translation) -> None:
+    for pattern, names in VALUES.items():
+        for holder, path in _holders(values, pattern.split("."), ""):
+            _rename_value(holder, f"{prefix}{path}", names, result)
     for table, take in ((RENAMED, _rename), (UNSUPPORTED, _refuse), (IGNORED, _ignore)):
         for pattern, what in table.items():
             whole = pattern.endswith(".**")
@@ -283,6 +384,17 @@ def _holders(node: Any, parts: list[str], at: str) -> Iterator[tuple[dict[str, A
             yield from _holders(item, parts[1:], f"{at}{index}.")
     elif isinstance(node, dict) and parts[0] in node:
         yield from _holders(node[parts[0]], parts[1:], f"{at}{parts[0]}.")
+
+
+def _rename_value(holder: dict[str, Any], path: str, names: dict[str, str], result: Translation) -> None:
+    key = path.rpartition(".")[2]
+    value = holder[key]
+    if not isinstance(value, str):
+        return
+    holder[key] = value.lower()
+    if value.lower() in names:
+        holder[key] = names[value.lower()]
+        result.notices.append(Notice(path, f"{value} is an old name of {holder[key]}"))
 
 
 def _rename(

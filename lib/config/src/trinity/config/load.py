@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from trinity.config.advice import advice
 from trinity.config.checks import check
 from trinity.config.compat import known_names, translate
 from trinity.config.errors import ConfigError, Problem
@@ -19,10 +20,11 @@ from trinity.config.schema import Config
 Lines = dict[str, int]
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Path, overrides: Sequence[str] = (), *, plugins_loaded: bool = True) -> Config:
     """The configuration in a YAML file, with `key.path=value` overrides on top.
 
-    Raises ConfigError with every problem found.
+    Without the plugins, names of workflows and reward functions are taken as they are. Raises ConfigError with every
+    problem found.
     """
     source = str(path)
     try:
@@ -31,10 +33,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(source, [Problem("", "no such file")]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(source, [Problem("", f"cannot be read: {error}")]) from None
-    return parse(text, source, overrides)
+    return parse(text, source, overrides, plugins_loaded=plugins_loaded)
 
 
-def parse(text: str, source: str = "<config>", overrides: Sequence[str] = ()) -> Config:
+def parse(text: str, source: str = "<config>", overrides: Sequence[str] = (), *, plugins_loaded: bool = True) -> Config:
     """As `load`, from the text itself."""
     lines = _lines(text, source)
     translated = translate(_interpolate(text, source, overrides))
@@ -43,8 +45,8 @@ def parse(text: str, source: str = "<config>", overrides: Sequence[str] = ()) ->
         config = Config.model_validate(translated.values)
     except ValidationError as error:
         raise ConfigError(source, sorted([*refused, *_problems(error, lines)], key=lambda p: p.line)) from None
-    config.note([str(notice) for notice in translated.notices])
-    problems = refused + [Problem(p.path, p.message, _line_of(p.path, lines)) for p in check(config)]
+    config.note([*(str(notice) for notice in translated.notices), *advice(config)])
+    problems = refused + [Problem(p.path, p.message, _line_of(p.path, lines)) for p in check(config, plugins_loaded)]
     if problems:
         raise ConfigError(source, problems)
     return config
@@ -80,10 +82,21 @@ def _walk(node: yaml.Node, prefix: str, lines: Lines) -> Iterator[Problem]:
     for name, line, value in children:
         path = f"{prefix}.{name}" if prefix else name
         if name in seen:
-            yield Problem(path, f"is given twice, first on line {lines[path]}", line)
+            yield Problem(path, f"is given twice, first on line {lines[path]}{_other_name(path, value)}", line)
         seen.add(name)
         lines.setdefault(path, line)
         yield from _walk(value, path, lines)
+
+
+def _other_name(path: str, node: yaml.Node) -> str:
+    """A hint, if the second of two equal keys holds what only another, similar key takes."""
+    *section, name = [int(part) if part.isdigit() else part for part in path.split(".")]
+    known = _known_at(tuple(section))
+    value: Any = {} if isinstance(node, yaml.MappingNode) else [] if isinstance(node, yaml.SequenceNode) else ""
+    if known.get(str(name)) in (_shape(value), "", None):
+        return ""
+    near = _nearest(str(name), {other: shape for other, shape in known.items() if other != name}, value)
+    return f"; did you mean {near!r} here?" if near else ""
 
 
 def _line_of(path: str, lines: Lines) -> int:
@@ -121,20 +134,54 @@ def _problems(error: ValidationError, lines: Lines) -> Iterator[Problem]:
 def _message(detail: ErrorDetails) -> str:
     kind, value, loc = detail["type"], detail.get("input"), detail["loc"]
     if kind == "extra_forbidden":
-        at = ["*" if str(part).isdigit() else str(part) for part in loc[:-1]]
-        at = at[2:] if at[:1] == ["stages"] else at
-        known = sorted({*_section_at(loc[:-1]).model_fields, *known_names(at)})
-        near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+        known = _known_at(loc[:-1])
+        near = _nearest(str(loc[-1]), known, value)
+        hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(sorted(known))}"
         return f"unknown key; {hint}"
     if kind == "missing":
         return "is required"
     text = detail["msg"].removeprefix("Value error, ")
-    if kind in ("literal_error", "enum"):
-        near = difflib.get_close_matches(str(value), detail["ctx"]["expected"].replace("'", "").split(", "), n=1)
-        text += f"; did you mean {near[0]!r}?" if near else ""
-    shown = repr(value) if not isinstance(value, Mapping) else "a mapping"
+    shown = repr(value) if not isinstance(value, Mapping | list) else f"a {_shape(value)}"
+    if loc and isinstance(value, Mapping | list):  # perhaps the key is a letter short of one that takes such a value
+        others = {name: shape for name, shape in _known_at(loc[:-1]).items() if name != loc[-1]}
+        near = _nearest(str(loc[-1]), others, value)
+        text += f"; did you mean {near!r}?" if near else ""
+    elif kind in ("literal_error", "enum"):
+        found = difflib.get_close_matches(str(value), detail["ctx"]["expected"].replace("'", "").split(", "), n=1)
+        text += f"; did you mean {found[0]!r}?" if found else ""
     return f"is {shown}: {text[0].lower()}{text[1:]}"
+
+
+def _known_at(loc: tuple[int | str, ...]) -> dict[str, str]:
+    """Names known in the section at a key path, and the shape of what each takes; "" for any."""
+    at = ["*" if str(part).isdigit() else str(part) for part in loc]
+    at = at[2:] if at[:1] == ["stages"] else at
+    fields = _section_at(loc).model_fields
+    return {**dict.fromkeys(known_names(at), ""), **{name: _shape_of(f.annotation) for name, f in fields.items()}}
+
+
+def _nearest(name: str, known: Mapping[str, str], value: Any) -> str:
+    """The known name that is nearest to `name` and takes such a value; "" if none is near."""
+    fitting = [other for other, shape in known.items() if shape in ("", _shape(value)) or value is None]
+    for choice in (fitting, list(known)):
+        near = difflib.get_close_matches(name, choice, n=1, cutoff=0.6 if choice is fitting else 0.5)
+        if near:
+            return near[0]
+    return ""
+
+
+def _shape(value: Any) -> str:
+    return "mapping" if isinstance(value, Mapping) else "list" if isinstance(value, list) else "scalar"
+
+
+def _shape_of(annotation: Any) -> str:
+    """The shape of values of a field: a mapping, a list, or one value."""
+    kinds = {getattr(a, "__origin__", a) for a in (annotation, *get_args(annotation))}
+    if any(isinstance(kind, type) and issubclass(kind, (list, tuple)) for kind in kinds):
+        return "list"
+    if any(isinstance(kind, type) and issubclass(kind, (BaseModel, dict)) for kind in kinds):
+        return "mapping"
+    return "scalar"
 
 
 def _section_at(loc: tuple[int | str, ...]) -> type[BaseModel]:

@@ -1,11 +1,14 @@
 """Numbers and places that follow from the configuration. State the bound, derive the size."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trinity.config.algorithms import AlgorithmPlan, resolve
 from trinity.config.schema import Config
-from trinity.config.schema.buffer import TasksetConfig
+from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
+
+# Of a prompt and of a response, where the YAML gives no length at all.
+DEFAULT_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,16 @@ class Staleness:
 
 
 @dataclass(frozen=True)
+class GpuSplit:
+    """GPUs of a cluster. `total` 0: the YAML names none, and the machine decides."""
+
+    total: int
+    explorer: int
+    auxiliary: int
+    trainer: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything derived from one stage's Config."""
 
@@ -59,6 +72,29 @@ class Plan:
         if self.algorithm.offline:
             return buffer.train_batch_size
         return (buffer.train_batch_size // self.config.algorithm.repeat_times) or buffer.batch_size
+
+    @property
+    def experiences_per_step(self) -> int:
+        """Experiences (or rows) of one optimizer step."""
+        return self.groups_per_step * (1 if self.algorithm.offline else self.config.algorithm.repeat_times)
+
+    @property
+    def outstanding_groups(self) -> int:
+        """Tasks that are fed and not yet trained, at most."""
+        return (self.staleness.bound + 1) * self.groups_per_step
+
+    @property
+    def gpus(self) -> "GpuSplit":
+        """Who gets the GPUs of the cluster that the YAML names."""
+        config = self.config
+        total = config.cluster.node_num * config.cluster.gpu_per_node
+        rollout = config.explorer.rollout_model
+        explores = not self.algorithm.offline and config.mode != "train"
+        explorer = rollout.engine_num * rollout.tensor_parallel_size if explores else 0
+        auxiliary = sum(m.engine_num * m.tensor_parallel_size for m in config.explorer.auxiliary_models)
+        trains = config.mode in ("both", "train")
+        rest = max(0, total - explorer - auxiliary * explores) if trains else 0
+        return GpuSplit(total, explorer, auxiliary if explores else 0, min(rest, config.trainer.num_ranks or rest))
 
     @property
     def total_steps(self) -> int | None:
@@ -82,10 +118,11 @@ class Plan:
         return max(self.config.trainer.max_token_len_per_gpu or 2 * self.lengths.model, self.lengths.model)
 
     @property
-    def taskset(self) -> TasksetConfig | None:
+    def tasksets(self) -> list[TasksetConfig]:
+        """Tasksets to train on, every one with a name."""
         source = self.config.buffer.explorer_input
-        taskset = source.taskset or next(iter(source.tasksets), None)
-        return _named(taskset, "taskset_0") if taskset else None
+        tasksets = [source.taskset] if source.taskset else source.tasksets
+        return [_named(taskset, f"taskset_{index}") for index, taskset in enumerate(tasksets)]
 
     @property
     def eval_tasksets(self) -> list[TasksetConfig]:
@@ -95,12 +132,26 @@ class Plan:
 
 def make_plan(config: Config) -> Plan:
     """The plan of a checked Config without stages."""
-    return Plan(
+    plan = Plan(
         config=config,
         algorithm=resolve(config.algorithm),
         lengths=_lengths(config),
         staleness=Staleness(config.synchronizer.sync_interval, config.synchronizer.sync_offset),
     )
+    return replace(plan, staleness=_staleness(plan))
+
+
+def _staleness(plan: Plan) -> Staleness:
+    """The bound that a sync_style stands for; docs/staleness.md says why."""
+    sync, interval = plan.config.synchronizer, plan.config.synchronizer.sync_interval
+    if sync.sync_style == "fixed":
+        return Staleness(interval, sync.sync_offset)
+    ahead = sync.sync_offset + interval
+    if sync.sync_style == "fully_async":
+        source = plan.config.buffer.trainer_input.experience_buffer
+        capacity = source.capacity if source is not None else ExperienceBufferConfig().capacity
+        ahead = max(ahead, capacity // plan.experiences_per_step - interval)
+    return Staleness(interval, ahead)
 
 
 def _lengths(config: Config) -> Lengths:
@@ -108,7 +159,9 @@ def _lengths(config: Config) -> Lengths:
     total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens
     if total is None:
         if prompt is None or response is None:
-            return Lengths(0, 0, 0)  # mode explore: the run it joins knows
+            if config.mode == "explore":
+                return Lengths(0, 0, 0)  # the run it joins knows
+            prompt, response = prompt or DEFAULT_TOKENS, response or DEFAULT_TOKENS
         return Lengths(prompt + response, prompt, response)
     if prompt is None and response is None:
         return Lengths(total, total - total // 2, total // 2)

@@ -12,7 +12,7 @@ def load_plan(path: Path | None, stage: str = "") -> Plan:
     """The plan of one stage. Raises ConfigError."""
     if path is None:
         raise ConfigError("config_file", [Problem("", "is not set; give the run's YAML file")])
-    config = load(path)
+    config = load(path, plugins_loaded=False)
     stages = expand(config)
     if not stage and len(stages) == 1:
         return make_plan(stages[0])

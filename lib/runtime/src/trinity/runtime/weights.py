@@ -4,10 +4,13 @@ Life of a version: STAGED (offered) -> VERIFIED (matches its manifest) -> LIVE (
 REJECTED. Version 0 is the run's base model: explorers start from it, so it has no files.
 """
 
+import json
+import time
 from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 from trinity.api.sync.v1 import sync_pb2
 from trinity.runtime import files
@@ -76,6 +79,12 @@ class Manifest:
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
+    def load_arguments(self, folder: Path) -> tuple[list[str], list[tuple[str, int]]]:
+        """Paths of the files, and every tensor's name with the index of its file: what an engine loads."""
+        index = {info.name: position for position, info in enumerate(self.files)}
+        paths = [str(folder / info.name) for info in self.files]
+        return paths, [(tensor.name, index[tensor.file]) for tensor in self.tensors]
+
     def check(self) -> None:
         """Raise InvalidInput naming the field that cannot be right, without looking at any file."""
         if self.version < 0 or self.step < 0:
@@ -98,6 +107,44 @@ class Manifest:
         for name in names:
             if Path(name).name != name:
                 raise InvalidInput("manifest.files", f"{name!r} must be a plain file name")
+
+
+def manifest_of_folder(run: str, version: int, folder: Path, *, checksums: bool = True) -> Manifest:
+    """The manifest of a Hugging Face folder with safetensors files, read off their headers.
+
+    Raises InvalidInput naming the file that is missing or damaged.
+    """
+    index = files.read_json(folder / "model.safetensors.index.json")
+    names = sorted(set(index["weight_map"].values())) if isinstance(index, dict) else ["model.safetensors"]
+    tensors: list[TensorInfo] = []
+    infos: list[FileInfo] = []
+    for name in names:
+        path = folder / name
+        tensors += [
+            TensorInfo(key, entry["dtype"], tuple(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0],
+                       name)
+            for key, entry in sorted(_header(path).items(), key=lambda item: item[1]["data_offsets"][0])
+        ]  # fmt: skip
+        infos.append(FileInfo(name, path.stat().st_size, files.checksum(path) if checksums else ""))
+    offer = FolderOffer(str(folder.absolute()))
+    return Manifest(run, version, version, tuple(tensors), tuple(infos), (offer,), time.time())
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Tensors of a safetensors file by name. https://github.com/huggingface/safetensors#format"""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > path.stat().st_size:
+                raise ValueError("the header is longer than the file")
+            header = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if 8 + size + end != path.stat().st_size:
+            raise ValueError(f"{path.stat().st_size} bytes instead of {8 + size + end}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(str(path), f"is no whole safetensors file: {error}") from None
+    return dict(header)
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:

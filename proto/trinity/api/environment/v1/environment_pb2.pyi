@@ -87,20 +87,22 @@ class ScoreRequest(_message.Message):
     def __init__(self, scorer: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ScoreItem, _Mapping]]] = ..., args_json: _Optional[str] = ...) -> None: ...
 
 class ScoreItem(_message.Message):
-    __slots__ = ("prompt", "response", "truth", "task_json", "truncated", "response_tokens")
+    __slots__ = ("prompt", "response", "truth", "task_json", "truncated", "response_tokens", "response_token_ids")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
     TRUTH_FIELD_NUMBER: _ClassVar[int]
     TASK_JSON_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     response: str
     truth: str
     task_json: str
     truncated: bool
     response_tokens: int
-    def __init__(self, prompt: _Optional[str] = ..., response: _Optional[str] = ..., truth: _Optional[str] = ..., task_json: _Optional[str] = ..., truncated: bool = ..., response_tokens: _Optional[int] = ...) -> None: ...
+    response_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prompt: _Optional[str] = ..., response: _Optional[str] = ..., truth: _Optional[str] = ..., task_json: _Optional[str] = ..., truncated: bool = ..., response_tokens: _Optional[int] = ..., response_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("scores",)

@@ -1,7 +1,9 @@
 """Evaluations: every row of every evaluation taskset, once for a version that is due, beside the training tasks."""
 
+import math
 import statistics
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -60,27 +62,57 @@ class Tally:
             self.ended.add(task.task_id)
             self.failed_tasks += 1
 
-    def metrics(self) -> dict[str, float]:
-        """<metric>/mean@n over tasks and their n rollouts, and how many tasks answered."""
+    def metrics(self, detailed: bool = False) -> dict[str, float]:
+        """Of each metric over tasks and their n rollouts: mean@n, and for n > 1 std@n, best@k, worst@k; task counts.
+
+        best@k and worst@k are expectations over k of a task's n rollouts drawn without replacement, k = 2, 4, ..., n.
+        `detailed` adds mean, max, min and std over the tasks' means.
+        """
         result = {
             "finished_task_count": float(len(self.ended) - self.failed_tasks),
             "failed_task_count": float(self.failed_tasks),
         }
         for name, tasks in self.values.items():
             n = max(len(values) for values in tasks)
-            result[f"{name}/mean@{n}"] = statistics.fmean(statistics.fmean(values) for values in tasks)
+            means = [statistics.fmean(values) for values in tasks]
+            result[f"{name}/mean@{n}"] = statistics.fmean(means)
+            if n > 1:
+                result[f"{name}/std@{n}"] = statistics.fmean(statistics.pstdev(values) for values in tasks)
+            for k in _sizes(n):
+                result[f"{name}/best@{k}"] = statistics.fmean(expected_best(values, k) for values in tasks)
+                result[f"{name}/worst@{k}"] = -statistics.fmean(expected_best([-v for v in v_n], k) for v_n in tasks)
+            if detailed:
+                result |= {f"{name}/mean": statistics.fmean(means), f"{name}/std": statistics.pstdev(means)}
+                result |= {f"{name}/max": max(means), f"{name}/min": min(means)}
         return result
+
+
+def expected_best(values: Sequence[float], k: int) -> float:
+    """Expected maximum of k of the n values drawn without replacement: sum_i v_(i) C(i - 1, k - 1) / C(n, k)."""
+    n = len(values)
+    if k >= n:
+        return max(values)
+    return sum(v * math.comb(i, k - 1) for i, v in enumerate(sorted(values))) / math.comb(n, k)
+
+
+def _sizes(n: int) -> list[int]:
+    """2, 4, 8, ... below n, and n itself."""
+    powers = [2**e for e in range(1, 31) if 2**e < n]
+    return [*powers, n] if n > 1 else []
 
 
 class Evaluator:
     """Feeds evaluation tasks and tallies their results. State is in the two streams alone."""
 
-    def __init__(self, context: RunContext, sources: list[TaskSource]) -> None:
+    def __init__(
+        self, context: RunContext, sources: list[TaskSource], on_complete: Callable[[Tally], None] = lambda _: None
+    ) -> None:
         self._context = context
+        self._on_complete = on_complete
         self._sources = sources
         self._rows = [(source, row) for source in sources for row in range(len(source.rows))]
         self._fed = 0
-        self._step = -1
+        self._step = self._recovered = -1
         self._index = 0
         self.tallies: dict[tuple[int, str], Tally] = {}
         self.tokens = 0
@@ -101,18 +133,21 @@ class Evaluator:
         self._fed = state.last_sequence
         if state.messages:
             newest = await self._context.broker.get(names.evaluation_tasks_stream, self._fed)
-            self._step = int(newest.headers[headers.EVALUATION_STEP])
+            self._step = self._recovered = int(newest.headers[headers.EVALUATION_STEP])
             self._index = (int(newest.headers[headers.EVALUATION_INDEX]) + 1) % len(self._rows)
             for source in self._sources:
                 self._tally(self._step, source.taskset.name)
 
     def _due(self) -> int | None:
         """The step to evaluate now, if any: the LIVE one, when an interval, the start or the end was reached."""
-        live, explorer = self._context.live_step, self._context.plan.config.explorer
+        config = self._context.plan.config
+        live, explorer = self._context.live_step, config.explorer
         if live < 0 or live <= self._step:
             return None
         if live == 0:
             return 0 if explorer.eval_on_startup else None
+        if config.mode == "bench":
+            return live
         crossed = live // explorer.eval_interval > max(self._step, 0) // explorer.eval_interval
         return live if crossed or live >= self._context.last_step else None
 
@@ -166,4 +201,6 @@ class Evaluator:
                 tally.fail(outcome)
             if tally.complete and not was_complete:
                 log.info("buffer.evaluation.done", step=tally.step, taskset=tally.taskset, **tally.metrics())
+                if tally.step >= self._recovered:  # earlier ones were reported before a restart
+                    self._on_complete(tally)
                 await self._context.bell.ring()

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from trinity.buffer.mixture import Mixture
 from trinity.buffer.shared import RunContext
-from trinity.buffer.tasks import TaskSource
 from trinity.buffer.window import Window
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import SequenceConflict
@@ -33,7 +33,7 @@ class _Injected:
 class Feeder:
     """Feeds one run. `fed` counts training tasks."""
 
-    def __init__(self, context: RunContext, source: TaskSource, window: Window) -> None:
+    def __init__(self, context: RunContext, source: Mixture, window: Window) -> None:
         self._context = context
         self._source = source
         self._window = window
@@ -50,6 +50,11 @@ class Feeder:
             newest = await self._context.broker.get(stream, self.fed)
             self._position = int(newest.headers[headers.POSITION])
             log.info("buffer.feeder.recovered", fed=self.fed, position=self._position)
+
+    @property
+    def position(self) -> int:
+        """Tasks taken from the tasksets so far."""
+        return self._position
 
     def allowed(self) -> int:
         """Training tasks that may have been fed by now."""

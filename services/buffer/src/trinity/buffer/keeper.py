@@ -1,6 +1,7 @@
 """The keeper follows the experience log, judges every entry, and writes each step's ledger entry as soon as it can."""
 
 import time
+from typing import Protocol
 
 import structlog
 
@@ -22,11 +23,20 @@ log = structlog.get_logger(__name__)
 JUDGED = Counter("trinity_buffer_log_entries_total", "Log entries judged", ["verdict"])
 
 
+class Observer(Protocol):
+    """Who hears of what the keeper did."""
+
+    def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None: ...
+
+    def written(self, entry: pb.LedgerEntry) -> None: ...
+
+
 class Keeper:
     """Owner of the window and the only writer of the ledger and the dead letters."""
 
-    def __init__(self, context: RunContext, ledger: Ledger, reader: LogReader) -> None:
+    def __init__(self, context: RunContext, ledger: Ledger, reader: LogReader, observer: Observer) -> None:
         self._context = context
+        self._observer = observer
         self._ledger = ledger
         self._reader = reader
         self.window = Window(context.plan.groups_per_step)
@@ -63,7 +73,11 @@ class Keeper:
             if verdict is Verdict.DEAD:
                 await self._bury(failure)
             return verdict
-        return self.window.group(summarise(sequence, outcome.group))
+        group = summarise(sequence, outcome.group)
+        verdict = self.window.group(group)
+        if verdict is Verdict.STORED:
+            self._observer.stored(group, outcome.group)
+        return verdict
 
     async def _refuse(self, message: Message, error: InvalidInput) -> Verdict:
         """An entry that cannot be used ends its task as a dead letter: retrying would make the same again."""
@@ -101,6 +115,7 @@ class Keeper:
             step = self._ledger.newest_step + 1
             entry = self._entry(step, groups)
             await self._ledger.append(entry)
+            self._observer.written(entry)
             log.info("buffer.ledger.written", step=step, groups=len(groups), reward_mean=round(entry.reward_mean, 4))
         return self._ledger.newest_step > before
 

@@ -25,7 +25,7 @@ class OfflineSource:
         self._ledger = ledger
         self._config = config
         self._rows: Sequence[Row] = read(config.path, config.split, config.subset_name)
-        self._selector = make_selector(config.data_selector.selector_type, len(self._rows), config.data_selector.seed)
+        self._selector = make_selector(config.data_selector, self._rows)
         self._wanted = 0
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class OfflineSource:
 
     def _entry(self, step: int) -> pb.LedgerEntry:
         size = self._context.plan.groups_per_step
-        rows = [self._selector(position)[1] for position in range((step - 1) * size, step * size)]
+        rows = [self._selector.select(position) for position in range((step - 1) * size, step * size)]
         return pb.LedgerEntry(
             run=self._context.run, step=step, rows=rows, created_at_seconds=time.time(), policy="dataset"
         )

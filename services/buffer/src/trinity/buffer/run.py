@@ -11,13 +11,18 @@ from trinity.buffer.feeder import Feeder
 from trinity.buffer.keeper import Keeper
 from trinity.buffer.ledger import Ledger
 from trinity.buffer.log import LogReader
+from trinity.buffer.mixture import Mixture
 from trinity.buffer.offline import OfflineSource
+from trinity.buffer.report import Reporter
+from trinity.buffer.selectors import DifficultyBased
 from trinity.buffer.shared import RunContext
 from trinity.buffer.tasks import TaskSource
 from trinity.config.plan import Plan
+from trinity.runtime import files
 from trinity.runtime.broker import Bucket
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.experience import TaskKind
+from trinity.runtime.monitor import MonitorOptions, open_monitor
 
 log = structlog.get_logger(__name__)
 
@@ -36,19 +41,23 @@ class Run:
         self.feeder: Feeder | None = None
         self.evaluator: Evaluator | None = None
         self.offline: OfflineSource | None = None
+        self._tasks: Mixture | None = None
+        trains = plan.config.mode in ("both", "train")
         if plan.algorithm.offline:
             source = plan.config.buffer.trainer_input.experience_buffer
             assert source is not None
             self.offline = OfflineSource(context, self.ledger, source)
             context.last_step = plan.steps_for(len(self.offline))
-        else:
-            assert plan.taskset is not None
-            tasks = TaskSource.open(context.run, plan, plan.taskset, TaskKind.TRAIN)
-            context.last_step = plan.steps_for(len(tasks.rows))
-            self.keeper = Keeper(context, self.ledger, self.reader)
-            self._tasks = tasks
+        elif trains:
+            sources = [TaskSource.open(context.run, plan, t, TaskKind.TRAIN) for t in plan.tasksets]
+            self._tasks = Mixture(sources)
+            context.last_step = plan.steps_for(self._tasks.rows)
+        self._monitor = open_monitor(_monitor_options(plan))
+        reporter = Reporter(plan, self._monitor, self._tasks)
+        if not plan.algorithm.offline:
+            self.keeper = Keeper(context, self.ledger, self.reader, reporter) if trains else None
             evaluated = [TaskSource.open(context.run, plan, t, TaskKind.EVALUATION) for t in plan.eval_tasksets]
-            self.evaluator = Evaluator(context, evaluated)
+            self.evaluator = Evaluator(context, evaluated, reporter.evaluated)
         self.batches = BatchServer(context, self.ledger, self.reader, self.keeper, self.offline)
 
     async def open(self) -> None:
@@ -56,23 +65,40 @@ class Run:
         await self.ledger.open()
         commit = await self._runs.get(self.context.names.commit_key)
         self.context.committed_step = json.loads(commit.value)["step"] if commit.revision else 0
-        if self.keeper is not None and self.evaluator is not None:
+        if self.keeper is not None and self._tasks is not None:
             self.keeper.recover()
             self.feeder = Feeder(self.context, self._tasks, self.keeper.window)
             await self.feeder.recover()
+            await self._remind_selectors()
+        if self.evaluator is not None:
             await self.evaluator.recover()
+
+    async def _remind_selectors(self) -> None:
+        """Tell selectors that learn what earlier groups were worth."""
+        assert self._tasks is not None and self.keeper is not None
+        if not any(isinstance(source.selector, DifficultyBased) for source in self._tasks.sources):
+            return
+        for step in range(1, self.ledger.newest_step + 1):
+            for member in (await self.ledger.get(step)).groups:
+                self._tasks.observe(member.task_id, member.reward_mean)
+        for group in self.keeper.window.pending.values():
+            self._tasks.observe(group.task_id, group.reward_mean)
 
     async def run(self) -> None:
         """Until something fails; what ends by itself is a failure too."""
         loops = [self._follow_live()]
         if self.offline is not None:
             loops.append(self.offline.run())
-        if self.keeper and self.feeder and self.evaluator:
+        if self.keeper and self.feeder:
             loops += [self.keeper.run(), self.feeder.run(), self.feeder.clear()]
+        if self.evaluator:
             loops += [self.evaluator.feed(), self.evaluator.collect()]
-        async with asyncio.TaskGroup() as group:
-            for loop in loops:
-                group.create_task(loop)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for loop in loops:
+                    group.create_task(loop)
+        finally:
+            self._monitor.close()
 
     async def _follow_live(self) -> None:
         async for entry in self._versions.watch(self.context.names.live_key):
@@ -101,6 +127,7 @@ class Run:
         value = json.dumps({"step": step, "oldest_kept_step": oldest_kept_step}).encode()
         await self._runs.update(self.context.names.commit_key, lambda _: value)
         self.context.committed_step = step
+        await asyncio.to_thread(self._write_meta, step)
         await self.context.bell.ring()
         if self.keeper is None or oldest_kept_step < 1:
             return 1
@@ -111,8 +138,32 @@ class Run:
             await self.context.broker.purge_below(self.context.names.tasks_stream, cursor.consumed_ordinal + 1)
         return oldest_kept_step + 1
 
+    def _write_meta(self, step: int) -> None:
+        """explorer_meta.json, for people: where exploration is at a checkpoint. The truth is in the streams."""
+        if self.feeder is not None and self._tasks is not None:
+            epoch, position = divmod(self.feeder.position, self._tasks.rows)
+            names = [source.taskset.name for source in self._tasks.sources]
+            value = {"latest_iteration": step, "tasks_fed": self.feeder.fed, "epoch": epoch, "position": position,
+                     "tasksets": names}  # fmt: skip
+            files.write_json(self.context.plan.job_dir / "explorer_meta.json", value)
+
     @property
     def finished(self) -> bool:
         """The last step is committed and every evaluation has ended."""
         done = 0 < self.context.last_step <= self.context.committed_step
         return done and (self.evaluator is None or self.evaluator.idle)
+
+
+def _monitor_options(plan: Plan) -> MonitorOptions:
+    """The monitor's run `<name>_explorer`; a dataset's run has nothing to explore and opens none."""
+    config = plan.config
+    return MonitorOptions(
+        kind="none" if plan.algorithm.offline else config.monitor.monitor_type,
+        args=config.monitor.monitor_args or {},
+        project=config.project,
+        group=config.group,
+        name=f"{config.name}_explorer",
+        role="explorer",
+        folder=plan.job_dir / "monitor",
+        config=json.loads(config.model_dump_json()),
+    )

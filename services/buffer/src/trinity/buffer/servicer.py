@@ -117,25 +117,26 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         response.staleness_max = max((group.staleness_steps for group in newest.groups), default=0)
     if run.ledger.newest_step < shared.last_step:
         response.waiting_for = run.batches.waiting(run.ledger.newest_step + 1).reason
-    if run.keeper is None or run.feeder is None or run.evaluator is None:
+    if run.keeper is not None and run.feeder is not None:
+        window = run.keeper.window
+        response.fed = run.feeder.fed
+        response.stored = window.stored
+        response.dead_letters = window.dead_letters
+        response.outstanding = run.feeder.fed - window.stored - window.dead_letters
+        response.duplicates_dropped = window.duplicates_dropped
+        response.failed_attempts = window.failed_attempts
+        response.response_tokens = window.response_tokens
+        response.log_bytes = (await shared.broker.state(shared.names.experiences_stream)).bytes
+    if run.evaluator is None:
         return response
-    window = run.keeper.window
-    response.fed = run.feeder.fed
-    response.stored = window.stored
-    response.dead_letters = window.dead_letters
-    response.outstanding = run.feeder.fed - window.stored - window.dead_letters
-    response.duplicates_dropped = window.duplicates_dropped
-    response.failed_attempts = window.failed_attempts
-    response.response_tokens = window.response_tokens
     response.evaluation_tokens = run.evaluator.tokens
     response.evaluations_outstanding = run.evaluator.outstanding
-    response.log_bytes = (await shared.broker.state(shared.names.experiences_stream)).bytes
     for tally in sorted(run.evaluator.tallies.values(), key=lambda tally: tally.step):
         if tally.complete:
             response.evaluations.add(
                 step=tally.step,
                 taskset=tally.taskset,
-                metrics=tally.metrics(),
+                metrics=tally.metrics(shared.plan.config.monitor.detailed_stats),
                 oldest_version=tally.oldest_version,
                 newest_version=tally.newest_version,
             )

@@ -8,8 +8,8 @@ from typing import Any
 from trinity.buffer.selectors import Selector, make_selector
 from trinity.config import Plan
 from trinity.config.datasets import Row, read
+from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW
 from trinity.config.schema.buffer import GenerationConfig, TasksetConfig
-from trinity.config.workflows import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW
 from trinity.runtime.experience import SamplingParams, Task, TaskKind
 
 
@@ -28,14 +28,24 @@ class TaskSource:
     def open(cls, run: str, plan: Plan, taskset: TasksetConfig, kind: TaskKind) -> "TaskSource":
         """Reads the dataset. Raises DatasetError."""
         rows = read(taskset.path, taskset.split, taskset.subset_name)
-        order = taskset.data_selector
-        selector = make_selector(order.selector_type, len(rows), order.seed)
+        selector = make_selector(taskset.data_selector, rows, f"{taskset.name}.data_selector")
         return cls(run, plan, taskset, rows, kind, selector)
 
     def train_task(self, position: int, ordinal: int, gate_step: int) -> Task:
         """The task at a position of the run (from 0, over all epochs)."""
-        epoch, row = self.selector(position)
+        epoch, row = position // len(self.rows), self.selector.select(position)
         return self._task(f"{self.taskset.name}/{epoch}/{position}/{row}", ordinal, epoch, row, gate_step, 0)
+
+    def observe(self, task_id: str, reward: float) -> bool:
+        """Tell the selector what a group was worth; whether the task is of this taskset."""
+        name, *numbers = task_id.rsplit("/", 3)
+        if name != self.taskset.name or len(numbers) != 3 or not all(number.isdigit() for number in numbers):
+            return False
+        _, position, row = map(int, numbers)
+        if row < len(self.rows):
+            self.selector.taken(position, row)
+            self.selector.observe(row, reward)
+        return True
 
     def evaluation_task(self, row: int, ordinal: int, step: int) -> Task:
         """The task of a row (from 0) in the evaluation of a step."""

@@ -1,10 +1,12 @@
 """Wiring of the environment service."""
 
 import asyncio
+import os
 from functools import partial
 
 import grpc.aio
 
+from trinity import plugins
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.environment.environments import ENVIRONMENTS
 from trinity.environment.episodes import Arena
@@ -20,6 +22,7 @@ class EnvironmentService:
     run_id = ""
 
     def __init__(self, settings: EnvironmentSettings) -> None:
+        plugins.load([folder for folder in settings.plugin_dirs.split(os.pathsep) if folder])
         self._arena = Arena(ENVIRONMENTS, settings.threads)
         for name in ENVIRONMENTS:
             EPISODES.labels(name).set_function(partial(self._arena.open.__getitem__, name))

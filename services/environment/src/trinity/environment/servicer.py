@@ -11,7 +11,7 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environment.environment import Observation
 from trinity.environment.episodes import Arena
-from trinity.environment.scorers import SCORERS, ScoreItem
+from trinity.environment.scorers import ScoreItem, find_scorer, scorer_names
 from trinity.runtime.errors import InvalidInput, NotFound
 
 MAX_ITEMS = 4096
@@ -31,7 +31,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
             )
             for d in (kind.description for kind in self._arena.environments.values())
         ]
-        return pb.DescribeResponse(environments=described, scorers=sorted(SCORERS))
+        return pb.DescribeResponse(environments=described, scorers=scorer_names())
 
     async def Episode(
         self, requests: AsyncIterator[pb.EpisodeRequest], context: grpc.aio.ServicerContext
@@ -52,9 +52,9 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
                 yield _response(await episode.step(request.action.text))
 
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
-        scorer = SCORERS.get(request.scorer)
+        scorer = find_scorer(request.scorer)
         if scorer is None:
-            raise NotFound(f"scorer: none is named {request.scorer!r}; known: {', '.join(sorted(SCORERS))}")
+            raise NotFound(f"scorer: none is named {request.scorer!r}; known: {', '.join(scorer_names())}")
         if len(request.items) > MAX_ITEMS:
             raise InvalidInput("items", f"has {len(request.items)} items, at most {MAX_ITEMS} in one call")
         args = _object(request.args_json, "args_json")
@@ -75,6 +75,7 @@ def _score(scorer: Any, item: pb.ScoreItem, args: dict[str, Any]) -> pb.Score:
                 task=_object(item.task_json, "items.task_json"),
                 truncated=item.truncated,
                 response_tokens=item.response_tokens,
+                token_ids=tuple(item.response_token_ids),
             ),
             args,
         )

@@ -14,7 +14,7 @@ import structlog
 from trinity.api.common.v1 import experience_pb2
 from trinity.explorer.engine.engine import EngineFailed
 from trinity.explorer.environment import EnvironmentFailed, ScorerFailed
-from trinity.explorer.workflows import WORKFLOWS, Toolbox
+from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow
 from trinity.runtime import blobs, headers, tracing
 from trinity.runtime.broker import Broker, PublishRefused
 from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
@@ -48,7 +48,7 @@ async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox) ->
     begin = time.time()
     try:
         with tracing.span("task.explore", task_id=task.task_id, attempt=attempt, explorer=explorer_id):
-            workflow = WORKFLOWS.get(task.workflow)
+            workflow = find_workflow(task.workflow)
             if workflow is None:
                 raise InvalidInput("task.workflow", f"{task.workflow!r} is unknown; known: {', '.join(WORKFLOWS)}")
             async with asyncio.timeout(task.timeout_seconds):

@@ -40,6 +40,14 @@ class ChatTokenizer:
             ids = ids + self._tokenizer.encode(reply_prefix, add_special_tokens=False)
         return [int(token) for token in ids]
 
+    def conversation(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation that is over, for a reward model. InvalidInput if the template refuses it."""
+        try:
+            ids: Any = self._tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False)
+        except Exception as error:  # Jinja templates raise what they like
+            raise InvalidInput("messages", f"the chat template refuses them: {error}") from None
+        return [int(token) for token in ids]
+
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         """For scorers and people; never tokenised again."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

@@ -32,6 +32,7 @@ class Answer:
     truth: str
     truncated: bool
     response_tokens: int
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class EnvironmentClient:
                 task_json=task_json,
                 truncated=answer.truncated,
                 response_tokens=answer.response_tokens,
+                response_token_ids=answer.token_ids,
             )
             for answer in answers
         ]

@@ -7,13 +7,16 @@ import socket
 import grpc.aio
 import structlog
 
+from trinity import plugins
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
 from trinity.config.service import load_plan
-from trinity.explorer import attempt
+from trinity.explorer import attempt, endpoint
+from trinity.explorer.auxiliary import AuxiliaryModels
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.types import EngineOptions
 from trinity.explorer.environment import EnvironmentClient
+from trinity.explorer.follow_folder import FolderFollower
 from trinity.explorer.leases import TaskQueue
 from trinity.explorer.servicer import ExplorerServicer
 from trinity.explorer.settings import ExplorerSettings
@@ -65,6 +68,8 @@ class ExplorerService:
             return "starting"
         if self.draining:
             return "draining"
+        if self._settings.serve_listen:
+            return "serving"
         if self._waiting_for_room:
             return "waiting for the log"
         if self.follower.updating:
@@ -76,17 +81,49 @@ class ExplorerService:
         process.guard_group()  # vLLM's processes do not notice that this one was killed
         options = self._engine_options()
         self.tokenizer = await asyncio.to_thread(ChatTokenizer, config.model)
-        devices = self._devices_of_engines(options)
+        devices, rest = self._devices_of_engines(options)
         self.pool = await EnginePool.start(options, rollout.engine_num, devices)
+        try:
+            if self._settings.serve_listen:
+                await self._serve_openai(address, options, ready)
+            else:
+                await self._explore(address, options, rest, ready)
+        finally:
+            self.pool.close()
+
+    async def _explore(self, address: str, options: EngineOptions, cards: list[str], ready: asyncio.Event) -> None:
+        assert self.pool is not None and self.tokenizer is not None
+        plugins.load([folder for folder in self._settings.plugin_dirs.split(os.pathsep) if folder])
+        auxiliary = await AuxiliaryModels.start(self._plan.config.explorer.auxiliary_models, options, cards)
         environment = EnvironmentClient(self._settings.environment_address)
-        self._tools = ExplorerTools(self.pool, self.tokenizer, environment, self._plan.lengths.prompt)
+        limit = self._plan.lengths.prompt
+        self._tools = ExplorerTools(self.pool, self.tokenizer, environment, auxiliary, limit)
         try:
             async with await connect(self._settings.nats_url, f"trinity-explorer-{self.explorer_id}") as broker:
                 self._follow(address, options)
                 await self._serve(broker, ready)
         finally:
             await environment.close()
-            self.pool.close()
+            auxiliary.close()
+
+    async def _serve_openai(self, address: str, options: EngineOptions, ready: asyncio.Event) -> None:
+        """The OpenAI endpoint, following a live run's versions or a job folder's checkpoints."""
+        assert self.pool is not None
+        model, name = self._plan.config.model, self._plan.config.name
+        template = model.chat_template_path or model.custom_chat_template
+        async with asyncio.TaskGroup() as group:
+            if self._settings.serve_folder is not None:
+                follower = FolderFollower(self._settings.serve_folder, self.pool)
+                await follower.load_newest()
+                group.create_task(follower.run())
+            else:
+                self._follow(address, options)
+                assert self.follower is not None
+                group.create_task(self.follower.run())
+                await self.follower.wait_for_step(0)
+            group.create_task(self._watch_health())
+            group.create_task(endpoint.serve(self.pool, self._settings.serve_listen, options.model, name, template))
+            ready.set()
 
     def _engine_options(self) -> EngineOptions:
         config, rollout = self._plan.config, self._plan.config.explorer.rollout_model
@@ -111,16 +148,19 @@ class ExplorerService:
             trust_remote_code=config.model.trust_remote_code,
         )
 
-    def _devices_of_engines(self, options: EngineOptions) -> list[str | None]:
-        """CUDA_VISIBLE_DEVICES of each engine."""
+    def _devices_of_engines(self, options: EngineOptions) -> tuple[list[str | None], list[str]]:
+        """CUDA_VISIBLE_DEVICES of each engine, and the cards left for the auxiliary models."""
         rollout = self._plan.config.explorer.rollout_model
         if options.device == "cpu":
-            return [None] * rollout.engine_num
+            return [None] * rollout.engine_num, []
         visible = self._settings.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
         wanted = rollout.engine_num * rollout.tensor_parallel_size
+        auxiliary = self._plan.config.explorer.auxiliary_models
+        wanted += sum(model.engine_num * model.tensor_parallel_size for model in auxiliary)
         cards = visible.split(",") if visible else [str(index) for index in range(wanted)]
         size = rollout.tensor_parallel_size
-        return [",".join(cards[i * size : (i + 1) * size]) for i in range(rollout.engine_num)]
+        used = rollout.engine_num * size
+        return [",".join(cards[i * size : (i + 1) * size]) for i in range(rollout.engine_num)], cards[used:]
 
     def _follow(self, address: str, options: EngineOptions) -> None:
         assert self.pool is not None

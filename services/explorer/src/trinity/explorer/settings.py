@@ -18,5 +18,8 @@ class ExplorerSettings(ServiceSettings):
     nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream")
     sync_address: str = Field("127.0.0.1:7004", description="gRPC address of the sync service")
     environment_address: str = Field("127.0.0.1:7002", description="gRPC address of the environment service")
+    plugin_dirs: str = Field("", description="Folders with the users' workflows, separated as PATH is")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the engines run")
+    serve_listen: str = Field("", description="Serve the OpenAI API at this host:port, and work on no tasks")
+    serve_folder: Path | None = Field(None, description="Then follow this job folder's checkpoints, not a live run")
     devices: str = Field("", description="CUDA devices of this explorer, as in CUDA_VISIBLE_DEVICES; empty: all")

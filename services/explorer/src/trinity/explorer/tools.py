@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from trinity.explorer.auxiliary import AuxiliaryModels
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.types import Completion
@@ -17,8 +18,14 @@ class ExplorerTools:
     """See trinity.explorer.workflows.Toolbox."""
 
     def __init__(
-        self, pool: EnginePool, tokenizer: ChatTokenizer, environment: EnvironmentClient, max_prompt_tokens: int
+        self,
+        pool: EnginePool,
+        tokenizer: ChatTokenizer,
+        environment: EnvironmentClient,
+        auxiliary: AuxiliaryModels,
+        max_prompt_tokens: int,
     ) -> None:
+        self._auxiliary = auxiliary
         self._pool = pool
         self._tokenizer = tokenizer
         self._environment = environment
@@ -33,6 +40,14 @@ class ExplorerTools:
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
         with tracing.span("engine.generate", prompt_tokens=len(prompt_token_ids), n=sampling.n):
             return await self._pool.generate(prompt_token_ids, sampling)
+
+    async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
+        with tracing.span("auxiliary.judge", model=model, n=sampling.n):
+            return await self._auxiliary.judge(model).chat(messages, sampling)
+
+    async def rate(self, conversations: Sequence[Sequence[Message]], model: str = "") -> list[float]:
+        with tracing.span("auxiliary.rate", model=model, conversations=len(conversations)):
+            return await self._auxiliary.reward_model(model).rate(conversations)
 
     async def score(
         self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]

@@ -230,10 +230,7 @@ class WeightFollower:
         if folder is None:
             raise InvalidInput("manifest.offers", "has no transport this explorer can use (folder)")
         await asyncio.to_thread(check_files, manifest, folder)
-        names = [info.name for info in manifest.files]
-        index = {name: position for position, name in enumerate(names)}
-        files = [str(folder / name) for name in names]
-        tensors = [(tensor.name, index[tensor.file]) for tensor in manifest.tensors]
+        files, tensors = manifest.load_arguments(folder)
         self.updating = True
         try:
             for attempt in range(1, _LOAD_ATTEMPTS + 1):

@@ -11,7 +11,7 @@ import torch
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import AlgorithmPlan
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Group
+from trinity.runtime.experience import Experience, Group
 from trinity.runtime.wire import decode_outcome
 from trinity.trainer.algorithms import advantages
 from trinity.trainer.algorithms.aggregation import Totals
@@ -32,6 +32,7 @@ class TrainSequence:
     reward: float = 0.0
     advantage: float = 0.0
     temperature: float = 1.0
+    experience: Experience | None = None  # as the log has it
 
     @property
     def length(self) -> int:
@@ -93,6 +94,7 @@ def _sequences_of(group: Group, index: int) -> list[TrainSequence]:
             group=index,
             reward=experience.reward,
             temperature=temperature,
+            experience=experience,
         )
         for experience in group.experiences
     ]

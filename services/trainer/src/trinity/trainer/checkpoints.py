@@ -5,18 +5,17 @@
     actor/huggingface/      config and tokenizer; model.safetensors if the weights were asked for
     trainer_state.json      step, run, world size, tokens trained
     .full_checkpoint        written last, before the folder gets its name
+<job>/trainer_meta.json     the newest one's trainer_state.json
 <job>/latest_checkpointed_iteration.txt
 """
 
-import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trinity.runtime import files
+from trinity.runtime.checkpoints import COMPLETE, complete_steps
 
-_NAME = re.compile(r"global_step_(\d+)")
-_MARKER = ".full_checkpoint"
 _STATE = "trainer_state.json"
 
 
@@ -46,10 +45,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps of all complete checkpoints, ascending."""
-        if not self.job_dir.is_dir():
-            return []
-        found = [(_NAME.fullmatch(p.name), p) for p in self.job_dir.iterdir()]
-        return sorted(int(match[1]) for match, path in found if match and (path / _MARKER).exists())
+        return complete_steps(self.job_dir)
 
     def newest(self) -> TrainerState | None:
         """State of the newest complete checkpoint."""
@@ -71,10 +67,11 @@ class CheckpointStore:
         folder, final = self.temporary(state.step), self.path(state.step)
         files.write_json(folder / _STATE, asdict(state))
         files.sync_tree(folder)
-        (folder / _MARKER).touch()
+        (folder / COMPLETE).touch()
         files.sync_folder(folder)
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)
+        files.write_json(self.job_dir / "trainer_meta.json", {"latest_iteration": state.step, **asdict(state)})
         files.write_atomic(self.job_dir / "latest_checkpointed_iteration.txt", str(state.step).encode())
         kept = self.steps()
         for step in kept[: -keep if keep else 0]:

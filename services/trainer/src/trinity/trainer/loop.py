@@ -16,9 +16,11 @@ import structlog
 from opentelemetry import trace
 
 from trinity.config import Plan
-from trinity.runtime import tracing
+from trinity.runtime import files, tracing
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.metrics import Gauge, Histogram
+from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
+from trinity.trainer import record
 from trinity.trainer.batch import TrainBatch, from_examples, from_groups
 from trinity.trainer.batches import BufferClient, RawBatch
 from trinity.trainer.checkpoints import CheckpointStore, TrainerState
@@ -59,12 +61,22 @@ class TrainLoop:
         self._publishes = not plan.algorithm.offline
         self._store = CheckpointStore(plan.job_dir)
         self._tokenizer: Any = None
+        self._monitor: Monitor | None = None
         self._last_step = 0
         self._tokens_trained = 0
 
     def run(self) -> None:
         """Until the last step, or until `control.stop`."""
         step = self._resume()
+        if self._ranks.is_first:
+            self._monitor = open_monitor(_monitor_options(self._plan), first_step=step)
+        try:
+            self._loop(step)
+        finally:
+            if self._monitor is not None:
+                self._monitor.close()
+
+    def _loop(self, step: int) -> None:
         if self._buffer is not None and step < self._last_step:
             self._buffer.start(step + 1)
         while step < self._last_step:
@@ -143,6 +155,8 @@ class TrainLoop:
         STEP.set(step)
         if self._ranks.is_first:
             self._report(batch, metrics, seconds)
+            if self._plan.config.buffer.save_experiences:
+                record.append(self._plan.job_dir, raw.entry, batch)
             self._note("batches.jsonl", {"step": step, "groups": [g.log_sequence for g in raw.entry.groups]})
         return step
 
@@ -168,7 +182,8 @@ class TrainLoop:
             named["sample/staleness_max"] = batch.staleness_max
         self._control.update(step=batch.step, tokens_trained=self._tokens_trained, metrics=named)
         log.info("trainer.step.done", step=batch.step, **{k: round(v, 5) for k, v in named.items()})
-        self._note("trainer.jsonl", {"step": batch.step, "time": time.time(), **named})
+        if self._monitor is not None:
+            self._monitor.log(named, batch.step)
 
     def _note(self, file: str, entry: dict[str, Any]) -> None:
         """A line for monitor/<file>. A step trained again after a crash is noted again: the last line counts."""
@@ -189,6 +204,7 @@ class TrainLoop:
         weights = self._engine.weights()
         if self._publisher is not None:
             self._publisher.publish(step, weights)
+            files.write_atomic(self._plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())
             self._control.update(version=self._publisher.live_version)
         else:
             for _ in weights:
@@ -243,6 +259,20 @@ class TrainLoop:
         if with_weights:
             tensors, names = write_shards(self._engine.weights(), folder, "model-{:05d}.safetensors")
             write_huggingface_index(folder, tensors, names)
+
+
+def _monitor_options(plan: Plan) -> MonitorOptions:
+    config = plan.config
+    return MonitorOptions(
+        kind=config.monitor.monitor_type,
+        args=config.monitor.monitor_args or {},
+        project=config.project,
+        group=config.group,
+        name=f"{config.name}_trainer",
+        role="trainer",
+        folder=plan.job_dir / "monitor",
+        config=json.loads(config.model_dump_json()),
+    )
 
 
 def copy_model_files(source: Path, target: Path, config: Any) -> None:

@@ -24,19 +24,47 @@ class RolloutModelConfig(Section):
     seed: int = Field(42, description="Seed of an engine's sampler")
 
 
+class AuxiliaryModelConfig(RolloutModelConfig):
+    """A further model, with weights that stay: a judge, or a reward model. Workflows reach it by name."""
+
+    name: str = Field("", description="Name workflows ask for; empty: the last part of model_path")
+    model_path: str = Field(min_length=1, description="Folder or hub name")
+    kind: Literal["auto", "generate", "score"] = Field(
+        "auto", description="generate: a judge that writes; score: one number per text; auto: by its config.json"
+    )
+    max_model_len: PositiveInt | None = Field(None, description="In tokens; null: the policy's")
+    trust_remote_code: bool = Field(False, description="Let transformers and vLLM run the model folder's own code")
+
+
 class ExplorerConfig(Section):
+    """Rollout engines and what runs on them."""
+
     name: str = Field("explorer", description="Must differ between explorers of one run")
     runner_per_model: PositiveInt = Field(8, description="Tasks worked on at the same time, per engine")
     max_timeout: PositiveFloat = Field(1800, description="Longest attempt at a task, in seconds")
     max_retry_times: NonNegativeInt = Field(2, description="Attempts after the first before a task is given up")
     eval_interval: PositiveInt = Field(100, description="Optimizer steps between evaluations")
     eval_on_startup: bool = Field(True, description="Evaluate the base model first")
+    bench_on_latest_checkpoint: bool = Field(False, description="Mode bench: the newest checkpoint alone")
+    env_vars: dict[str, str] = Field(default_factory=dict, description="Environment variables of the explorer")
+    listen_address: str = Field("127.0.0.1", description="Mode serve: address of the OpenAI-compatible endpoint")
+    proxy_port: int = Field(8010, ge=0, le=65535, description="Mode serve: its port; 0: any free one")
     rollout_model: RolloutModelConfig = Field(default_factory=RolloutModelConfig)
+    auxiliary_models: list[AuxiliaryModelConfig] = Field(default_factory=list, description="Judges and reward models")
+
+
+SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"]
 
 
 class SynchronizerConfig(Section):
-    sync_method: Literal["nccl", "checkpoint", "memory"] = Field("nccl", description="How weights travel")
-    sync_style: Literal["fixed"] = Field("fixed", description="Who decides when")
+    """When weights travel, how, and how far explorers may be ahead of the trainer. See docs/staleness.md."""
+
+    sync_method: Literal["nccl", "checkpoint", "memory"] = Field("nccl", description="How weights should travel")
+    sync_style: SyncStyle = Field(
+        "fixed",
+        description="fixed: sync_offset batches ahead; explorer_driven, trainer_driven: one sync_interval more; "
+        "fully_async: as far as the experience buffer's capacity",
+    )
     sync_interval: PositiveInt = Field(1, description="Optimizer steps between weight versions")
     sync_offset: NonNegativeInt = Field(0, description="Batches explorers may be ahead")
     sync_timeout: PositiveFloat = Field(3600, description="Longest wait for the other side, in seconds")

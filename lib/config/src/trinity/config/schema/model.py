@@ -6,9 +6,13 @@ from trinity.config.schema.base import Section
 
 
 class ModelConfig(Section):
-    """The policy. Two of max_model_len, max_prompt_tokens and max_response_tokens give the third."""
+    """The policy. Two of max_model_len, max_prompt_tokens and max_response_tokens give the third.
+
+    max_model_len alone is shared out half and half; with none of the three, 2048 tokens are for each part.
+    """
 
     model_path: str = Field("", description="Folder or hub name of the policy")
+    critic_model_path: str = Field("", description="Folder or hub name of the critic (ppo); empty: model_path")
     trust_remote_code: bool = Field(False, description="Let transformers and vLLM run the model folder's own code")
     custom_chat_template: str | None = Field(None, description="Chat template (Jinja) in place of the tokenizer's own")
     chat_template_path: str | None = Field(None, description="File with the chat template; wins over the string")

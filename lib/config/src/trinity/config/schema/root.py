@@ -10,26 +10,31 @@ from trinity.config.schema.base import Section
 from trinity.config.schema.buffer import BufferConfig
 from trinity.config.schema.explorer import ExplorerConfig, SynchronizerConfig
 from trinity.config.schema.model import ClusterConfig, ModelConfig
+from trinity.config.schema.monitor import MonitorConfig
 from trinity.config.schema.trainer import TrainerConfig
 
-Mode = Literal["both", "explore", "train"]
+Mode = Literal["both", "explore", "train", "bench", "serve"]
 
 
 class StageConfig(Section):
     """One stage of a run. A section left out is inherited whole; one that is given replaces it whole."""
 
     stage_name: str = Field(min_length=1, description="Becomes the last part of the stage's job folder")
-    mode: Mode | None = None
-    algorithm: AlgorithmConfig | None = None
-    buffer: BufferConfig | None = None
-    explorer: ExplorerConfig | None = None
-    trainer: TrainerConfig | None = None
+    mode: Mode | None = Field(None, description="As above")
+    algorithm: AlgorithmConfig | None = Field(None, description="As above")
+    buffer: BufferConfig | None = Field(None, description="As above")
+    explorer: ExplorerConfig | None = Field(None, description="As above")
+    trainer: TrainerConfig | None = Field(None, description="As above")
 
 
 class Config(Section):
     """A run."""
 
-    mode: Mode = Field("both", description="both; explore: join a run with explorers; train: only the trainer")
+    mode: Mode = Field(
+        "both",
+        description="both; train: everything but explorers; explore: an explorer that joins a run; bench: evaluate the "
+        "checkpoints of a job; serve: an OpenAI-compatible endpoint that follows a job's weights",
+    )
     project: str = Field("Trinity-RFT", min_length=1, description="First part of the job folder")
     group: str = Field("", description="Second part, if given")
     name: str = Field("rft", min_length=1, description="Last part of the job folder")
@@ -42,6 +47,7 @@ class Config(Section):
     explorer: ExplorerConfig = Field(default_factory=ExplorerConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     synchronizer: SynchronizerConfig = Field(default_factory=SynchronizerConfig)
+    monitor: MonitorConfig = Field(default_factory=MonitorConfig)
     stages: list[StageConfig] = Field(default_factory=list, description="Run one after the other")
 
     _notices: tuple[str, ...] = PrivateAttr(())

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.config.schema.base import Section
 
 
@@ -17,10 +18,22 @@ class DeepSpeedConfig(Section):
     offload_optimizer: bool = Field(False, description="Keep optimizer states in host memory (GPUs only)")
 
 
+class CriticConfig(Section):
+    """The value model of ppo."""
+
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="As the policy's")
+    warmup_steps: NonNegativeInt = Field(0, description="Steps at the start in which only the critic learns")
+    cliprange_value: NonNegativeFloat = Field(0.5, description="Clip range of the value loss; 0: off")
+    grad_clip: NonNegativeFloat = Field(1.0, description="Gradient norm limit; 0: off")
+
+
 class TrainerConfig(Section):
-    name: str = Field("trainer")
+    """The training processes."""
+
+    name: str = Field("trainer", description="Name in logs")
     num_ranks: PositiveInt | None = Field(None, description="Training processes; null: the GPUs left, or 1 on CPUs")
     deepspeed: DeepSpeedConfig = Field(default_factory=DeepSpeedConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig, description="ppo alone")
     total_steps: PositiveInt | None = Field(None, description="Optimizer steps; buffer.total_steps wins")
     save_interval: NonNegativeInt = Field(0, description="Optimizer steps between checkpoints; 0: only the last")
     save_hf_checkpoint: Literal["always", "never", "last"] = Field(

@@ -1,6 +1,7 @@
 """Scoring functions by name."""
 
-from trinity.environment.scorers.base import ScoreItem, Scorer, ScoreResult
+from trinity import plugins
+from trinity.environment.scorers.base import ScoreItem, Scorer, ScoreResult, as_result
 from trinity.environment.scorers.countdown import countdown_reward
 from trinity.environment.scorers.math import accuracy_reward, math_boxed_reward, math_reward
 
@@ -11,4 +12,17 @@ SCORERS: dict[str, Scorer] = {
     "countdown_reward": countdown_reward,
 }
 
-__all__ = ["SCORERS", "ScoreItem", "ScoreResult", "Scorer"]
+
+def find_scorer(name: str) -> Scorer | None:
+    """A built-in scorer, or a reward function of a plugin."""
+    if name in SCORERS:
+        return SCORERS[name]
+    function = plugins.REWARD_FUNCTIONS.get(name)
+    return (lambda item, args: as_result(function(item, args))) if function is not None else None
+
+
+def scorer_names() -> list[str]:
+    return sorted({*SCORERS, *plugins.REWARD_FUNCTIONS})
+
+
+__all__ = ["SCORERS", "ScoreItem", "ScoreResult", "Scorer", "find_scorer", "scorer_names"]

@@ -34,7 +34,7 @@ class Engine:
     """A running engine. Made by `start`."""
 
     def __init__(self, llm: Any, options: EngineOptions) -> None:
-        self._llm = llm
+        self.llm = llm
         self.options = options
         self.version = 0
         self.tokens_generated = 0
@@ -44,36 +44,8 @@ class Engine:
     @classmethod
     async def start(cls, options: EngineOptions, devices: str | None = None) -> "Engine":
         """Start vLLM; takes 30 to 60 seconds. `devices` is CUDA_VISIBLE_DEVICES of this engine."""
-        with _environment(options, devices):
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
-
-            arguments: dict[str, Any] = {
-                "model": options.model,
-                "dtype": options.engine_dtype,
-                "max_model_len": options.max_model_len,
-                "tensor_parallel_size": options.tensor_parallel_size,
-                "seed": options.seed,
-                "enforce_eager": options.enforce_eager or options.device == "cpu",
-                "enable_prefix_caching": options.enable_prefix_caching,
-                "enable_chunked_prefill": options.enable_chunked_prefill,
-                "trust_remote_code": options.trust_remote_code,
-                "logprobs_mode": "processed_logprobs",
-                "generation_config": "vllm",
-                "disable_log_stats": True,
-                "worker_extension_cls": f"{_WORKER}.WorkerExtension",
-                "weight_transfer_config": {"backend": "trinity"},
-            }
-            if options.max_num_seqs:
-                arguments["max_num_seqs"] = options.max_num_seqs
-            if options.device == "cuda":
-                arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-                arguments["attention_backend"] = "FLASH_ATTN"
-            begin = time.monotonic()
-            try:
-                llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-            except (ValueError, RuntimeError) as error:
-                raise EngineFailed(f"vLLM did not start with {options.model}: {error}") from error
+        begin = time.monotonic()
+        llm = start_vllm(options, devices)
         engine = cls(llm, options)
         if engine._spans.native:
             await llm.update_weight_version("0")
@@ -98,7 +70,7 @@ class Engine:
             prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids), cache_salt=f"v{self.version}")
             self._spans.begin(request_id, sampling.n, self.version)
         try:
-            async for output in self._llm.generate(prompt, self._vllm_sampling(sampling), request_id=request_id):
+            async for output in self.llm.generate(prompt, self._vllm_sampling(sampling), request_id=request_id):
                 for part in output.outputs:
                     response = responses.setdefault(part.index, _Response())
                     response.add(part)
@@ -147,30 +119,64 @@ class Engine:
         update = WeightTransferUpdateRequest(update_info={"files": list(files), "tensors": [list(t) for t in tensors]})
         async with self._loading:
             begin = time.monotonic()
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            await self.llm.pause_generation(mode="keep", clear_cache=False)
             await self._spans.mark(version)
             try:
-                await self._llm.start_weight_update()
-                await self._llm.update_weights(update)
+                await self.llm.start_weight_update()
+                await self.llm.update_weights(update)
                 if self._spans.native:
-                    await self._llm.finish_weight_update(weight_version=str(version))
+                    await self.llm.finish_weight_update(weight_version=str(version))
                 else:
-                    await self._llm.finish_weight_update()
+                    await self.llm.finish_weight_update()
             except Exception as error:
                 raise EngineFailed(f"loading version {version} failed, the engine is paused: {error}") from error
             self.version = version
-            await self._llm.resume_generation()
+            await self.llm.resume_generation()
             return time.monotonic() - begin
 
     async def check(self) -> None:
         """Raise EngineFailed if vLLM's core is gone."""
         try:
-            await self._llm.check_health()
+            await self.llm.check_health()
         except Exception as error:
             raise EngineFailed(f"vLLM is not healthy: {error}") from error
 
     def close(self) -> None:
-        self._llm.shutdown()
+        self.llm.shutdown()
+
+
+def start_vllm(options: EngineOptions, devices: str | None) -> Any:
+    """A running AsyncLLM. Raises EngineFailed."""
+    with _environment(options, devices):
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments: dict[str, Any] = {
+            "model": options.model,
+            "dtype": options.engine_dtype,
+            "max_model_len": options.max_model_len,
+            "tensor_parallel_size": options.tensor_parallel_size,
+            "seed": options.seed,
+            "enforce_eager": options.enforce_eager or options.device == "cpu",
+            "enable_prefix_caching": options.enable_prefix_caching and not options.pooling,
+            "enable_chunked_prefill": options.enable_chunked_prefill and not options.pooling,
+            "trust_remote_code": options.trust_remote_code,
+            "disable_log_stats": True,
+        }
+        if not options.pooling:
+            arguments |= {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+        if options.weights_change:
+            arguments["worker_extension_cls"] = f"{_WORKER}.WorkerExtension"
+            arguments["weight_transfer_config"] = {"backend": "trinity"}
+        if options.max_num_seqs:
+            arguments["max_num_seqs"] = options.max_num_seqs
+        if options.device == "cuda":
+            arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+            arguments["attention_backend"] = "FLASH_ATTN"
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        except (ValueError, RuntimeError) as error:
+            raise EngineFailed(f"vLLM did not start with {options.model}: {error}") from error
 
 
 class _SpanTracker:

@@ -34,6 +34,8 @@ class EngineOptions:
     cpu_kvcache_gib: float = 1.0
     max_num_seqs: int | None = None
     trust_remote_code: bool = False
+    weights_change: bool = True  # False: auxiliary models, which are never updated
+    pooling: bool = False  # a model that rates instead of writing
 
     @property
     def engine_dtype(self) -> str:

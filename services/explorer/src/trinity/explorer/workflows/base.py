@@ -32,6 +32,12 @@ class Toolbox(Protocol):
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
         """`sampling.n` completions."""
 
+    async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
+        """What an auxiliary model that writes says, `sampling.n` times; empty name: the first one."""
+
+    async def rate(self, conversations: Sequence[Sequence[Message]], model: str = "") -> list[float]:
+        """What an auxiliary reward model gives for each whole conversation; empty name: the first one."""
+
     async def score(
         self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
     ) -> list[Score]:

@@ -31,15 +31,26 @@ class SimpleWorkflow(Workflow):
         prefix = self.format["reply_prefix"] or ""
         replies = [prefix + self.tools.text(completion.token_ids) for completion in completions]
         answers = [
-            Answer(prompt_text, reply, self.truth(), c.finish_reason == "length", len(c.token_ids))
+            Answer(
+                prompt_text,
+                reply,
+                self.truth(),
+                c.finish_reason == "length",
+                len(c.token_ids),
+                tuple(c.token_ids.tolist()),
+            )
             for reply, c in zip(replies, completions, strict=True)
         ]
-        args = json.loads(self.task.reward_args_json or "{}")
-        scores = await self.tools.score(self.task.reward_function, answers, self.row, args)
+        scores = await self.scores(answers)
         return [
             self._experience(index, prompt, completion, score, prompt_text, reply)
             for index, (completion, score, reply) in enumerate(zip(completions, scores, replies, strict=True))
         ]
+
+    async def scores(self, answers: list[Answer]) -> list[Score]:
+        """A score for each answer: here, by the task's reward function."""
+        args = json.loads(self.task.reward_args_json or "{}")
+        return await self.tools.score(self.task.reward_function, answers, self.row, args)
 
     def messages(self) -> list[Message]:
         key = self.format["system_prompt_key"]
@@ -89,3 +100,21 @@ class MathWorkflow(SimpleWorkflow):
     """As simple_workflow, with a system prompt that asks for <think> and <answer> unless the YAML gives one."""
 
     default_system_prompt = _MATH_SYSTEM_PROMPT
+
+
+class MathRewardModelWorkflow(MathWorkflow):
+    """As math_workflow, rewarded by an auxiliary reward model: workflow_args.reward_model, or the first there is.
+
+    The reward function still runs where the row has a reference answer, and gives metrics alone.
+    """
+
+    async def scores(self, answers: list[Answer]) -> list[Score]:
+        args = json.loads(self.task.workflow_args_json or "{}")
+        asked = self.messages()
+        conversations = [[*asked, {"role": "assistant", "content": answer.response}] for answer in answers]
+        rewards = await self.tools.rate(conversations, str(args.get("reward_model", "")))
+        checked = await super().scores(answers) if self.truth() else [Score(0.0, {}) for _ in answers]
+        return [
+            Score(reward, {**score.metrics, "reward_model": reward})
+            for reward, score in zip(rewards, checked, strict=True)
+        ]

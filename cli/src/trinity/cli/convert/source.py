@@ -1,0 +1,62 @@
+"""What a reader of one checkpoint format gives to the writer."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from trinity.cli.convert.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A whole tensor by its Hugging Face name.
+
+    `pieces` are views of the files where possible. Flattened, one after the other, they are the elements in row-major
+    order; they are cast to `dtype` when they are written.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: tuple[torch.Tensor, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that was opened and looks whole.
+
+    `parameters` gives each tensor once. One that two modules share comes under its first name; `shared` maps the other
+    names to it. `trained_in` is the dtype of the parameters in training, None if the format does not say.
+    """
+
+    kind: str
+    parameters: Iterator[Parameter]
+    trained_in: torch.dtype | None
+    shared: Mapping[str, str] = field(default_factory=dict)
+
+
+def want(state: Mapping[str, Any], key: str, kind: type, path: object) -> Any:
+    """An entry of a loaded file. Raises CheckpointError that names the file if it is not there or of another type."""
+    value = state.get(key)
+    if not isinstance(value, kind):
+        raise CheckpointError(f"{path} has no usable {key!r}; it is not a checkpoint that can be converted")
+    return value
+
+
+def same_storage(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Names whose tensor lies in the same memory as that of an earlier name: later name to earlier name."""
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    shared = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            known = first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
+            if known != name:
+                shared[name] = known
+    return shared

@@ -1,0 +1,154 @@
+"""What a shell would make of a word: quotes, variables, arithmetic. Nothing is run."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+MARK = "\x00"  # around a piece that only a running shell can know
+SPLIT = "\x01"  # where an expansion splits a word
+
+ARITHMETIC = r"\$\(\((?:[^()]|\([^()]*\))*\)\)"
+COMMAND = r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`"
+BRACE = r"\$\{(?:[^{}]|\{[^{}]*\}|\$\{(?:[^{}]|\$\{[^{}]*\})*\})*\}"
+_DOLLAR = (
+    rf"(?P<arithmetic>{ARITHMETIC})|(?P<command>{COMMAND})|(?P<brace>{BRACE})|(?P<name>\$(?:[A-Za-z_]\w*|[0-9@*#?!$-]))"
+)
+_PIECE = re.compile(
+    rf"""'(?P<single>[^']*)'|"(?P<double>(?:\\.|[^"\\])*)"|\\(?P<escape>.)|{_DOLLAR}|(?P<text>.)""", re.S
+)
+_INSIDE_QUOTES = re.compile(rf'\\(?P<escape>["\\$`])|{_DOLLAR}|(?P<text>.)', re.S)
+_PARAMETER = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?", re.S)
+_ENVIRONMENT = re.compile(r"\$\{oc\.env:(\w+)(?:,(.*))?\}", re.S)
+_OPERATORS = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),  # a shell rounds towards zero
+    ast.Mod: lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+}
+
+
+class Variables:
+    """What the script has set so far. A variable it has not set is the environment's: `${oc.env:NAME}`."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self._values: dict[str, str] = {}
+        self._notes = notes
+
+    def set(self, name: str, value: str, append: bool = False) -> None:
+        self._values[name] = self._values.get(name, "") + value if append else value
+
+    def forget(self, name: str, why: str) -> None:
+        self._values[name] = f"{MARK}${name} ({why}){MARK}"
+
+    def look_up(self, name: str, default: str | None, or_empty: bool = True) -> str:
+        if name in self._values and (self._values[name] or default is None or not or_empty):
+            return self._values[name]
+        if name in ("@", "*"):
+            return ""
+        if name.isdigit():
+            if default is None:
+                return f"{MARK}${name} (an argument of the script){MARK}"
+            self._notes.append(f"argument {name} of the script is taken to be its default {default!r}")
+            return default
+        return environment(name, default)
+
+    def number(self, text: str) -> int | None:
+        """A whole number; a reference to the environment counts as its default."""
+        at_default = default_of(text)
+        if at_default != text:
+            self._notes.append(f"arithmetic is done with {text} = {at_default}")
+        return int(at_default) if re.fullmatch(r"\s*[+-]?\d+\s*", at_default) else None
+
+
+def environment(name: str, default: str | None) -> str:
+    """The YAML's reference to an environment variable."""
+    if default is None:
+        return f"${{oc.env:{name}}}"
+    if MARK in default or SPLIT in default:
+        return default
+    plain = re.fullmatch(r"(?:[\w./+@%-]|\$\{oc\.env:[^{}]*\})+", default)
+    return f"${{oc.env:{name},{default if plain else repr(default)}}}"
+
+
+def default_of(text: str) -> str:
+    """What a reference to the environment is when the variable is not set; other text as it is."""
+    found = _ENVIRONMENT.fullmatch(text)
+    return default_of(found[2].strip("'")) if found and found[2] is not None else text
+
+
+def expand(raw: str, variables: Variables, splitting: bool = True) -> list[str]:
+    """The words that a written word becomes, empty ones left out. Without `splitting` (an assignment) it is one."""
+    text = "".join(_pieces(raw, variables))
+    return [word for word in text.split(SPLIT) if word] if splitting else [text.replace(SPLIT, " ")]
+
+
+def _pieces(raw: str, variables: Variables) -> Iterator[str]:
+    for piece in _PIECE.finditer(raw):
+        if (quoted := piece["double"]) is not None:
+            whole_array = re.fullmatch(r"\$\{\w+\[@\]\}", quoted)
+            for inner in _INSIDE_QUOTES.finditer(quoted):
+                value = _value(inner, variables)
+                yield value if whole_array else value.replace(SPLIT, " ")
+        elif piece["single"] is not None:
+            yield piece["single"]
+        else:
+            value = _value(piece, variables)
+            plain = piece["text"] or piece["escape"] or MARK in value or value.startswith("${oc.env:")
+            yield value if plain else re.sub(r"\s+", SPLIT, value)
+
+
+def _value(piece: re.Match[str], variables: Variables) -> str:
+    kind, text = piece.lastgroup, piece[0]
+    if kind == "arithmetic":
+        return _arithmetic(text, variables)
+    if kind == "command":
+        return environment("PWD", None) if text.strip("$()` ") == "pwd" else f"{MARK}{text}{MARK}"
+    if kind == "name":
+        return _known(text[1:], None, True, text, variables)
+    if kind == "brace":
+        if text[2] in "@*":
+            return ""
+        found = _PARAMETER.fullmatch(text[2:-1])
+        if found is None:
+            return f"{MARK}{text}{MARK}"
+        default = None if found[2] is None else "".join(_pieces(found[3], variables))
+        return _known(found[1], default, found[2] is None or found[2].startswith(":"), text, variables)
+    return piece[kind] if kind else text
+
+
+def _known(name: str, default: str | None, or_empty: bool, text: str, variables: Variables) -> str:
+    if name in "#?!$-":
+        return f"{MARK}{text}{MARK}"
+    return variables.look_up(name, default, or_empty)
+
+
+def _arithmetic(text: str, variables: Variables) -> str:
+    """`$((...))` of whole numbers: + - * / % ** and brackets."""
+    names: dict[str, int | None] = {}
+
+    def name_of(found: re.Match[str]) -> str:
+        key = f"v{len(names)}"
+        names[key] = variables.number(_value(found, variables))
+        return key
+
+    body = re.sub(_DOLLAR, name_of, text[3:-2])
+
+    def of(node: ast.AST) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name):
+            value = names[node.id] if node.id in names else variables.number(variables.look_up(node.id, None))
+            if value is None:
+                raise ValueError(node.id)
+            return value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -of(node.operand)
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](of(node.left), of(node.right))
+        raise ValueError(text)
+
+    try:
+        return str(of(ast.parse(" ".join(body.split()), mode="eval").body))
+    except (ValueError, SyntaxError, ZeroDivisionError):
+        return f"{MARK}{text}{MARK}"

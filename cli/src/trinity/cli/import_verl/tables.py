@@ -1,0 +1,172 @@
+"""Which option of veRL is which key of the YAML, in the YAML's order. The rules that need code are in `rules`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+ACTOR = "actor_rollout_ref.actor"
+PROJECT, NAME = "verl_examples", "gsm8k"  # what veRL calls a run without a name
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`option` of veRL goes to `key`. `default` is veRL's own, written when the script leaves the option out.
+
+    `names`: values that are spelt otherwise here. `only`: these names are all there are; another value is kept, so that
+    `trinity check` refuses it, and listed. `when`: the advantage functions that have the key.
+    `text`: whatever it looks like.
+    """
+
+    key: str
+    option: str
+    default: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    only: bool = False
+    when: tuple[str, ...] = ()
+    text: bool = False
+
+
+ESTIMATORS = {
+    "gae": "ppo",
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "reinforce_plus_plus": "reinforceplusplus",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "remax": "remax",
+    "opmd": "opmd",
+}
+KL = {"kl": "k1", "mse": "k2"} | {name: name for name in ("k1", "k2", "k3", "abs", "low_var_kl")}
+LOSSES = {"vanilla": "ppo", "gspo": "gspo", "sapo": "sapo", "cispo": "cispo"}
+LOGGERS = ("wandb", "tensorboard", "mlflow", "swanlab")
+_OPTIM = f"{ACTOR}.optim"
+_OPTIMIZER = "algorithm.optimizer"
+_RESUME = {"auto": "true", "disable": "false", "resume_path": "true"}
+
+# A key alone is a rule of `rules.RULES`: its value depends on more than one option.
+LAYOUT: tuple[Row | str, ...] = (
+    Row("project", "trainer.project_name", PROJECT, text=True),
+    Row("name", "trainer.experiment_name", NAME, text=True),
+    "checkpoint_root_dir",
+    Row("continue_from_checkpoint", "trainer.resume_mode", None, _RESUME),
+    Row("algorithm.algorithm_type", "algorithm.adv_estimator", "gae", ESTIMATORS, only=True),
+    Row("algorithm.repeat_times", f"{ROLLOUT}.n", "1"),
+    Row(f"{_OPTIMIZER}.lr", f"{_OPTIM}.lr"),
+    Row(f"{_OPTIMIZER}.lr_warmup_steps", f"{_OPTIM}.lr_warmup_steps"),
+    Row(f"{_OPTIMIZER}.lr_warmup_steps_ratio", f"{_OPTIM}.lr_warmup_steps_ratio"),
+    Row(f"{_OPTIMIZER}.lr_scheduler_type", f"{_OPTIM}.warmup_style"),
+    Row(f"{_OPTIMIZER}.lr_scheduler_type", f"{_OPTIM}.lr_scheduler_type"),
+    Row(f"{_OPTIMIZER}.min_lr_ratio", f"{_OPTIM}.min_lr_ratio"),
+    Row(f"{_OPTIMIZER}.betas", f"{_OPTIM}.betas"),
+    Row(f"{_OPTIMIZER}.weight_decay", f"{_OPTIM}.weight_decay"),
+    Row("algorithm.advantage_fn", "algorithm.adv_estimator", "gae", ESTIMATORS, only=True),
+    Row("algorithm.advantage_fn_args.gamma", "algorithm.gamma", when=("ppo", "reinforceplusplus")),
+    Row("algorithm.advantage_fn_args.lam", "algorithm.lam", when=("ppo",)),
+    "algorithm.kl_penalty_fn",
+    "algorithm.kl_penalty_fn_args",
+    "algorithm.kl_loss_fn",
+    "algorithm.kl_loss_fn_args",
+    Row("algorithm.policy_loss_fn", f"{ACTOR}.policy_loss.loss_mode", None, LOSSES, only=True),
+    Row("algorithm.policy_loss_fn_args.clip_range", f"{ACTOR}.clip_ratio"),
+    Row("algorithm.policy_loss_fn_args.clip_range_low", f"{ACTOR}.clip_ratio_low"),
+    Row("algorithm.policy_loss_fn_args.clip_range_high", f"{ACTOR}.clip_ratio_high"),
+    Row("algorithm.policy_loss_fn_args.clip_ratio_c", f"{ACTOR}.clip_ratio_c"),
+    Row("algorithm.loss_agg_mode", f"{ACTOR}.loss_agg_mode"),
+    Row("algorithm.entropy_loss_fn_args.entropy_coef", f"{ACTOR}.entropy_coeff"),
+    Row("model.model_path", "actor_rollout_ref.model.path"),
+    Row("model.critic_model_path", "critic.model.path", when=("ppo",)),
+    Row("model.trust_remote_code", "actor_rollout_ref.model.trust_remote_code"),
+    Row("model.custom_chat_template", "actor_rollout_ref.model.custom_chat_template"),
+    Row("model.temperature", f"{ROLLOUT}.temperature"),
+    Row("model.top_p", f"{ROLLOUT}.top_p"),
+    Row("model.top_k", f"{ROLLOUT}.top_k"),
+    Row("model.max_prompt_tokens", "data.max_prompt_length", "512"),
+    Row("model.max_response_tokens", "data.max_response_length", "512"),
+    Row("model.enable_prompt_truncation", "data.filter_overlong_prompts"),
+    Row("cluster.node_num", "trainer.nnodes", "1"),
+    Row("cluster.gpu_per_node", "trainer.n_gpus_per_node", "8"),
+    Row("buffer.total_epochs", "trainer.total_epochs", "30"),
+    Row("buffer.total_steps", "trainer.total_training_steps"),
+    Row("buffer.batch_size", f"{ACTOR}.ppo_mini_batch_size", "256"),
+    "buffer.train_batch_size",
+    "buffer.explorer_input.tasksets",
+    "buffer.explorer_input.eval_tasksets",
+    "explorer.eval_interval",
+    Row("explorer.eval_on_startup", "trainer.val_before_train"),
+    "explorer.rollout_model.engine_num",
+    "explorer.rollout_model.tensor_parallel_size",
+    Row("explorer.rollout_model.gpu_memory_utilization", f"{ROLLOUT}.gpu_memory_utilization"),
+    Row("explorer.rollout_model.enforce_eager", f"{ROLLOUT}.enforce_eager"),
+    Row("explorer.rollout_model.enable_chunked_prefill", f"{ROLLOUT}.enable_chunked_prefill"),
+    Row("explorer.rollout_model.enable_prefix_caching", f"{ROLLOUT}.enable_prefix_caching"),
+    Row("explorer.rollout_model.max_num_seqs", f"{ROLLOUT}.max_num_seqs"),
+    Row("explorer.rollout_model.dtype", f"{ROLLOUT}.dtype"),
+    Row("explorer.rollout_model.seed", f"{ROLLOUT}.seed"),
+    "explorer.auxiliary_models",
+    "synchronizer",
+    "trainer.save_interval",
+    Row("trainer.max_checkpoints_to_keep", "trainer.max_actor_ckpt_to_keep"),
+    Row("trainer.grad_clip", f"{ACTOR}.grad_clip"),
+    Row("trainer.use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
+    Row("trainer.max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
+    Row("trainer.ulysses_sequence_parallel_size", f"{ACTOR}.ulysses_sequence_parallel_size"),
+    "trainer.trainer_config",
+    Row("trainer.trainer_config.trainer.critic_warmup", "trainer.critic_warmup"),
+    "monitor.monitor_type",
+)
+
+_ENGINE = "an explorer loads and runs its engine in its own way"
+_RAY = "there is no Ray"
+
+# Options that need no counterpart, and why. A name that ends in `.` stands for everything below it.
+NOT_NEEDED: Mapping[str, str] = {
+    f"{ROLLOUT}.name": "the engine is always vLLM",
+    f"{ROLLOUT}.mode": "rollout is always asynchronous",
+    f"{ROLLOUT}.load_format": _ENGINE,
+    f"{ROLLOUT}.layered_summon": _ENGINE,
+    f"{ROLLOUT}.free_cache_engine": "explorers have GPUs of their own",
+    f"{ROLLOUT}.do_sample": "rollouts are always sampled; model.temperature: 0 is greedy",
+    f"{ROLLOUT}.disable_log_stats": _ENGINE,
+    f"{ROLLOUT}.calculate_log_probs": "the sampled tokens' log-probabilities are always recorded",
+    "data.truncation": "a prompt that is too long is cut on the right and kept out of the loss, always",
+    "data.filter_overlong_prompts_workers": "prompts are measured as they are used",
+    "data.return_raw_chat": "tasks keep their messages, always",
+    "data.return_raw_input_ids": "tasks keep their messages, always",
+    "data.val_batch_size": "all tasks of an evaluation are sent at once",
+    "data.dataloader_num_workers": "the buffer feeds the tasks",
+    "trainer.balance_batch": "tokens are always balanced over the GPUs",
+    "trainer.device": "what the machine has is found by itself",
+    "trainer.default_hdfs_dir": "checkpoints are written to the job folder",
+    "trainer.max_critic_ckpt_to_keep": "a checkpoint holds actor and critic",
+    "trainer.del_local_ckpt_after_load": "trainer.max_checkpoints_to_keep says what stays",
+    "trainer.remove_previous_ckpt_in_save": "trainer.max_checkpoints_to_keep says what stays",
+    "trainer.ray_wait_register_center_timeout": _RAY,
+    "ray_init.": _RAY,
+    "ray_kwargs.": _RAY,
+    "hydra.": "there is no Hydra",
+    "reward_model.": "the reward model is served by an engine of its own (explorer.auxiliary_models)",
+}
+
+# Options whose place is known, without a counterpart that could be written.
+NO_COUNTERPART: Mapping[str, str] = {
+    "custom_reward_function.": "write a reward function here and name it in default_reward_fn_type",
+    "reward_model.reward_manager": "name a reward function in buffer.explorer_input.default_reward_fn_type",
+    "reward_model.launch_reward_fn_async": "rewards are computed while other rollouts go on",
+    f"{ROLLOUT}.multi_turn.": "a workflow plays the turns; name it in default_workflow_type",
+    f"{ROLLOUT}.agent.": "a workflow plays the turns; name it in default_workflow_type",
+    "data.reward_fn_key": "veRL's column names the data's source; here format.reward_fn_key names the function",
+    "data.custom_cls.": "datasets are files; a workflow makes the prompt",
+    "algorithm.filter_groups.": "groups are not filtered by their rewards",
+    "trainer.resume_from_path": "a run goes on from the newest checkpoint of its own job folder",
+}
+
+# Kept below trainer.trainer_config. Of the rollout options the trainer knows log_prob_*, which has no effect there.
+PASSED = ("actor_rollout_ref.model.", f"{ACTOR}.", "actor_rollout_ref.ref.", "critic.")
+PASSED_WITHOUT_EFFECT = f"{ROLLOUT}.log_prob_"
+
+
+def reason(table: Mapping[str, str], option: str) -> str | None:
+    """A table's word on an option: that of its own name, else that of the section it is in."""
+    if option in table:
+        return table[option]
+    return next((why for name, why in table.items() if name.endswith(".") and option.startswith(name)), None)

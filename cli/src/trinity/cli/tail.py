@@ -1,0 +1,173 @@
+"""What `trinity log` and `trinity view` share: big files read from their end, growing files, text a terminal can trust.
+
+A line counts once its newline is written; what follows the last newline is a line somebody is still writing, or one
+that a crash cut off. A `GrowingFile` is read backwards or forwards as it was when it was opened, and then on, through
+rotation and truncation: each line once, none skipped.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_BLOCK = 128 * 1024
+# Control characters, the marks that turn the direction of text, separators that end a line, halves of a pair.
+_UNSEEN = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_ANY = re.compile(f"[{_UNSEEN}]")
+_INSIDE_TEXT = re.compile(f"(?![\n\t])[{_UNSEEN}]")
+_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def visible(text: str, *, layout: bool = False) -> str:
+    """What moves no cursor and colours nothing: control characters as `\\x1b`; `layout` keeps newlines and tabs."""
+    return (_INSIDE_TEXT if layout else _ANY).sub(_spelt, text)
+
+
+def _spelt(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return _SHORT.get(match[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
+
+
+def whole_end(file: BinaryIO) -> int:
+    """Bytes up to and with the last newline."""
+    position = file.seek(0, os.SEEK_END)
+    while position > 0:
+        start = max(0, position - _BLOCK)
+        file.seek(start)
+        found = file.read(position - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        position = start
+    return 0
+
+
+def lines_backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
+    """The lines before `end` (a `whole_end`), the last first, without newlines. Reads no further than is asked for."""
+    if end == 0:
+        return
+    position = end - 1
+    pieces: list[bytes] = []  # of a line longer than a block, the last first
+    while position > 0:
+        start = max(0, position - _BLOCK)
+        file.seek(start)
+        head, *lines = file.read(position - start).split(b"\n")
+        position = start
+        if lines:
+            yield lines.pop() + b"".join(reversed(pieces))
+            yield from reversed(lines)
+            pieces = []
+        pieces.append(head)
+    yield b"".join(reversed(pieces))
+
+
+def lines_forwards(file: BinaryIO, end: int) -> Iterator[bytes]:
+    """The lines before `end` (a `whole_end`), the first first, without newlines."""
+    position, pieces = 0, [b""]
+    while position < end:
+        file.seek(position)
+        block = file.read(min(_BLOCK, end - position))
+        if not block:  # truncated meanwhile
+            return
+        position += len(block)
+        head, *lines = block.split(b"\n")
+        pieces.append(head)
+        if lines:
+            yield b"".join(pieces)
+            pieces = [lines.pop()]
+            yield from lines
+
+
+class GrowingFile:
+    """A file others append to, truncate, or rotate: `<path>.1` is the one before, `<path>.2` the one before that."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = _open(path)
+        self._end = whole_end(self._file) if self._file else 0
+
+    def backwards(self) -> Iterator[bytes]:
+        """What was there when this object was made, the last line first."""
+        if self._file:
+            yield from lines_backwards(self._file, self._end)
+        for file in self._older():
+            with file:
+                yield from lines_backwards(file, whole_end(file))
+
+    def forwards(self) -> Iterator[bytes]:
+        """What was there when this object was made, the first line first."""
+        for file in reversed(list(self._older())):
+            with file:
+                yield from lines_forwards(file, whole_end(file))
+        if self._file:
+            yield from lines_forwards(self._file, self._end)
+
+    def new_lines(self) -> list[bytes]:
+        """Lines since the last call; at first since this object was made."""
+        newer = self._newer()
+        lines = self._read_on()  # after looking for newer ones: a file that was rotated away gets no more lines
+        for file in newer:
+            if self._file:
+                self._file.close()
+            self._file, self._end = file, 0
+            lines += self._read_on()
+        return lines
+
+    def _read_on(self) -> list[bytes]:
+        if self._file is None:
+            return []
+        if os.fstat(self._file.fileno()).st_size < self._end:  # truncated
+            self._end = 0
+        self._file.seek(self._end)
+        whole, newline, _ = self._file.read().rpartition(b"\n")
+        if not newline:
+            return []
+        self._end += len(whole) + 1
+        return whole.split(b"\n")
+
+    def _older(self) -> Iterator[BinaryIO]:
+        """The rotated ones, newest first. A rotation in between shows a file under two names: it counts once."""
+        seen = [_identity(self._file)] if self._file else []
+        number = 1
+        while (file := _open(self._rotated(number))) is not None:
+            number += 1
+            if _identity(file) in seen:
+                file.close()
+            else:
+                seen.append(_identity(file))
+                yield file
+
+    def _newer(self) -> list[BinaryIO]:
+        """What took the place of our file, oldest first; empty while it is in its place."""
+        found: list[BinaryIO] = []
+        number = 0
+        while (file := _open(self._rotated(number))) is not None:
+            number += 1
+            if self._file is not None and _identity(file) == _identity(self._file):
+                file.close()
+                return found[::-1]
+            if _identity(file) in map(_identity, found):  # a rotation in between showed it under two names
+                file.close()
+            else:
+                found.append(file)
+            if self._file is None:
+                return found
+        for older in found[1:]:  # ours is gone, so these may hold what was shown; the file of today does not
+            older.close()
+        return found[:1]
+
+    def _rotated(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
+
+
+def _open(path: Path) -> BinaryIO | None:
+    """Unbuffered: a buffer would still hold what was before a truncation."""
+    try:
+        return path.open("rb", buffering=0)
+    except FileNotFoundError:
+        return None
+
+
+def _identity(file: BinaryIO) -> tuple[int, int]:
+    stat = os.fstat(file.fileno())
+    return stat.st_dev, stat.st_ino

@@ -1,0 +1,16 @@
+#!/bin/bash
+# One trainer and one explorer, each a command of its own; their order does not matter. Another one may join at any time:
+#   trinity run --config examples/async_gsm8k/explorer_new.yaml
+# On several machines: start a NATS with JetStream and set TRINITY_NATS_URL for every command.
+cd "$(dirname "$0")/../.." || exit 1
+[ -x .venv/bin/trinity ] && PATH="$PWD/.venv/bin:$PATH"
+trinity run --config examples/async_gsm8k/explorer.yaml "$@" &
+explorer=$!
+trap 'kill -TERM $explorer 2>/dev/null' EXIT
+trap 'exit 130' INT TERM
+trinity run --config examples/async_gsm8k/trainer.yaml "$@" &
+trainer=$!
+wait $trainer
+code=$?
+wait $explorer
+exit $code

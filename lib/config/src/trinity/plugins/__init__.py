@@ -1,0 +1,73 @@
+"""What a user adds: reward functions and workflows, in files of their own, reached from the YAML by name.
+
+    from trinity.plugins import reward_function
+
+    @reward_function("short_reward")
+    def short_reward(item, args):
+        return 1.0 if len(item.response) < args.get("limit", 100) else 0.0
+
+A reward function gets an item (prompt, response, truth, token_ids, truncated, response_tokens, task: the dataset's row)
+and the YAML's reward_fn_args, and returns a number, or a mapping of parts whose sum is the reward. It runs in the
+environment service. A workflow is a class as those in trinity.explorer.workflows; it runs in the explorer.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+REWARD_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+WORKFLOWS: dict[str, type] = {}
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type)
+
+
+class PluginError(ValueError):
+    """A plugin folder cannot be used; the message names file and cause."""
+
+
+def reward_function(name: str) -> Callable[[_Function], _Function]:
+    """Register a reward function for the YAML's default_reward_fn_type."""
+
+    def register(function: _Function) -> _Function:
+        REWARD_FUNCTIONS[name] = function
+        return function
+
+    return register
+
+
+def workflow(name: str) -> Callable[[_Class], _Class]:
+    """Register a workflow for the YAML's default_workflow_type."""
+
+    def register(kind: _Class) -> _Class:
+        WORKFLOWS[name] = kind
+        return kind
+
+    return register
+
+
+def load(folders: Sequence[str | Path]) -> None:
+    """Import every module of the folders; they may import each other by name. Raises PluginError."""
+    for folder in folders:
+        place = Path(folder).expanduser().absolute()
+        if not place.is_dir():
+            raise PluginError(f"plugin folder {str(folder)!r} does not exist")
+        modules = [path for path in sorted(place.iterdir()) if _is_module(path)]
+        if str(place) not in sys.path:
+            for path in modules:
+                if path.stem in sys.modules or importlib.util.find_spec(path.stem) is not None:
+                    raise PluginError(f"{path}: another module is named {path.stem!r} already; rename it")
+            sys.path.insert(0, str(place))
+        for path in modules:
+            try:
+                importlib.import_module(path.stem)
+            except Exception as error:  # a plugin may raise anything
+                raise PluginError(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _is_module(path: Path) -> bool:
+    package = path.is_dir() and (path / "__init__.py").is_file()
+    return (package or path.suffix == ".py") and path.stem.isidentifier() and not path.name.startswith("_")

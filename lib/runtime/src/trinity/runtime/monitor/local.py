@@ -1,0 +1,88 @@
+"""Files in the job folder: JSON lines, and TensorBoard's event files. Both are flushed with every call."""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trinity.runtime.monitor.options import MonitorOptions
+
+
+class Lines:
+    """`{"step": ..., "time": ..., name: value}` per call, null for NaN and infinity.
+
+    A step trained again after a crash is noted again: the last line counts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if path.exists() and path.stat().st_size:
+            with path.open("rb") as lines:
+                lines.seek(-1, os.SEEK_END)
+                whole = lines.read() == b"\n"
+            if not whole:
+                self._append("")  # ends the line that a crash cut off
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._append(json.dumps({"step": step, "time": time.time(), **numbers}, allow_nan=False))
+
+    def close(self) -> None:
+        pass
+
+    def _append(self, line: str) -> None:
+        with self._path.open("a") as lines:
+            lines.write(line + "\n")
+
+
+class TensorboardFiles:
+    """<folder>/tensorboard/<role>/events*, a new file with every start.
+
+    The file begins with a START of step `first_step` + 1: TensorBoard then forgets the points from there on, which an
+    earlier process wrote. That is what SummaryWriter's `purge_step` does; SummaryWriter itself is not used, because it
+    writes from a thread: that loses two minutes in a crash, and with a full disk the thread ends and every call hangs.
+    """
+
+    def __init__(self, options: MonitorOptions, first_step: int) -> None:
+        with _torch_hidden():
+            from tensorboardX import event_file_writer, summary
+            from tensorboardX.proto import event_pb2, summary_pb2
+        self._event: Any = event_pb2.Event
+        self._summary: Any = summary_pb2.Summary
+        folder = options.folder / "tensorboard" / options.role
+        folder.mkdir(parents=True, exist_ok=True)
+        # File names have whole seconds; two starts in one second must not write the same file.
+        self._writer = event_file_writer.EventsWriter(str(folder / "events"), f".{time.time_ns() % 10**9:09d}")
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write(first_step + 1, session_log=start)
+        config = json.dumps(options.public_config(), indent=1)
+        self._write(first_step, summary=summary.text("config", f"```json\n{config}\n```"))
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._write(step, summary=self._summary(value=values))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, **content))
+        self._writer.flush()
+
+
+@contextmanager
+def _torch_hidden() -> Iterator[None]:
+    """tensorboardX imports torch wherever it is installed: 4 seconds and 200 MB that a buffer has no use for."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's way to say: not installed
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]

@@ -1,0 +1,74 @@
+"""Metrics of exploration and evaluation, for the monitor's run `<name>_explorer`."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.evaluation import Tally
+from trinity.buffer.mixture import Mixture
+from trinity.buffer.window import StoredGroup
+from trinity.config import Plan
+from trinity.runtime.monitor import Monitor
+
+# Metrics of one group's rollouts, by name.
+_Values = dict[str, list[float]]
+
+
+class Reporter:
+    """Hears of every group, every ledger entry and every evaluation. Nothing of the run depends on it."""
+
+    def __init__(self, plan: Plan, monitor: Monitor, tasks: Mixture | None) -> None:
+        self._plan = plan
+        self._monitor = monitor
+        self._tasks = tasks
+        self._pending: dict[int, _Values] = {}
+
+    def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None:
+        values: _Values = defaultdict(list)
+        for experience in message.experiences:
+            values["reward"].append(experience.reward)
+            for name, value in experience.metrics.items():
+                values[name].append(value)
+        values["time/task_execution"] = [message.finished_at_seconds - message.started_at_seconds]
+        self._pending[group.ordinal] = values
+        if self._tasks is not None:
+            self._tasks.observe(group.task_id, group.reward_mean)
+
+    def written(self, entry: pb.LedgerEntry) -> None:
+        """The groups of a step are known. Those stored before a restart are missing from its rollout metrics."""
+        groups = [self._pending.pop(g.ordinal) for g in entry.groups if g.ordinal in self._pending]
+        metrics = _rollout_metrics(groups)
+        metrics["rollout/finished_task_count"] = float(len(entry.groups))
+        metrics["rollout/model_version"] = max((float(g.newest_version) for g in entry.groups), default=0.0)
+        metrics["rollout/staleness/mean"] = statistics.fmean([g.staleness_steps for g in entry.groups] or [0])
+        metrics["experience_count"] = float(sum(g.num_experiences for g in entry.groups))
+        self._monitor.log(metrics, entry.step)
+
+    def evaluated(self, tally: Tally) -> None:
+        """An evaluation is complete."""
+        prefix = "bench" if self._plan.config.mode == "bench" else "eval"
+        found = tally.metrics(self._plan.config.monitor.detailed_stats)
+        self._monitor.log({f"{prefix}/{tally.taskset}/{name}": v for name, v in found.items()}, tally.step)
+
+
+def _rollout_metrics(groups: Iterable[_Values]) -> dict[str, float]:
+    """mean, max, min of every metric over all rollouts, and how rewards differ within groups."""
+    joined: _Values = defaultdict(list)
+    spreads, means = [], []
+    for values in groups:
+        means.append(statistics.fmean(values["reward"]))
+        spreads.append(statistics.pstdev(values["reward"]))
+        for name, numbers in values.items():
+            joined[name] += numbers
+    metrics: dict[str, float] = {}
+    for name, numbers in joined.items():
+        metrics[f"rollout/{name}/mean"] = statistics.fmean(numbers)
+        metrics[f"rollout/{name}/max"] = max(numbers)
+        metrics[f"rollout/{name}/min"] = min(numbers)
+    if means:
+        metrics["group_advantages/reward_mean/mean"] = statistics.fmean(means)
+        metrics["group_advantages/reward_std/mean"] = statistics.fmean(spreads)
+        metrics["group_advantages/skipped_group_ratio"] = sum(s == 0 for s in spreads) / len(spreads)
+    return metrics
