@@ -68,9 +68,9 @@ def _processes(plan: Plan) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if on_gpus:
         cluster = f"{config.cluster.node_num} node(s) x {config.cluster.gpu_per_node} GPU(s)"
-        rows.append(("cluster", f"{cluster}; on a machine without GPUs all share its CPU"))
+        rows.append(("cluster", f"{cluster}; on a machine without GPUs: one engine and one rank share its CPU"))
     else:
-        rows.append(("cluster", "what this machine has: its GPUs, or else all share its CPU"))
+        rows.append(("cluster", "what this machine has: its GPUs, or else one engine and one rank share its CPU"))
     if config.mode in ("both", "train"):
         names = "nats, buffer" if plan.algorithm.offline else "nats, buffer, environment, sync"
         rows.append(("services", f"{names}: one process each, no GPU"))

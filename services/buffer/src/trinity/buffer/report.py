@@ -19,9 +19,9 @@ _Values = dict[str, list[float]]
 class Reporter:
     """Hears of every group, every ledger entry and every evaluation. Nothing of the run depends on it."""
 
-    def __init__(self, plan: Plan, monitor: Monitor, tasks: Mixture | None) -> None:
+    def __init__(self, plan: Plan, tasks: Mixture | None) -> None:
         self._plan = plan
-        self._monitor = monitor
+        self.monitor: Monitor | None = None  # set once it is known where the run goes on
         self._tasks = tasks
         self._pending: dict[int, _Values] = {}
 
@@ -44,13 +44,15 @@ class Reporter:
         metrics["rollout/model_version"] = max((float(g.newest_version) for g in entry.groups), default=0.0)
         metrics["rollout/staleness/mean"] = statistics.fmean([g.staleness_steps for g in entry.groups] or [0])
         metrics["experience_count"] = float(sum(g.num_experiences for g in entry.groups))
-        self._monitor.log(metrics, entry.step)
+        if self.monitor is not None:
+            self.monitor.log(metrics, entry.step)
 
     def evaluated(self, tally: Tally) -> None:
         """An evaluation is complete."""
         prefix = "bench" if self._plan.config.mode == "bench" else "eval"
         found = tally.metrics(self._plan.config.monitor.detailed_stats)
-        self._monitor.log({f"{prefix}/{tally.taskset}/{name}": v for name, v in found.items()}, tally.step)
+        if self.monitor is not None:
+            self.monitor.log({f"{prefix}/{tally.taskset}/{name}": v for name, v in found.items()}, tally.step)
 
 
 def _rollout_metrics(groups: Iterable[_Values]) -> dict[str, float]:

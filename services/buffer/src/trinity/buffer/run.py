@@ -52,8 +52,7 @@ class Run:
             sources = [TaskSource.open(context.run, plan, t, TaskKind.TRAIN) for t in plan.tasksets]
             self._tasks = Mixture(sources)
             context.last_step = plan.steps_for(self._tasks.rows)
-        self._monitor = open_monitor(_monitor_options(plan))
-        reporter = Reporter(plan, self._monitor, self._tasks)
+        self._reporter = reporter = Reporter(plan, self._tasks)
         if not plan.algorithm.offline:
             self.keeper = Keeper(context, self.ledger, self.reader, reporter) if trains else None
             evaluated = [TaskSource.open(context.run, plan, t, TaskKind.EVALUATION) for t in plan.eval_tasksets]
@@ -63,6 +62,8 @@ class Run:
     async def open(self) -> None:
         """Find out how far the run came."""
         await self.ledger.open()
+        options = _monitor_options(self.context.plan)
+        self._reporter.monitor = await asyncio.to_thread(open_monitor, options, self.ledger.newest_step)
         commit = await self._runs.get(self.context.names.commit_key)
         self.context.committed_step = json.loads(commit.value)["step"] if commit.revision else 0
         if self.keeper is not None and self._tasks is not None:
@@ -98,7 +99,8 @@ class Run:
                 for loop in loops:
                     group.create_task(loop)
         finally:
-            self._monitor.close()
+            if self._reporter.monitor is not None:
+                self._reporter.monitor.close()
 
     async def _follow_live(self) -> None:
         async for entry in self._versions.watch(self.context.names.live_key):

@@ -116,7 +116,7 @@ async def _start(config: AuxiliaryModelConfig, policy: EngineOptions, cards: Ite
         model=config.model_path,
         max_model_len=config.max_model_len or policy.max_model_len,
         dtype=config.dtype,
-        tensor_parallel_size=config.tensor_parallel_size,
+        tensor_parallel_size=config.tensor_parallel_size if policy.device == "cuda" else 1,
         seed=config.seed,
         enforce_eager=config.enforce_eager,
         enable_prefix_caching=config.enable_prefix_caching,
@@ -128,13 +128,14 @@ async def _start(config: AuxiliaryModelConfig, policy: EngineOptions, cards: Ite
         weights_change=False,
     )
     size = config.tensor_parallel_size
-    devices = [None if policy.device == "cpu" else ",".join(next(cards) for _ in range(size))
-               for _ in range(config.engine_num)]  # fmt: skip
+    devices: list[str | None] = [None]
+    if policy.device == "cuda":
+        devices = [",".join(next(cards) for _ in range(size)) for _ in range(config.engine_num)]
     tokenizer = await asyncio.to_thread(ChatTokenizer, model)
     if await asyncio.to_thread(_rates, config):
         engines = [start_vllm(replace(options, pooling=True), device) for device in devices]
         return RewardModel(engines, tokenizer, options.max_model_len)
-    return Judge(await EnginePool.start(options, config.engine_num, devices), tokenizer)
+    return Judge(await EnginePool.start(options, len(devices), devices), tokenizer)
 
 
 def _rates(config: AuxiliaryModelConfig) -> bool:

@@ -77,12 +77,12 @@ class ExplorerService:
         return "running" if self.running_tasks else "waiting"
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
-        config, rollout = self._plan.config, self._plan.config.explorer.rollout_model
+        config = self._plan.config
         process.guard_group()  # vLLM's processes do not notice that this one was killed
         options = self._engine_options()
         self.tokenizer = await asyncio.to_thread(ChatTokenizer, config.model)
         devices, rest = self._devices_of_engines(options)
-        self.pool = await EnginePool.start(options, rollout.engine_num, devices)
+        self.pool = await EnginePool.start(options, len(devices), devices)
         try:
             if self._settings.serve_listen:
                 await self._serve_openai(address, options, ready)
@@ -137,7 +137,7 @@ class ExplorerService:
             device=device,
             max_model_len=self._plan.lengths.model,
             dtype=rollout.dtype,
-            tensor_parallel_size=rollout.tensor_parallel_size,
+            tensor_parallel_size=rollout.tensor_parallel_size if device == "cuda" else 1,
             seed=rollout.seed,
             enforce_eager=rollout.enforce_eager,
             enable_prefix_caching=rollout.enable_prefix_caching,
@@ -152,7 +152,7 @@ class ExplorerService:
         """CUDA_VISIBLE_DEVICES of each engine, and the cards left for the auxiliary models."""
         rollout = self._plan.config.explorer.rollout_model
         if options.device == "cpu":
-            return [None] * rollout.engine_num, []
+            return [None], []  # the engines of a YAML for GPUs would share the same cores
         visible = self._settings.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
         wanted = rollout.engine_num * rollout.tensor_parallel_size
         auxiliary = self._plan.config.explorer.auxiliary_models
@@ -164,15 +164,14 @@ class ExplorerService:
 
     def _follow(self, address: str, options: EngineOptions) -> None:
         assert self.pool is not None
-        rollout = self._plan.config.explorer.rollout_model
         membership = Membership(
             run=self.run_id,
             explorer_id=self.explorer_id,
             address=address,
             base_model=options.model,
             dtype=options.engine_dtype,
-            tensor_parallel_size=rollout.tensor_parallel_size,
-            engines=rollout.engine_num,
+            tensor_parallel_size=options.tensor_parallel_size,
+            engines=len(self.pool.engines),
         )
         pool = self.pool
         activity = Activity(
@@ -187,7 +186,7 @@ class ExplorerService:
         assert self.follower is not None and self.pool is not None
         run = names.RunNames(self.run_id)
         config = self._plan.config.explorer
-        slots = config.runner_per_model * config.rollout_model.engine_num
+        slots = config.runner_per_model * len(self.pool.engines)
 
         async def work(task: Task, message: Message) -> None:
             await self._attempt(broker, run, task, message)

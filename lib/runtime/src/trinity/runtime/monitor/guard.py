@@ -70,7 +70,8 @@ class Guarded:
 class Background:
     """A backend opened, called and closed in a thread of its own; `log` never waits.
 
-    At most `queue_calls` calls wait; the oldest gives way. Opening is tried again, first after `retry_seconds`, until it succeeds.
+    At most `queue_calls` calls wait; the oldest gives way. Opening is tried until it succeeds, first again after
+    `retry_seconds`.
     """
 
     def __init__(
