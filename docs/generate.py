@@ -100,7 +100,9 @@ def _others() -> str:
     """Keys of other systems."""
     lines = ["## Keys of Trinity-RFT and veRL that are taken\n", "### Old names\n", "| key | means |", "|---|---|"]
     lines += [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
-    lines += [f"| `{key}`: {', '.join(values)} | {', '.join(values.values())} |" for key, values in VALUES.items()]
+    lines += [
+        f"| `{key}`: {', '.join(values)} | {', '.join(values.values())} |" for key, values in VALUES.items() if values
+    ]
     lines += ["\n### Without effect\n", "| key | why |", "|---|---|"]
     lines += [f"| `{key}` | {reason} |" for key, reason in IGNORED.items()]
     lines += ["\n### Refused, unless the value asks for nothing\n", "| key | why |", "|---|---|"]

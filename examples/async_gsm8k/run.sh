@@ -12,5 +12,5 @@ trinity run --config examples/async_gsm8k/trainer.yaml "$@" &
 trainer=$!
 wait $trainer
 code=$?
-wait $explorer
+[ $code -eq 0 ] && wait $explorer
 exit $code

@@ -73,7 +73,8 @@ def _candidates(plan: Plan, folder: Path) -> list[Candidate]:
         raise RunError(f"{folder} has no checkpoint (global_step_<n>) to evaluate", code=2)
     lacking = [step for step in steps if not has_weights(model_folder(folder, step))]
     if lacking:
-        convert_command(folder, Path(plan.config.model.model_path), ",".join(map(str, lacking)))
+        base_model = Path(plan.config.model.model_path).expanduser()
+        convert_command(folder, base_model if base_model.is_dir() else None, ",".join(map(str, lacking)))
         still = [str(step) for step in lacking if not has_weights(model_folder(folder, step))]
         if still:
             raise RunError(f"checkpoints {', '.join(still)} of {folder} have no weights and cannot be converted")

@@ -13,6 +13,7 @@ from trinity import plugins
 from trinity.cli.errors import RunError
 from trinity.config import Config, ConfigError, Problem, expand, load, make_plan
 from trinity.config.algorithms import ALGORITHMS
+from trinity.config.names import REWARD_FUNCTIONS, WORKFLOWS
 from trinity.runtime.errors import TrinityError
 
 
@@ -50,6 +51,8 @@ class Request:
             plugins.load(self.plugin_dirs)
         except plugins.PluginError as error:
             raise RunError(str(error), code=2) from None
+        for name in {*plugins.WORKFLOWS} & {*WORKFLOWS} | {*plugins.REWARD_FUNCTIONS} & {*REWARD_FUNCTIONS}:
+            raise RunError(f"a plugin registers {name!r}, the name of a built-in one; choose another", code=2)
         config = load(self.config, self.overrides)
         for notice in config.notices:
             print(f"note: {notice}", file=sys.stderr)
@@ -127,7 +130,10 @@ def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
             return 0
         from trinity.cli.plan_text import describe
 
-        for stage in expand(config):
+        stages = expand(config)
+        if config.mode in ("bench", "serve"):  # about what the last stage made
+            stages = [stages[-1].model_copy(update={"mode": config.mode})]
+        for stage in stages:
             print(describe(make_plan(stage)))
         if deep:
             from trinity.cli.preflight import check_stages

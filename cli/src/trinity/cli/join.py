@@ -24,6 +24,7 @@ from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import Unavailable
 
 _NATS_SECONDS = 20.0
+_FINISHED_SECONDS = 30.0  # an explorer that is started before the trainer of a longer run waits so long
 _STOP_SECONDS = 6.0
 _POLL_SECONDS = 1.0
 
@@ -54,7 +55,7 @@ async def _join(config: Config, job: Job) -> None:
             if about is None:
                 return
             finished = await _explore(config, job, url, about, display, stop)
-            if finished and "main" not in job.records():
+            if finished and about["last"]:
                 display.say("the run has ended")
                 return
             display.say("the stage has ended" if finished else "the run is gone")
@@ -66,17 +67,27 @@ async def find_run(
     """NATS and description of the run to join; waits for it to begin. None after `stop`. RunError after the time."""
     display.say(f"looking for the run of {job.folder}; an explorer may be started before it")
     deadline = asyncio.get_running_loop().time() + seconds
+    finished_deadline = min(deadline, asyncio.get_running_loop().time() + _FINISHED_SECONDS)
     while not stop.is_set():
         url, about = await look_for_run(job)
         if about is not None:
             return url, about
-        if asyncio.get_running_loop().time() > deadline:
+        now = asyncio.get_running_loop().time()
+        if now > finished_deadline and _is_finished(job):
+            display.say(f"the run of {job.folder} is finished; there is nothing to join")
+            return url, None
+        if now > deadline:
             given = os.environ.get("TRINITY_NATS_URL")
             where = f"at {given} (TRINITY_NATS_URL)" if given else f"in {job.folder} (TRINITY_NATS_URL finds others)"
             raise RunError(f"no live run to join within {seconds:g} s (synchronizer.sync_timeout) {where}")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
     return "", None
+
+
+def _is_finished(job: Job) -> bool:
+    """Whether all that the job folder knows of the run is that it has ended well; it may still be made longer."""
+    return (job.folder / "summary.json").exists() and "main" not in job.records()
 
 
 async def look_for_run(job: Job) -> tuple[str, dict[str, Any] | None]:

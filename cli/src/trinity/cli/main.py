@@ -17,6 +17,7 @@ app = typer.Typer(
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="The run's YAML; or give it as the first argument")
 ]
+RunOption = Annotated[Path | None, typer.Option("--config", "-c", help="The run's YAML")]
 Arguments = Annotated[
     list[str] | None, typer.Argument(metavar="[YAML] [KEY.PATH=VALUE]...", help="Values over the YAML's")
 ]
@@ -72,7 +73,7 @@ def check(
 
 
 @app.command()
-def status(config: ConfigOption = None, job: JobOption = None, as_json: AsJson = False) -> None:
+def status(config: RunOption = None, job: JobOption = None, as_json: AsJson = False) -> None:
     """Show the processes of a live run, or how a finished one ended. Without options: the newest one here."""
     from trinity.cli.commands import status_command
 
@@ -82,7 +83,7 @@ def status(config: ConfigOption = None, job: JobOption = None, as_json: AsJson =
 @app.command()
 def log(
     service: Annotated[str, typer.Argument(help="One process, as explorer; empty: all of them")] = "",
-    config: ConfigOption = None,
+    config: RunOption = None,
     job: JobOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to begin with")] = 50,
@@ -96,7 +97,7 @@ def log(
 
 @app.command()
 def view(
-    config: ConfigOption = None,
+    config: RunOption = None,
     job: JobOption = None,
     step: Annotated[
         int | None, typer.Option("--step", help="Experience of this optimizer step; else the newest")
@@ -122,10 +123,9 @@ def convert(
     steps: Annotated[str | None, typer.Option("--steps", "-s", help="These steps alone, as 100,200")] = None,
 ) -> None:
     """Turn checkpoints (DeepSpeed, or FSDP as veRL writes them) into Hugging Face folders."""
-    from trinity.cli.commands import ending_well
     from trinity.cli.convert import convert_command
 
-    sys.exit(ending_well(lambda: convert_command(checkpoint_dir, base_model_dir, steps)))
+    sys.exit(convert_command(checkpoint_dir, base_model_dir, steps))
 
 
 @app.command("import-verl")

@@ -28,6 +28,12 @@ def describe(plan: Plan) -> str:
     ]
     if config.mode in ("both", "train"):
         rows += _training(plan)
+    if config.mode == "bench":
+        which = "the newest checkpoint" if config.explorer.bench_on_latest_checkpoint else "every checkpoint"
+        base = " and the base model" if config.explorer.eval_on_startup else ""
+        rows.append(("evaluation", f"{', '.join(t.name for t in plan.eval_tasksets)}: {which}{base}"))
+    if config.mode == "serve":
+        rows.append(("endpoint", f"http://{config.explorer.listen_address}:{config.explorer.proxy_port}/v1"))
     rows += _processes(plan)
     rows.append(("job folder", str(plan.job_dir)))
     advice = memory(plan) if config.mode in ("both", "train") else None

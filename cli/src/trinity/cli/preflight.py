@@ -92,6 +92,8 @@ def _datasets(plan: Plan) -> list[_Dataset]:
         assert source is not None and source.path is not None
         key = "buffer.trainer_input.experience_buffer"
         return [(key, source.path, source.split, source.subset_name, {}, True)]
+    if plan.config.mode == "serve":
+        return []
     found: list[_Dataset] = []
     base, inputs = "buffer.explorer_input", plan.config.buffer.explorer_input
     for index, t in enumerate(plan.tasksets if plan.config.mode in ("both", "train") else []):

@@ -11,7 +11,9 @@ from trinity.cli.devices import Placement
 from trinity.config import Plan
 from trinity.runtime.process import free_port, tied
 
-_HOST = "127.0.0.1"
+# Where services listen and are announced: explorers on other machines need an address of this one.
+_LOCAL = "127.0.0.1"
+_HOST = os.environ.get("TRINITY_HOST", _LOCAL)
 # The experience log may fill this part of what is free on the disk, and no more than the limit.
 _LOG_PART, _LOG_LIMIT_GIB = 0.1, 16.0
 
@@ -36,16 +38,16 @@ def nats_child(folder: Path, log_dir: Path) -> tuple[Child, str]:
         service="nats",
         command=tied([str(binary), "-c", str(config)]),
         environment={},
-        address=f"{_HOST}:{port}",
+        address=f"{_LOCAL}:{port}",
         log_file=log_dir / "nats.log",
-        metrics=f"{_HOST}:{monitor}",
+        metrics=f"{_LOCAL}:{monitor}",
     )
-    return child, f"nats://{_HOST}:{port}"
+    return child, f"nats://{_LOCAL}:{port}"
 
 
 def _service(name: str, log_dir: Path, settings: dict[str, str], *, instance: str = "", once: bool = False) -> Child:
     instance = instance or name
-    address, metrics = f"{_HOST}:{free_port()}", f"{_HOST}:{free_port()}"
+    address, metrics = f"{_HOST}:{free_port()}", f"{_LOCAL}:{free_port()}"
     log_file = log_dir / f"{instance}.log"
     prefix = f"TRINITY_{name.upper()}_"
     common = {

@@ -32,7 +32,10 @@ _REWARD_STEPS = 5
 class Stage:
     """A stage of a run whose NATS is up. Use `run` once."""
 
-    def __init__(self, job: Job, plan: Plan, nats_url: str, placement: Placement, display: Display) -> None:
+    def __init__(
+        self, job: Job, plan: Plan, nats_url: str, placement: Placement, display: Display, is_last: bool = True
+    ) -> None:
+        self._is_last = is_last
         self._job = job
         self._plan = plan
         self._nats_url = nats_url
@@ -119,6 +122,7 @@ class Stage:
             "run": self.run_id,
             "stage": self.name,
             "online": not self._plan.algorithm.offline,
+            "last": self._is_last,
             "addresses": asdict(self._addresses),
             "config": json.loads(self._plan.config.model_dump_json()),
         }

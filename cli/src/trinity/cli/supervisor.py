@@ -138,7 +138,8 @@ async def _run_stages(
     begin = time.monotonic()
     parts: list[dict[str, Any]] = []
     previous: Path | None = None
-    for stage_config in expand(config):
+    stages = expand(config)
+    for stage_config in stages:
         plan = make_plan(_with_model(stage_config, previous))
         previous = plan.job_dir
         last = check_inputs(plan, source)
@@ -147,7 +148,7 @@ async def _run_stages(
             parts.append(jobs.finished_summary(plan.job_dir))
             continue
         placement = place(plan, visible_gpus(), job.taken_gpus())
-        stage = Stage(job, plan, nats_url, placement, display)
+        stage = Stage(job, plan, nats_url, placement, display, is_last=stage_config is stages[-1])
         stage.prepare()
         display.say(_opening(plan, placement, last))
         part = await stage.run(others, stop)

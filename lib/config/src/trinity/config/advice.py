@@ -31,6 +31,12 @@ def _advice(config: Config) -> Iterator[str]:
         return
     if algorithm.critic:
         yield f"algorithm.algorithm_type: {config.algorithm.algorithm_type} needs a critic; this version checks it only"
+    if "algorithm_type" not in config.algorithm.model_fields_set:
+        yield "algorithm.algorithm_type: is not given; grpo is taken (Trinity-RFT takes ppo)"
+    if config.algorithm.algorithm_type == "grpo" and config.algorithm.repeat_times == 1 and config.mode != "explore":
+        yield "algorithm.repeat_times: is 1; grpo compares the rollouts of a group, so nothing is learnt from one"
+    if config.cluster.node_num > 1:
+        yield "cluster.node_num: `trinity run` starts processes on this machine; docs/modes.md says how others join"
     lengths = (model.max_model_len, model.max_prompt_tokens, model.max_response_tokens)
     if lengths == (None, None, None) and config.mode != "explore":
         yield f"model.max_model_len: no length is given; taken are {DEFAULT_TOKENS} prompt and as many response tokens"
@@ -40,7 +46,11 @@ def _advice(config: Config) -> Iterator[str]:
         if config.synchronizer.sync_method != "checkpoint" and "sync_method" in config.synchronizer.model_fields_set:
             yield f"synchronizer.sync_method: {config.synchronizer.sync_method} weights travel as files for now"
     explorer = config.explorer
-    if not config.buffer.explorer_input.eval_tasksets and "eval_interval" in explorer.model_fields_set:
+    if (
+        not algorithm.offline
+        and not config.buffer.explorer_input.eval_tasksets
+        and "eval_interval" in explorer.model_fields_set
+    ):
         yield "explorer.eval_interval: has no effect: there are no eval_tasksets"
     if config.mode == "explore" and config.buffer.explorer_input != type(config.buffer.explorer_input)():
         yield "buffer.explorer_input: has no effect in mode explore: tasks are those of the run that is joined"

@@ -89,6 +89,13 @@ def _check_offline(config: Config) -> Iterator[Problem]:
         yield Problem("buffer.trainer_input.experience_buffer.path", f"is missing; {kind} reads its dataset from it")
     if not config.buffer.train_batch_size:
         yield Problem("buffer.train_batch_size", f"is 0; {kind} needs the number of rows per optimizer step")
+    if source is not None:
+        place = "buffer.trainer_input.experience_buffer.data_selector"
+        yield from _check_selector(place, source.data_selector)
+        if source.data_selector.selector_type == "diff_based":
+            yield Problem(f"{place}.selector_type", f"is 'diff_based', which learns from rewards; {kind} has none")
+    if config.mode == "train":
+        yield from _check_gpus(config)
 
 
 def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ everything below it, where others' free-form arguments live.
 import difflib
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 _VERL = "trainer.trainer_config"
@@ -35,6 +35,10 @@ def _at(places: tuple[str, ...], keys: str, reason: str) -> dict[str, str]:
 VALUES: dict[str, dict[str, str]] = {
     "synchronizer.sync_method": {"online": "nccl", "offline": "checkpoint", "hccl": "nccl"},
     "synchronizer.sync_style": {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"},
+    f"{_EXPERIENCE}.storage_type": {"sql": "queue"},
+    # Names of their own alone, in any case.
+    **{f"{place}.storage_type": {} for place in _TASKSETS},
+    **{f"{place}.format.prompt_type": {} for place in (*_TASKSETS, _EXPERIENCE)},
 }
 
 RENAMED: dict[str, str] = {
@@ -70,7 +74,8 @@ RENAMED: dict[str, str] = {
     f"{_CRITIC}.model.path": "model.critic_model_path",
     f"{_CRITIC}.cliprange_value": "trainer.critic.cliprange_value",
     f"{_CRITIC}.grad_clip": "trainer.critic.grad_clip",
-    **{f"{place}.task_selector": f"{place}.data_selector" for place in _TASKSETS},
+    **{f"{place}.task_selector": f"{place}.data_selector" for place in (*_TASKSETS, _EXPERIENCE)},
+    "buffer.read_batch_size": "buffer.train_batch_size",
 }
 
 _OPTIMIZER = (
@@ -140,11 +145,17 @@ IGNORED: dict[str, str] = {
     ),
     **_under("explorer.rollout_model", "model_path name trust_remote_code max_model_len", "model.* says it"),
     "synchronizer.wait_for_checkpoint": "explorers load complete versions only",
+    "synchronizer.explorer_world_size": "explorers join and leave; nobody counts them",
+    "synchronizer.ray_namespace": _NO_RAY,
     "trainer.trainer_type": "the trainer is DeepSpeed",
     "trainer.trainer_strategy": "the sharding is trainer.deepspeed.zero_stage",
     "trainer.enable_preview": _OWN_TRAINER,
     "trainer.save_strategy": "one checkpoint is written at a time, by every rank its own part",
     "trainer.fix_actor_microbatch_loss_scale": "the loss never depends on how a batch is split",
+    **_under(f"{_ACTOR}.model", "lora_alpha target_modules exclude_modules", "lora_rank asks for LoRA, or does not"),
+    **_under(
+        _ACTOR, "hybrid_engine nccl_timeout explorer_name synchronizer.**", "Trinity's synchronizer section says it"
+    ),
     f"{_ACTOR}.model.use_remove_padding": "sequences of like length share a micro-batch, so little is padded",
     **_under(
         f"{_ACTOR}.rollout",
@@ -168,7 +179,8 @@ IGNORED: dict[str, str] = {
         f"{_ACTOR}.ref",
         "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz "
         "log_prob_max_token_len_per_gpu ulysses_sequence_parallel_size entropy_from_logits_with_chunking "
-        "entropy_checkpointing checkpoint.** megatron.**",
+        "entropy_checkpointing checkpoint.** megatron.** strategy load_weight profile.** profiler.** "
+        "router_replay.**",
         "the reference model is frozen, whole, and used without gradients",
     ),
     **_under(
@@ -190,6 +202,14 @@ IGNORED: dict[str, str] = {
         "max_critic_ckpt_to_keep device",
         "a run goes on from its newest checkpoint; continue_from_checkpoint: false starts anew",
     ),
+    **_under(
+        f"{_VERL}.trainer",
+        "total_epochs total_training_steps project_name group_name experiment_name logger nnodes n_gpus_per_node "
+        "val_generations_to_log_to_wandb val_before_train val_only save_freq test_freq sync_freq default_local_dir "
+        "training_rollout_mode enable_exp_buffer ray_wait_register_center_timeout",
+        "Trinity's project, cluster, buffer, explorer, trainer and monitor say it",
+    ),
+    **_under(_VERL, "enable_preview synchronizer.** ray_init.**", _OWN_TRAINER),
     f"{_VERL}.data.**": _OWN_TRAINER,
     f"{_VERL}.global_profiler.**": _OWN_TRAINER,
     f"{_VERL}.trainer.balance_batch": "tokens are always balanced over the ranks",
@@ -210,13 +230,25 @@ IGNORED: dict[str, str] = {
         "enable strategy ppo_mini_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
         "forward_micro_batch_size forward_micro_batch_size_per_gpu use_dynamic_bsz ppo_max_token_len_per_gpu "
         "forward_max_token_len_per_gpu ppo_epochs shuffle rollout_n loss_agg_mode checkpoint.** profiler.** "
-        "ulysses_sequence_parallel_size data_loader_seed",
+        "ulysses_sequence_parallel_size data_loader_seed load_weight profile.**",
         "the critic is trained as the policy is",
     ),
     **_at(
         tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
         "tools_key enable_concatenated_multi_turn",
         "conversations are one experience, whatever their turns",
+    ),
+    **_at(
+        _TASKSETS,
+        "capacity max_read_timeout schema_type tokenizer_path wrap_in_ray use_priority_queue reuse_cooldown_time "
+        "replay_buffer.** replay_buffer_kwargs.**",
+        "is of experience buffers; a taskset is read whole when the run starts",
+    ),
+    **_under(
+        _EXPERIENCE,
+        "default_workflow_type default_reward_fn_type workflow_args.** reward_fn_args.** rollout_args.** repeat_times "
+        "is_eval",
+        "is of tasksets; an experience buffer holds what was rolled out already",
     ),
     **_at(_TASKSETS, "index is_eval batch_size total_epochs total_steps ray_namespace", "follows from the run"),
     **_under(
@@ -261,6 +293,7 @@ UNSUPPORTED: dict[str, str] = {
     "algorithm.sample_strategy_args": "mixing buffers is not supported yet",
     "algorithm.kl_penalty_fn": "KL in the reward is not supported yet; kl_loss_fn puts it into the loss",
     "algorithm.kl_penalty_fn_args": "KL in the reward is not supported yet; kl_loss_fn puts it into the loss",
+    "buffer.expert_data_ratio": "mixing buffers is not supported yet",
     "buffer.trainer_input.auxiliary_buffers.**": "mixing buffers is not supported yet",
     **_under(
         "buffer.trainer_input.experience_buffer.replay_buffer",
@@ -308,6 +341,12 @@ UNSUPPORTED: dict[str, str] = {
     "trainer.ulysses_sequence_parallel_size": "sequence parallelism is not supported yet",
     f"{_ACTOR}.actor.ulysses_sequence_parallel_size": "sequence parallelism is not supported yet",
     f"{_ACTOR}.actor.ppo_epochs": "several epochs over a batch are not supported yet",
+    f"{_ACTOR}.model.lora_rank": "LoRA is not supported yet",
+    f"{_ACTOR}.model.lora_adapter_path": "LoRA is not supported yet",
+    **_at(
+        (f"{_ACTOR}.model", f"{_CRITIC}.model"), "rope_scaling rope_theta", "put it into the model's own config.json"
+    ),
+    f"{_CRITIC}.megatron.**": "there is no Megatron; use trainer.deepspeed",
     f"{_ACTOR}.actor.megatron.**": "there is no Megatron; use trainer.deepspeed",
     f"{_ACTOR}.actor.fsdp_config.param_offload": "parameter offload is not supported yet",
     f"{_VERL}.algorithm.**": "Trinity's own algorithm section says it",
@@ -322,6 +361,9 @@ _FOREIGN = (
     "explorer.over_rollout", "explorer.dynamic_timeout", "buffer.trainer_input.auxiliary_buffers",
     f"{_EXPERIENCE}.replay_buffer", f"{_EXPERIENCE}.replay_buffer_kwargs",
 )  # fmt: skip
+
+# Sections that a stage may have.
+_OF_STAGES = ("algorithm", "buffer", "explorer", "trainer")
 
 # Values that ask for nothing.
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "auto", 1, 1.0)
@@ -345,6 +387,8 @@ class Translation:
     values: dict[str, Any]
     notices: list[Notice]
     refused: list[Notice]
+    # Sections of stages that an old name alone brought there, and that are otherwise the run's.
+    inherited: set[str] = field(default_factory=set)
 
 
 def translate(document: dict[str, Any]) -> Translation:
@@ -400,19 +444,39 @@ def _rename_value(holder: dict[str, Any], path: str, names: dict[str, str], resu
 def _rename(
     values: dict[str, Any], prefix: str, path: str, value: Any, new: str, whole: bool, result: Translation
 ) -> None:
-    target: Any = values
-    old, names = path.split("."), new.split(".")
-    for position, name in enumerate(names[:-1]):
-        target = target[int(old[position])] if name == "*" else target.setdefault(name, {})
     if value is None:
         return
-    if names[-1] in target and target[names[-1]] != value:
+    target: Any = values
+    old, names = path.split("."), new.split(".")
+    if prefix and names[0] not in _OF_STAGES:
+        result.refused.append(Notice(f"{prefix}{path}", f"is of the whole run; give {new}, outside of stages"))
+        return
+    section = f"{prefix}{names[0]}"
+    if prefix and not values.get(names[0]):  # a section given in a stage replaces the inherited one whole
+        values[names[0]] = deepcopy(result.values.get(names[0]) or {})
+        result.inherited.add(section)
+    target = _holder(values, old, names)
+    if section not in result.inherited and names[-1] in target and target[names[-1]] != value:
         result.refused.append(
             Notice(f"{prefix}{path}", f"is {value!r}, but {prefix}{new} is {target[names[-1]]!r}; give one")
         )
         return
     target[names[-1]] = value
     result.notices.append(Notice(f"{prefix}{path}", f"is an old name of {new}"))
+
+
+def _holder(target: Any, old: list[str], names: list[str]) -> dict[str, Any]:
+    """The mapping that holds the last of `names`, made if it is missing; the schema refuses what is no mapping."""
+    for position, name in enumerate(names[:-1]):
+        if name == "*":
+            target = target[int(old[position])]
+            continue
+        if target.get(name) is None:
+            target[name] = {}
+        target = target[name]
+        if not isinstance(target, dict | list):
+            return {}
+    return target
 
 
 def _ignore(
@@ -448,7 +512,8 @@ def _prune(values: dict[str, Any], parts: list[str], prefix: str, result: Transl
             name = path[-1]
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
-            result.refused.append(Notice(prefix + ".".join(path), f"unknown key; {hint}"))
+            message = "must be a mapping" if name in known else f"unknown key; {hint}"
+            result.refused.append(Notice(prefix + ".".join(path), message))
 
 
 def _unknown(node: Any, at: list[str]) -> Iterator[tuple[list[str], list[str]]]:

@@ -33,7 +33,7 @@ def reward_function(name: str) -> Callable[[_Function], _Function]:
     """Register a reward function for the YAML's default_reward_fn_type."""
 
     def register(function: _Function) -> _Function:
-        REWARD_FUNCTIONS[name] = function
+        _add(REWARD_FUNCTIONS, name, function)
         return function
 
     return register
@@ -43,31 +43,47 @@ def workflow(name: str) -> Callable[[_Class], _Class]:
     """Register a workflow for the YAML's default_workflow_type."""
 
     def register(kind: _Class) -> _Class:
-        WORKFLOWS[name] = kind
+        _add(WORKFLOWS, name, kind)
         return kind
 
     return register
 
 
+def _add(registry: dict[str, Any], name: str, what: Any) -> None:
+    """One name, one meaning: that of another place is never replaced."""
+    known = registry.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (what.__module__, what.__qualname__):
+        raise PluginError(f"{name!r} is registered by {known.__module__}.{known.__qualname__} already")
+    registry[name] = what
+
+
 def load(folders: Sequence[str | Path]) -> None:
     """Import every module of the folders; they may import each other by name. Raises PluginError."""
     for folder in folders:
-        place = Path(folder).expanduser().absolute()
+        place = Path(folder).expanduser().resolve()
         if not place.is_dir():
             raise PluginError(f"plugin folder {str(folder)!r} does not exist")
         modules = [path for path in sorted(place.iterdir()) if _is_module(path)]
         if str(place) not in sys.path:
             for path in modules:
-                if path.stem in sys.modules or importlib.util.find_spec(path.stem) is not None:
+                if _is_taken(path.stem):
                     raise PluginError(f"{path}: another module is named {path.stem!r} already; rename it")
             sys.path.insert(0, str(place))
         for path in modules:
             try:
                 importlib.import_module(path.stem)
-            except Exception as error:  # a plugin may raise anything
+            except (Exception, SystemExit) as error:  # a plugin may raise anything
                 raise PluginError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def _is_module(path: Path) -> bool:
     package = path.is_dir() and (path / "__init__.py").is_file()
     return (package or path.suffix == ".py") and path.stem.isidentifier() and not path.name.startswith("_")
+
+
+def _is_taken(name: str) -> bool:
+    """Whether a module would be hidden. A folder without __init__.py yields to any module, so it is none."""
+    if name in sys.modules:
+        return True
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None

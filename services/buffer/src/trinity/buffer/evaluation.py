@@ -49,7 +49,8 @@ class Tally:
         for experience in group.experiences:
             by_metric["reward"].append(experience.reward)
             for name, value in experience.metrics.items():
-                by_metric[name].append(value)
+                if name != "reward":  # a part of the reward may have the name of the whole
+                    by_metric[name].append(value)
         for name, values in by_metric.items():
             self.values[name].append(values)
 

@@ -30,7 +30,8 @@ class Reporter:
         for experience in message.experiences:
             values["reward"].append(experience.reward)
             for name, value in experience.metrics.items():
-                values[name].append(value)
+                if name != "reward":  # a part of the reward may have the name of the whole
+                    values[name].append(value)
         values["time/task_execution"] = [message.finished_at_seconds - message.started_at_seconds]
         self._pending[group.ordinal] = values
         if self._tasks is not None:

@@ -82,7 +82,7 @@ def _score(scorer: Any, item: pb.ScoreItem, args: dict[str, Any]) -> pb.Score:
         if not math.isfinite(result.reward):
             return pb.Score(error=f"the scorer gave {result.reward}; rewards are finite")
         return pb.Score(reward=result.reward, metrics=result.metrics)
-    except Exception as error:  # a bad item is that item's own failure
+    except (Exception, SystemExit) as error:  # a bad item is that item's own failure, never the service's end
         return pb.Score(error=f"{type(error).__name__}: {error}")
 
 

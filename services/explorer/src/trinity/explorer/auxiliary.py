@@ -28,6 +28,9 @@ class Judge:
         completions = await self._pool.generate(self._tokenizer.prompt(messages), sampling)
         return [self._tokenizer.text(completion.token_ids) for completion in completions]
 
+    async def check(self) -> None:
+        await self._pool.check()
+
     def close(self) -> None:
         self._pool.close()
 
@@ -56,11 +59,23 @@ class RewardModel:
         engine = self._engines[self._next % len(self._engines)]
         self._next += 1
         params = PoolingParams(task="classify", use_activation=False)
-        outputs = [o async for o in engine.encode(TokensPrompt(prompt_token_ids=tokens), params, uuid.uuid4().hex)]
+        prompt = TokensPrompt(prompt_token_ids=tokens)
+        try:
+            outputs = [output async for output in engine.encode(prompt, params, uuid.uuid4().hex)]
+        except Exception as error:  # vLLM's own errors share no base class
+            raise EngineFailed(f"the reward model failed: {type(error).__name__}: {error}") from error
         values = outputs[-1].outputs.data.flatten().tolist()
         if len(values) != 1:
             raise EngineFailed(f"the reward model has {len(values)} outputs; one is needed")
         return float(values[0])
+
+    async def check(self) -> None:
+        """Raise EngineFailed if one of its engines is gone."""
+        for engine in self._engines:
+            try:
+                await engine.check_health()
+            except Exception as error:
+                raise EngineFailed(f"the reward model is not healthy: {error}") from error
 
     def close(self) -> None:
         for engine in self._engines:
@@ -103,6 +118,11 @@ class AuxiliaryModels:
             wanted = f"{name!r} is no model that {what}" if name else f"there is no model that {what}"
             raise InvalidInput("explorer.auxiliary_models", f"{wanted}; there are: {known}")
         return next(iter(found.values()))
+
+    async def check(self) -> None:
+        """Raise EngineFailed if an engine of one of them is gone."""
+        for model in self._models.values():
+            await model.check()
 
     def close(self) -> None:
         for model in self._models.values():

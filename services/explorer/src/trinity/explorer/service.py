@@ -50,6 +50,7 @@ class ExplorerService:
         self._evaluations = 0
         self._servicer = ExplorerServicer(self)
         self.pool: EnginePool | None = None
+        self._auxiliary: AuxiliaryModels | None = None
         self.tokenizer: ChatTokenizer | None = None
         self.follower: WeightFollower | None = None
         self.queues: list[TaskQueue] = []
@@ -94,7 +95,9 @@ class ExplorerService:
     async def _explore(self, address: str, options: EngineOptions, cards: list[str], ready: asyncio.Event) -> None:
         assert self.pool is not None and self.tokenizer is not None
         plugins.load([folder for folder in self._settings.plugin_dirs.split(os.pathsep) if folder])
-        auxiliary = await AuxiliaryModels.start(self._plan.config.explorer.auxiliary_models, options, cards)
+        self._auxiliary = auxiliary = await AuxiliaryModels.start(
+            self._plan.config.explorer.auxiliary_models, options, cards
+        )
         environment = EnvironmentClient(self._settings.environment_address)
         limit = self._plan.lengths.prompt
         self._tools = ExplorerTools(self.pool, self.tokenizer, environment, auxiliary, limit)
@@ -208,6 +211,8 @@ class ExplorerService:
         while True:
             await asyncio.sleep(_HEALTH_SECONDS)
             await self.pool.check()
+            if self._auxiliary is not None:
+                await self._auxiliary.check()
 
     async def _attempt(self, broker: Broker, run: names.RunNames, task: Task, message: Message) -> None:
         assert self.follower is not None

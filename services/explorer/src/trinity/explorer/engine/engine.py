@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,10 @@ class Engine:
         return engine
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
-        """`sampling.n` completions of one prompt. InvalidInput if it does not fit, EngineFailed if vLLM fails."""
+        """`sampling.n` completions of one prompt. InvalidInput if it does not fit, EngineFailed if vLLM fails.
+
+        At temperature 0 all of them are the same, so one is sampled.
+        """
         from vllm import TokensPrompt
 
         if not prompt_token_ids:
@@ -64,6 +68,8 @@ class Engine:
                 f"is {sampling.max_tokens} after a prompt of {len(prompt_token_ids)} tokens; "
                 f"the model's length is {self.options.max_model_len}",
             )
+        copies = sampling.n if sampling.temperature == 0 else 1
+        sampling = replace(sampling, n=sampling.n // copies)
         request_id = uuid.uuid4().hex
         responses: dict[int, _Response] = {}
         async with self._loading:  # a request that waits for a load belongs to the new version
@@ -78,14 +84,14 @@ class Engine:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            if isinstance(error, ValueError):
+            if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
                 raise InvalidInput("sampling", str(error)) from error
             raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
         finally:
             starts = self._spans.end(request_id)
         completions = [responses[index].completion(starts.get(index, [])) for index in sorted(responses)]
         self.tokens_generated += sum(len(completion.token_ids) for completion in completions)
-        return completions
+        return completions * copies
 
     def _vllm_sampling(self, sampling: SamplingParams) -> Any:
         from vllm import SamplingParams as VllmSampling

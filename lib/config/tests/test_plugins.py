@@ -1,0 +1,191 @@
+"""Files of the user's own: imported whole, refused with their name where they would hide something, seen by `check`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = """
+project: p
+name: n
+model: {model_path: m, max_model_len: 64}
+algorithm: {algorithm_type: grpo, repeat_times: 4}
+buffer:
+  batch_size: 8
+  total_steps: 2
+  explorer_input:
+    taskset: {name: t, path: d.jsonl, default_reward_fn_type: short_reward, default_workflow_type: two_turns}
+"""
+REWARDS = """
+from helpers import LIMIT
+from trinity.plugins import reward_function, workflow
+
+@reward_function("short_reward")
+def short_reward(item, args):
+    return float(len(item.response) < LIMIT)
+
+@workflow("two_turns")
+class TwoTurns: ...
+"""
+
+
+def python(code: str, *arguments: Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """sys.path and the registries are a process's own."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
+
+
+def refusal(*folders: Path) -> str:
+    code = (
+        "import sys\nfrom trinity import plugins\n"
+        "try:\n    plugins.load(sys.argv[1:])\nexcept plugins.PluginError as error:\n    print(error)\n"
+        "else:\n    sys.exit('taken')"
+    )
+    done = python(code, *folders)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def check(tmp_path: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "run.yaml").write_text(RUN)
+    given = {key: value for key, value in os.environ.items() if key != "TRINITY_PLUGIN_DIRS"}
+    command = [sys.executable, "-m", "trinity.cli.main", "check", str(tmp_path / "run.yaml"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**given, **environment})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three modules and a package that import each other."""
+    place = tmp_path / "plugins"
+    (place / "extras").mkdir(parents=True)
+    (place / "helpers.py").write_text("from extras.limits import LIMIT\n")
+    (place / "extras/__init__.py").write_text("")
+    (place / "extras/limits.py").write_text("LIMIT = 5\n")
+    (place / "a_rewards.py").write_text(REWARDS)
+    (place / "_draft.py").write_text("raise RuntimeError('not to be imported')\n")
+    (place / "notes-1.py").write_text("raise RuntimeError('no module name')\n")
+    (place / "README.md").write_text("text")
+    return place
+
+
+def test_files_that_import_each_other_register_what_they_decorate(folder: Path) -> None:
+    code = (
+        "import sys\nfrom trinity import plugins\nplugins.load(sys.argv[1:])\n"
+        "assert list(plugins.REWARD_FUNCTIONS) == ['short_reward'], plugins.REWARD_FUNCTIONS\n"
+        "assert plugins.WORKFLOWS['two_turns'].__name__ == 'TwoTurns'\n"
+        "from types import SimpleNamespace as Item\n"
+        "assert plugins.REWARD_FUNCTIONS['short_reward'](Item(response='four'), {}) == 1.0\n"
+    )
+    done = python(code, folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("again", ["plugins", "plugins/../plugins", "link"])
+def test_loading_a_folder_twice_is_harmless(folder: Path, again: str) -> None:
+    (folder.parent / "link").symlink_to(folder)
+    (folder / "counter.py").write_text("import builtins\nbuiltins.times = getattr(builtins, 'times', 0) + 1\n")
+    code = (
+        "import builtins, sys\nfrom trinity import plugins\n"
+        "plugins.load(sys.argv[1:])\nplugins.load(sys.argv[1:])\n"
+        "assert builtins.times == 1\nassert sys.path.count(sys.argv[1]) == 1\n"
+    )
+    done = python(code, folder, folder.parent / again)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "nowhere") == f"plugin folder {str(tmp_path / 'nowhere')!r} does not exist"
+    (tmp_path / "file.py").write_text("")
+    assert "does not exist" in refusal(tmp_path / "file.py")
+
+
+@pytest.mark.parametrize("name", ["random.py", "colorsys.py", "yaml.py", "trinity.py", "grpc/__init__.py"])
+def test_a_module_that_would_hide_an_installed_one_is_refused_before_any_is_imported(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a_first.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    stem = name.partition("/")[0].removesuffix(".py")
+    said = refusal(tmp_path)
+    assert f"another module is named {stem!r} already; rename it" in said
+    assert str(tmp_path / name.partition("/")[0]) in said
+
+
+def test_two_folders_with_modules_of_one_name_are_refused(tmp_path: Path) -> None:
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "rewards.py").write_text("")
+    assert str(tmp_path / "two/rewards.py") in refusal(tmp_path / "one", tmp_path / "two")
+
+
+def test_two_plugins_cannot_register_one_name(folder: Path) -> None:
+    text = (
+        "from trinity.plugins import reward_function\n\n@reward_function('short_reward')\ndef other(item, args): ...\n"
+    )
+    (folder / "b_rewards.py").write_text(text)
+    said = refusal(folder)
+    assert said.startswith(f"{folder / 'b_rewards.py'}: ")
+    assert "'short_reward' is registered by a_rewards.short_reward already" in said
+
+
+def test_a_mere_folder_of_the_same_name_where_a_process_runs_hides_nothing(tmp_path: Path) -> None:
+    """Services run as `python -m` in the user's folder, so its folders are importable as namespaces."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins/plugins.py").write_text("import builtins\nbuiltins.found = True\n")
+    code = "import builtins\nfrom trinity import plugins\nplugins.load(['plugins'])\nassert builtins.found"
+    done = python(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def broken(:\n", "SyntaxError"),
+        ("import no_such_module_x", "ModuleNotFoundError: No module named 'no_such_module_x'"),
+        ("import sys\nsys.exit(0)", "SystemExit: 0"),
+    ],
+)
+def test_a_plugin_that_raises_is_named_with_its_error(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "bad_plugin.py").write_text(text)
+    message = refusal(tmp_path)
+    assert message.startswith(f"{tmp_path / 'bad_plugin.py'}: ")
+    assert said in message
+
+
+def test_check_knows_the_names_of_a_plugin_dir(folder: Path, tmp_path: Path) -> None:
+    done = check(tmp_path, "--plugin-dir", str(folder))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("separator", [os.pathsep, ","])
+def test_check_knows_the_names_of_the_environments_plugin_dirs(folder: Path, tmp_path: Path, separator: str) -> None:
+    (tmp_path / "more").mkdir()
+    done = check(tmp_path, TRINITY_PLUGIN_DIRS=separator.join(["", str(tmp_path / "more"), str(folder)]))
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_the_plugin_its_names_are_unknown(tmp_path: Path) -> None:
+    done = check(tmp_path)
+    assert done.returncode == 2
+    assert "is 'short_reward', which is not registered" in done.stderr
+    assert "is 'two_turns', which is not registered" in done.stderr
+
+
+def test_a_misspelt_name_is_answered_with_the_plugins_own(folder: Path, tmp_path: Path) -> None:
+    override = "buffer.explorer_input.taskset.default_reward_fn_type=shrt_reward"
+    done = check(tmp_path, override, "--plugin-dir", str(folder))
+    assert done.returncode == 2
+    assert "buffer.explorer_input.taskset.default_reward_fn_type: is 'shrt_reward'" in done.stderr
+    assert "did you mean 'short_reward'" in done.stderr
+
+
+def test_a_plugin_that_cannot_be_loaded_ends_check_in_one_sentence(tmp_path: Path) -> None:
+    place = tmp_path / "plugins"
+    place.mkdir()
+    (place / "broken_one.py").write_text("1 / 0")
+    for arguments, environment in ((["--plugin-dir", str(place)], {}), ([], {"TRINITY_PLUGIN_DIRS": str(place)})):
+        done = check(tmp_path, *arguments, **environment)
+        assert done.returncode == 2
+        assert done.stderr == f"trinity: {place / 'broken_one.py'}: ZeroDivisionError: division by zero\n"
