@@ -1,7 +1,7 @@
 #!/bin/bash
 # One trainer and one explorer, each a command of its own; their order does not matter. Another one may join at any time:
 #   trinity run --config examples/async_gsm8k/explorer_new.yaml
-# On several machines: start a NATS with JetStream and set TRINITY_NATS_URL for every command.
+# On several machines: docs/modes.md (TRINITY_NATS_URL for every command, TRINITY_HOST for the trainer's).
 cd "$(dirname "$0")/../.." || exit 1
 [ -x .venv/bin/trinity ] && PATH="$PWD/.venv/bin:$PATH"
 trinity run --config examples/async_gsm8k/explorer.yaml "$@" &

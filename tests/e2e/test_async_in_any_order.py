@@ -1,4 +1,4 @@
-"""examples/async_gsm8k, each side a command of its own: the explorer comes first, and the trainer goes and comes back."""
+"""examples/async_gsm8k, a command for each side: the explorer comes first, and the trainer goes and comes back."""
 
 import json
 import os

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import grpc.aio
 
@@ -16,7 +17,7 @@ from trinity.runtime import names, rpc
 from trinity.runtime.broker import Broker, Message, connect
 from trinity.runtime.errors import FailureCause
 from trinity.runtime.experience import AttemptFailure, Group, Outcome, Task
-from trinity.runtime.weights import Manifest, manifest_to_proto
+from trinity.runtime.weights import Manifest, manifest_of_folder, manifest_to_proto
 
 Answer = Callable[[Task, int], Outcome]
 
@@ -82,9 +83,18 @@ class FakeTrainer:
 
     async def begin(self) -> None:
         """Version 0, the base model, goes LIVE."""
-        manifest = Manifest(self.run, 0, 0, (), (), (), 1.0, "base")
+        await self._commit(Manifest(self.run, 0, 0, (), (), (), 1.0, "base"))
+
+    async def publish(self, step: int, folder: Path) -> None:
+        """Weights of one number, for the step, go LIVE."""
+        header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
+        await self._commit(manifest_of_folder(self.run, step, folder))
+
+    async def _commit(self, manifest: Manifest) -> None:
         await self.sync.Stage(sync_pb2.StageRequest(manifest=manifest_to_proto(manifest)), timeout=20)
-        await self.sync.Commit(sync_pb2.CommitRequest(run=self.run, version=0), timeout=20)
+        await self.sync.Commit(sync_pb2.CommitRequest(run=self.run, version=manifest.version), timeout=20)
 
     async def batch(self, step: int, seconds: float = 60.0) -> list[bytes]:
         """The parts of the batch of one step, serialised, waiting parts left out. Retries while the buffer is away."""

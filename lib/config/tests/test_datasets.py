@@ -1,6 +1,8 @@
 """Reading data: every form, and what is wrong by file and line."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow
@@ -65,3 +67,69 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetError, match=r"no train\.jsonl"):
         read(str(tmp_path / "empty"))
+
+
+INFOS = {
+    "main": {
+        "description": "GSM8K",
+        "features": {"question": {"id": None, "_type": "Value"}, "answer": {"id": None, "_type": "Value"}},
+        "splits": {"train": {"name": "train", "num_examples": 99}},
+        "builder_name": "gsm8k",
+    }
+}
+
+
+@pytest.fixture
+def downloaded(tmp_path: Path) -> Path:
+    """A folder as ModelScope downloads it: old dataset_infos.json (features without dtype), a loader, a README."""
+    folder = tmp_path / "gsm8k"
+    for subset in ("main", "socratic"):
+        for split in ("train", "test"):
+            (folder / subset).mkdir(parents=True, exist_ok=True)
+            rows = [{"question": f"{subset} {split} {i}", "answer": "#### 2"} for i in range(3)]
+            pyarrow.parquet.write_table(
+                pyarrow.Table.from_pylist(rows), folder / subset / f"{split}-00000-of-00001.parquet"
+            )
+    (folder / "dataset_infos.json").write_text(json.dumps(INFOS))
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: main\n---\n# GSM8K\n")
+    (folder / "gsm8k.py").write_text("raise RuntimeError('a loader is never run')\n")
+    (folder / "train.py").write_text("raise RuntimeError('a script is never run')\n")
+    (folder / ".gitattributes").write_text("*.parquet filter=lfs\n")
+    (folder / ".msc").write_bytes(b"\x80\x04")
+    return folder
+
+
+@pytest.mark.parametrize("subset", ["main", "socratic"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_folder_as_modelscope_downloads_it_is_read_as_it_is(downloaded: Path, subset: str, split: str) -> None:
+    for path in (str(downloaded), f"{downloaded}/"):
+        assert [row["question"] for row in read(path, split, subset)] == [f"{subset} {split} {i}" for i in range(3)]
+    assert len(read(str(downloaded / subset), split)) == 3  # the subset's own folder, with or without its name again
+    assert len(read(str(downloaded / subset), split, subset)) == 3
+
+
+def test_parts_of_a_split_are_read_in_order_and_the_data_folder_of_a_hub_too(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for part in (1, 0, 2):
+        table = pyarrow.Table.from_pylist([{"part": part, "row": row} for row in range(2)])
+        pyarrow.parquet.write_table(table, tmp_path / f"data/train-0000{part}-of-00003.parquet")
+    found = read(str(tmp_path))
+    assert [(row["part"], row["row"]) for row in found] == [(p, r) for p in range(3) for r in range(2)]
+
+
+def test_a_subset_that_a_downloaded_folder_lacks_is_not_replaced_by_another(downloaded: Path) -> None:
+    for split, subset in (("train", "mian"), ("validation", "main"), ("train", None)):
+        with pytest.raises(DatasetError, match=str(downloaded)):
+            read(str(downloaded), split, subset)
+
+
+def test_a_hub_name_without_the_datasets_library_says_what_to_install() -> None:
+    code = (
+        "import sys\nsys.modules['datasets'] = None\n"  # as if it were not installed
+        "from trinity.config.datasets import DatasetError, read\n"
+        "try:\n    read('openai/gsm8k', 'train', 'main')\nexcept DatasetError as error:\n    print(error.message)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "'openai/gsm8k' is no file or folder here" in done.stdout
+    assert "install trinity-config[hub], or give a local path" in done.stdout

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
-from trinity.config.datasets import DatasetError, read
+from trinity.config.datasets import DatasetError, Row, read, sft_format
 
 
 def check_stages(config: Config, source: str) -> dict[str, int]:
@@ -27,6 +27,8 @@ def check_inputs(plan: Plan, source: str) -> int:
         except DatasetError as error:
             problems.append(error.at(key))
             continue
+        if plan.algorithm.offline:
+            problems += _check_sft(plan, key, found[0])
         for field, column in columns.items():
             if column not in found[0]:
                 known = ", ".join(found[0])
@@ -38,6 +40,16 @@ def check_inputs(plan: Plan, source: str) -> int:
     if problems:
         raise ConfigError(source, problems)
     return plan.steps_for(rows)
+
+
+def _check_sft(plan: Plan, key: str, row: Row) -> list[Problem]:
+    source = plan.config.buffer.trainer_input.experience_buffer
+    assert source is not None
+    try:
+        sft_format(source.format, row)
+    except DatasetError as error:
+        return [error.at(f"{key}.format")]
+    return []
 
 
 def _check_monitor(plan: Plan) -> list[Problem]:

@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from trinity.config.errors import Problem
+from trinity.config.schema.buffer import FormatConfig
 
 Row = dict[str, Any]
+
+# Columns of SFT datasets as they are published.
+_MESSAGES = ("messages", "conversations", "conversation")
+_PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"), ("problem", "solution"))
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -39,6 +44,33 @@ def read(path: str, split: str = "train", subset: str | None = None) -> Sequence
     if not rows:
         raise DatasetError(f"{path!r} has no rows")
     return rows
+
+
+def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
+    """The format of an SFT dataset, judged by its first row: as the YAML says, or in a usual form if it says nothing.
+
+    Raises DatasetError naming the columns if neither fits.
+    """
+    if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
+        return form
+    if isinstance(row.get(form.prompt_key), str) and isinstance(row.get(form.response_key), str):
+        return form
+    plain = FormatConfig()
+    if (form.messages_key, form.prompt_key, form.response_key) == (
+        plain.messages_key,
+        plain.prompt_key,
+        plain.response_key,
+    ):
+        for key in _MESSAGES:
+            if form.prompt_type == "messages" and isinstance(row.get(key), list):
+                return form.model_copy(update={"messages_key": key})
+        for prompt, response in _PAIRS:
+            if isinstance(row.get(prompt), str) and isinstance(row.get(response), str):
+                return form.model_copy(update={"prompt_key": prompt, "response_key": response})
+    raise DatasetError(
+        f"the rows have neither a conversation in {form.messages_key!r} nor texts in {form.prompt_key!r} and "
+        f"{form.response_key!r}; they have {', '.join(row)}. Set format.messages_key, or prompt_key and response_key"
+    )
 
 
 def _files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:

@@ -32,8 +32,11 @@ class Mixture:
         source, local = self._at(position)
         return source.train_task(local, ordinal, gate_step)
 
-    def observe(self, task_id: str, reward: float) -> None:
-        """Tell the selector of a task's taskset what its group was worth. Tasks of others are passed over."""
+    def observe(self, task_id: str, reward: float | None) -> None:
+        """Tell the selector of a task's taskset what its group was worth, None if that is not known yet.
+
+        Tasks of others are passed over.
+        """
         for source in self.sources:
             if source.observe(task_id, reward):
                 return

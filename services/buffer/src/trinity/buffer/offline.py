@@ -9,7 +9,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger import Ledger
 from trinity.buffer.selectors import make_selector
 from trinity.buffer.shared import RunContext
-from trinity.config.datasets import Row, read
+from trinity.config.datasets import Row, read, sft_format
 from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig
 from trinity.runtime.errors import InvalidInput
 
@@ -26,6 +26,7 @@ class OfflineSource:
         self._config = config
         self._rows: Sequence[Row] = read(config.path, config.split, config.subset_name)
         self._selector = make_selector(config.data_selector, self._rows)
+        self._format = sft_format(config.format, self._rows[0])
         self._wanted = 0
 
     def __len__(self) -> int:
@@ -54,7 +55,7 @@ class OfflineSource:
         )
 
     def example(self, row: int) -> pb.Example:
-        messages = to_messages(self._rows[row], self._config.format, f"{self._config.path} row {row}")
+        messages = to_messages(self._rows[row], self._format, f"{self._config.path} row {row}")
         return pb.Example(row=row, messages_json=json.dumps(messages))
 
 

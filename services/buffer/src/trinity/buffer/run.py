@@ -1,10 +1,12 @@
 """One run in the buffer: its parts, and how they are wired."""
 
 import asyncio
+import contextlib
 import json
 
 import structlog
 
+from trinity.api.common.v1 import task_pb2
 from trinity.buffer.batches import BatchServer
 from trinity.buffer.evaluation import Evaluator
 from trinity.buffer.feeder import Feeder
@@ -18,9 +20,10 @@ from trinity.buffer.selectors import DifficultyBased
 from trinity.buffer.shared import RunContext
 from trinity.buffer.tasks import TaskSource
 from trinity.config.plan import Plan
+from trinity.config.service import monitor_fields
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket
-from trinity.runtime.errors import DataLoss
+from trinity.runtime.errors import DataLoss, NotFound
 from trinity.runtime.experience import TaskKind
 from trinity.runtime.monitor import MonitorOptions, open_monitor
 
@@ -62,8 +65,12 @@ class Run:
     async def open(self) -> None:
         """Find out how far the run came."""
         await self.ledger.open()
-        options = _monitor_options(self.context.plan)
-        self._reporter.monitor = await asyncio.to_thread(open_monitor, options, self.ledger.newest_step)
+        fields = monitor_fields(self.context.plan, "explorer")
+        if self.offline is not None:  # nothing is explored
+            fields["kind"] = "none"
+        self._reporter.monitor = await asyncio.to_thread(
+            open_monitor, MonitorOptions(**fields), self.ledger.newest_step
+        )
         commit = await self._runs.get(self.context.names.commit_key)
         self.context.committed_step = json.loads(commit.value)["step"] if commit.revision else 0
         if self.keeper is not None and self._tasks is not None:
@@ -75,8 +82,8 @@ class Run:
             await self.evaluator.recover()
 
     async def _remind_selectors(self) -> None:
-        """Tell selectors that learn what earlier groups were worth."""
-        assert self._tasks is not None and self.keeper is not None
+        """Tell selectors that learn what earlier groups were worth, and which tasks are still out."""
+        assert self._tasks is not None and self.keeper is not None and self.feeder is not None
         if not any(isinstance(source.selector, DifficultyBased) for source in self._tasks.sources):
             return
         for step in range(1, self.ledger.newest_step + 1):
@@ -84,6 +91,10 @@ class Run:
                 self._tasks.observe(member.task_id, member.reward_mean)
         for group in self.keeper.window.pending.values():
             self._tasks.observe(group.task_id, group.reward_mean)
+        for ordinal in range(self.keeper.window.consumed_ordinal + 1, self.feeder.fed + 1):
+            with contextlib.suppress(NotFound):  # dead tasks are not in the queue any more
+                message = await self.context.broker.get(self.context.names.tasks_stream, ordinal)
+                self._tasks.observe(task_pb2.Task.FromString(message.data).task_id, None)
 
     async def run(self) -> None:
         """Until something fails; what ends by itself is a failure too."""
@@ -154,18 +165,3 @@ class Run:
         """The last step is committed and every evaluation has ended."""
         done = 0 < self.context.last_step <= self.context.committed_step
         return done and (self.evaluator is None or self.evaluator.idle)
-
-
-def _monitor_options(plan: Plan) -> MonitorOptions:
-    """The monitor's run `<name>_explorer`; a dataset's run has nothing to explore and opens none."""
-    config = plan.config
-    return MonitorOptions(
-        kind="none" if plan.algorithm.offline else config.monitor.monitor_type,
-        args=config.monitor.monitor_args or {},
-        project=config.project,
-        group=config.group,
-        name=f"{config.name}_explorer",
-        role="explorer",
-        folder=plan.job_dir / "monitor",
-        config=json.loads(config.model_dump_json()),
-    )

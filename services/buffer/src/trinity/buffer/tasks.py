@@ -36,15 +36,16 @@ class TaskSource:
         epoch, row = position // len(self.rows), self.selector.select(position)
         return self._task(f"{self.taskset.name}/{epoch}/{position}/{row}", ordinal, epoch, row, gate_step, 0)
 
-    def observe(self, task_id: str, reward: float) -> bool:
-        """Tell the selector what a group was worth; whether the task is of this taskset."""
+    def observe(self, task_id: str, reward: float | None) -> bool:
+        """Tell the selector what a group was worth, None: not known yet. Whether the task is of this taskset."""
         name, *numbers = task_id.rsplit("/", 3)
         if name != self.taskset.name or len(numbers) != 3 or not all(number.isdigit() for number in numbers):
             return False
         _, position, row = map(int, numbers)
         if row < len(self.rows):
             self.selector.taken(position, row)
-            self.selector.observe(row, reward)
+            if reward is not None:
+                self.selector.observe(row, reward)
         return True
 
     def evaluation_task(self, row: int, ordinal: int, step: int) -> Task:

@@ -16,6 +16,7 @@ import structlog
 from opentelemetry import trace
 
 from trinity.config import Plan
+from trinity.config.service import monitor_fields
 from trinity.runtime import files, tracing
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.metrics import Gauge, Histogram
@@ -69,7 +70,7 @@ class TrainLoop:
         """Until the last step, or until `control.stop`."""
         step = self._resume()
         if self._ranks.is_first:
-            self._monitor = open_monitor(_monitor_options(self._plan), first_step=step)
+            self._monitor = open_monitor(MonitorOptions(**monitor_fields(self._plan, "trainer")), first_step=step)
         try:
             self._loop(step)
         finally:
@@ -259,20 +260,6 @@ class TrainLoop:
         if with_weights:
             tensors, names = write_shards(self._engine.weights(), folder, "model-{:05d}.safetensors")
             write_huggingface_index(folder, tensors, names)
-
-
-def _monitor_options(plan: Plan) -> MonitorOptions:
-    config = plan.config
-    return MonitorOptions(
-        kind=config.monitor.monitor_type,
-        args=config.monitor.monitor_args or {},
-        project=config.project,
-        group=config.group,
-        name=f"{config.name}_trainer",
-        role="trainer",
-        folder=plan.job_dir / "monitor",
-        config=json.loads(config.model_dump_json()),
-    )
 
 
 def copy_model_files(source: Path, target: Path, config: Any) -> None:
