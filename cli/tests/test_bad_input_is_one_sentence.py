@@ -145,7 +145,7 @@ def test_an_explorer_without_a_name_of_its_own_is_refused(config: Path, tmp_path
 def test_status_of_nothing_is_one_sentence(config: Path) -> None:
     done = trinity("status", "--config", str(config))
     assert done.returncode == 1
-    assert "no live run" in done.stderr
+    assert "no run has begun in" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["check", "--config"]])

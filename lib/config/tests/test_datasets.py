@@ -9,7 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from trinity.config.datasets import DatasetError, read
+from trinity.config.datasets import DatasetError, read, sft_format
+from trinity.config.schema.buffer import FormatConfig
 
 ROWS = [{"question": "1+1", "answer": "2"}, {"question": "zwei\u2028zeilen", "answer": "x"}]
 
@@ -133,3 +134,34 @@ def test_a_hub_name_without_the_datasets_library_says_what_to_install() -> None:
     assert done.returncode == 0, done.stderr
     assert "'openai/gsm8k' is no file or folder here" in done.stdout
     assert "install trinity-config[hub], or give a local path" in done.stdout
+
+
+def test_a_subset_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    for subset in ("main", "socratic"):
+        (tmp_path / subset).mkdir()
+        (tmp_path / subset / "train.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(DatasetError, match="no subset 'mian'; subset_name may be main, socratic"):
+        read(str(tmp_path), "train", "mian")
+    with pytest.raises(DatasetError, match="subset_name may be main, socratic"):
+        read(str(tmp_path), "train")
+    assert read(str(tmp_path), "train", "main") == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("row", "keys"),
+    [
+        ({"question": "1+1", "answer": "2"}, ("question", "answer", "message")),
+        ({"prompt": "1+1", "completion": "2"}, ("prompt", "completion", "message")),
+        ({"messages": [{"role": "user", "content": "1+1"}]}, ("prompt", "response", "messages")),
+    ],
+)
+def test_usual_forms_of_sft_rows_are_known(row: dict[str, object], keys: tuple[str, str, str]) -> None:
+    found = sft_format(FormatConfig(), row)
+    assert (found.prompt_key, found.response_key, found.messages_key) == keys
+
+
+def test_sft_rows_of_another_form_are_refused_with_their_columns() -> None:
+    with pytest.raises(DatasetError, match=r"neither a conversation in 'message' .* they have x, y"):
+        sft_format(FormatConfig(), {"x": 1, "y": 2})
+    with pytest.raises(DatasetError):  # what the YAML says is not replaced by a guess
+        sft_format(FormatConfig(prompt_key="q"), {"question": "1+1", "answer": "2"})

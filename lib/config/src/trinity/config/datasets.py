@@ -75,14 +75,22 @@ def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
 
 def _files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
     """<folder>/[<subset>/|data/]<split>{.,-}*, the first place that has any."""
+    others = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and _split_files(path, split)]
+    others = [name for name in others if name != "data"]
+    if subset and others and subset not in others:
+        raise DatasetError(f"folder {str(folder)!r} has no subset {subset!r}; subset_name may be {', '.join(others)}")
     places = [folder / subset] if subset and (folder / subset).is_dir() else []
     for place in [*places, folder, folder / "data"]:
-        files = [
-            f for f in sorted(place.glob(f"{split}*")) if f.suffix in _SUFFIXES and f.stem[len(split) :][:1] in "-."
-        ]
+        files = _split_files(place, split)
         if files:
             return files
-    raise DatasetError(f"folder {str(folder)!r} has no {split}.jsonl, {split}.json or {split}*.parquet")
+    hint = f"; subset_name may be {', '.join(others)}" if others else ""
+    raise DatasetError(f"folder {str(folder)!r} has no {split}.jsonl, {split}.json or {split}*.parquet{hint}")
+
+
+def _split_files(place: Path, split: str) -> list[Path]:
+    found = sorted(place.glob(f"{split}*"))
+    return [f for f in found if f.suffix in _SUFFIXES and f.stem[len(split) :][:1] in "-."]
 
 
 def _read_file(file: Path) -> list[Row]:

@@ -157,6 +157,8 @@ def _known_at(loc: tuple[int | str, ...]) -> dict[str, str]:
     at = ["*" if str(part).isdigit() else str(part) for part in loc]
     at = at[2:] if at[:1] == ["stages"] else at
     fields = _section_at(loc).model_fields
+    if len(loc) == 2 and loc[0] == "stages":  # a stage holds some of the sections that the whole holds
+        return {name: _shape_of(field.annotation) for name, field in fields.items()}
     return {**dict.fromkeys(known_names(at), ""), **{name: _shape_of(f.annotation) for name, f in fields.items()}}
 
 
