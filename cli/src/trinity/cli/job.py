@@ -62,8 +62,9 @@ class Job:
         (self.folder / "run" / f"{name}.json").unlink(missing_ok=True)
 
     def taken_gpus(self) -> set[str]:
-        """GPUs of this machine that live processes of the run hold."""
-        return {card for record in self.records().values() for process in record.processes for card in process.gpus}
+        """GPUs of this machine that other commands of the run hold."""
+        others = [record for record in self.records().values() if record.pid != os.getpid()]
+        return {card for record in others for process in record.processes for card in process.gpus}
 
     def records(self) -> dict[str, SupervisorRecord]:
         return read_records(self.folder)
