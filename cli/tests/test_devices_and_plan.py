@@ -1,6 +1,7 @@
 """Which GPU everybody gets on this machine, what `check` says of a YAML, and how it refuses one."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from trinity.cli.devices import place, visible_gpus
 from trinity.cli.errors import RunError
+from trinity.cli.job import Job, ProcessRecord, SupervisorRecord
 from trinity.cli.main import app
 from trinity.cli.plan_text import describe
 from trinity.config import Plan, load, make_plan
@@ -262,3 +264,16 @@ def test_ppo_is_checked_but_not_run(repository: Path, tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert f"{path}: algorithm.algorithm_type: is 'ppo', which needs a critic" in done.stderr
     assert not (tmp_path / "jobs").exists()
+
+
+def test_gpus_of_other_commands_are_taken_and_ones_own_are_not(tmp_path: Path) -> None:
+    """A stage follows another one in the same process: what the earlier one held is free again."""
+    config = parse(f"project: p\nname: n\ncheckpoint_root_dir: {tmp_path}\nmodel: {{model_path: m, max_model_len: 8}}\n"
+                   "buffer: {explorer_input: {taskset: {path: d.jsonl}}}\n")  # fmt: skip
+    job = Job(config)
+    held = ProcessRecord("explorer", "explorer", 1, "", gpus=["0", "1"])
+    job.write_record("main", SupervisorRecord(os.getpid(), "both", "r", "", "", [held]))
+    assert job.taken_gpus() == set()
+    other = ProcessRecord("explorer_new", "explorer", 2, "", gpus=["2"])
+    job.write_record("explorer-new", SupervisorRecord(os.getppid(), "explore", "r", "", "", [other]))
+    assert job.taken_gpus() == {"2"}
