@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from trinity.cli.job import read_records
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 24
@@ -70,19 +72,22 @@ def test_an_explorer_waits_for_its_run_and_for_its_return(
         "TRINITY_TASKSET_PATH": str(quickstart_data),
     }
     job = tmp_path / "jobs/Trinity-RFT-gsm8k/async_gsm8k"
+    hosting = {**environment, "TRINITY_HOST": "127.0.0.2"}  # the explorer's TRINITY_HOST is another
     explorer = Command(repository, "explorer", tmp_path, environment)
     commands = [explorer]
     try:
         explorer.until("looking for the run", 60)
-        trainer = Command(repository, "trainer", tmp_path, environment)
+        trainer = Command(repository, "trainer", tmp_path, hosting)
         commands.append(trainer)
         explorer.until("joins", 60)
         checkpoint = job / "latest_checkpointed_iteration.txt"
         trainer.until_exists(checkpoint, 200)
+        addresses = {p.service: p.address for p in read_records(job)["main"].processes}
+        assert all(addresses[name].startswith("127.0.0.2:") for name in ("buffer", "environment", "sync", "trainer"))
         trainer.process.send_signal(signal.SIGTERM)
         assert trainer.process.wait(timeout=60) == 128 + signal.SIGTERM
         explorer.until("the run is gone", 60)
-        again = Command(repository, "trainer", tmp_path, environment)
+        again = Command(repository, "trainer", tmp_path, hosting)
         commands.append(again)
         again.finish(300)
         assert "the run has ended" in explorer.finish(60)

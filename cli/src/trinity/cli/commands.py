@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from trinity import plugins
 from trinity.cli.errors import RunError
@@ -32,6 +33,9 @@ def ending_well(action: Callable[[], int]) -> int:
             raise
         print(f"trinity: {reason}", file=sys.stderr)
         return reason.code if isinstance(reason, RunError) else 1
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:  # before anything was started, or in a command that starts nothing
         print("trinity: ended by SIGINT", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -53,10 +57,7 @@ class Request:
             raise RunError(str(error), code=2) from None
         for name in {*plugins.WORKFLOWS} & {*WORKFLOWS} | {*plugins.REWARD_FUNCTIONS} & {*REWARD_FUNCTIONS}:
             raise RunError(f"a plugin registers {name!r}, the name of a built-in one; choose another", code=2)
-        config = load(self.config, self.overrides)
-        for notice in config.notices:
-            print(f"note: {notice}", file=sys.stderr)
-        return config
+        return load(self.config, self.overrides)
 
 
 def request(config: Path | None, arguments: list[str] | None, plugin_dirs: list[Path] | None) -> Request:
@@ -76,6 +77,7 @@ def run_command(asked: Request) -> int:
         from trinity.runtime import logs
 
         config, source = asked.load(), str(asked.config)
+        _say_notices(config, sys.stderr)
         _refuse_what_is_only_checked(config, source)
         logs.configure("run", level="ERROR")
         if asked.plugin_dirs:  # the services look here
@@ -84,6 +86,11 @@ def run_command(asked: Request) -> int:
         return 0
 
     return ending_well(action)
+
+
+def _say_notices(config: Config, file: TextIO) -> None:
+    for notice in config.notices:
+        print(f"note: {notice}", file=file)
 
 
 def _refuse_what_is_only_checked(config: Config, source: str) -> None:
@@ -126,6 +133,7 @@ def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
     def action() -> int:
         config = asked.load()
         if as_json:
+            _say_notices(config, sys.stderr)
             print(json.dumps(json.loads(config.model_dump_json()), indent=1))
             return 0
         from trinity.cli.plan_text import describe
@@ -135,6 +143,7 @@ def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
             stages = [stages[-1].model_copy(update={"mode": config.mode})]
         for stage in stages:
             print(describe(make_plan(stage)))
+        _say_notices(config, sys.stdout)
         if deep:
             from trinity.cli.preflight import check_stages
 
