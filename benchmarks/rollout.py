@@ -86,6 +86,7 @@ async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
     from trinity.config.schema.buffer import FormatConfig
     from trinity.config.schema.model import ModelConfig
     from trinity.explorer import attempt
+    from trinity.explorer.auxiliary import AuxiliaryModels
     from trinity.explorer.chat import ChatTokenizer
     from trinity.explorer.engine.pool import EnginePool
     from trinity.explorer.engine.types import EngineOptions
@@ -98,7 +99,7 @@ async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
     tokenizer = ChatTokenizer(ModelConfig(model_path=model))
     length = args.prompt + args.response + 64
     pool = await EnginePool.start(EngineOptions(model=model, device=args.device, max_model_len=length), 1, [None])
-    tools = ExplorerTools(pool, tokenizer, EnvironmentClient(environment.address), length)
+    tools = ExplorerTools(pool, tokenizer, EnvironmentClient(environment.address), AuxiliaryModels({}), length)
     sampling = SamplingParams(max_tokens=args.response, n=args.group, ignore_eos=True)
     form = FormatConfig(prompt_key="question", response_key="answer").model_dump_json()
 
