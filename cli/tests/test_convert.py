@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from support.training import make_model, run_ranks
 from trinity.cli.convert import convert_command, write
 from trinity.cli.convert.source import Parameter
+from trinity.runtime.checkpoints import has_weights
 from trinity.runtime.process import free_port
 
 FSDP_RANK = """
@@ -401,10 +402,10 @@ def test_shards_with_an_index(model: Path, tmp_path: Path) -> None:
     assert written.files > 3
     names = {path.name for path in tmp_path.iterdir()} - {"config.json", "model.safetensors.index.json"}
     assert names == {f"model-{n + 1:05d}-of-{written.files:05d}.safetensors" for n in range(written.files)}
-    assert write.has_weights(tmp_path)
+    assert has_weights(tmp_path)
     assert_same_model(tmp_path, plain_state(model))
     (tmp_path / min(names)).unlink()
-    assert not write.has_weights(tmp_path)
+    assert not has_weights(tmp_path)
 
 
 def test_what_fails_midway_leaves_nothing(model: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from lengths import LIMIT
 
 @reward_function("short_reward")
 def short_reward(item, args):
-    assert len(item.token_ids) == item.response_tokens and item.task["question"] and not item.truncated * 0
+    assert len(item.token_ids) == item.response_tokens and item.task["question"]
     return {"short": float(len(item.response) < LIMIT), "truncated": -0.5 * item.truncated}
 """
 

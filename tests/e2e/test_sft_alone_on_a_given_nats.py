@@ -1,5 +1,6 @@
 """A run of one SFT stage on a NATS that was there before: nothing embedded is started, a model is left."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -7,8 +8,20 @@ import pytest
 
 from support.nats import NatsServer
 from support.run import TrinityRun, write_config
+from trinity.runtime import names
+from trinity.runtime.broker import Bucket, connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+async def announced(url: str) -> bytes:
+    """What the run tells those who want to join."""
+    async with await connect(url, "test") as broker:
+        bucket = await Bucket.open(broker, names.RUNS_BUCKET)
+        run = names.RunNames(names.run_id("quickstart", "arithmetic"))
+        entry = await bucket.get(run.job_key)
+        assert b"worked_sums" in entry.value
+        return entry.value
 
 
 def test_it_trains_and_leaves_a_model(
@@ -17,8 +30,10 @@ def test_it_trains_and_leaves_a_model(
     source = repository / "examples/quickstart/arithmetic.yaml"
     config = write_config(source, tmp_path / "sft.yaml", {"stages": {0: {"buffer": {"total_steps": 12}}}})
     text = config.read_text()
-    config.write_text(text[: text.index("- stage_name: rft")])
+    secret = "monitor: {monitor_type: wandb, monitor_args: {api_key: nobody-elses-business}}\n"
+    config.write_text(text[: text.index("- stage_name: rft")] + secret)
     environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(quickstart_data)}
+    environment["WANDB_MODE"] = "offline"
     run = TrinityRun(config, tmp_path, TRINITY_NATS_URL=nats_server.url, **environment)
     try:
         run.start()
@@ -28,6 +43,7 @@ def test_it_trains_and_leaves_a_model(
         assert run.finish(120) == 0, run.tail()
     finally:
         run.end()
+    assert b"nobody-elses-business" not in asyncio.run(announced(nats_server.url))
     job = tmp_path / "jobs/quickstart/arithmetic"
     assert json.loads((job / "summary.json").read_text())["steps"] == 12
     assert (job / "sft/global_step_12/actor/huggingface/model.safetensors").exists()

@@ -286,3 +286,17 @@ def test_memory_says_what_a_rank_holds() -> None:
     gib = (2 + 4 / 4 + 12 / 4) * 1e9 / 2**30  # ZeRO 2 over the 4 GPUs left
     assert f"1.00 billion parameters by its name: training states {gib:.1f} GiB a rank" in said
     assert memory(plan_of()) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("repeat_times: 4", "repeat_times: 1", "algorithm.repeat_times: is 1"),
+        ("algorithm_type: grpo, ", "", "algorithm.algorithm_type: is not given; grpo is taken"),
+        ("\nbuffer:", "\ncluster: {node_num: 2, gpu_per_node: 8}\nbuffer:", "cluster.node_num: `trinity run` starts"),
+    ],
+)
+def test_what_surprises_users_is_said(old: str, new: str, said: str) -> None:
+    assert old in BASE
+    assert not any(said in notice for notice in parse(BASE).notices)
+    assert any(said in notice for notice in parse(BASE.replace(old, new)).notices)

@@ -57,7 +57,7 @@ def bench(config: Config, source: str) -> None:
     plan = make_plan(own)
     check_inputs(plan, source)
     candidates = _candidates(plan, folder)
-    results = asyncio.run(_bench(plan, jobs.Job(own), candidates))
+    results = asyncio.run(_bench(plan, jobs.Job(own), candidates, jobs.Job(config).taken_gpus()))
     files.write_json(plan.job_dir / "bench.json", {"job": str(folder), "results": results})
     print(render(results))
     print(f"results: {plan.job_dir / 'bench.json'}")
@@ -82,7 +82,7 @@ def _candidates(plan: Plan, folder: Path) -> list[Candidate]:
     return base + [Candidate(step, model_folder(folder, step)) for step in steps]
 
 
-async def _bench(plan: Plan, job: jobs.Job, candidates: list[Candidate]) -> list[dict[str, Any]]:
+async def _bench(plan: Plan, job: jobs.Job, candidates: list[Candidate], taken: set[str]) -> list[dict[str, Any]]:
     stop = asyncio.Event()
     others: list[Child] = []
     children: list[Child] = []
@@ -92,7 +92,7 @@ async def _bench(plan: Plan, job: jobs.Job, candidates: list[Candidate]) -> list
             config_file, log_dir = plan.job_dir / "config.json", plan.job_dir / "log"
             files.write_json(config_file, json.loads(plan.config.model_dump_json()))
             children, addresses = services.infrastructure(plan, config_file, nats_url, log_dir)
-            placement = place(plan, visible_gpus())
+            placement = place(plan, visible_gpus(), taken)
             children.append(services.explorer(plan, config_file, nats_url, addresses, log_dir, placement))
             display.say(f"evaluating {len(candidates)} model(s); logs in {log_dir}")
             return await _evaluate_all(plan, children, addresses, candidates, display, stop)

@@ -55,8 +55,9 @@ class Request:
             plugins.load(self.plugin_dirs)
         except plugins.PluginError as error:
             raise RunError(str(error), code=2) from None
-        for name in {*plugins.WORKFLOWS} & {*WORKFLOWS} | {*plugins.REWARD_FUNCTIONS} & {*REWARD_FUNCTIONS}:
-            raise RunError(f"a plugin registers {name!r}, the name of a built-in one; choose another", code=2)
+        taken = {*plugins.WORKFLOWS} & {*WORKFLOWS} | {*plugins.REWARD_FUNCTIONS} & {*REWARD_FUNCTIONS}
+        if taken:
+            raise RunError(f"a plugin registers {min(taken)!r}, the name of a built-in one; choose another", code=2)
         return load(self.config, self.overrides)
 
 

@@ -2,10 +2,23 @@
 
 import importlib.util
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
-from trinity.config.datasets import DatasetError, Row, read, sft_format
+from trinity.config.datasets import DatasetError, Row, features, read, sft_format, sft_messages
+from trinity.config.names import reward_functions, workflows
+from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    """One dataset and its key in the YAML. `makes_steps`: its rows count for the number of optimizer steps."""
+
+    key: str
+    config: TasksetConfig | ExperienceBufferConfig
+    makes_steps: bool = False
 
 
 def check_stages(config: Config, source: str) -> dict[str, int]:
@@ -21,19 +34,16 @@ def check_inputs(plan: Plan, source: str) -> int:
     """Look at model and data of a stage; returns its last optimizer step. Raises ConfigError with all problems."""
     problems = [*_check_model(plan), *_check_monitor(plan)]
     rows = 0
-    for key, path, split, subset, columns, counts in _datasets(plan):
+    for dataset in _datasets(plan):
+        config = dataset.config
+        assert config.path is not None
         try:
-            found = read(path, split, subset)
+            found = read(config.path, config.split, config.subset_name)
+            problems += _check_sft(config, found) if plan.algorithm.offline else _check_tasks(dataset, found)
         except DatasetError as error:
-            problems.append(error.at(key))
+            problems.append(error.at(dataset.key))
             continue
-        if plan.algorithm.offline:
-            problems += _check_sft(plan, key, found[0])
-        for field, column in columns.items():
-            if column not in found[0]:
-                known = ", ".join(found[0])
-                problems.append(Problem(f"{key}.{field}", f"the rows have no column {column!r}; they have {known}"))
-        rows += len(found) if counts else 0
+        rows += len(found) if dataset.makes_steps else 0
     if not problems and plan.config.mode in ("both", "train") and plan.steps_for(rows) < 1:
         need = plan.groups_per_step
         problems.append(Problem("buffer.batch_size", f"one step needs {need} rows, all epochs together have {rows}"))
@@ -42,13 +52,28 @@ def check_inputs(plan: Plan, source: str) -> int:
     return plan.steps_for(rows)
 
 
-def _check_sft(plan: Plan, key: str, row: Row) -> list[Problem]:
-    source = plan.config.buffer.trainer_input.experience_buffer
-    assert source is not None
-    try:
-        sft_format(source.format, row)
-    except DatasetError as error:
-        return [error.at(f"{key}.format")]
+def _check_sft(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[Row]) -> list[Problem]:
+    """Every row is a conversation that can be learnt from, or DatasetError names the first that is not."""
+    features(rows, config.data_selector.feature_keys)
+    form = sft_format(config.format, rows[0])
+    for number, row in enumerate(rows):
+        sft_messages(row, form, number)
+    return []
+
+
+def _check_tasks(dataset: _Dataset, rows: Sequence[Row]) -> list[Problem]:
+    """The columns are there, features are numbers, and rows name workflows and reward functions that exist."""
+    config = dataset.config
+    if config.format.prompt_key not in rows[0]:
+        what = f"the rows have no column {config.format.prompt_key!r}; they have {', '.join(rows[0])}"
+        return [Problem(f"{dataset.key}.format.prompt_key", what)]
+    features(rows, config.data_selector.feature_keys)
+    names = ((config.format.workflow_key, workflows()), (config.format.reward_fn_key, reward_functions()))
+    for column, known in names:
+        for number, row in enumerate(rows):
+            name = row.get(column) if column else None
+            if isinstance(name, str) and name and name not in known:
+                raise DatasetError(f"row {number}: {column!r} is {name!r}, which is none of {', '.join(known)}")
     return []
 
 
@@ -94,26 +119,19 @@ def _check_folder(key: str, path: str) -> list[Problem]:
     return []
 
 
-_Dataset = tuple[str, str, str, str | None, dict[str, str], bool]
-
-
 def _datasets(plan: Plan) -> list[_Dataset]:
-    """(key, path, split, subset, columns that must be there by their key, whether its rows make steps)."""
+    """What a stage reads."""
+    buffer, mode = plan.config.buffer, plan.config.mode
     if plan.algorithm.offline:
-        source = plan.config.buffer.trainer_input.experience_buffer
-        assert source is not None and source.path is not None
-        key = "buffer.trainer_input.experience_buffer"
-        return [(key, source.path, source.split, source.subset_name, {}, True)]
-    if plan.config.mode == "serve":
+        source = buffer.trainer_input.experience_buffer
+        assert source is not None
+        return [_Dataset("buffer.trainer_input.experience_buffer", source, makes_steps=True)]
+    if mode == "serve":
         return []
-    found: list[_Dataset] = []
-    base, inputs = "buffer.explorer_input", plan.config.buffer.explorer_input
-    for index, t in enumerate(plan.tasksets if plan.config.mode in ("both", "train") else []):
-        key = f"{base}.taskset" if inputs.taskset else f"{base}.tasksets.{index}"
-        columns = {"format.prompt_key": t.format.prompt_key}
-        columns |= {f"data_selector.feature_keys.{i}": name for i, name in enumerate(t.data_selector.feature_keys)}
-        found.append((key, t.path, t.split, t.subset_name, columns, True))
-    for index, t in enumerate(plan.eval_tasksets):
-        columns = {"format.prompt_key": t.format.prompt_key}
-        found.append((f"{base}.eval_tasksets.{index}", t.path, t.split, t.subset_name, columns, False))
-    return found
+    inputs = "buffer.explorer_input"
+    found = []
+    for index, taskset in enumerate(plan.tasksets if mode in ("both", "train") else []):
+        key = f"{inputs}.taskset" if buffer.explorer_input.taskset else f"{inputs}.tasksets.{index}"
+        found.append(_Dataset(key, taskset, makes_steps=True))
+    evaluated = (_Dataset(f"{inputs}.eval_tasksets.{i}", t) for i, t in enumerate(plan.eval_tasksets))
+    return [*found, *evaluated]

@@ -21,6 +21,7 @@ from trinity.cli.watch import View, Watcher
 from trinity.config import Plan
 from trinity.runtime import files, names
 from trinity.runtime.broker import Bucket, connect
+from trinity.runtime.checkpoints import checkpoint_folder, complete_steps
 
 log = structlog.get_logger(__name__)
 
@@ -118,13 +119,15 @@ class Stage:
 
     async def _announce(self) -> None:
         """Tell those who want to join what runs now, and where."""
+        config = json.loads(self._plan.config.model_dump_json())
+        config["monitor"]["monitor_args"] = None  # keys and passwords are nobody else's
         about = {
             "run": self.run_id,
             "stage": self.name,
             "online": not self._plan.algorithm.offline,
             "last": self._is_last,
             "addresses": asdict(self._addresses),
-            "config": json.loads(self._plan.config.model_dump_json()),
+            "config": config,
         }
         async with await connect(self._nats_url, "trinity-run") as broker:
             bucket = await Bucket.open(broker, names.RUNS_BUCKET)
@@ -139,10 +142,8 @@ class Stage:
 
 def newest_state(folder: Path) -> dict[str, Any]:
     """The state the trainer stored in its newest checkpoint."""
-    steps = [int(path.name.rpartition("_")[2]) for path in folder.glob("global_step_*")]
-    if not steps:
-        return {}
-    return dict(files.read_json(folder / f"global_step_{max(steps)}" / "trainer_state.json") or {})
+    steps = complete_steps(folder)
+    return dict(files.read_json(checkpoint_folder(folder, steps[-1]) / "trainer_state.json") or {}) if steps else {}
 
 
 def summarise(

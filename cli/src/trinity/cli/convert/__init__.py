@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from trinity.cli.convert.errors import CheckpointError
 from trinity.cli.convert.find import Checkpoint, find_checkpoints, parse_steps
 from trinity.cli.errors import RunError
+from trinity.runtime.checkpoints import has_weights
 
 if TYPE_CHECKING:
     from trinity.cli.convert.source import Parameter, Source
@@ -59,7 +60,7 @@ def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str
     if not checkpoint.actor.is_dir():
         raise CheckpointError(f"{checkpoint.folder} has no folder actor")
     folder = checkpoint.huggingface
-    if write.has_weights(folder):
+    if has_weights(folder):
         if base is not None:
             write.copy_base_files(base, folder)
         return _SKIPPED, f"{folder} has its weights"

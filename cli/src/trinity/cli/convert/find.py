@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinity.cli.errors import RunError
+from trinity.runtime.checkpoints import step_of
 
-_NAME = re.compile(r"global_step_(\d+)")
 _PARTIAL = re.compile(r"\.global_step_\d+\.partial")
 
 
@@ -63,7 +63,7 @@ def _around(path: Path) -> Path | None:
     for folder in (path, *path.parents):
         if _PARTIAL.fullmatch(folder.name):
             return None
-        if _NAME.fullmatch(folder.name) and folder.is_dir():
+        if step_of(folder) is not None and folder.is_dir():
             return folder
     return None
 
@@ -73,19 +73,16 @@ def _below(root: Path) -> list[Path]:
         return []
     found = []
     for folder, names, _ in os.walk(root):
-        found += [Path(folder, name) for name in names if _NAME.fullmatch(name)]
-        names[:] = [name for name in names if not (_NAME.fullmatch(name) or _PARTIAL.fullmatch(name))]
-    return sorted(found, key=lambda path: (path.parent, _step(path)))
-
-
-def _step(folder: Path) -> int:
-    match = _NAME.fullmatch(folder.name)
-    assert match is not None
-    return int(match[1])
+        steps = [Path(folder, name) for name in names if step_of(Path(name)) is not None]
+        found += steps
+        names[:] = [name for name in names if Path(folder, name) not in steps and not _PARTIAL.fullmatch(name)]
+    return sorted(found, key=lambda path: (path.parent, step_of(path)))
 
 
 def _checkpoint(folder: Path, root: Path) -> Checkpoint:
-    return Checkpoint(folder, _step(folder), str(folder.relative_to(root)))
+    step = step_of(folder)
+    assert step is not None
+    return Checkpoint(folder, step, str(folder.relative_to(root)))
 
 
 def _listed(steps: set[int] | list[int]) -> str:

@@ -16,14 +16,12 @@ import torch
 from trinity.cli.convert.errors import CheckpointError
 from trinity.cli.convert.source import Parameter
 from trinity.runtime import files
+from trinity.runtime.checkpoints import INDEX, SINGLE, copy_all_but_weights
 from trinity.runtime.process import FileLock
 
 SHARD_BYTES = 2 * 1024**3
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _CONFIG = "config.json"
 _ASIDE, _LOCK = ".converting-", "lock"
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".npz", ".ckpt"}
 # Names of the safetensors format.
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -35,30 +33,6 @@ _NAMES = {
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def has_weights(folder: Path) -> bool:
-    """Whether `model.safetensors`, or an index and every file it lists, are there in full length."""
-    if _has_full_length(folder / _SINGLE):
-        return True
-    index = files.read_json(folder / _INDEX)
-    names = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(names, dict) or not names:
-        return False
-    return all(_has_full_length(folder / str(name)) for name in set(names.values()))
-
-
-def _has_full_length(path: Path) -> bool:
-    """Whether a safetensors file is as long as its header says."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            size = path.stat().st_size
-            header = json.loads(file.read(length)) if 8 + length <= size else {}
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, struct.error, ValueError, AttributeError, LookupError, TypeError):
-        return False
-    return bool(ends) and 8 + length + max(ends) == size
-
-
 def copy_base_files(base: Path | None, folder: Path) -> None:
     """Give a folder without config.json everything of the base model but its weights; what is there already stays.
 
@@ -68,13 +42,7 @@ def copy_base_files(base: Path | None, folder: Path) -> None:
         return
     if base is None:
         raise CheckpointError(f"{folder / _CONFIG} is missing; give the base model's folder with --base-model-dir")
-    folder.mkdir(parents=True, exist_ok=True)
-    sources = [path for path in base.iterdir() if path.is_file() and not path.name.startswith(".")]
-    # The config comes last: it is what says that the others are there.
-    for path in sorted(sources, key=lambda path: path.name == _CONFIG):
-        weights = path.suffix in _WEIGHTS or path.name.endswith(".index.json")
-        if not weights and not (folder / path.name).exists():
-            files.write_atomic(folder / path.name, path.read_bytes())
+    copy_all_but_weights(base, folder)
 
 
 @dataclass(frozen=True)
@@ -125,15 +93,15 @@ def write_weights(folder: Path, parameters: Iterable[Parameter], shard_bytes: in
             size_bytes += _write_file(parts[-1], shard)
         names = [f"model-{index + 1:05d}-of-{len(parts):05d}.safetensors" for index in range(len(parts))]
         # An index that is left from weights that are not complete must not vouch for the new files.
-        (folder / _INDEX).unlink(missing_ok=True)
+        (folder / INDEX).unlink(missing_ok=True)
         if len(parts) == 1:
-            os.replace(parts[0], folder / _SINGLE)
+            os.replace(parts[0], folder / SINGLE)
         else:
-            (folder / _SINGLE).unlink(missing_ok=True)
+            (folder / SINGLE).unlink(missing_ok=True)
             for part, name in zip(parts, names, strict=True):
                 os.replace(part, folder / name)
             weight_map = {name: names[index] for name, index in places.items()}
-            files.write_json(folder / _INDEX, {"metadata": {"total_size": size_bytes}, "weight_map": weight_map})
+            files.write_json(folder / INDEX, {"metadata": {"total_size": size_bytes}, "weight_map": weight_map})
         files.sync_folder(folder)
     return Written(len(parts), size_bytes)
 

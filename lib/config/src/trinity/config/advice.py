@@ -34,7 +34,7 @@ def _advice(config: Config) -> Iterator[str]:
     if "algorithm_type" not in config.algorithm.model_fields_set:
         yield "algorithm.algorithm_type: is not given; grpo is taken (Trinity-RFT takes ppo)"
     if config.algorithm.algorithm_type == "grpo" and config.algorithm.repeat_times == 1 and config.mode != "explore":
-        yield "algorithm.repeat_times: is 1; grpo compares the rollouts of a group, so nothing is learnt from one"
+        yield "algorithm.repeat_times: is 1; the advantage in a group of one is its reward, without a baseline"
     if config.cluster.node_num > 1:
         yield "cluster.node_num: `trinity run` starts processes on this machine; docs/modes.md says how others join"
     lengths = (model.max_model_len, model.max_prompt_tokens, model.max_response_tokens)

@@ -1,6 +1,7 @@
 """Rows of a dataset: jsonl, json, parquet, a folder of them, or a hub name. Checked whole before anything starts."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,38 @@ def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
         f"the rows have neither a conversation in {form.messages_key!r} nor texts in {form.prompt_key!r} and "
         f"{form.response_key!r}; they have {', '.join(row)}. Set format.messages_key, or prompt_key and response_key"
     )
+
+
+def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, Any]]:
+    """A row as chat messages that end with the assistant's. Raises DatasetError naming row and column."""
+    if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
+        messages = list(row[form.messages_key])
+        last = messages[-1] if messages else None
+        if not isinstance(last, dict) or last.get("role") != "assistant":
+            raise DatasetError(f"row {number}: {form.messages_key!r} must end with an assistant message")
+        return messages
+    for key in (form.prompt_key, form.response_key):
+        if not isinstance(row.get(key), str):
+            raise DatasetError(f"row {number}: {key!r} is {row.get(key)!r}, must be text (columns: {', '.join(row)})")
+    system = row.get(form.system_prompt_key) if form.system_prompt_key else form.system_prompt
+    head = [{"role": "system", "content": system}] if system else []
+    return [
+        *head,
+        {"role": "user", "content": row[form.prompt_key]},
+        {"role": "assistant", "content": row[form.response_key]},
+    ]
+
+
+def features(rows: Sequence[Row], keys: Sequence[str]) -> list[list[float]]:
+    """Columns of numbers, for selectors. Raises DatasetError naming row and column."""
+    return [[_number(row, number, key) for key in keys] for number, row in enumerate(rows)]
+
+
+def _number(row: Row, number: int, key: str) -> float:
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise DatasetError(f"row {number}: {key!r} is {value!r}, must be a number")
+    return float(value)
 
 
 def _files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:

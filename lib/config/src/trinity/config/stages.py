@@ -2,7 +2,7 @@
 
 from trinity.config.schema import Config
 
-_SECTIONS = ("algorithm", "buffer", "explorer", "trainer")
+SECTIONS = ("algorithm", "buffer", "explorer", "trainer")
 
 
 def expand(config: Config) -> list[Config]:
@@ -14,7 +14,7 @@ def expand(config: Config) -> list[Config]:
         return [config]
     stages = []
     for stage in config.stages:
-        changes: dict[str, object] = {key: getattr(stage, key) for key in _SECTIONS if getattr(stage, key) is not None}
+        changes: dict[str, object] = {key: getattr(stage, key) for key in SECTIONS if getattr(stage, key) is not None}
         changes["mode"] = stage.mode or config.mode
         changes["name"] = f"{config.name}/{stage.stage_name}"
         trainer = stage.trainer or config.trainer

@@ -1,11 +1,17 @@
-"""Where the checkpoints of a job lie, for those who only read them. The trainer writes them."""
+"""Checkpoints and model folders as they lie on disk. The trainer writes them; commands and services read them."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
+
+from trinity.runtime import files
+from trinity.runtime.errors import InvalidInput
 
 _NAME = re.compile(r"global_step_(\d+)")
 COMPLETE = ".full_checkpoint"  # written last; a folder without it is no checkpoint
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".npz", ".ckpt"}
 
 
 def step_of(folder: Path) -> int | None:
@@ -22,13 +28,52 @@ def complete_steps(job_dir: Path) -> list[int]:
     return sorted(step for step, path in found if step is not None and (path / COMPLETE).exists())
 
 
+def checkpoint_folder(job_dir: Path, step: int) -> Path:
+    return job_dir / f"global_step_{step}"
+
+
 def model_folder(job_dir: Path, step: int) -> Path:
-    return job_dir / f"global_step_{step}" / "actor" / "huggingface"
+    """The Hugging Face folder of a checkpoint."""
+    return checkpoint_folder(job_dir, step) / "actor" / "huggingface"
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a Hugging Face folder holds weights beside its configuration."""
-    return any((folder / name).is_file() for name in WEIGHTS)
+    """Whether model.safetensors, or an index and every file it lists, are in a folder, in full length."""
+    if _is_whole(folder / SINGLE):
+        return True
+    index = files.read_json(folder / INDEX)
+    names = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(names, dict) or not names:
+        return False
+    return all(_is_whole(folder / str(name)) for name in set(names.values()))
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return bool(safetensors_header(path))
+    except InvalidInput:
+        return False
+
+
+def safetensors_header(path: Path) -> dict[str, Any]:
+    """Tensors of a safetensors file by name, without reading them: dtype, shape, data_offsets.
+
+    Raises InvalidInput unless the file is as long as its header says. The format:
+    https://github.com/huggingface/safetensors#format
+    """
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > path.stat().st_size:
+                raise ValueError("the header is longer than the file")
+            header = json.loads(file.read(size))
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if 8 + size + end != path.stat().st_size:
+            raise ValueError(f"{path.stat().st_size} bytes instead of {8 + size + end}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(str(path), f"is no whole safetensors file: {error}") from None
+    return dict(header)
 
 
 def newest_model(job_dir: Path) -> tuple[int, Path] | None:
@@ -38,3 +83,16 @@ def newest_model(job_dir: Path) -> tuple[int, Path] | None:
         if has_weights(folder):
             return step, folder
     return None
+
+
+def copy_all_but_weights(source: Path, target: Path) -> None:
+    """Give a folder a model's config, tokenizer and chat template; what is there already stays.
+
+    config.json comes last: it is what says that the others are there.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    found = [path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
+    for path in sorted(found, key=lambda path: path.name == "config.json"):
+        weights = path.suffix in _WEIGHTS or path.name.endswith(".index.json")
+        if not weights and not (target / path.name).exists():
+            files.write_atomic(target / path.name, path.read_bytes())

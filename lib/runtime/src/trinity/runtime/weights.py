@@ -4,16 +4,15 @@ Life of a version: STAGED (offered) -> VERIFIED (matches its manifest) -> LIVE (
 REJECTED. Version 0 is the run's base model: explorers start from it, so it has no files.
 """
 
-import json
 import time
 from collections import Counter
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
 from trinity.api.sync.v1 import sync_pb2
 from trinity.runtime import files
+from trinity.runtime.checkpoints import INDEX, SINGLE, safetensors_header
 from trinity.runtime.errors import InvalidInput
 
 
@@ -114,8 +113,8 @@ def manifest_of_folder(run: str, version: int, folder: Path, *, checksums: bool 
 
     Raises InvalidInput naming the file that is missing or damaged.
     """
-    index = files.read_json(folder / "model.safetensors.index.json")
-    names = sorted(set(index["weight_map"].values())) if isinstance(index, dict) else ["model.safetensors"]
+    index = files.read_json(folder / INDEX)
+    names = sorted(set(index["weight_map"].values())) if isinstance(index, dict) else [SINGLE]
     tensors: list[TensorInfo] = []
     infos: list[FileInfo] = []
     for name in names:
@@ -123,28 +122,11 @@ def manifest_of_folder(run: str, version: int, folder: Path, *, checksums: bool 
         tensors += [
             TensorInfo(key, entry["dtype"], tuple(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0],
                        name)
-            for key, entry in sorted(_header(path).items(), key=lambda item: item[1]["data_offsets"][0])
+            for key, entry in sorted(safetensors_header(path).items(), key=lambda item: item[1]["data_offsets"][0])
         ]  # fmt: skip
         infos.append(FileInfo(name, path.stat().st_size, files.checksum(path) if checksums else ""))
     offer = FolderOffer(str(folder.absolute()))
     return Manifest(run, version, version, tuple(tensors), tuple(infos), (offer,), time.time())
-
-
-def _header(path: Path) -> dict[str, Any]:
-    """Tensors of a safetensors file by name. https://github.com/huggingface/safetensors#format"""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > path.stat().st_size:
-                raise ValueError("the header is longer than the file")
-            header = json.loads(file.read(size))
-        header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        if 8 + size + end != path.stat().st_size:
-            raise ValueError(f"{path.stat().st_size} bytes instead of {8 + size + end}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput(str(path), f"is no whole safetensors file: {error}") from None
-    return dict(header)
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:

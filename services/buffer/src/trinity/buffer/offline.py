@@ -3,15 +3,13 @@
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger import Ledger
 from trinity.buffer.selectors import make_selector
 from trinity.buffer.shared import RunContext
-from trinity.config.datasets import Row, read, sft_format
-from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig
-from trinity.runtime.errors import InvalidInput
+from trinity.config.datasets import Row, read, sft_format, sft_messages
+from trinity.config.schema.buffer import ExperienceBufferConfig
 
 _AHEAD = 4
 
@@ -55,24 +53,5 @@ class OfflineSource:
         )
 
     def example(self, row: int) -> pb.Example:
-        messages = to_messages(self._rows[row], self._format, f"{self._config.path} row {row}")
+        messages = sft_messages(self._rows[row], self._format, row)
         return pb.Example(row=row, messages_json=json.dumps(messages))
-
-
-def to_messages(row: Row, form: FormatConfig, place: str) -> list[dict[str, Any]]:
-    """A row as chat messages that end with the assistant's. Raises InvalidInput naming the missing column."""
-    if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
-        messages = list(row[form.messages_key])
-        if not messages or messages[-1].get("role") != "assistant":
-            raise InvalidInput(f"{place}.{form.messages_key}", "must end with an assistant message")
-        return messages
-    for key in (form.prompt_key, form.response_key):
-        if not isinstance(row.get(key), str):
-            raise InvalidInput(f"{place}.{key}", f"is {row.get(key)!r}, must be text (columns: {', '.join(row)})")
-    system = row.get(form.system_prompt_key) if form.system_prompt_key else form.system_prompt
-    head = [{"role": "system", "content": system}] if system else []
-    return [
-        *head,
-        {"role": "user", "content": row[form.prompt_key]},
-        {"role": "assistant", "content": row[form.response_key]},
-    ]

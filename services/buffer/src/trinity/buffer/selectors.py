@@ -9,10 +9,9 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from trinity.config.datasets import Row
+from trinity.config.datasets import Row, features
 from trinity.config.names import SELECTOR_ARGS
 from trinity.config.schema.buffer import SelectorConfig
-from trinity.runtime.errors import InvalidInput
 
 
 class Selector(ABC):
@@ -134,8 +133,8 @@ class DifficultyBased(Selector):
             self._epoch, self._left = epoch, set(range(self.rows))
 
 
-def make_selector(config: SelectorConfig, rows: Sequence[Row], place: str = "data_selector") -> Selector:
-    """The selector of a taskset. Raises InvalidInput for a feature that is no number; `place` is its key."""
+def make_selector(config: SelectorConfig, rows: Sequence[Row]) -> Selector:
+    """The selector of a taskset. Raises DatasetError for a feature that is no number."""
     kind = config.selector_type
     if kind == "sequential":
         return Sequential(len(rows))
@@ -143,20 +142,8 @@ def make_selector(config: SelectorConfig, rows: Sequence[Row], place: str = "dat
         return Random(len(rows), config.seed)
     if kind == "shuffle":
         return Shuffle(len(rows), config.seed)
-    features = [_features(row, number, config.feature_keys, place) for number, row in enumerate(rows)]
+    columns = features(rows, config.feature_keys)
     if kind == "offline_easy2hard":
-        return EasyToHard(features)
-    priors = [min(1.0, max(0.0, sum(f) / len(f))) if f else 0.5 for f in features]
+        return EasyToHard(columns)
+    priors = [min(1.0, max(0.0, sum(row) / len(row))) if row else 0.5 for row in columns]
     return DifficultyBased(priors, config.seed, **{**SELECTOR_ARGS[kind], **config.kwargs})
-
-
-def _features(row: Row, number: int, keys: Sequence[str], place: str) -> list[float]:
-    values = []
-    for key in keys:
-        value = row.get(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise InvalidInput(
-                f"{place}.feature_keys", f"column {key!r} of row {number} is {value!r}, must be a number"
-            )
-        values.append(float(value))
-    return values

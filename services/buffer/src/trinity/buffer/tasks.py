@@ -28,7 +28,7 @@ class TaskSource:
     def open(cls, run: str, plan: Plan, taskset: TasksetConfig, kind: TaskKind) -> "TaskSource":
         """Reads the dataset. Raises DatasetError."""
         rows = read(taskset.path, taskset.split, taskset.subset_name)
-        selector = make_selector(taskset.data_selector, rows, f"{taskset.name}.data_selector")
+        selector = make_selector(taskset.data_selector, rows)
         return cls(run, plan, taskset, rows, kind, selector)
 
     def train_task(self, position: int, ordinal: int, gate_step: int) -> Task:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trinity.runtime import files
-from trinity.runtime.checkpoints import COMPLETE, complete_steps
+from trinity.runtime.checkpoints import COMPLETE, checkpoint_folder, complete_steps
 
 _STATE = "trainer_state.json"
 
@@ -37,7 +37,7 @@ class CheckpointStore:
         self.job_dir = job_dir
 
     def path(self, step: int) -> Path:
-        return self.job_dir / f"global_step_{step}"
+        return checkpoint_folder(self.job_dir, step)
 
     def temporary(self, step: int) -> Path:
         """Where rank 0 and all others write before `finish`."""

@@ -7,7 +7,6 @@ Versions that went out before the crash stay as they are: weights of a step are 
 """
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from opentelemetry import trace
 from trinity.config import Plan
 from trinity.config.service import monitor_fields
 from trinity.runtime import files, tracing
+from trinity.runtime.checkpoints import copy_all_but_weights
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
@@ -256,24 +256,22 @@ class TrainLoop:
                     pass
             return
         folder.mkdir(parents=True, exist_ok=True)
-        copy_model_files(Path(self._plan.config.model.model_path), folder, self._engine.policy.model.config)
+        save_model_files(self._plan.config.model.model_path, folder, self._engine.policy.model.config)
         if with_weights:
             tensors, names = write_shards(self._engine.weights(), folder, "model-{:05d}.safetensors")
             write_huggingface_index(folder, tensors, names)
 
 
-def copy_model_files(source: Path, target: Path, config: Any) -> None:
-    """Everything of a model folder but the weights: config, tokenizer, chat template."""
-    if source.is_dir():
-        for path in source.iterdir():
-            weights = path.suffix in (".safetensors", ".bin", ".pt", ".gguf") or path.name.endswith(".index.json")
-            if path.is_file() and not weights:
-                shutil.copy(path, target / path.name)
+def save_model_files(source: str, target: Path, config: Any) -> None:
+    """Everything of a model but its weights: config, tokenizer, chat template."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        copy_all_but_weights(folder, target)
         return
     from transformers import AutoTokenizer
 
     config.save_pretrained(target)
-    AutoTokenizer.from_pretrained(str(source)).save_pretrained(target)
+    AutoTokenizer.from_pretrained(source).save_pretrained(target)
 
 
 def _contexts(raw: RawBatch) -> list[trace.SpanContext]:

@@ -8,6 +8,7 @@ import grpc.aio
 
 from trinity.api.trainer.v1 import trainer_pb2 as pb
 from trinity.api.trainer.v1 import trainer_pb2_grpc
+from trinity.runtime.checkpoints import checkpoint_folder
 from trinity.runtime.errors import Conflict
 from trinity.trainer.control import Control
 
@@ -54,7 +55,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self._control.request_checkpoint()
         await _until(lambda: self._control.progress.checkpoint_step > before)
         step = self._control.progress.checkpoint_step
-        return pb.CheckpointResponse(step=step, path=str(self._job_dir / f"global_step_{step}"))
+        return pb.CheckpointResponse(step=step, path=str(checkpoint_folder(self._job_dir, step)))
 
     def _refuse_if_finished(self) -> None:
         if self._control.progress.state == "finished":

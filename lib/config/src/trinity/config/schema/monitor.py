@@ -14,6 +14,8 @@ class MonitorConfig(Section):
         "tensorboard", description="tensorboard, or an installed wandb, mlflow or swanlab; none: the job folder alone"
     )
     monitor_args: dict[str, Any] | None = Field(
-        None, description="wandb: base_url, api_key; mlflow: uri, username, password"
+        None,
+        description="wandb: base_url, api_key; mlflow: uri, username, password. They are kept in the job folder's "
+        "config.json; keys are safer in the environment (WANDB_API_KEY, ...)",
     )
     detailed_stats: bool = Field(False, description="Evaluations with mean, max, min and std over tasks as well")

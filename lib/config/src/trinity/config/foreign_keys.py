@@ -1,0 +1,356 @@
+"""Keys that Trinity-RFT's YAMLs and veRL hold and Trinity's schema does not; `compat` takes them out of a document.
+
+RENAMED: an old or veRL name of one of ours; VALUES holds old names of values. IGNORED: without effect, with the reason,
+which `trinity check` shows. UNSUPPORTED: refused with the reason, unless its value asks for nothing. `*` stands for any
+list index; a path that ends in `.**` for everything below it, where others' free-form arguments live.
+"""
+
+_VERL = "trainer.trainer_config"
+_ACTOR = f"{_VERL}.actor_rollout_ref"
+_INPUT = "buffer.explorer_input"
+_TASKSETS = (f"{_INPUT}.taskset", f"{_INPUT}.tasksets.*", f"{_INPUT}.eval_tasksets.*")
+_ENGINES = ("explorer.rollout_model", "explorer.auxiliary_models.*")
+_CRITIC = f"{_VERL}.critic"
+_EXPERIENCE = "buffer.trainer_input.experience_buffer"
+
+
+def _under(path: str, keys: str, reason: str) -> dict[str, str]:
+    """One reason for several keys of a section."""
+    return {f"{path}.{key}": reason for key in keys.split()}
+
+
+def _at(places: tuple[str, ...], keys: str, reason: str) -> dict[str, str]:
+    """One reason for several keys of several sections."""
+    return {f"{place}.{key}": reason for place in places for key in keys.split()}
+
+
+# key -> old value -> ours
+VALUES: dict[str, dict[str, str]] = {
+    "synchronizer.sync_method": {"online": "nccl", "offline": "checkpoint", "hccl": "nccl"},
+    "synchronizer.sync_style": {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"},
+    f"{_EXPERIENCE}.storage_type": {"sql": "queue"},
+    # Names of their own alone, in any case.
+    **{f"{place}.storage_type": {} for place in _TASKSETS},
+    **{f"{place}.format.prompt_type": {} for place in (*_TASKSETS, _EXPERIENCE)},
+}
+
+RENAMED: dict[str, str] = {
+    "explorer.runner_num": "explorer.runner_per_model",
+    "explorer.api_port": "explorer.proxy_port",
+    "data_processor.experience_pipeline.save_input": "buffer.save_experiences",
+    "algorithm.optimizer.warmup_style": "algorithm.optimizer.lr_scheduler_type",
+    "algorithm.optimizer.clip_grad": "trainer.grad_clip",
+    f"{_ACTOR}.actor.optim.lr": "algorithm.optimizer.lr",
+    f"{_ACTOR}.actor.optim.lr_warmup_steps": "algorithm.optimizer.lr_warmup_steps",
+    f"{_ACTOR}.actor.optim.lr_warmup_steps_ratio": "algorithm.optimizer.lr_warmup_steps_ratio",
+    f"{_ACTOR}.actor.optim.lr_scheduler_type": "algorithm.optimizer.lr_scheduler_type",
+    f"{_ACTOR}.actor.optim.warmup_style": "algorithm.optimizer.lr_scheduler_type",
+    f"{_ACTOR}.actor.optim.min_lr_ratio": "algorithm.optimizer.min_lr_ratio",
+    f"{_ACTOR}.actor.optim.betas": "algorithm.optimizer.betas",
+    f"{_ACTOR}.actor.optim.weight_decay": "algorithm.optimizer.weight_decay",
+    f"{_ACTOR}.actor.optim.clip_grad": "trainer.grad_clip",
+    f"{_ACTOR}.actor.grad_clip": "trainer.grad_clip",
+    f"{_ACTOR}.actor.use_dynamic_bsz": "trainer.use_dynamic_bsz",
+    f"{_ACTOR}.actor.ppo_max_token_len_per_gpu": "trainer.max_token_len_per_gpu",
+    f"{_ACTOR}.actor.fsdp_config.optimizer_offload": "trainer.deepspeed.offload_optimizer",
+    f"{_ACTOR}.model.enable_gradient_checkpointing": "trainer.gradient_checkpointing",
+    f"{_VERL}.trainer.max_actor_ckpt_to_keep": "trainer.max_checkpoints_to_keep",
+    f"{_VERL}.trainer.critic_warmup": "trainer.critic.warmup_steps",
+    f"{_CRITIC}.optim.lr": "trainer.critic.optimizer.lr",
+    f"{_CRITIC}.optim.lr_warmup_steps": "trainer.critic.optimizer.lr_warmup_steps",
+    f"{_CRITIC}.optim.lr_warmup_steps_ratio": "trainer.critic.optimizer.lr_warmup_steps_ratio",
+    f"{_CRITIC}.optim.lr_scheduler_type": "trainer.critic.optimizer.lr_scheduler_type",
+    f"{_CRITIC}.optim.warmup_style": "trainer.critic.optimizer.lr_scheduler_type",
+    f"{_CRITIC}.optim.min_lr_ratio": "trainer.critic.optimizer.min_lr_ratio",
+    f"{_CRITIC}.optim.betas": "trainer.critic.optimizer.betas",
+    f"{_CRITIC}.optim.weight_decay": "trainer.critic.optimizer.weight_decay",
+    f"{_CRITIC}.model.path": "model.critic_model_path",
+    f"{_CRITIC}.cliprange_value": "trainer.critic.cliprange_value",
+    f"{_CRITIC}.grad_clip": "trainer.critic.grad_clip",
+    **{f"{place}.task_selector": f"{place}.data_selector" for place in (*_TASKSETS, _EXPERIENCE)},
+    "buffer.read_batch_size": "buffer.train_batch_size",
+}
+
+_OPTIMIZER = (
+    "optimizer optimizer_impl total_training_steps lr_warmup_init lr_decay_steps lr_decay_style min_lr "
+    "weight_decay_incr_style lr_wsd_decay_style lr_wsd_decay_steps use_checkpoint_opt_param_scheduler "
+    "override_optimizer_config.**"
+)
+_FSDP = (
+    "offload_policy reshard_after_forward wrap_policy.** fsdp_size forward_prefetch model_dtype dtype "
+    "mixed_precision.**"
+)
+_NO_RAY = "there is no Ray; processes are started by `trinity run` or by your cluster"
+_OWN_TRAINER = "Trinity's trainer decides this itself"
+_NO_POLL = "experience arrives by subscription; nothing polls"
+
+IGNORED: dict[str, str] = {
+    "ray_namespace": _NO_RAY,
+    "cluster.ray_address": _NO_RAY,
+    "ignore_validator_suggestions": "advice never stops a run",
+    "checkpoint_job_dir": "follows from checkpoint_root_dir, project, group and name",
+    **_under(
+        "log", "level group_by_node save_dir", "every service logs to <job>/log; TRINITY_LOG_LEVEL sets the level"
+    ),
+    "monitor.enable_ray_timeline": "spans go to an OTLP collector: OTEL_EXPORTER_OTLP_ENDPOINT",
+    "monitor.cache_dir": "metrics are in <job>/monitor",
+    "monitor.shared_run": "explorer and trainer are two runs of the monitor",
+    **_under(
+        "cluster",
+        "total_gpu_num rollout_gpu_num auxiliary_model_gpu_num explorer_gpu_num trainer_gpu_num trainer_node_num "
+        "trainer_gpu_num_per_node",
+        "follows from engine_num and tensor_parallel_size; `trinity check` shows it",
+    ),
+    "algorithm.optimizer.optimizer_type": "the optimizer is AdamW",
+    "model.logprobs": "the sampled token's log-probability is always recorded",
+    "model.enable_prompt_truncation": "a prompt that is too long is kept out of the loss, always",
+    "buffer.cache_dir": "everything of a run is in its job folder",
+    "buffer.explorer_output": "experience goes to the log",
+    "buffer.pad_token_id": "follows from the model",
+    "buffer.tokenizer_path": "follows from the model",
+    "buffer.trainer_input.experience_buffer.wrap_in_ray": _NO_RAY,
+    "buffer.trainer_input.experience_buffer.max_retry_times": _NO_POLL,
+    "buffer.trainer_input.experience_buffer.max_retry_interval": _NO_POLL,
+    "buffer.trainer_input.experience_buffer.enable_progress_bar": "progress is on the run's own display",
+    "explorer.runner_prepare_concurrency": "workflows run in the explorer's own process",
+    "explorer.runner_prepare_max_retries": "workflows run in the explorer's own process",
+    "explorer.runner_state_report_interval": "`trinity status` asks when somebody wants to know",
+    "explorer.concurrent_mode": "the rollouts of a group are always sampled together",
+    "explorer.max_repeat_times_per_runner": "the rollouts of a group are always sampled together",
+    "explorer.service_status_check_interval": "new versions are announced, nobody polls",
+    "explorer.min_running_model_num": "an engine that fails is started again",
+    **_at(_ENGINES, "engine_type", "the engine is vLLM"),
+    **_at(_ENGINES, "use_v1", "vLLM has one engine"),
+    **_at(_ENGINES, "enable_history", "token ids and log-probabilities are always recorded"),
+    **_at(_ENGINES, "enable_log_requests", "set TRINITY_LOG_LEVEL=DEBUG"),
+    **_at(_ENGINES, "enable_openai_api base_port", "mode serve is the OpenAI-compatible endpoint"),
+    **_at(
+        _ENGINES,
+        "temperature top_p top_k logprobs max_prompt_tokens max_response_tokens min_response_tokens "
+        "enable_prompt_truncation repetition_penalty",
+        "sampling is model.* and rollout_args",
+    ),
+    **_at(
+        _ENGINES,
+        "bundle_indices engine_id ray_namespace cuda_visible_devices enable_lora enable_runtime_lora_updating "
+        "lora_modules.** lora_kwargs.** node_rank rope_scaling rope_theta",
+        "set by whoever starts the engine",
+    ),
+    **_under("explorer.rollout_model", "model_path name trust_remote_code max_model_len", "model.* says it"),
+    "synchronizer.wait_for_checkpoint": "explorers load complete versions only",
+    "synchronizer.explorer_world_size": "explorers join and leave; nobody counts them",
+    "synchronizer.ray_namespace": _NO_RAY,
+    "trainer.trainer_type": "the trainer is DeepSpeed",
+    "trainer.trainer_strategy": "the sharding is trainer.deepspeed.zero_stage",
+    "trainer.enable_preview": _OWN_TRAINER,
+    "trainer.save_strategy": "one checkpoint is written at a time, by every rank its own part",
+    "trainer.fix_actor_microbatch_loss_scale": "the loss never depends on how a batch is split",
+    **_under(f"{_ACTOR}.model", "lora_alpha target_modules exclude_modules", "lora_rank asks for LoRA, or does not"),
+    **_under(
+        _ACTOR, "hybrid_engine nccl_timeout explorer_name synchronizer.**", "Trinity's synchronizer section says it"
+    ),
+    f"{_ACTOR}.model.use_remove_padding": "sequences of like length share a micro-batch, so little is padded",
+    **_under(
+        f"{_ACTOR}.rollout",
+        "temperature n top_k top_p val_kwargs.** multi_turn.** log_prob_micro_batch_size "
+        "log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu",
+        "rollout settings are model.*, explorer.rollout_model.* and rollout_args",
+    ),
+    f"{_ACTOR}.actor.ppo_mini_batch_size": "buffer.batch_size and train_batch_size say how much a step learns from",
+    f"{_ACTOR}.actor.ppo_micro_batch_size": "micro-batches are made by tokens: trainer.max_token_len_per_gpu",
+    f"{_ACTOR}.actor.ppo_micro_batch_size_per_gpu": "micro-batches are made by tokens: trainer.max_token_len_per_gpu",
+    f"{_ACTOR}.actor.strategy": "the sharding is trainer.deepspeed.zero_stage",
+    f"{_ACTOR}.actor.checkpoint.**": _OWN_TRAINER,
+    **_under(f"{_ACTOR}.actor.fsdp_config", _FSDP, "the sharding is trainer.deepspeed.zero_stage"),
+    **_under(f"{_ACTOR}.actor.optim", _OPTIMIZER, "the optimizer is AdamW with algorithm.optimizer"),
+    **_under(
+        f"{_ACTOR}.ref.fsdp_config",
+        f"{_FSDP} param_offload optimizer_offload",
+        "the reference model is frozen, whole, and used without gradients",
+    ),
+    **_under(
+        f"{_ACTOR}.ref",
+        "log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz "
+        "log_prob_max_token_len_per_gpu ulysses_sequence_parallel_size entropy_from_logits_with_chunking "
+        "entropy_checkpointing checkpoint.** megatron.** strategy load_weight profile.** profiler.** "
+        "router_replay.**",
+        "the reference model is frozen, whole, and used without gradients",
+    ),
+    **_under(
+        f"{_ACTOR}.actor",
+        "shuffle fix_actor_microbatch_loss_scale entropy_from_logits_with_chunking entropy_checkpointing "
+        "data_loader_seed load_weight policy_loss.** profile.** profiler.** router_replay.** loss_agg_mode "
+        "clip_ratio clip_ratio_low clip_ratio_high entropy_coeff use_kl_loss",
+        "Trinity's algorithm section says it",
+    ),
+    **_under(
+        f"{_ACTOR}.model",
+        "path external_lib use_fused_kernels fused_kernel_options.** enable_activation_offload use_shm "
+        "trust_remote_code custom_chat_template override_config.**",
+        "Trinity's model section says it",
+    ),
+    **_under(
+        f"{_VERL}.trainer",
+        "resume_mode resume_from_path default_hdfs_dir remove_previous_ckpt_in_save del_local_ckpt_after_load "
+        "max_critic_ckpt_to_keep device",
+        "a run goes on from its newest checkpoint; continue_from_checkpoint: false starts anew",
+    ),
+    **_under(
+        f"{_VERL}.trainer",
+        "total_epochs total_training_steps project_name group_name experiment_name logger nnodes n_gpus_per_node "
+        "val_generations_to_log_to_wandb val_before_train val_only save_freq test_freq sync_freq default_local_dir "
+        "training_rollout_mode enable_exp_buffer ray_wait_register_center_timeout",
+        "Trinity's project, cluster, buffer, explorer, trainer and monitor say it",
+    ),
+    **_under(_VERL, "enable_preview synchronizer.** ray_init.**", _OWN_TRAINER),
+    f"{_VERL}.data.**": _OWN_TRAINER,
+    f"{_VERL}.global_profiler.**": _OWN_TRAINER,
+    f"{_VERL}.trainer.balance_batch": "tokens are always balanced over the ranks",
+    **_under(f"{_CRITIC}.optim", _OPTIMIZER + " clip_grad", "the optimizer is AdamW with trainer.critic.optimizer"),
+    **_under(
+        f"{_CRITIC}.model",
+        "tokenizer_path use_remove_padding enable_gradient_checkpointing external_lib override_config.** "
+        "trust_remote_code use_shm enable_activation_offload lora_rank lora_alpha target_modules",
+        "the critic is trained as the policy is",
+    ),
+    **_under(
+        f"{_CRITIC}.model.fsdp_config",
+        f"{_FSDP} param_offload optimizer_offload",
+        "the sharding is trainer.deepspeed.zero_stage",
+    ),
+    **_under(
+        _CRITIC,
+        "enable strategy ppo_mini_batch_size ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
+        "forward_micro_batch_size forward_micro_batch_size_per_gpu use_dynamic_bsz ppo_max_token_len_per_gpu "
+        "forward_max_token_len_per_gpu ppo_epochs shuffle rollout_n loss_agg_mode checkpoint.** profiler.** "
+        "ulysses_sequence_parallel_size data_loader_seed load_weight profile.**",
+        "the critic is trained as the policy is",
+    ),
+    **_at(
+        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        "tools_key enable_concatenated_multi_turn",
+        "conversations are one experience, whatever their turns",
+    ),
+    **_at(
+        _TASKSETS,
+        "capacity max_read_timeout schema_type tokenizer_path wrap_in_ray use_priority_queue reuse_cooldown_time "
+        "replay_buffer.** replay_buffer_kwargs.**",
+        "is of experience buffers; a taskset is read whole when the run starts",
+    ),
+    **_under(
+        _EXPERIENCE,
+        "default_workflow_type default_reward_fn_type workflow_args.** reward_fn_args.** rollout_args.** repeat_times "
+        "is_eval",
+        "is of tasksets; an experience buffer holds what was rolled out already",
+    ),
+    **_at(_TASKSETS, "index is_eval batch_size total_epochs total_steps ray_namespace", "follows from the run"),
+    **_under(
+        _EXPERIENCE,
+        "schema_type index batch_size tokenizer_path total_epochs total_steps ray_namespace",
+        "follows from the run",
+    ),
+    **{f"{place}.{key}": _NO_POLL for place in _TASKSETS for key in ("max_retry_times", "max_retry_interval")},
+    **{f"{place}.enable_progress_bar": "progress is on the run's own display" for place in _TASKSETS},
+    **{
+        f"{place}.rollout_args.logprobs": "the sampled token's log-probability is always recorded"
+        for place in _TASKSETS
+    },
+    **{
+        f"{place}.rollout_args.n": "algorithm.repeat_times (or repeat_times of an evaluation) says it"
+        for place in _TASKSETS
+    },
+}
+
+UNSUPPORTED: dict[str, str] = {
+    **_under("cod", "task_pack_size eval_task_pack_size cod_workflow_args.**", "packs of tasks are not supported"),
+    "data_processor.task_pipeline.**": "pipelines are not supported yet",
+    **_under(
+        "data_processor.experience_pipeline",
+        "operators input_save_path inputs.** output.**",
+        "pipelines are not supported yet",
+    ),
+    "service.data_juicer.**": "external services are not supported yet",
+    "model.lora_configs": "LoRA is not supported yet",
+    "model.fully_sharded_loras": "LoRA is not supported yet",
+    "model.max_cpu_loras": "LoRA is not supported yet",
+    "model.rope_scaling": "put it into the model's own config.json",
+    "model.rope_theta": "put it into the model's own config.json",
+    "model.enable_thinking": "put it into the chat template",
+    **_under(
+        "model.tinker",
+        "enable rank seed train_mlp train_attn train_unembed base_url",
+        "the remote Tinker backend is not supported",
+    ),
+    **_under("model.external_model", "enable base_url_env api_key_env model_name", "external models are not supported"),
+    "algorithm.sample_strategy": "mixing buffers is not supported yet",
+    "algorithm.sample_strategy_args": "mixing buffers is not supported yet",
+    "algorithm.kl_penalty_fn": "KL in the reward is not supported yet; kl_loss_fn puts it into the loss",
+    "algorithm.kl_penalty_fn_args": "KL in the reward is not supported yet; kl_loss_fn puts it into the loss",
+    "buffer.expert_data_ratio": "mixing buffers is not supported yet",
+    "buffer.trainer_input.auxiliary_buffers.**": "mixing buffers is not supported yet",
+    **_under(
+        "buffer.trainer_input.experience_buffer.replay_buffer",
+        "enable priority_fn reuse_cooldown_time priority_fn_args.**",
+        "replay is not supported yet",
+    ),
+    "buffer.trainer_input.experience_buffer.use_priority_queue": "replay is not supported yet",
+    "buffer.trainer_input.experience_buffer.reuse_cooldown_time": "replay is not supported yet",
+    "buffer.trainer_input.experience_buffer.replay_buffer_kwargs.**": "replay is not supported yet",
+    "buffer.trainer_input.sft_warmup_dataset": "use a stage of its own: stages, see examples/quickstart",
+    "buffer.trainer_input.sft_warmup_steps": "use a stage of its own: stages, see examples/quickstart",
+    **_under(
+        "explorer.over_rollout",
+        "ratio wait_after_min return_partial_tasks",
+        "a batch waits for its slowest group, so that nothing is dropped by length",
+    ),
+    **_under("explorer.dynamic_timeout", "enable ratio warmup_min_steps", "explorer.max_timeout is the limit"),
+    "explorer.db_url": "a history of requests is not supported yet",
+    **_at(_ENGINES, "enable_multimodal", "multimodal models are not supported"),
+    **_at(_ENGINES, "chat_template", "use model.custom_chat_template"),
+    **_at(_ENGINES, "enable_thinking", "put it into the chat template"),
+    **_at(_ENGINES, "nnodes", "an engine lives on one machine"),
+    **_at(_ENGINES, "ignore_eos", "a response ends where the model ends it"),
+    **_at(_ENGINES, "external_model_config.**", "external models are not supported"),
+    **_at(
+        _ENGINES,
+        "enable_auto_tool_choice tool_call_parser reasoning_parser",
+        "workflows see the text as it was sampled",
+    ),
+    **_at(
+        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        "image_key video_key",
+        "multimodal models are not supported",
+    ),
+    **_at(
+        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        "chat_template enable_thinking",
+        "use model.custom_chat_template",
+    ),
+    **_at(
+        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        "chosen_key rejected_key",
+        "preference pairs are not supported yet",
+    ),
+    "trainer.ulysses_sequence_parallel_size": "sequence parallelism is not supported yet",
+    f"{_ACTOR}.actor.ulysses_sequence_parallel_size": "sequence parallelism is not supported yet",
+    f"{_ACTOR}.actor.ppo_epochs": "several epochs over a batch are not supported yet",
+    f"{_ACTOR}.model.lora_rank": "LoRA is not supported yet",
+    f"{_ACTOR}.model.lora_adapter_path": "LoRA is not supported yet",
+    **_at(
+        (f"{_ACTOR}.model", f"{_CRITIC}.model"), "rope_scaling rope_theta", "put it into the model's own config.json"
+    ),
+    f"{_CRITIC}.megatron.**": "there is no Megatron; use trainer.deepspeed",
+    f"{_ACTOR}.actor.megatron.**": "there is no Megatron; use trainer.deepspeed",
+    f"{_ACTOR}.actor.fsdp_config.param_offload": "parameter offload is not supported yet",
+    f"{_VERL}.algorithm.**": "Trinity's own algorithm section says it",
+    f"{_VERL}.reward_model.**": "reward functions are default_reward_fn_type",
+    f"{_VERL}.custom_reward_function.**": "reward functions are default_reward_fn_type",
+    "trainer.trainer_config_path": "put what it holds into the YAML itself",
+}
+
+# Sections that the schema does not have.
+FOREIGN_SECTIONS = (
+    "log", "service", "data_processor", "cod", _VERL, "model.tinker", "model.external_model",
+    "explorer.over_rollout", "explorer.dynamic_timeout", "buffer.trainer_input.auxiliary_buffers",
+    f"{_EXPERIENCE}.replay_buffer", f"{_EXPERIENCE}.replay_buffer_kwargs",
+)  # fmt: skip
