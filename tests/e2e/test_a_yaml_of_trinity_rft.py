@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -161,17 +162,48 @@ def endpoint(job: Job) -> Iterator[str]:
         server.kill()
 
 
-def test_serve_answers_an_openai_client_with_the_newest_weights(job: Job, endpoint: str) -> None:
+def test_serve_answers_an_openai_client_and_follows_new_checkpoints(
+    job: Job, endpoint: str, quickstart_model: Path
+) -> None:
+    """The same long prompt before and after: no key-value block of the older weights may be used again."""
     from openai import OpenAI
 
     client = OpenAI(base_url=endpoint, api_key="none", timeout=60)
     assert [model.id for model in client.models.list().data] == ["gsm8k"]
-    asked: list[Any] = [{"role": "user", "content": "1+1"}]
+    asked: list[Any] = [{"role": "user", "content": "7+8=15 " * 28}]
     answer = client.chat.completions.create(model="gsm8k", messages=asked, max_tokens=8, n=2, temperature=0.5)
     assert len(answer.choices) == 2
-    assert answer.usage is not None
-    assert answer.usage.completion_tokens >= 2
     stream = client.chat.completions.create(model="gsm8k", messages=asked, max_tokens=4, stream=True)
     assert len(list(stream)) >= 2
-    log = (job.folder / "log/serve.log").read_text()
-    assert f'"step": {STEPS}' in next(line for line in log.splitlines() if "explorer.checkpoint.loaded" in line)
+
+    def sampled() -> float:
+        made = client.chat.completions.create(model="gsm8k", messages=asked, max_tokens=1, temperature=0, logprobs=True)
+        assert made.choices[0].logprobs is not None
+        content = made.choices[0].logprobs.content
+        assert content is not None
+        return content[0].logprob
+
+    trained = job.folder / f"global_step_{STEPS}/actor/huggingface"
+    assert sampled() == pytest.approx(_greedy_logprob(trained, asked), abs=1e-4)
+    newer = job.folder / "global_step_9"
+    shutil.copytree(quickstart_model, newer / "actor/huggingface")
+    (newer / ".full_checkpoint").touch()
+    deadline = time.monotonic() + 30
+    while '"step": 9' not in (job.folder / "log/serve.log").read_text():
+        assert time.monotonic() < deadline, "the new checkpoint was not loaded"
+        time.sleep(0.2)
+    expected = _greedy_logprob(quickstart_model, asked)
+    assert abs(expected - _greedy_logprob(trained, asked)) > 1e-3, "the two models must differ to show anything"
+    assert sampled() == pytest.approx(expected, abs=1e-4)
+
+
+def _greedy_logprob(folder: Path, messages: list[Any]) -> float:
+    """Log-probability of the likeliest next token, by transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+    with torch.no_grad():
+        return float(model(torch.tensor([ids])).logits[0, -1].log_softmax(-1).max())

@@ -19,7 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trinity.runtime import files, logs, metrics, process, rpc, tracing
-from trinity.runtime.errors import TrinityError
+from trinity.runtime.errors import TrinityError, Unavailable
 from trinity.runtime.settings import ServiceSettings, split_address
 
 log = structlog.get_logger(__name__)
@@ -81,7 +81,12 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
     host, _ = split_address(settings.listen, "listen")
     port = server.add_insecure_port(settings.listen)
     metrics_host, metrics_port = split_address(settings.metrics_listen, "metrics_listen")
-    metrics_port = metrics.serve(metrics_host, metrics_port)
+    try:
+        metrics_port = metrics.serve(metrics_host, metrics_port)
+    except OSError as error:
+        raise Unavailable(
+            f"metrics_listen: {settings.metrics_listen} cannot be listened on: {error.strerror}"
+        ) from None
     await server.start()
     address = f"{host}:{port}"
     log.info("service.started", pid=os.getpid(), address=address, metrics=f"{metrics_host}:{metrics_port}")

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -47,11 +48,36 @@ def guard_group() -> None:
 _guards: list["subprocess.Popen[bytes]"] = []
 
 
+_LOWEST_PORT = 10_000
+_given_ports: set[int] = set()
+
+
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port nobody holds now, and none that was given before to this process.
+
+    It lies below the ports that the kernel gives to outgoing connections: between this call and the listening one of
+    those could take it, and keep it for hours.
+    """
+    for _ in range(1000):
+        port = random.SystemRandom().randrange(_LOWEST_PORT, _first_outgoing_port())
+        if port in _given_ports:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+        _given_ports.add(port)
+        return port
+    raise OSError(errno.EADDRINUSE, f"no free port on {host} from {_LOWEST_PORT} to {_first_outgoing_port()}")
+
+
+def _first_outgoing_port() -> int:
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32768
+    return max(first, _LOWEST_PORT + 10_000)
 
 
 def is_alive(pid: int) -> bool:

@@ -1,0 +1,34 @@
+"""Ports for services: free, different, and out of reach of outgoing connections."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from trinity.runtime.process import free_port
+
+
+def test_ports_are_different_free_and_none_that_a_connection_may_take() -> None:
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = [free_port() for _ in range(300)]
+    assert len(set(ports)) == 300
+    assert max(ports) < max(first_outgoing, 20_000)
+    for port in ports[:20]:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+
+
+def test_a_taken_port_is_named_with_its_setting(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        taken = f"127.0.0.1:{holder.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "trinity.environment.main", "serve"],
+            env={**os.environ, "TRINITY_ENVIRONMENT_METRICS_LISTEN": taken},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert f"metrics_listen: {taken} cannot be listened on: Address already in use" in done.stderr
