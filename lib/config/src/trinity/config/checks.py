@@ -116,6 +116,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     if plugins_loaded:
         yield from _check_names(config)
     yield from _check_gpus(config)
+    yield from _check_auxiliary(config)
 
 
 def _check_tasksets(config: Config) -> Iterator[Problem]:
@@ -174,23 +175,27 @@ def _check_monitor(config: Config) -> Iterator[Problem]:
 
 def _check_gpus(config: Config) -> Iterator[Problem]:
     total = config.cluster.node_num * config.cluster.gpu_per_node
-    rollout = config.explorer.rollout_model
-    wanted = rollout.engine_num * rollout.tensor_parallel_size
-    auxiliary = sum(model.engine_num * model.tensor_parallel_size for model in config.explorer.auxiliary_models)
-    beside = f" and the auxiliary models {auxiliary}" if auxiliary else ""
-    taken = f"{rollout.engine_num} engines of {rollout.tensor_parallel_size} GPU(s) take {wanted}{beside} of the " + (
-        f"cluster's {total} GPUs"
-    )
-    if config.mode == "train":
-        wanted = auxiliary = 0
-    if total and wanted + auxiliary > total:
+    trains = config.mode in ("both", "train")
+    if not total:
+        return
+    rollout, used, taken = config.explorer.rollout_model, 0, ""
+    if config.mode != "train":
+        used = rollout.engine_num * rollout.tensor_parallel_size
+        taken = f"{rollout.engine_num} engines of {rollout.tensor_parallel_size} GPU(s) take {used}"
+        auxiliary = sum(model.engine_num * model.tensor_parallel_size for model in config.explorer.auxiliary_models)
+        taken += f" and the auxiliary models {auxiliary}" if auxiliary else ""
+        taken += f" of the cluster's {total} GPUs"
+        used += auxiliary
+    left, ranks = total - used, config.trainer.num_ranks
+    if left < 0:
         yield Problem("explorer.rollout_model.engine_num", f"{taken}, more than there are")
-    elif config.mode == "both" and total and wanted + auxiliary == total:
+    elif trains and not left:
         yield Problem("explorer.rollout_model.engine_num", f"{taken} and leave none for the trainer")
-    ranks = config.trainer.num_ranks
-    if config.mode in ("both", "train") and total and ranks and ranks > total - wanted - auxiliary > 0:
-        left = total - wanted - auxiliary
+    elif trains and ranks and ranks > left:
         yield Problem("trainer.num_ranks", f"is {ranks}, but {left} of the cluster's {total} GPUs are left for it")
+
+
+def _check_auxiliary(config: Config) -> Iterator[Problem]:
     names = [auxiliary_name(model) for model in config.explorer.auxiliary_models]
     for index, name in enumerate(names):
         if name in names[:index]:
