@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib
+import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -46,8 +47,10 @@ async def serve(pool: EnginePool, listen: str, model: str, name: str, chat_templ
     options = ["--model", model, "--served-model-name", name]
     args = arguments(options + (["--chat-template", chat_template] if chat_template else []))
     tasks = await client.get_supported_tasks()
+    level = logging.getLogger().level
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
+    logging.getLogger().setLevel(level)  # vLLM's application sets the whole process to errors only
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
