@@ -16,7 +16,17 @@ from trinity.runtime import names
 class BufferRun:
     """start -> trainer() ... -> stop."""
 
-    def __init__(self, folder: Path, nats: NatsServer, *, steps: int = 6, groups: int = 4, **changes: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nats: NatsServer,
+        *,
+        steps: int = 6,
+        groups: int = 4,
+        settings: dict[str, str] | None = None,
+        **changes: Any,
+    ) -> None:
+        """`changes` of the YAML: a mapping is merged into the section of that name. `settings` are the buffer's."""
         self.folder = folder
         self.nats = nats
         self.config_file = folder / "run.yaml"
@@ -30,12 +40,13 @@ class BufferRun:
         self.steps, self.groups = steps, groups
         common = {"NATS_URL": nats.url}
         self.sync = ServiceProcess("sync", folder, **common)
-        self.buffer = ServiceProcess("buffer", folder, CONFIG_FILE=str(self.config_file), LOG_GIB="0.5", **common)
+        limits = {"LOG_GIB": "0.5", "LOG_KEEP_GIB": "0", **(settings or {})}
+        self.buffer = ServiceProcess("buffer", folder, CONFIG_FILE=str(self.config_file), **limits, **common)
 
     def _config(self, steps: int, groups: int, changes: dict[str, Any]) -> dict[str, Any]:
         taskset = {"name": "sums", "path": str(self.folder / "data"), "split": "train"}
         taskset["format"] = {"prompt_key": "question", "response_key": "answer"}  # type: ignore[assignment]
-        return {
+        base: dict[str, Any] = {
             "project": "tests",
             "name": self.folder.name,
             "checkpoint_root_dir": str(self.folder / "jobs"),
@@ -44,8 +55,8 @@ class BufferRun:
             "buffer": {"batch_size": groups, "total_steps": steps, "explorer_input": {"taskset": taskset}},
             "explorer": {"max_retry_times": 2},
             "synchronizer": {"sync_interval": 1000},
-            **changes,
         }
+        return {**base, **{key: {**base.get(key, {}), **part} for key, part in changes.items()}}
 
     def start(self) -> "BufferRun":
         self.sync.start()

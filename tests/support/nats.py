@@ -46,3 +46,35 @@ class NatsServer:
             self._process.send_signal(signum)
             self._process.wait(timeout=20)
             self._process = None
+
+
+class NatsCluster:
+    """Three servers as one cluster, on free ports, each with a store of its own. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folders = [folder / f"node{index}" for index in range(3)]
+        self._ports = [free_port() for _ in self._folders]
+        routes = [free_port() for _ in self._folders]
+        for index, node in enumerate(self._folders):
+            config = nats.write_config(node, self._ports[index], free_port())
+            others = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
+            cluster = f'cluster {{\n  name: tests\n  listen: "127.0.0.1:{routes[index]}"\n  routes: [{others}]\n}}\n'
+            config.write_text(f"server_name: node{index}\n{config.read_text()}{cluster}")
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self._ports[0]}"
+
+    def __enter__(self) -> "NatsCluster":
+        for node, port in zip(self._folders, self._ports, strict=True):
+            with (node / "nats.out").open("ab") as out:
+                command = [str(nats.find_binary()), "-c", str(node / "nats.conf")]
+                self._processes.append(subprocess.Popen(command, stdout=out, stderr=out))
+            assert nats.wait_until_open("127.0.0.1", port, _START_SECONDS), (node / "nats.out").read_text()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait(timeout=20)

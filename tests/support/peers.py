@@ -31,14 +31,21 @@ def a_failure(task: Task, deliveries: int) -> Outcome:
 
 
 @contextlib.asynccontextmanager
-async def explorer(url: str, run: str, answer: Answer = a_group, *, publish_twice: bool = False) -> AsyncIterator[None]:
+async def explorer(
+    url: str,
+    run: str,
+    answer: Answer = a_group,
+    *,
+    publish_twice: bool = False,
+    on_wait: Callable[[bool], None] = lambda _: None,
+) -> AsyncIterator[None]:
     """The explorer's own leases and log, without an engine."""
     run_names = names.RunNames(run)
     async with await connect(url, "tester") as broker:
 
         async def work(task: Task, message: Message) -> None:
             outcome = answer(task, message.deliveries)
-            await attempt.store(broker, run_names, outcome)
+            await attempt.store(broker, run_names, outcome, on_wait)
             if publish_twice:
                 await publish_again(broker, run_names, outcome, message.sequence)
             if isinstance(outcome, Group):

@@ -38,7 +38,7 @@ def test_no_key_is_unknown() -> None:
     assert [problem for path in KEYS for problem in unknown(path)] == []
 
 
-@pytest.mark.parametrize("path", ["data_processor", "trainer.trainer_config", "trainer.trainer_config.critic.optim"])
+@pytest.mark.parametrize("path", ["cod", "trainer.trainer_config", "trainer.trainer_config.critic.optim"])
 def test_a_foreign_section_that_holds_no_keys_is_said(path: str) -> None:
     with pytest.raises(ConfigError, match=f"{path}: must be a mapping"):
         parse(json.dumps(RUN | document_with(path, "x")))
@@ -99,4 +99,4 @@ def test_values_are_taken_in_any_case() -> None:
     assert found is not None
     assert config.buffer.trainer_input.experience_buffer is not None
     assert (found.storage_type, found.format.prompt_type) == ("file", "plaintext")
-    assert config.buffer.trainer_input.experience_buffer.storage_type == "queue"
+    assert config.buffer.trainer_input.experience_buffer.storage_type == "sql"

@@ -62,10 +62,8 @@ def test_old_names_reach_the_keys_they_mean() -> None:
 
 
 def test_what_is_not_supported_is_refused_with_its_line_unless_it_asks_for_nothing() -> None:
-    text = EXAMPLE + "data_processor:\n  experience_pipeline:\n    operators: [{name: reward_filter}]\n"
-    with pytest.raises(
-        ConfigError, match=r"line \d+: data_processor\.experience_pipeline\.operators: .*not supported yet"
-    ):
+    text = EXAMPLE + "service:\n  data_juicer:\n    server_url: http://localhost:5005\n"
+    with pytest.raises(ConfigError, match=r"line \d+: service\.data_juicer: .*not supported yet"):
         parse(text)
     parse(EXAMPLE + "data_processor:\n  experience_pipeline: null\n")
     parse(EXAMPLE.replace("trainer:", "trainer:\n  ulysses_sequence_parallel_size: 1"))

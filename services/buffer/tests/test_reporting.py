@@ -62,7 +62,7 @@ def store(reporter: Reporter | None, group: Group) -> pb.LedgerGroup:
     stored = summarise(group.task.ordinal, message)
     if reporter is not None:
         reporter.stored(stored, message)
-    return group_to_proto(stored, staleness_steps=max(0, 4 - stored.oldest_version))
+    return group_to_proto(stored, step=5)
 
 
 def test_a_step_is_told_with_mean_max_and_min_over_its_rollouts() -> None:
@@ -91,6 +91,7 @@ def test_a_step_is_told_with_mean_max_and_min_over_its_rollouts() -> None:
         "group_advantages/reward_std/mean": 0.25,
         "group_advantages/skipped_group_ratio": 0.5,
         "experience_count": 4.0,
+        "filtered_count": 0.0,
     }
     assert step == 5
     assert found == pytest.approx(expected)
@@ -126,7 +127,8 @@ def test_a_step_whose_groups_are_all_of_before_a_restart_has_counts_alone() -> N
     reporter.written(pb.LedgerEntry(step=5, groups=[store(None, group_of(1, [1.0, 1.0]))]))
     ((_, found),) = monitor.lines
     assert set(found) == {
-        "rollout/finished_task_count", "rollout/model_version", "rollout/staleness/mean", "experience_count"
+        "rollout/finished_task_count", "rollout/model_version", "rollout/staleness/mean", "experience_count",
+        "filtered_count",
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from trinity import plugins
 from trinity.cli.errors import RunError
 from trinity.config import Config, ConfigError, Problem, expand, load, make_plan
 from trinity.config.algorithms import ALGORITHMS
-from trinity.config.names import REWARD_FUNCTIONS, WORKFLOWS
+from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
 from trinity.runtime.errors import TrinityError
 
 
@@ -56,6 +56,7 @@ class Request:
         except plugins.PluginError as error:
             raise RunError(str(error), code=2) from None
         taken = {*plugins.WORKFLOWS} & {*WORKFLOWS} | {*plugins.REWARD_FUNCTIONS} & {*REWARD_FUNCTIONS}
+        taken |= {*plugins.EXPERIENCE_OPERATORS} & {*EXPERIENCE_OPERATORS}
         if taken:
             raise RunError(f"a plugin registers {min(taken)!r}, the name of a built-in one; choose another", code=2)
         return load(self.config, self.overrides)
@@ -147,8 +148,11 @@ def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
         _say_notices(config, sys.stdout)
         if deep:
             from trinity.cli.preflight import check_stages
+            from trinity.config.task_pipeline import describe as describe_tasks
 
-            for name, steps in check_stages(config, str(asked.config)).items():
+            for name, (steps, tasks) in check_stages(config, str(asked.config)).items():
+                for line in describe_tasks(tasks, with_paths=False):
+                    print(f"{name}: {line}")
                 print(f"{name}: model and data are there; {steps} optimizer steps")
         return 0
 

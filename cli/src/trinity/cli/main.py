@@ -26,7 +26,17 @@ PluginDirs = Annotated[
     typer.Option("--plugin-dir", help="Folder with reward functions and workflows; may be given several times"),
 ]
 JobOption = Annotated[Path | None, typer.Option("--job", help="Job folder of the run")]
+StageOption = Annotated[
+    str, typer.Option("--stage", help="Stage of the job; else the live one, or the last that was trained")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON")]
+Ordinals = Annotated[list[int] | None, typer.Argument(metavar="[ORDINAL]...", help="Tasks, by their ordinals")]
+All = Annotated[bool, typer.Option("--all", help="All that have a letter")]
+
+deadletters = typer.Typer(help="Tasks that a run has given up.", no_args_is_help=True)
+batch = typer.Typer(help="What a step learns from, out of the ledger.", no_args_is_help=True)
+app.add_typer(deadletters, name="deadletters")
+app.add_typer(batch, name="batch")
 
 
 def _version(value: bool) -> None:
@@ -110,6 +120,103 @@ def view(
     from trinity.cli.commands import view_command
 
     sys.exit(view_command(config, job, step, index, task, as_json))
+
+
+@deadletters.command("list")
+def list_letters(
+    config: RunOption = None,
+    job: JobOption = None,
+    stage: StageOption = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the oldest")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List them: ordinal, task, cause, attempts and error."""
+    from trinity.cli import letters
+    from trinity.cli.reader import looking
+
+    sys.exit(looking(config, job, stage, lambda subject: letters.list_letters(subject, limit, as_json)))
+
+
+@deadletters.command("show")
+def show_letter(
+    ordinal: Annotated[int, typer.Argument(min=1, help="The task, by its ordinal")],
+    config: RunOption = None,
+    job: JobOption = None,
+    stage: StageOption = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show one whole, with the row of its task."""
+    from trinity.cli import letters
+    from trinity.cli.reader import looking
+
+    sys.exit(looking(config, job, stage, lambda subject: letters.show_letter(subject, ordinal, as_json)))
+
+
+@deadletters.command("retry")
+def retry_letters(
+    ordinals: Ordinals = None,
+    everything: All = False,
+    config: RunOption = None,
+    job: JobOption = None,
+    stage: StageOption = "",
+    as_json: AsJson = False,
+) -> None:
+    """Feed them again, each with all its attempts. The run must be live."""
+    from trinity.cli import letters
+    from trinity.cli.reader import looking
+
+    change = letters.Change("retry", ordinals or [], everything)
+    sys.exit(looking(config, job, stage, lambda subject: letters.change_letters(subject, change, as_json)))
+
+
+@deadletters.command("drop")
+def drop_letters(
+    ordinals: Ordinals = None,
+    everything: All = False,
+    config: RunOption = None,
+    job: JobOption = None,
+    stage: StageOption = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take them away; their tasks stay dead. The run must be live."""
+    from trinity.cli import letters
+    from trinity.cli.reader import looking
+
+    change = letters.Change("drop", ordinals or [], everything)
+    sys.exit(looking(config, job, stage, lambda subject: letters.change_letters(subject, change, as_json)))
+
+
+@batch.command("show")
+def show_batch(
+    step: Annotated[int, typer.Argument(min=1, help="Optimizer step")],
+    config: RunOption = None,
+    job: JobOption = None,
+    stage: StageOption = "",
+    texts: Annotated[int, typer.Option("--texts", min=0, help="Prompt and so many responses of every group")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show the groups (or rows) that a step consumed, and those that were dropped before it."""
+    from trinity.cli.batch import show_batch
+    from trinity.cli.reader import looking
+
+    sys.exit(looking(config, job, stage, lambda subject: show_batch(subject, step, texts, as_json)))
+
+
+@app.command()
+def replay(
+    from_step: Annotated[int, typer.Option("--from-step", min=1, help="First step")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="What to change")] = None,
+    to_step: Annotated[int | None, typer.Option("--to-step", min=1, help="Last step; else the newest")] = None,
+    config: RunOption = None,
+    job: JobOption = None,
+    stage: StageOption = "",
+    as_json: AsJson = False,
+) -> None:
+    """Train steps again from the ledger, and compare with what the run did."""
+    from trinity.cli.reader import looking
+    from trinity.cli.replay import replay
+
+    sys.exit(looking(config, job, stage, lambda subject: replay(subject, from_step, to_step, arguments or [], as_json)))
 
 
 @app.command()

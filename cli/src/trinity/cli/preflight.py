@@ -10,6 +10,7 @@ from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
 from trinity.config.datasets import DatasetError, Row, features, read, sft_format, sft_messages
 from trinity.config.names import reward_functions, workflows
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
+from trinity.config.task_pipeline import TaskPipelineResult, previewed
 
 
 @dataclass(frozen=True)
@@ -21,13 +22,17 @@ class _Dataset:
     makes_steps: bool = False
 
 
-def check_stages(config: Config, source: str) -> dict[str, int]:
-    """Model and data of every stage; returns each one's optimizer steps. Raises ConfigError.
+def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipelineResult]]:
+    """Model and data of every stage; returns each one's optimizer steps, and what its task pipeline would leave.
 
-    The model of a later stage is made by the one before it, so only its data can be looked at.
+    The model of a later stage is made by the one before it, so only its data can be looked at. Raises ConfigError.
     """
-    stages = expand(config)
-    return {s.name: check_inputs(make_plan(s.model_copy(update={"model": config.model})), source) for s in stages}
+    found = {}
+    for stage in expand(config):
+        with previewed(stage, make_plan(stage).job_dir, source) as (processed, result):
+            plan = make_plan(processed.model_copy(update={"model": config.model}))
+            found[stage.name] = (check_inputs(plan, source), result)
+    return found
 
 
 def check_inputs(plan: Plan, source: str) -> int:

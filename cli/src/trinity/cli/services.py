@@ -15,6 +15,8 @@ from trinity.runtime.process import free_port, tied
 _LOCAL = "127.0.0.1"
 _HOST = os.environ.get("TRINITY_HOST", _LOCAL)
 # The experience log may fill this part of what is free on the disk, and no more than the limit.
+# Of the buffer's settings, those that whoever starts the run may set in the environment.
+_BUFFER_LIMITS = ("LOG_GIB", "LOG_KEEP_GIB", "CACHE_MIB", "NATS_REPLICAS")
 _LOG_PART, _LOG_LIMIT_GIB = 0.1, 16.0
 
 
@@ -75,12 +77,18 @@ def infrastructure(plan: Plan, config_file: Path, nats_url: str, log_dir: Path) 
     plan.job_dir.mkdir(parents=True, exist_ok=True)
     log_gib = max(0.25, min(_LOG_LIMIT_GIB, nats.free_gib(plan.job_dir) * _LOG_PART))
     settings = {"CONFIG_FILE": str(config_file), "NATS_URL": nats_url, "LOG_GIB": f"{log_gib:.2f}"}
-    children = [_service("buffer", log_dir, settings)]
+    settings |= {key: value for key in _BUFFER_LIMITS if (value := os.environ.get(f"TRINITY_BUFFER_{key}"))}
+    children = [_service("buffer", log_dir, settings | _plugin_settings())]
     if not plan.algorithm.offline:
         children.append(_service("environment", log_dir, _plugin_settings()))
         children.append(_service("sync", log_dir, {"NATS_URL": nats_url}))
     by_name = {child.name: child.address for child in children}
     return children, Addresses(**by_name)
+
+
+def reader(config_file: Path, nats_url: str, log_dir: Path) -> Child:
+    """A buffer that only reads what a run has stored."""
+    return _service("buffer", log_dir, {"CONFIG_FILE": str(config_file), "NATS_URL": nats_url, "READ_ONLY": "1"})
 
 
 def explorer(
@@ -114,13 +122,21 @@ def _plugin_settings() -> dict[str, str]:
     return {"PLUGIN_DIRS": folders} if folders else {}
 
 
-def trainer(config_file: Path, addresses: Addresses, log_dir: Path, placement: Placement) -> Child:
+def trainer(
+    config_file: Path,
+    addresses: Addresses,
+    log_dir: Path,
+    placement: Placement,
+    replaying: dict[str, str] | None = None,
+) -> Child:
+    """The trainer; with `replaying` one that trains steps again for comparison alone."""
     settings = {
         "CONFIG_FILE": str(config_file),
         "BUFFER_ADDRESS": addresses.buffer,
         "SYNC_ADDRESS": addresses.sync or f"{_HOST}:1",
         "DEVICE": placement.device,
         "NUM_RANKS": str(placement.trainer_ranks),
+        **(replaying or {}),
     }
     child = _service("trainer", log_dir, settings, once=True)
     child.gpus = placement.trainer

@@ -21,6 +21,7 @@ from trinity.cli.preflight import check_inputs
 from trinity.cli.services import nats_child
 from trinity.cli.stage import Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
+from trinity.config.task_pipeline import describe, run_stages
 from trinity.runtime import files
 from trinity.runtime.broker import connect
 from trinity.runtime.checkpoints import newest_model
@@ -40,6 +41,9 @@ def run(config: Config, source: str) -> None:
     """Run all stages of a configuration. Raises ConfigError before anything starts, RunError afterwards."""
     config = jobs.fresh_name(config, time.strftime("%Y%m%d%H%M%S"))
     job = jobs.Job(config)
+    config, processed = run_stages(config, source)
+    for line in (line for result in processed for line in describe(result)):
+        print(line)
     todo = _unfinished(config, source)
     if not todo:
         print(f"nothing left to do: {job.folder} is finished (raise total_steps or total_epochs to go on)")

@@ -27,6 +27,14 @@ ENTROPY_LOSSES: dict[str, Args] = {
     "none": {},
     "default": {"entropy_coef": 0.0},
 }
+# `warmup` and `dpo` are names of former times for the default.
+SAMPLE_STRATEGIES: dict[str, Args] = {
+    "default": {},
+    "staleness_control": {"staleness_limit": None},
+    "mix": {"expert_data_ratio": 0.5, "sft_dataset_name": "sft_dataset"},
+    "warmup": {},
+    "dpo": {},
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class Algorithm:
     entropy_loss: str = "none"
     offline: bool = False
     critic: bool = False
+    sample_strategy: str = "default"
 
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -56,6 +65,7 @@ PARTS = (
     ("policy_loss_fn", POLICY_LOSSES, "policy_loss"),
     ("kl_loss_fn", KL_LOSSES, "kl_loss"),
     ("entropy_loss_fn", ENTROPY_LOSSES, "entropy_loss"),
+    ("sample_strategy", SAMPLE_STRATEGIES, "sample_strategy"),
 )
 
 
@@ -78,12 +88,20 @@ class AlgorithmPlan:
     advantage: Part | None
     kl_loss: Part
     entropy_loss: Part
+    sample_strategy: Part
     loss_aggregation: str
 
     @property
     def needs_reference(self) -> bool:
         """Whether log-probabilities of the frozen base model enter the loss."""
         return self.kl_loss.name != "none" and self.kl_loss.args["kl_coef"] != 0
+
+
+def resolvable(config: AlgorithmConfig) -> bool:
+    """Whether every name is registered."""
+    return config.algorithm_type in ALGORITHMS and all(
+        getattr(config, key) is None or getattr(config, key) in registry for key, registry, _ in PARTS
+    )
 
 
 def resolve(config: AlgorithmConfig) -> AlgorithmPlan:
@@ -98,7 +116,8 @@ def resolve(config: AlgorithmConfig) -> AlgorithmPlan:
 
     parts = {attribute: part(key, registry, getattr(chosen, attribute)) for key, registry, attribute in PARTS}
     policy_loss, kl_loss, entropy_loss = parts["policy_loss"], parts["kl_loss"], parts["entropy_loss"]
-    assert policy_loss is not None and kl_loss is not None and entropy_loss is not None
+    strategy = parts["sample_strategy"]
+    assert policy_loss is not None and kl_loss is not None and entropy_loss is not None and strategy is not None
     return AlgorithmPlan(
         algorithm_type=config.algorithm_type,
         offline=chosen.offline,
@@ -107,5 +126,6 @@ def resolve(config: AlgorithmConfig) -> AlgorithmPlan:
         advantage=parts["advantage"],
         kl_loss=kl_loss,
         entropy_loss=entropy_loss,
+        sample_strategy=strategy,
         loss_aggregation=config.loss_agg_mode or "token-mean",
     )

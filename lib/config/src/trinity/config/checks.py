@@ -1,14 +1,27 @@
 """Contradictions between keys, found before anything starts."""
 
 import difflib
+import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from trinity.config.algorithms import ALGORITHMS, PARTS
+from trinity.config.algorithms import ALGORITHMS, PARTS, resolvable, resolve
 from trinity.config.errors import Problem
-from trinity.config.names import MONITOR_ARGS, SELECTOR_ARGS, auxiliary_name, reward_functions, workflows
+from trinity.config.names import (
+    ARCHIVES,
+    MONITOR_ARGS,
+    PRIORITY_ARGS,
+    SELECTOR_ARGS,
+    auxiliary_name,
+    experience_operator_problems,
+    is_archive,
+    reward_functions,
+    workflows,
+)
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.stages import expand
+from trinity.config.task_pipeline import check_task_pipeline
 
 
 def check(config: Config, plugins_loaded: bool = True) -> Iterator[Problem]:
@@ -34,9 +47,13 @@ def check(config: Config, plugins_loaded: bool = True) -> Iterator[Problem]:
 def _check_stage(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     yield from _check_algorithm(config)
     yield from _check_monitor(config)
+    if plugins_loaded:
+        yield from check_task_pipeline(config)
     if config.algorithm.algorithm_type not in ALGORITHMS:
         return
     yield from _check_lengths(config)
+    if resolvable(config.algorithm):
+        yield from _check_sampling(config)
     if ALGORITHMS[config.algorithm.algorithm_type].offline:
         yield from _check_offline(config)
     else:
@@ -80,6 +97,60 @@ def _check_lengths(config: Config) -> Iterator[Problem]:
         yield Problem("model.max_model_len", f"is {total}, which leaves no token for the other part")
 
 
+def _check_sampling(config: Config) -> Iterator[Problem]:
+    """How groups become batches: the sample strategy, auxiliary buffers, replay, where the log is archived."""
+    algorithm, inputs = config.algorithm, config.buffer.trainer_input
+    plan = resolve(algorithm)
+    args, place = plan.sample_strategy.args, "algorithm.sample_strategy_args"
+    limit = args.get("staleness_limit")
+    if limit is not None and (not isinstance(limit, int | float) or isinstance(limit, bool) or limit < 0):
+        yield Problem(f"{place}.staleness_limit", f"is {limit!r}, must be a number of optimizer steps >= 0")
+    if plan.sample_strategy.name == "mix":
+        yield from _check_mix(config, args)
+    source = inputs.experience_buffer
+    if source is None:
+        return
+    replay, base = source.replay_buffer, "buffer.trainer_input.experience_buffer"
+    for argument, value in replay.priority_fn_args.items():
+        known = PRIORITY_ARGS[replay.priority_fn]
+        if argument not in known:
+            yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"{replay.priority_fn} has no such "
+                          f"argument; {_near(argument, known)}")  # fmt: skip
+        elif isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"is {value!r}, must be a number >= 0")
+    if replay.enable and plan.sample_strategy.name == "staleness_control":
+        yield Problem(
+            f"{base}.replay_buffer.enable", "is true beside sample_strategy staleness_control; use one of them"
+        )
+    if not plan.offline and source.path is not None and not is_archive(source.path):
+        yield Problem(f"{base}.path", f"is {source.path!r}, must be an archive: {ARCHIVES}")
+    saved = config.data_processor.experience_pipeline.input_save_path
+    if saved is not None and not is_archive(saved):
+        yield Problem("data_processor.experience_pipeline.input_save_path", f"is {saved!r}, must be: {ARCHIVES}")
+
+
+def _check_mix(config: Config, args: dict[str, Any]) -> Iterator[Problem]:
+    buffers, ratio = config.buffer.trainer_input.auxiliary_buffers, args["expert_data_ratio"]
+    place = "algorithm.sample_strategy_args"
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < 1:
+        yield Problem(f"{place}.expert_data_ratio", f"is {ratio!r}, must be between 0 and 1")
+        return
+    name = args["sft_dataset_name"]
+    if name not in buffers:
+        yield Problem(f"{place}.sft_dataset_name", f"is {name!r}; buffer.trainer_input.auxiliary_buffers has "
+                      f"{', '.join(buffers) or 'none'}")  # fmt: skip
+    elif not buffers[name].path:
+        yield Problem(f"buffer.trainer_input.auxiliary_buffers.{name}.path", "is missing; expert rows come from it")
+    size, repeat = config.buffer.train_batch_size, config.algorithm.repeat_times
+    experts = math.ceil(size * ratio)
+    if size and ((size - experts) % repeat or size <= experts):
+        yield Problem(
+            "buffer.train_batch_size",
+            f"is {size}, of which {experts} are expert rows; the other {size - experts} must be a multiple of "
+            f"algorithm.repeat_times = {repeat}",
+        )
+
+
 def _check_offline(config: Config) -> Iterator[Problem]:
     kind = config.algorithm.algorithm_type
     if config.mode != "train":
@@ -100,7 +171,7 @@ def _check_offline(config: Config) -> Iterator[Problem]:
 
 def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     buffer, repeat = config.buffer, config.algorithm.repeat_times
-    if buffer.train_batch_size % repeat:
+    if buffer.train_batch_size % repeat and config.algorithm.sample_strategy != "mix":
         yield Problem(
             "buffer.train_batch_size",
             f"is {buffer.train_batch_size}, must be a multiple of algorithm.repeat_times = {repeat}",
@@ -115,6 +186,8 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     yield from _check_tasksets(config)
     if plugins_loaded:
         yield from _check_names(config)
+        operators = config.data_processor.experience_pipeline.operators
+        yield from experience_operator_problems(operators)
     yield from _check_gpus(config)
     yield from _check_auxiliary(config)
 

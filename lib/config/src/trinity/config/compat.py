@@ -67,9 +67,9 @@ def _holders(node: Any, parts: list[str], at: str) -> Iterator[tuple[dict[str, A
         if isinstance(node, dict) and parts[0] in node:
             yield node, f"{at}{parts[0]}"
         return
-    if parts[0] == "*" and isinstance(node, list):
-        for index, item in enumerate(node):
-            yield from _holders(item, parts[1:], f"{at}{index}.")
+    if parts[0] == "*" and isinstance(node, list | dict):
+        for name, item in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _holders(item, parts[1:], f"{at}{name}.")
     elif isinstance(node, dict) and parts[0] in node:
         yield from _holders(node[parts[0]], parts[1:], f"{at}{parts[0]}.")
 
@@ -113,7 +113,7 @@ def _holder(target: Any, old: list[str], names: list[str]) -> dict[str, Any]:
     """The mapping that holds the last of `names`, made if it is missing; the schema refuses what is no mapping."""
     for position, name in enumerate(names[:-1]):
         if name == "*":
-            target = target[int(old[position])]
+            target = target[old[position] if isinstance(target, dict) else int(old[position])]
             continue
         if target.get(name) is None:
             target[name] = {}

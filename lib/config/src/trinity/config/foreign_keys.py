@@ -12,6 +12,7 @@ _TASKSETS = (f"{_INPUT}.taskset", f"{_INPUT}.tasksets.*", f"{_INPUT}.eval_taskse
 _ENGINES = ("explorer.rollout_model", "explorer.auxiliary_models.*")
 _CRITIC = f"{_VERL}.critic"
 _EXPERIENCE = "buffer.trainer_input.experience_buffer"
+_BUFFERS = (_EXPERIENCE, "buffer.trainer_input.auxiliary_buffers.*")
 
 
 def _under(path: str, keys: str, reason: str) -> dict[str, str]:
@@ -28,16 +29,24 @@ def _at(places: tuple[str, ...], keys: str, reason: str) -> dict[str, str]:
 VALUES: dict[str, dict[str, str]] = {
     "synchronizer.sync_method": {"online": "nccl", "offline": "checkpoint", "hccl": "nccl"},
     "synchronizer.sync_style": {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"},
-    f"{_EXPERIENCE}.storage_type": {"sql": "queue"},
+    **{f"{place}.storage_type": {} for place in _BUFFERS},
     # Names of their own alone, in any case.
     **{f"{place}.storage_type": {} for place in _TASKSETS},
-    **{f"{place}.format.prompt_type": {} for place in (*_TASKSETS, _EXPERIENCE)},
+    **{f"{place}.format.prompt_type": {} for place in (*_TASKSETS, *_BUFFERS)},
 }
 
 RENAMED: dict[str, str] = {
     "explorer.runner_num": "explorer.runner_per_model",
     "explorer.api_port": "explorer.proxy_port",
     "data_processor.experience_pipeline.save_input": "buffer.save_experiences",
+    "buffer.expert_data_ratio": "algorithm.sample_strategy_args.expert_data_ratio",
+    f"{_EXPERIENCE}.use_priority_queue": f"{_EXPERIENCE}.replay_buffer.enable",
+    f"{_EXPERIENCE}.reuse_cooldown_time": f"{_EXPERIENCE}.replay_buffer.reuse_cooldown_time",
+    f"{_EXPERIENCE}.replay_buffer_kwargs.priority_fn": f"{_EXPERIENCE}.replay_buffer.priority_fn",
+    **{
+        f"{_EXPERIENCE}.replay_buffer_kwargs.{name}": f"{_EXPERIENCE}.replay_buffer.priority_fn_args.{name}"
+        for name in ("decay", "use_count_limit", "sigma")
+    },
     "algorithm.optimizer.warmup_style": "algorithm.optimizer.lr_scheduler_type",
     "algorithm.optimizer.clip_grad": "trainer.grad_clip",
     f"{_ACTOR}.actor.optim.lr": "algorithm.optimizer.lr",
@@ -67,7 +76,7 @@ RENAMED: dict[str, str] = {
     f"{_CRITIC}.model.path": "model.critic_model_path",
     f"{_CRITIC}.cliprange_value": "trainer.critic.cliprange_value",
     f"{_CRITIC}.grad_clip": "trainer.critic.grad_clip",
-    **{f"{place}.task_selector": f"{place}.data_selector" for place in (*_TASKSETS, _EXPERIENCE)},
+    **{f"{place}.task_selector": f"{place}.data_selector" for place in (*_TASKSETS, *_BUFFERS)},
     "buffer.read_batch_size": "buffer.train_batch_size",
 }
 
@@ -82,6 +91,7 @@ _FSDP = (
 )
 _NO_RAY = "there is no Ray; processes are started by `trinity run` or by your cluster"
 _OWN_TRAINER = "Trinity's trainer decides this itself"
+_POLLS = ("max_retry_times", "max_retry_interval")
 _NO_POLL = "experience arrives by subscription; nothing polls"
 
 IGNORED: dict[str, str] = {
@@ -108,10 +118,7 @@ IGNORED: dict[str, str] = {
     "buffer.explorer_output": "experience goes to the log",
     "buffer.pad_token_id": "follows from the model",
     "buffer.tokenizer_path": "follows from the model",
-    "buffer.trainer_input.experience_buffer.wrap_in_ray": _NO_RAY,
-    "buffer.trainer_input.experience_buffer.max_retry_times": _NO_POLL,
-    "buffer.trainer_input.experience_buffer.max_retry_interval": _NO_POLL,
-    "buffer.trainer_input.experience_buffer.enable_progress_bar": "progress is on the run's own display",
+    **{f"{place}.wrap_in_ray": _NO_RAY for place in _BUFFERS},
     "explorer.runner_prepare_concurrency": "workflows run in the explorer's own process",
     "explorer.runner_prepare_max_retries": "workflows run in the explorer's own process",
     "explorer.runner_state_report_interval": "`trinity status` asks when somebody wants to know",
@@ -227,7 +234,7 @@ IGNORED: dict[str, str] = {
         "the critic is trained as the policy is",
     ),
     **_at(
-        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        tuple(f"{place}.format" for place in (*_TASKSETS, *_BUFFERS)),
         "tools_key enable_concatenated_multi_turn",
         "conversations are one experience, whatever their turns",
     ),
@@ -237,20 +244,25 @@ IGNORED: dict[str, str] = {
         "replay_buffer.** replay_buffer_kwargs.**",
         "is of experience buffers; a taskset is read whole when the run starts",
     ),
-    **_under(
-        _EXPERIENCE,
+    **_at(
+        _BUFFERS,
         "default_workflow_type default_reward_fn_type workflow_args.** reward_fn_args.** rollout_args.** repeat_times "
         "is_eval",
         "is of tasksets; an experience buffer holds what was rolled out already",
     ),
-    **_at(_TASKSETS, "index is_eval batch_size total_epochs total_steps ray_namespace", "follows from the run"),
     **_under(
-        _EXPERIENCE,
+        _BUFFERS[1],
+        "use_priority_queue reuse_cooldown_time replay_buffer_kwargs.**",
+        "rows of an auxiliary buffer come in the order of its data_selector",
+    ),
+    **_at(_TASKSETS, "index is_eval batch_size total_epochs total_steps ray_namespace", "follows from the run"),
+    **_at(
+        _BUFFERS,
         "schema_type index batch_size tokenizer_path total_epochs total_steps ray_namespace",
         "follows from the run",
     ),
-    **{f"{place}.{key}": _NO_POLL for place in _TASKSETS for key in ("max_retry_times", "max_retry_interval")},
-    **{f"{place}.enable_progress_bar": "progress is on the run's own display" for place in _TASKSETS},
+    **{f"{place}.{key}": _NO_POLL for place in (*_TASKSETS, *_BUFFERS) for key in _POLLS},
+    **{f"{place}.enable_progress_bar": "progress is on the run's own display" for place in (*_TASKSETS, *_BUFFERS)},
     **{
         f"{place}.rollout_args.logprobs": "the sampled token's log-probability is always recorded"
         for place in _TASKSETS
@@ -263,11 +275,11 @@ IGNORED: dict[str, str] = {
 
 UNSUPPORTED: dict[str, str] = {
     **_under("cod", "task_pack_size eval_task_pack_size cod_workflow_args.**", "packs of tasks are not supported"),
-    "data_processor.task_pipeline.**": "pipelines are not supported yet",
+    "data_processor.task_pipeline.config_path": "put the operators themselves under operators",
     **_under(
         "data_processor.experience_pipeline",
-        "operators input_save_path inputs.** output.**",
-        "pipelines are not supported yet",
+        "inputs.** output.**",
+        "it works on the experience log; buffer.trainer_input.experience_buffer.path archives what it keeps",
     ),
     "service.data_juicer.**": "external services are not supported yet",
     "model.lora_configs": "LoRA is not supported yet",
@@ -282,20 +294,8 @@ UNSUPPORTED: dict[str, str] = {
         "the remote Tinker backend is not supported",
     ),
     **_under("model.external_model", "enable base_url_env api_key_env model_name", "external models are not supported"),
-    "algorithm.sample_strategy": "mixing buffers is not supported yet",
-    "algorithm.sample_strategy_args": "mixing buffers is not supported yet",
     "algorithm.kl_penalty_fn": "KL in the reward is not supported yet; kl_loss_fn puts it into the loss",
     "algorithm.kl_penalty_fn_args": "KL in the reward is not supported yet; kl_loss_fn puts it into the loss",
-    "buffer.expert_data_ratio": "mixing buffers is not supported yet",
-    "buffer.trainer_input.auxiliary_buffers.**": "mixing buffers is not supported yet",
-    **_under(
-        "buffer.trainer_input.experience_buffer.replay_buffer",
-        "enable priority_fn reuse_cooldown_time priority_fn_args.**",
-        "replay is not supported yet",
-    ),
-    "buffer.trainer_input.experience_buffer.use_priority_queue": "replay is not supported yet",
-    "buffer.trainer_input.experience_buffer.reuse_cooldown_time": "replay is not supported yet",
-    "buffer.trainer_input.experience_buffer.replay_buffer_kwargs.**": "replay is not supported yet",
     "buffer.trainer_input.sft_warmup_dataset": "use a stage of its own: stages, see examples/quickstart",
     "buffer.trainer_input.sft_warmup_steps": "use a stage of its own: stages, see examples/quickstart",
     **_under(
@@ -317,17 +317,17 @@ UNSUPPORTED: dict[str, str] = {
         "workflows see the text as it was sampled",
     ),
     **_at(
-        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        tuple(f"{place}.format" for place in (*_TASKSETS, *_BUFFERS)),
         "image_key video_key",
         "multimodal models are not supported",
     ),
     **_at(
-        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        tuple(f"{place}.format" for place in (*_TASKSETS, *_BUFFERS)),
         "chat_template enable_thinking",
         "use model.custom_chat_template",
     ),
     **_at(
-        tuple(f"{place}.format" for place in (*_TASKSETS, _EXPERIENCE)),
+        tuple(f"{place}.format" for place in (*_TASKSETS, *_BUFFERS)),
         "chosen_key rejected_key",
         "preference pairs are not supported yet",
     ),
@@ -350,7 +350,6 @@ UNSUPPORTED: dict[str, str] = {
 
 # Sections that the schema does not have.
 FOREIGN_SECTIONS = (
-    "log", "service", "data_processor", "cod", _VERL, "model.tinker", "model.external_model",
-    "explorer.over_rollout", "explorer.dynamic_timeout", "buffer.trainer_input.auxiliary_buffers",
-    f"{_EXPERIENCE}.replay_buffer", f"{_EXPERIENCE}.replay_buffer_kwargs",
+    "log", "service", "cod", _VERL, "model.tinker", "model.external_model",
+    "explorer.over_rollout", "explorer.dynamic_timeout", f"{_EXPERIENCE}.replay_buffer_kwargs",
 )  # fmt: skip

@@ -190,7 +190,7 @@ def _section_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
     """The schema class of the section at a key path."""
     section: type[BaseModel] = Config
     for part in loc:
-        if isinstance(part, int):
+        if isinstance(part, int) or part not in section.model_fields:  # an element, or a name of the user's
             continue
         found = next(_models(section.model_fields[part].annotation), None)
         if found is None:

@@ -1,5 +1,6 @@
 """Numbers and places that follow from the configuration. State the bound, derive the size."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -71,12 +72,40 @@ class Plan:
         buffer = self.config.buffer
         if self.algorithm.offline:
             return buffer.train_batch_size
-        return (buffer.train_batch_size // self.config.algorithm.repeat_times) or buffer.batch_size
+        rolled_out = buffer.train_batch_size - self.experts_per_step
+        return (rolled_out // self.config.algorithm.repeat_times) or buffer.batch_size
+
+    @property
+    def experts_per_step(self) -> int:
+        """Rows of an auxiliary buffer in every batch (sample_strategy mix)."""
+        strategy = self.algorithm.sample_strategy
+        if strategy.name != "mix":
+            return 0
+        buffer, repeat = self.config.buffer, self.config.algorithm.repeat_times
+        if not buffer.train_batch_size:  # beside batch_size tasks
+            ratio = strategy.args["expert_data_ratio"]
+            return math.ceil(buffer.batch_size * repeat * ratio / (1 - ratio))
+        return math.ceil(buffer.train_batch_size * strategy.args["expert_data_ratio"])
 
     @property
     def experiences_per_step(self) -> int:
-        """Experiences (or rows) of one optimizer step."""
+        """Experiences (or rows) of one optimizer step, without those of auxiliary buffers."""
         return self.groups_per_step * (1 if self.algorithm.offline else self.config.algorithm.repeat_times)
+
+    @property
+    def policy(self) -> str:
+        """How groups become batches: fifo, arrival or replay; `dataset` offline."""
+        source = self.config.buffer.trainer_input.experience_buffer
+        if self.algorithm.offline:
+            return "dataset"
+        if source is not None and source.replay_buffer.enable:
+            return "replay"
+        return "arrival" if self.algorithm.sample_strategy.name == "staleness_control" else "fifo"
+
+    @property
+    def experience_buffer(self) -> ExperienceBufferConfig:
+        """What the trainer reads; with defaults if the YAML says nothing."""
+        return self.config.buffer.trainer_input.experience_buffer or ExperienceBufferConfig()
 
     @property
     def outstanding_groups(self) -> int:
@@ -148,9 +177,7 @@ def _staleness(plan: Plan) -> Staleness:
         return Staleness(interval, sync.sync_offset)
     ahead = sync.sync_offset + interval
     if sync.sync_style == "fully_async":
-        source = plan.config.buffer.trainer_input.experience_buffer
-        capacity = source.capacity if source is not None else ExperienceBufferConfig().capacity
-        ahead = max(ahead, capacity // plan.experiences_per_step - interval)
+        ahead = max(ahead, plan.experience_buffer.capacity // plan.experiences_per_step - interval)
     return Staleness(interval, ahead)
 
 

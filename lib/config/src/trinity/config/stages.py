@@ -2,7 +2,7 @@
 
 from trinity.config.schema import Config
 
-SECTIONS = ("algorithm", "buffer", "explorer", "trainer")
+SECTIONS = ("algorithm", "data_processor", "buffer", "explorer", "trainer")
 
 
 def expand(config: Config) -> list[Config]:

@@ -1,4 +1,4 @@
-"""What a user adds: reward functions and workflows, in files of their own, reached from the YAML by name.
+"""What a user adds: reward functions, workflows and experience operators, reached from the YAML by name.
 
     from trinity.plugins import reward_function
 
@@ -9,6 +9,17 @@
 A reward function gets an item (prompt, response, truth, token_ids, truncated, response_tokens, task: the dataset's row)
 and the YAML's reward_fn_args, and returns a number, or a mapping of parts whose sum is the reward. It runs in the
 environment service. A workflow is a class as those in trinity.explorer.workflows; it runs in the explorer.
+
+An experience operator gets the drafts of a group, its task and the YAML's args, and changes the drafts in place: their
+reward, masked and metrics, or it drops them. It returns metrics, or nothing. It runs in the buffer service:
+
+    @experience_operator("no_long_ones")
+    def no_long_ones(drafts, task, args):
+        for draft in drafts:
+            if draft.experience.response_length > args.get("limit", 100):
+                draft.drop()
+
+It may be a class, too: made once with the args as keyword arguments, then called with drafts and task.
 """
 
 import importlib
@@ -20,6 +31,7 @@ from typing import Any, TypeVar
 
 REWARD_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 WORKFLOWS: dict[str, type] = {}
+EXPERIENCE_OPERATORS: dict[str, Callable[..., Any]] = {}
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)
@@ -45,6 +57,16 @@ def workflow(name: str) -> Callable[[_Class], _Class]:
     def register(kind: _Class) -> _Class:
         _add(WORKFLOWS, name, kind)
         return kind
+
+    return register
+
+
+def experience_operator(name: str) -> Callable[[_Function], _Function]:
+    """Register an operator for the YAML's data_processor.experience_pipeline.operators."""
+
+    def register(operator: _Function) -> _Function:
+        _add(EXPERIENCE_OPERATORS, name, operator)
+        return operator
 
     return register
 

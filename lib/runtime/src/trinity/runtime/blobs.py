@@ -7,6 +7,7 @@ written or an error.
 import asyncio
 import hashlib
 import zlib
+from collections.abc import Callable
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.runtime.broker import Broker
@@ -17,15 +18,17 @@ CHUNK_BYTES = 512 * 1024
 _IN_FLIGHT = 16
 
 
-async def store(broker: Broker, names: RunNames, data: bytes) -> experience_pb2.BlobReference:
-    """Store `data` under a key made of its content; storing it again changes nothing."""
+async def store(
+    broker: Broker, names: RunNames, data: bytes, on_refused: Callable[[str], None] | None = None
+) -> experience_pb2.BlobReference:
+    """Store `data` under a key made of its content; storing it again changes nothing. Raises as Broker.publish does."""
     key = hashlib.sha256(data).hexdigest()[:32]
     chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
     gate = asyncio.Semaphore(_IN_FLIGHT)
 
     async def put(index: int, chunk: bytes) -> None:
         async with gate:
-            await broker.publish(names.blob(key, index), chunk, message_id=f"{key}/{index}")
+            await broker.publish(names.blob(key, index), chunk, message_id=f"{key}/{index}", on_refused=on_refused)
 
     await asyncio.gather(*(put(index, chunk) for index, chunk in enumerate(chunks)))
     return experience_pb2.BlobReference(key=key, size_bytes=len(data), chunks=len(chunks), crc32=zlib.crc32(data))

@@ -6,9 +6,10 @@ Life of a task: fed by the buffer -> leased by an explorer -> ended as exactly o
 
 import json
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -73,6 +74,7 @@ class Task:
     evaluation_step: int
     timeout_seconds: float
     max_attempts: int
+    life: int = 0
 
     @property
     def raw(self) -> dict[str, Any]:
@@ -171,6 +173,19 @@ class Experience:
             raise InvalidInput(f"{name}.version_spans", f"cover [0, {at}), the response has {length} tokens")
 
 
+class KeptExperience(Protocol):
+    """What operators left of an experience: a LedgerExperience, or the buffer's own kind of it."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def reward(self) -> float: ...
+
+    @property
+    def masked(self) -> bool: ...
+
+
 @dataclass(frozen=True)
 class Group:
     """All rollouts of one task, made by one attempt."""
@@ -188,6 +203,19 @@ class Group:
             raise InvalidInput("group.experiences", "is empty")
         for index, experience in enumerate(self.experiences):
             experience.check(f"group.experiences[{index}]")
+
+    def as_kept(self, kept: Iterable[KeptExperience]) -> "Group":
+        """The group as the ledger has it: what is kept, with its reward; no token of a masked one is trained.
+
+        Nothing kept stands for a group that is trained as it was stored.
+        """
+        experiences = []
+        for item in kept:
+            experience = replace(self.experiences[item.index], reward=item.reward)
+            if item.masked:
+                experience = replace(experience, action_mask=np.zeros_like(experience.action_mask))
+            experiences.append(experience)
+        return replace(self, experiences=tuple(experiences)) if experiences else self
 
     @property
     def versions(self) -> tuple[int, int]:

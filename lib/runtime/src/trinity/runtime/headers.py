@@ -3,6 +3,7 @@
 CRC32 = "Trinity-Crc32"  # of the payload, decimal
 ORDINAL = "Trinity-Ordinal"  # of the task, decimal
 POSITION = "Trinity-Position"  # of the taskset after this task, decimal
+FED = "Trinity-Fed"  # tasks fed with this one, decimal
 EVALUATION_STEP = "Trinity-Evaluation-Step"
 EVALUATION_INDEX = "Trinity-Evaluation-Index"
 TRACEPARENT = "traceparent"

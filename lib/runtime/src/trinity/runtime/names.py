@@ -63,6 +63,10 @@ class RunNames:
         return f"TRINITY_BATCHES_{self.run}"
 
     @property
+    def cursors_stream(self) -> str:
+        return f"TRINITY_CURSORS_{self.run}"
+
+    @property
     def dead_letters_stream(self) -> str:
         return f"TRINITY_DEADLETTERS_{self.run}"
 
@@ -70,19 +74,24 @@ class RunNames:
     def blobs_stream(self) -> str:
         return f"TRINITY_BLOBS_{self.run}"
 
-    def task(self, taskset: str) -> str:
-        return f"trinity.{self.run}.tasks.{slug(taskset)}"
+    def task(self, taskset: str, ordinal: int) -> str:
+        return f"trinity.{self.run}.tasks.{slug(taskset)}.{ordinal}"
 
     def evaluation_task(self, taskset: str) -> str:
         return f"trinity.{self.run}.evaluation_tasks.{slug(taskset)}"
 
-    def experience(self, version: int, taskset: str) -> str:
+    def experience(self, version: int, taskset: str, *, blob: bool = False) -> str:
         """Subject of a stored group; `version` is the oldest weight version that sampled it."""
-        return f"trinity.{self.run}.experiences.v{version}.{slug(taskset)}"
+        return f"trinity.{self.run}.experiences.v{version}.{slug(taskset)}{'.blob' if blob else ''}"
 
     def failure(self, taskset: str) -> str:
         """Subject of a failed attempt. In the same stream as the groups, so that the log orders both."""
         return f"trinity.{self.run}.experiences.failed.{slug(taskset)}"
+
+    @property
+    def control(self) -> str:
+        """Subject of the buffer's own entries in the log: revivals and fences."""
+        return f"trinity.{self.run}.experiences.control"
 
     def evaluation(self, taskset: str) -> str:
         return f"trinity.{self.run}.evaluations.{slug(taskset)}"
@@ -90,11 +99,24 @@ class RunNames:
     def batch(self, step: int) -> str:
         return f"trinity.{self.run}.batches.{step}"
 
+    @property
+    def cursor(self) -> str:
+        return f"trinity.{self.run}.cursors.window"
+
     def dead_letter(self, ordinal: int) -> str:
         return f"trinity.{self.run}.deadletters.{ordinal}"
 
     def blob(self, key: str, chunk: int) -> str:
         return f"trinity.{self.run}.blobs.{key}.{chunk}"
+
+    def blob_chunks(self, key: str) -> str:
+        """All chunks of a blob, for a filter."""
+        return f"trinity.{self.run}.blobs.{key}.*"
+
+    @property
+    def blob_entries(self) -> str:
+        """Log entries that refer to a blob, for a filter."""
+        return f"trinity.{self.run}.experiences.*.*.blob"
 
     def subjects(self, kind: str) -> str:
         """All subjects of one kind, for a stream's filter: `tasks`, `experiences`, ..."""

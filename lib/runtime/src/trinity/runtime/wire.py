@@ -37,6 +37,7 @@ _PLAIN_TASK_FIELDS = (
     "evaluation_step",
     "timeout_seconds",
     "max_attempts",
+    "life",
 )
 _PLAIN_SAMPLING_FIELDS = (
     "temperature",

@@ -60,25 +60,29 @@ class BatchEnd(_message.Message):
     def __init__(self, step: _Optional[int] = ...) -> None: ...
 
 class Waiting(_message.Message):
-    __slots__ = ("step", "missing_groups", "reason")
+    __slots__ = ("step", "missing_groups", "reason", "checkpoint_wanted")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MISSING_GROUPS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_WANTED_FIELD_NUMBER: _ClassVar[int]
     step: int
     missing_groups: int
     reason: str
-    def __init__(self, step: _Optional[int] = ..., missing_groups: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    checkpoint_wanted: bool
+    def __init__(self, step: _Optional[int] = ..., missing_groups: _Optional[int] = ..., reason: _Optional[str] = ..., checkpoint_wanted: bool = ...) -> None: ...
 
 class Example(_message.Message):
-    __slots__ = ("row", "messages_json")
+    __slots__ = ("row", "messages_json", "buffer")
     ROW_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
     row: int
     messages_json: str
-    def __init__(self, row: _Optional[int] = ..., messages_json: _Optional[str] = ...) -> None: ...
+    buffer: str
+    def __init__(self, row: _Optional[int] = ..., messages_json: _Optional[str] = ..., buffer: _Optional[str] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("run", "step", "groups", "rows", "cursor", "created_at_seconds", "policy", "reward_mean")
+    __slots__ = ("run", "step", "groups", "rows", "cursor", "created_at_seconds", "policy", "reward_mean", "operators", "dropped", "auxiliary", "partial", "floor_sequence", "cursor_sequence")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +91,12 @@ class LedgerEntry(_message.Message):
     CREATED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
+    OPERATORS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    AUXILIARY_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     groups: _containers.RepeatedCompositeFieldContainer[LedgerGroup]
@@ -95,10 +105,46 @@ class LedgerEntry(_message.Message):
     created_at_seconds: float
     policy: str
     reward_mean: float
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., cursor: _Optional[_Union[LedgerCursor, _Mapping]] = ..., created_at_seconds: _Optional[float] = ..., policy: _Optional[str] = ..., reward_mean: _Optional[float] = ...) -> None: ...
+    operators: _containers.RepeatedScalarFieldContainer[str]
+    dropped: _containers.RepeatedCompositeFieldContainer[DroppedGroup]
+    auxiliary: _containers.RepeatedCompositeFieldContainer[AuxiliaryRow]
+    partial: bool
+    floor_sequence: int
+    cursor_sequence: int
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., cursor: _Optional[_Union[LedgerCursor, _Mapping]] = ..., created_at_seconds: _Optional[float] = ..., policy: _Optional[str] = ..., reward_mean: _Optional[float] = ..., operators: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., auxiliary: _Optional[_Iterable[_Union[AuxiliaryRow, _Mapping]]] = ..., partial: bool = ..., floor_sequence: _Optional[int] = ..., cursor_sequence: _Optional[int] = ...) -> None: ...
+
+class LedgerExperience(_message.Message):
+    __slots__ = ("index", "reward", "masked")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    MASKED_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    reward: float
+    masked: bool
+    def __init__(self, index: _Optional[int] = ..., reward: _Optional[float] = ..., masked: bool = ...) -> None: ...
+
+class DroppedGroup(_message.Message):
+    __slots__ = ("ordinal", "log_sequence", "reason", "num_response_tokens")
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    LOG_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESPONSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ordinal: int
+    log_sequence: int
+    reason: str
+    num_response_tokens: int
+    def __init__(self, ordinal: _Optional[int] = ..., log_sequence: _Optional[int] = ..., reason: _Optional[str] = ..., num_response_tokens: _Optional[int] = ...) -> None: ...
+
+class AuxiliaryRow(_message.Message):
+    __slots__ = ("buffer", "row")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    buffer: str
+    row: int
+    def __init__(self, buffer: _Optional[str] = ..., row: _Optional[int] = ...) -> None: ...
 
 class LedgerGroup(_message.Message):
-    __slots__ = ("log_sequence", "task_id", "ordinal", "num_experiences", "oldest_version", "newest_version", "staleness_steps", "use_count", "num_response_tokens", "reward_mean")
+    __slots__ = ("log_sequence", "task_id", "ordinal", "num_experiences", "oldest_version", "newest_version", "staleness_steps", "use_count", "num_response_tokens", "reward_mean", "experiences", "reusable_at_seconds")
     LOG_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +155,8 @@ class LedgerGroup(_message.Message):
     USE_COUNT_FIELD_NUMBER: _ClassVar[int]
     NUM_RESPONSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
+    EXPERIENCES_FIELD_NUMBER: _ClassVar[int]
+    REUSABLE_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     log_sequence: int
     task_id: str
     ordinal: int
@@ -119,10 +167,12 @@ class LedgerGroup(_message.Message):
     use_count: int
     num_response_tokens: int
     reward_mean: float
-    def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ...) -> None: ...
+    experiences: _containers.RepeatedCompositeFieldContainer[LedgerExperience]
+    reusable_at_seconds: float
+    def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., experiences: _Optional[_Iterable[_Union[LedgerExperience, _Mapping]]] = ..., reusable_at_seconds: _Optional[float] = ...) -> None: ...
 
 class LedgerCursor(_message.Message):
-    __slots__ = ("log_sequence", "consumed_ordinal", "stored", "dead_letters", "duplicates_dropped", "dead_ordinals", "pending", "failed_attempts", "response_tokens", "failures")
+    __slots__ = ("log_sequence", "ended_through", "stored", "dead_letters", "duplicates_dropped", "ended", "pending", "failed_attempts", "response_tokens", "failures", "revived", "dropped", "fenced", "reusable", "refused", "dead", "fresh_drops")
     class FailuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -130,27 +180,55 @@ class LedgerCursor(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class RevivedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class DroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     LOG_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    CONSUMED_ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    ENDED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     DUPLICATES_DROPPED_FIELD_NUMBER: _ClassVar[int]
-    DEAD_ORDINALS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     FAILED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    REVIVED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    REUSABLE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    FRESH_DROPS_FIELD_NUMBER: _ClassVar[int]
     log_sequence: int
-    consumed_ordinal: int
+    ended_through: int
     stored: int
     dead_letters: int
     duplicates_dropped: int
-    dead_ordinals: _containers.RepeatedScalarFieldContainer[int]
+    ended: _containers.RepeatedScalarFieldContainer[int]
     pending: _containers.RepeatedCompositeFieldContainer[LedgerGroup]
     failed_attempts: int
     response_tokens: int
     failures: _containers.ScalarMap[int, int]
-    def __init__(self, log_sequence: _Optional[int] = ..., consumed_ordinal: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., dead_ordinals: _Optional[_Iterable[int]] = ..., pending: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., failed_attempts: _Optional[int] = ..., response_tokens: _Optional[int] = ..., failures: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    revived: _containers.ScalarMap[int, int]
+    dropped: _containers.ScalarMap[str, int]
+    fenced: _containers.RepeatedScalarFieldContainer[int]
+    reusable: _containers.RepeatedCompositeFieldContainer[LedgerGroup]
+    refused: int
+    dead: _containers.RepeatedScalarFieldContainer[int]
+    fresh_drops: _containers.RepeatedCompositeFieldContainer[DroppedGroup]
+    def __init__(self, log_sequence: _Optional[int] = ..., ended_through: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., ended: _Optional[_Iterable[int]] = ..., pending: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., failed_attempts: _Optional[int] = ..., response_tokens: _Optional[int] = ..., failures: _Optional[_Mapping[int, int]] = ..., revived: _Optional[_Mapping[int, int]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., fenced: _Optional[_Iterable[int]] = ..., reusable: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., refused: _Optional[int] = ..., dead: _Optional[_Iterable[int]] = ..., fresh_drops: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ...) -> None: ...
 
 class CommitStepRequest(_message.Message):
     __slots__ = ("run", "step", "oldest_kept_step")
@@ -205,7 +283,14 @@ class StatsRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("run", "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step", "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "response_tokens", "reward_mean", "staleness_max", "evaluations", "evaluations_outstanding", "waiting_for", "finished", "log_bytes", "evaluation_tokens")
+    __slots__ = ("run", "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step", "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "response_tokens", "reward_mean", "staleness_max", "evaluations", "evaluations_outstanding", "waiting_for", "finished", "log_bytes", "evaluation_tokens", "dropped", "refused", "log_limit_bytes", "archive_behind")
+    class DroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     RUN_FIELD_NUMBER: _ClassVar[int]
     FED_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +313,10 @@ class StatsResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    LOG_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVE_BEHIND_FIELD_NUMBER: _ClassVar[int]
     run: str
     fed: int
     stored: int
@@ -250,7 +339,11 @@ class StatsResponse(_message.Message):
     finished: bool
     log_bytes: int
     evaluation_tokens: int
-    def __init__(self, run: _Optional[str] = ..., fed: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., outstanding: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., ledger_step: _Optional[int] = ..., committed_step: _Optional[int] = ..., last_step: _Optional[int] = ..., max_staleness_steps: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., live_step: _Optional[int] = ..., response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., evaluations_outstanding: _Optional[int] = ..., waiting_for: _Optional[str] = ..., finished: bool = ..., log_bytes: _Optional[int] = ..., evaluation_tokens: _Optional[int] = ...) -> None: ...
+    dropped: _containers.ScalarMap[str, int]
+    refused: int
+    log_limit_bytes: int
+    archive_behind: int
+    def __init__(self, run: _Optional[str] = ..., fed: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., outstanding: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., ledger_step: _Optional[int] = ..., committed_step: _Optional[int] = ..., last_step: _Optional[int] = ..., max_staleness_steps: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., live_step: _Optional[int] = ..., response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., evaluations_outstanding: _Optional[int] = ..., waiting_for: _Optional[str] = ..., finished: bool = ..., log_bytes: _Optional[int] = ..., evaluation_tokens: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., refused: _Optional[int] = ..., log_limit_bytes: _Optional[int] = ..., archive_behind: _Optional[int] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("step", "taskset", "metrics", "oldest_version", "newest_version")
@@ -274,15 +367,59 @@ class Evaluation(_message.Message):
     def __init__(self, step: _Optional[int] = ..., taskset: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ...) -> None: ...
 
 class ListDeadLettersRequest(_message.Message):
-    __slots__ = ("run", "limit")
+    __slots__ = ("run", "limit", "ordinal")
     RUN_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
     run: str
     limit: int
-    def __init__(self, run: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    ordinal: int
+    def __init__(self, run: _Optional[str] = ..., limit: _Optional[int] = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class ListDeadLettersResponse(_message.Message):
     __slots__ = ("dead_letters",)
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     dead_letters: _containers.RepeatedCompositeFieldContainer[_experience_pb2.AttemptFailure]
     def __init__(self, dead_letters: _Optional[_Iterable[_Union[_experience_pb2.AttemptFailure, _Mapping]]] = ...) -> None: ...
+
+class RetryDeadLettersRequest(_message.Message):
+    __slots__ = ("run", "ordinals")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ORDINALS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    ordinals: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run: _Optional[str] = ..., ordinals: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RetryDeadLettersResponse(_message.Message):
+    __slots__ = ("ordinals",)
+    ORDINALS_FIELD_NUMBER: _ClassVar[int]
+    ordinals: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ordinals: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DropDeadLettersRequest(_message.Message):
+    __slots__ = ("run", "ordinals")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ORDINALS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    ordinals: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run: _Optional[str] = ..., ordinals: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DropDeadLettersResponse(_message.Message):
+    __slots__ = ("ordinals",)
+    ORDINALS_FIELD_NUMBER: _ClassVar[int]
+    ordinals: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ordinals: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FenceRequest(_message.Message):
+    __slots__ = ("run", "versions")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FenceResponse(_message.Message):
+    __slots__ = ("dropped",)
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    dropped: int
+    def __init__(self, dropped: _Optional[int] = ...) -> None: ...

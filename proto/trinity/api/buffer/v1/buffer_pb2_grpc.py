@@ -70,6 +70,21 @@ class BufferServiceStub(object):
                 request_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.ListDeadLettersRequest.SerializeToString,
                 response_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.ListDeadLettersResponse.FromString,
                 _registered_method=True)
+        self.RetryDeadLetters = channel.unary_unary(
+                '/trinity.api.buffer.v1.BufferService/RetryDeadLetters',
+                request_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.RetryDeadLettersRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.RetryDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.DropDeadLetters = channel.unary_unary(
+                '/trinity.api.buffer.v1.BufferService/DropDeadLetters',
+                request_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersResponse.FromString,
+                _registered_method=True)
+        self.Fence = channel.unary_unary(
+                '/trinity.api.buffer.v1.BufferService/Fence',
+                request_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.FenceRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.FenceResponse.FromString,
+                _registered_method=True)
 
 
 class BufferServiceServicer(object):
@@ -128,6 +143,28 @@ class BufferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RetryDeadLetters(self, request, context):
+        """Gives dead tasks another life: each is fed again with all its attempts, and its letter is taken away.
+        NOT_FOUND for an ordinal without a letter; nothing is retried then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropDeadLetters(self, request, context):
+        """Takes letters away without trying their tasks again; the tasks stay dead and stay counted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fence(self, request, context):
+        """Experience of withdrawn weight versions enters no later batch. Entries that are written already stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BufferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +202,21 @@ def add_BufferServiceServicer_to_server(servicer, server):
                     servicer.ListDeadLetters,
                     request_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.ListDeadLettersRequest.FromString,
                     response_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.ListDeadLettersResponse.SerializeToString,
+            ),
+            'RetryDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryDeadLetters,
+                    request_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.RetryDeadLettersRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.RetryDeadLettersResponse.SerializeToString,
+            ),
+            'DropDeadLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropDeadLetters,
+                    request_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersResponse.SerializeToString,
+            ),
+            'Fence': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fence,
+                    request_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.FenceRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.FenceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -357,6 +409,87 @@ class BufferService(object):
             '/trinity.api.buffer.v1.BufferService/ListDeadLetters',
             trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.ListDeadLettersRequest.SerializeToString,
             trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.ListDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.buffer.v1.BufferService/RetryDeadLetters',
+            trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.RetryDeadLettersRequest.SerializeToString,
+            trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.RetryDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropDeadLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.buffer.v1.BufferService/DropDeadLetters',
+            trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersRequest.SerializeToString,
+            trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.DropDeadLettersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.buffer.v1.BufferService/Fence',
+            trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.FenceRequest.SerializeToString,
+            trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.FenceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -101,14 +101,30 @@ class AttemptFailure(_message.Message):
     def __init__(self, task: _Optional[_Union[_task_pb2.Task, _Mapping]] = ..., attempt: _Optional[int] = ..., explorer_id: _Optional[str] = ..., cause: _Optional[str] = ..., error: _Optional[str] = ..., final: bool = ..., failed_at_seconds: _Optional[float] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("group", "failure", "blob")
+    __slots__ = ("group", "failure", "blob", "revival", "fence")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     BLOB_FIELD_NUMBER: _ClassVar[int]
+    REVIVAL_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     group: Group
     failure: AttemptFailure
     blob: BlobReference
-    def __init__(self, group: _Optional[_Union[Group, _Mapping]] = ..., failure: _Optional[_Union[AttemptFailure, _Mapping]] = ..., blob: _Optional[_Union[BlobReference, _Mapping]] = ...) -> None: ...
+    revival: Revival
+    fence: Fence
+    def __init__(self, group: _Optional[_Union[Group, _Mapping]] = ..., failure: _Optional[_Union[AttemptFailure, _Mapping]] = ..., blob: _Optional[_Union[BlobReference, _Mapping]] = ..., revival: _Optional[_Union[Revival, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+
+class Revival(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: _task_pb2.Task
+    def __init__(self, task: _Optional[_Union[_task_pb2.Task, _Mapping]] = ...) -> None: ...
+
+class Fence(_message.Message):
+    __slots__ = ("versions",)
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BlobReference(_message.Message):
     __slots__ = ("key", "size_bytes", "chunks", "crc32")

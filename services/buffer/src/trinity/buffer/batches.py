@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.auxiliary import Auxiliary
 from trinity.buffer.keeper import Keeper
 from trinity.buffer.ledger import Ledger
 from trinity.buffer.log import LogReader
@@ -23,19 +24,21 @@ class BatchServer:
         reader: LogReader,
         keeper: Keeper | None,
         offline: OfflineSource | None,
+        auxiliary: Auxiliary,
     ) -> None:
         self._context = context
         self._ledger = ledger
         self._reader = reader
         self._keeper = keeper
         self._offline = offline
+        self._auxiliary = auxiliary
 
     async def parts(self, from_step: int) -> AsyncIterator[pb.BatchPart]:
         """The parts of every batch from `from_step` to the run's last step."""
-        step = from_step
+        step, waited = from_step, False
         while not self._context.last_step or step <= self._context.last_step:
-            if self._offline is not None:
-                await self._offline.want(step)
+            await self._context.want(step, anew=step == from_step and not waited)
+            waited = True
             if not await self._context.bell.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
                 yield pb.BatchPart(waiting=self.waiting(step))
                 continue
@@ -56,15 +59,21 @@ class BatchServer:
             yield pb.BatchPart(group=pb.BatchGroup(outcome=outcome, traceparent=traceparent, ordinal=member.ordinal))
         for row in entry.rows:
             assert self._offline is not None
-            yield pb.BatchPart(example=self._offline.example(row))
+            yield self._offline.part(row)
+        for expert in entry.auxiliary:
+            yield pb.BatchPart(example=self._auxiliary.example(expert))
         yield pb.BatchPart(end=pb.BatchEnd(step=entry.step))
 
     def waiting(self, step: int) -> pb.Waiting:
         if self._keeper is None:
             return pb.Waiting(step=step, reason="the dataset's batch is being written")
-        missing = len(self._keeper.window.missing())
+        missing, window = self._keeper.window.missing(), self._keeper.window
         if self._context.live_step < 0:
             reason = "no weights are LIVE yet"
         else:
             reason = f"{missing} of {self._context.plan.groups_per_step} groups are missing"
-        return pb.Waiting(step=step, missing_groups=missing, reason=reason)
+            dropped = ", ".join(f"{count} {name}" for name, count in sorted(window.dropped.items()))
+            reason += f" (dropped so far: {dropped})" if dropped else ""
+        if self._context.log_is_full:
+            reason += "; the log is full, and a newer checkpoint would make room"
+        return pb.Waiting(step=step, missing_groups=missing, reason=reason, checkpoint_wanted=self._context.log_is_full)

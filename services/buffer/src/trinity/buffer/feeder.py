@@ -1,20 +1,25 @@
 """The feeder puts tasks into the queue, never more than the staleness bound allows.
 
-A task's ordinal is its sequence in the stream, so the stream itself is the durable count of what was fed. Tasks of
-batch b are fed once weights of step gate(b) are LIVE; a dead letter is made up for by one more task.
+The newest message of the queue says how many tasks were fed and how far the tasksets were read. Tasks of batch b are
+fed once weights of step gate(b) are LIVE; a task that brings no group into a batch (a dead letter, a group that was
+dropped) is made up for by one more. A dead task that lives again is put into the queue once more, as it was.
 """
 
 import asyncio
+import contextlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
 
+from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.buffer.mixture import Mixture
 from trinity.buffer.shared import RunContext
 from trinity.buffer.window import Window
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import SequenceConflict
+from trinity.runtime.errors import NotFound
 from trinity.runtime.experience import Task
 from trinity.runtime.metrics import Gauge
 from trinity.runtime.wire import task_to_proto
@@ -22,6 +27,8 @@ from trinity.runtime.wire import task_to_proto
 log = structlog.get_logger(__name__)
 
 FED = Gauge("trinity_buffer_tasks_fed", "Training tasks fed")
+
+_REMEMBERED = 4096
 
 
 @dataclass(frozen=True)
@@ -31,25 +38,57 @@ class _Injected:
 
 
 class Feeder:
-    """Feeds one run. `fed` counts training tasks."""
+    """Feeds one run."""
 
-    def __init__(self, context: RunContext, source: Mixture, window: Window) -> None:
+    def __init__(self, context: RunContext, source: Mixture, window: Callable[[], Window]) -> None:
         self._context = context
         self._source = source
-        self._window = window
+        self._window_of = window
         self._injected: deque[_Injected] = deque()
         self._position = 0
-        self.fed = 0
+        self._sequence = 0
+        self._tasks: dict[int, task_pb2.Task] = {}  # fed and not ended, as far as this process knows
+        self._revived: set[int] = set()  # log sequences of revivals that are in the queue
+
+    @property
+    def _window(self) -> Window:
+        return self._window_of()
+
+    @property
+    def fed(self) -> int:
+        """Training tasks fed."""
+        return self._context.fed
 
     async def recover(self) -> None:
         """Read from the stream how far feeding came."""
         stream = self._context.names.tasks_stream
-        state = await self._context.broker.state(stream)
-        self.fed = state.last_sequence
-        if self.fed:
-            newest = await self._context.broker.get(stream, self.fed)
+        self._sequence = (await self._context.broker.state(stream)).last_sequence
+        if self._sequence:
+            newest = await self._context.broker.get(stream, self._sequence)
+            self._context.fed = int(newest.headers[headers.FED])
             self._position = int(newest.headers[headers.POSITION])
             log.info("buffer.feeder.recovered", fed=self.fed, position=self._position)
+
+    async def task(self, asked: task_pb2.Task) -> task_pb2.Task:
+        """The task of an ordinal (and taskset) as it was fed. NotFound if it was not, or is gone."""
+        if asked.ordinal in self._tasks:
+            return self._tasks[asked.ordinal]
+        if not 1 <= asked.ordinal <= self.fed + 1:  # what was fed this moment may be in the queue already
+            raise NotFound(f"task {asked.ordinal} was not fed")
+        names = self._context.names
+        tasksets = [asked.taskset] if asked.taskset else [source.taskset.name for source in self._source.sources]
+        for taskset in tasksets:
+            with contextlib.suppress(NotFound):
+                message = await self._context.broker.last(names.tasks_stream, names.task(taskset, asked.ordinal))
+                return self._remember(task_pb2.Task.FromString(message.data))
+        raise NotFound(f"task {asked.ordinal} is not in the queue")
+
+    def _remember(self, task: task_pb2.Task) -> task_pb2.Task:
+        if len(self._tasks) > _REMEMBERED:
+            for ordinal in [o for o in self._tasks if self._window.has_ended(o)]:
+                del self._tasks[ordinal]
+        self._tasks[task.ordinal] = task
+        return task
 
     @property
     def position(self) -> int:
@@ -64,26 +103,40 @@ class Feeder:
         batches = self._context.live_step // staleness.interval * staleness.interval
         batches += staleness.interval + staleness.offset
         batches = min(batches, self._context.last_step)
-        return batches * self._context.plan.groups_per_step + self._window.dead_letters
+        return batches * self._context.plan.groups_per_step + self._window.lost
 
     async def run(self) -> None:
         while True:
-            await self._context.bell.wait_for(lambda: self.fed < self.allowed())
+            await self._context.bell.wait_for(lambda: self.fed < self.allowed() or bool(self._to_revive()))
+            for ordinal, sequence in self._to_revive():
+                await self._feed_again(ordinal, sequence)
             while self.fed < self.allowed():
                 await self._feed_next()
             await self._context.bell.ring()
 
-    async def clear(self) -> None:
-        """Take dead tasks out of the queue. The newest task stays until another is fed: it holds the position."""
+    def _to_revive(self) -> list[tuple[int, int]]:
+        return [(o, sequence) for o, sequence in self._window.revived.items() if sequence not in self._revived]
 
-        def dead() -> list[int]:
-            return [ordinal for ordinal in self._window.unqueued if ordinal < self.fed]
+    async def clear(self) -> None:
+        """Take dead tasks out of the queue. The newest message stays until another is there: it holds the counts."""
+
+        async def remove(ordinal: int) -> None:
+            names, task = self._context.names, task_pb2.Task(ordinal=ordinal)
+            with contextlib.suppress(NotFound):
+                subject = names.task((await self.task(task)).taskset, ordinal)
+                message = await self._context.broker.last(names.tasks_stream, subject)
+                if message.sequence < self._sequence:
+                    await self._context.broker.delete(names.tasks_stream, message.sequence)
+                    self._tasks.pop(ordinal, None)
 
         while True:
-            await self._context.bell.wait_for(lambda: bool(dead()))
-            for ordinal in dead():
-                await self._context.broker.delete(self._context.names.tasks_stream, ordinal)
+            await self._context.bell.wait_for(lambda: bool(self._removable()))
+            for ordinal in self._removable():
+                await remove(ordinal)
                 self._window.unqueued.discard(ordinal)
+
+    def _removable(self) -> list[int]:
+        return [ordinal for ordinal in self._window.unqueued if ordinal < self.fed]
 
     async def inject(self, task: Task) -> "asyncio.Future[bool]":
         """Feed a task of the caller's before the taskset's own; resolves to False if it was there already."""
@@ -94,7 +147,7 @@ class Feeder:
 
     async def _feed_next(self) -> None:
         ordinal = self.fed + 1
-        batch = (ordinal - 1 - self._window.dead_letters) // self._context.plan.groups_per_step
+        batch = (ordinal - 1 - self._window.lost) // self._context.plan.groups_per_step
         gate = self._context.plan.staleness.gate(batch)
         while self._injected and self._injected[0].stored.cancelled():
             self._injected.popleft()
@@ -115,14 +168,36 @@ class Feeder:
             injected.stored.set_result(fresh)
 
     async def _store(self, task: Task, position: int) -> None:
-        names = self._context.names
+        message = task_to_proto(task)
         with tracing.span("task.feed", task_id=task.task_id, ordinal=task.ordinal):
-            self.fed = await self._context.broker.append(
-                names.task(task.taskset),
-                names.tasks_stream,
-                task_to_proto(task).SerializeToString(),
-                message_id=task.task_id,
-                last_sequence=task.ordinal - 1,
-                headers=tracing.inject({headers.POSITION: str(position)}),
-            )
+            await self._put(message, message.task_id, position, task.ordinal)
+        self._context.fed = task.ordinal
         FED.set(self.fed)
+
+    async def _put(self, task: task_pb2.Task, message_id: str, position: int, fed: int) -> None:
+        names = self._context.names
+        counts = {headers.POSITION: str(position), headers.FED: str(fed)}
+        self._sequence = await self._context.broker.append(
+            names.task(task.taskset, task.ordinal),
+            names.tasks_stream,
+            task.SerializeToString(),
+            message_id=message_id,
+            last_sequence=self._sequence,
+            headers=tracing.inject(counts),
+        )
+        self._remember(task)
+
+    async def _feed_again(self, ordinal: int, sequence: int) -> None:
+        """Put a revived task into the queue, unless an earlier buffer did."""
+        names, broker = self._context.names, self._context.broker
+        entry = await broker.get(names.experiences_stream, sequence)
+        task = experience_pb2.Outcome.FromString(entry.data).revival.task
+        life = 0
+        with contextlib.suppress(NotFound):
+            there = await broker.last(names.tasks_stream, names.task(task.taskset, ordinal))
+            life = task_pb2.Task.FromString(there.data).life
+        if life < task.life:
+            await self._put(task, f"{task.task_id}/life/{task.life}", self._position, self.fed)
+            log.info("buffer.task.revived", task=task.task_id, ordinal=ordinal, life=task.life)
+        self._remember(task)
+        self._revived.add(sequence)

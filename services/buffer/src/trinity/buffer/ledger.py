@@ -10,6 +10,8 @@ from trinity.buffer.shared import RunContext
 from trinity.runtime.errors import DataLoss, NotFound
 
 _CACHED_ENTRIES = 64
+# A cursor longer than this is kept in a short ring of its own: only the newest one is ever read again.
+_LONG_CURSOR_BYTES = 32 * 1024
 
 
 class Ledger:
@@ -35,10 +37,25 @@ class Ledger:
             self.newest = pb.LedgerEntry.FromString(message.data)
             self._remember(self.newest)
 
+    async def cursor(self) -> pb.LedgerCursor:
+        """Where the reader of the log stood at the newest entry."""
+        if self.newest is None:
+            return pb.LedgerCursor()
+        if not self.newest.cursor_sequence:
+            return self.newest.cursor
+        stream = self._context.names.cursors_stream
+        try:
+            message = await self._context.broker.get(stream, self.newest.cursor_sequence)
+        except NotFound:
+            raise DataLoss(f"{stream}: the cursor of step {self.newest_step} is gone") from None
+        return pb.LedgerCursor.FromString(message.data)
+
     async def append(self, entry: pb.LedgerEntry) -> None:
         """Write the entry of the next step. SequenceConflict if another buffer wrote meanwhile."""
         if entry.step != self.newest_step + 1:
             raise ValueError(f"step {entry.step} cannot follow step {self.newest_step}")
+        if entry.cursor.ByteSize() > _LONG_CURSOR_BYTES:
+            await self._put_cursor_aside(entry)
         self._sequence = await self._context.broker.append(
             self._context.names.batch(entry.step),
             self._stream,
@@ -48,6 +65,16 @@ class Ledger:
         )
         self.newest = entry
         self._remember(entry)
+
+    async def _put_cursor_aside(self, entry: pb.LedgerEntry) -> None:
+        """The entry names the sequence it got, so a cursor of another buffer is never taken for it."""
+        stored = await self._context.broker.publish(
+            self._context.names.cursor,
+            entry.cursor.SerializeToString(),
+            message_id=f"cursor/{entry.step}/{entry.created_at_seconds}",
+        )
+        entry.cursor_sequence = stored.sequence
+        entry.ClearField("cursor")
 
     async def get(self, step: int) -> pb.LedgerEntry:
         """NotFound if the step has no entry yet; DataLoss if it had one and it is gone."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.shared import RunContext
 from trinity.runtime import blobs, headers
-from trinity.runtime.errors import DataLoss, NotFound
+from trinity.runtime.errors import DataLoss, InvalidInput, NotFound
 from trinity.runtime.wire import parse_outcome
 
 
@@ -22,16 +22,26 @@ class LogReader:
 
     async def take(self, sequence: int, data: bytes, header: Mapping[str, str]) -> experience_pb2.Outcome:
         """The outcome in a message of the log, whole. Raises DataLoss or InvalidInput."""
-        expected = header.get(headers.CRC32)
-        if expected is not None and int(expected) != zlib.crc32(data):
-            raise DataLoss(f"{self._context.names.experiences_stream} {sequence}: the payload's checksum is wrong")
+        if header.get(headers.CRC32) not in (None, str(zlib.crc32(data))):
+            data = await self._once_more(sequence)
         outcome = parse_outcome(data)
         if outcome.WhichOneof("outcome") == "blob":
-            data = await blobs.fetch(self._context.broker, self._context.names, outcome.blob)
+            try:
+                data = await blobs.fetch(self._context.broker, self._context.names, outcome.blob)
+            except NotFound as error:
+                raise InvalidInput("blob", f"{outcome.blob.key} is not there: {error}") from None
             outcome = parse_outcome(data)
         if outcome.WhichOneof("outcome") == "group":
             self._remember(sequence, data, header.get(headers.TRACEPARENT, ""))
         return outcome
+
+    async def _once_more(self, sequence: int) -> bytes:
+        """The payload of an entry whose checksum was wrong, from another replica perhaps. InvalidInput if it stays."""
+        message = await self._context.broker.get(self._context.names.experiences_stream, sequence)
+        expected, found = message.headers.get(headers.CRC32), zlib.crc32(message.data)
+        if expected != str(found):
+            raise InvalidInput("checksum", f"of log entry {sequence} is {expected}, of its payload {found}")
+        return message.data
 
     async def payload(self, sequence: int) -> tuple[bytes, str]:
         """A stored group as it was stored, and its trace context. DataLoss if the log does not hold it any more."""

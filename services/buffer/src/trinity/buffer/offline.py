@@ -8,7 +8,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger import Ledger
 from trinity.buffer.selectors import make_selector
 from trinity.buffer.shared import RunContext
-from trinity.config.datasets import Row, read, sft_format, sft_messages
+from trinity.config.datasets import Row, read_buffer, sft_format, sft_messages
 from trinity.config.schema.buffer import ExperienceBufferConfig
 
 _AHEAD = 4
@@ -18,22 +18,15 @@ class OfflineSource:
     """Rows of the dataset, in ledger order."""
 
     def __init__(self, context: RunContext, ledger: Ledger, config: ExperienceBufferConfig) -> None:
-        assert config.path
         self._context = context
         self._ledger = ledger
         self._config = config
-        self._rows: Sequence[Row] = read(config.path, config.split, config.subset_name)
+        self._rows: Sequence[Row] = read_buffer(config)
         self._selector = make_selector(config.data_selector, self._rows)
         self._format = sft_format(config.format, self._rows[0])
-        self._wanted = 0
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    async def want(self, step: int) -> None:
-        """The trainer asks for a step: write entries up to a few beyond it."""
-        self._wanted = max(self._wanted, step + _AHEAD)
-        await self._context.bell.ring()
 
     async def run(self) -> None:
         while True:
@@ -43,7 +36,8 @@ class OfflineSource:
                 await self._context.bell.ring()
 
     def _target(self) -> int:
-        return min(self._wanted, self._context.last_step)
+        """Entries are written up to a few beyond the step that the trainer asks for."""
+        return min(self._context.wanted_step + _AHEAD, self._context.last_step)
 
     def _entry(self, step: int) -> pb.LedgerEntry:
         size = self._context.plan.groups_per_step
@@ -52,6 +46,7 @@ class OfflineSource:
             run=self._context.run, step=step, rows=rows, created_at_seconds=time.time(), policy="dataset"
         )
 
-    def example(self, row: int) -> pb.Example:
+    def part(self, row: int) -> pb.BatchPart:
+        """A row as the trainer gets it."""
         messages = sft_messages(self._rows[row], self._format, row)
-        return pb.Example(row=row, messages_json=json.dumps(messages))
+        return pb.BatchPart(example=pb.Example(row=row, messages_json=json.dumps(messages)))

@@ -8,6 +8,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.evaluation import Tally
 from trinity.buffer.mixture import Mixture
+from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.window import StoredGroup
 from trinity.config import Plan
 from trinity.runtime.monitor import Monitor
@@ -23,6 +24,7 @@ class Reporter:
         self._plan = plan
         self.monitor: Monitor | None = None  # set once it is known where the run goes on
         self._tasks = tasks
+        self.pipeline: Pipeline | None = None
         self._pending: dict[int, _Values] = {}
 
     def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None:
@@ -40,10 +42,14 @@ class Reporter:
     def written(self, entry: pb.LedgerEntry) -> None:
         """The groups of a step are known. Those stored before a restart are missing from its rollout metrics."""
         groups = [self._pending.pop(g.ordinal) for g in entry.groups if g.ordinal in self._pending]
+        for drop in entry.dropped:
+            self._pending.pop(drop.ordinal, None)
         metrics = _rollout_metrics(groups)
         metrics["rollout/finished_task_count"] = float(len(entry.groups))
         metrics["rollout/model_version"] = max((float(g.newest_version) for g in entry.groups), default=0.0)
         metrics["rollout/staleness/mean"] = statistics.fmean([g.staleness_steps for g in entry.groups] or [0])
+        metrics |= self.pipeline.metrics() if self.pipeline is not None else {}
+        metrics |= _dropped_metrics(entry)
         metrics["experience_count"] = float(sum(g.num_experiences for g in entry.groups))
         if self.monitor is not None:
             self.monitor.log(metrics, entry.step)
@@ -54,6 +60,18 @@ class Reporter:
         found = tally.metrics(self._plan.config.monitor.detailed_stats)
         if self.monitor is not None:
             self.monitor.log({f"{prefix}/{tally.taskset}/{name}": v for name, v in found.items()}, tally.step)
+
+
+def _dropped_metrics(entry: pb.LedgerEntry) -> dict[str, float]:
+    """How many groups were dropped since the step before, by reason, and how long they were beside the kept ones."""
+    found = {"filtered_count": float(len(entry.dropped))}
+    for reason in sorted({drop.reason for drop in entry.dropped}):
+        lengths = [drop.num_response_tokens for drop in entry.dropped if drop.reason == reason]
+        found[f"dropped/{reason}/groups"] = float(len(lengths))
+        found[f"dropped/{reason}/response_tokens/mean"] = statistics.fmean(lengths)
+    if entry.dropped and entry.groups:
+        found["dropped/kept/response_tokens/mean"] = statistics.fmean(g.num_response_tokens for g in entry.groups)
+    return found
 
 
 def _rollout_metrics(groups: Iterable[_Values]) -> dict[str, float]:

@@ -3,53 +3,64 @@
 import asyncio
 import contextlib
 import json
+from collections.abc import Iterable
 
 import structlog
 
-from trinity.api.common.v1 import task_pb2
+from trinity.api.common.v1 import experience_pb2, task_pb2
+from trinity.buffer.auxiliary import Auxiliary
 from trinity.buffer.batches import BatchServer
 from trinity.buffer.evaluation import Evaluator
 from trinity.buffer.feeder import Feeder
+from trinity.buffer.judge import Judge
 from trinity.buffer.keeper import Keeper
 from trinity.buffer.ledger import Ledger
+from trinity.buffer.letters import DeadLetters
 from trinity.buffer.log import LogReader
+from trinity.buffer.mirror import open_mirrors
 from trinity.buffer.mixture import Mixture
 from trinity.buffer.offline import OfflineSource
+from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.report import Reporter
+from trinity.buffer.retention import Retention
 from trinity.buffer.selectors import DifficultyBased
+from trinity.buffer.settings import BufferSettings
 from trinity.buffer.shared import RunContext
 from trinity.buffer.tasks import TaskSource
+from trinity.buffer.window import FENCED
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket
-from trinity.runtime.errors import DataLoss, NotFound
+from trinity.runtime.errors import DataLoss, NotFound, Unavailable
 from trinity.runtime.experience import TaskKind
 from trinity.runtime.monitor import MonitorOptions, open_monitor
 
 log = structlog.get_logger(__name__)
 
+_FENCE_SECONDS = 30.0
+
 
 class Run:
     """open -> run for ever. State is rebuilt from NATS alone."""
 
-    def __init__(self, context: RunContext, versions: Bucket, runs: Bucket, cache_bytes: int) -> None:
+    def __init__(self, context: RunContext, versions: Bucket, runs: Bucket, settings: BufferSettings) -> None:
         plan: Plan = context.plan
         self.context = context
         self.ledger = Ledger(context)
         self._versions = versions
         self._runs = runs
-        self.reader = LogReader(context, cache_bytes)
+        self.reader = LogReader(context, settings.cache_mib * 2**20)
         self.keeper: Keeper | None = None
         self.feeder: Feeder | None = None
         self.evaluator: Evaluator | None = None
         self.offline: OfflineSource | None = None
+        self.retention: Retention | None = None
         self._tasks: Mixture | None = None
+        auxiliary = Auxiliary(plan)
         trains = plan.config.mode in ("both", "train")
         if plan.algorithm.offline:
-            source = plan.config.buffer.trainer_input.experience_buffer
-            assert source is not None
-            self.offline = OfflineSource(context, self.ledger, source)
+            self.offline = OfflineSource(context, self.ledger, plan.experience_buffer)
             context.last_step = plan.steps_for(len(self.offline))
         elif trains:
             sources = [TaskSource.open(context.run, plan, t, TaskKind.TRAIN) for t in plan.tasksets]
@@ -57,10 +68,24 @@ class Run:
             context.last_step = plan.steps_for(self._tasks.rows)
         self._reporter = reporter = Reporter(plan, self._tasks)
         if not plan.algorithm.offline:
-            self.keeper = Keeper(context, self.ledger, self.reader, reporter) if trains else None
+            if self._tasks is not None:
+                self._make_keeper(self._tasks, auxiliary, settings)
             evaluated = [TaskSource.open(context.run, plan, t, TaskKind.EVALUATION) for t in plan.eval_tasksets]
             self.evaluator = Evaluator(context, evaluated, reporter.evaluated)
-        self.batches = BatchServer(context, self.ledger, self.reader, self.keeper, self.offline)
+        self.letters = DeadLetters(context, lambda o: self.keeper is not None and o in self.keeper.window.dead)
+        self.batches = BatchServer(context, self.ledger, self.reader, self.keeper, self.offline, auxiliary)
+
+    def _make_keeper(self, tasks: Mixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
+        """What a run with explorers has: they read and write the same log."""
+        context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
+        feeder = Feeder(context, tasks, lambda: keeper.window)
+        pipeline = Pipeline(operators)
+        judge = Judge(context, self.reader, pipeline, feeder.task, self._newest_live)
+        self._reporter.pipeline = pipeline
+        keeper = Keeper(context, self.ledger, judge, auxiliary, self._reporter)
+        mirrors = open_mirrors(context, self.reader)
+        self.keeper, self.feeder = keeper, feeder
+        self.retention = Retention(context, self.ledger, keeper, mirrors, settings)
 
     async def open(self) -> None:
         """Find out how far the run came."""
@@ -72,11 +97,13 @@ class Run:
             open_monitor, MonitorOptions(**fields), self.ledger.newest_step
         )
         commit = await self._runs.get(self.context.names.commit_key)
-        self.context.committed_step = json.loads(commit.value)["step"] if commit.revision else 0
-        if self.keeper is not None and self._tasks is not None:
-            self.keeper.recover()
-            self.feeder = Feeder(self.context, self._tasks, self.keeper.window)
+        value = json.loads(commit.value) if commit.revision else {"step": 0, "oldest_kept_step": 0}
+        self.context.committed_step = value["step"]
+        self.context.newest_live_step = await self._newest_live()
+        if self.keeper is not None and self.feeder is not None and self.retention is not None:
+            await self.keeper.recover()
             await self.feeder.recover()
+            await self.retention.open(value["oldest_kept_step"])
             await self._remind_selectors()
         if self.evaluator is not None:
             await self.evaluator.recover()
@@ -89,20 +116,20 @@ class Run:
         for step in range(1, self.ledger.newest_step + 1):
             for member in (await self.ledger.get(step)).groups:
                 self._tasks.observe(member.task_id, member.reward_mean)
-        for group in self.keeper.window.pending.values():
+        window = self.keeper.window
+        for group in window.unused.values():
             self._tasks.observe(group.task_id, group.reward_mean)
-        for ordinal in range(self.keeper.window.consumed_ordinal + 1, self.feeder.fed + 1):
+        for ordinal in window.outstanding(self.feeder.fed):
             with contextlib.suppress(NotFound):  # dead tasks are not in the queue any more
-                message = await self.context.broker.get(self.context.names.tasks_stream, ordinal)
-                self._tasks.observe(task_pb2.Task.FromString(message.data).task_id, None)
+                self._tasks.observe((await self.feeder.task(task_pb2.Task(ordinal=ordinal))).task_id, None)
 
     async def run(self) -> None:
         """Until something fails; what ends by itself is a failure too."""
         loops = [self._follow_live()]
         if self.offline is not None:
             loops.append(self.offline.run())
-        if self.keeper and self.feeder:
-            loops += [self.keeper.run(), self.feeder.run(), self.feeder.clear()]
+        if self.keeper and self.feeder and self.retention:
+            loops += [self.keeper.run(), self.feeder.run(), self.feeder.clear(), self.retention.run()]
         if self.evaluator:
             loops += [self.evaluator.feed(), self.evaluator.collect()]
         try:
@@ -113,10 +140,18 @@ class Run:
             if self._reporter.monitor is not None:
                 self._reporter.monitor.close()
 
+    async def _newest_live(self) -> int:
+        """The newest step whose weights were ever LIVE, as far as this process and KV know."""
+        entry = await self._versions.get(self.context.names.live_key)
+        live = json.loads(entry.value)["step"] if entry.revision else -1
+        self.context.newest_live_step = max(self.context.newest_live_step, live)
+        return self.context.newest_live_step
+
     async def _follow_live(self) -> None:
         async for entry in self._versions.watch(self.context.names.live_key):
             if entry.revision:
-                self.context.live_step = json.loads(entry.value)["step"]
+                live = self.context.live_step = json.loads(entry.value)["step"]
+                self.context.newest_live_step = max(self.context.newest_live_step, live)
                 await self.context.bell.ring()
 
     async def rewind(self, step: int) -> None:
@@ -129,11 +164,13 @@ class Run:
             )
         if step == newest or self.offline is not None:
             return
-        entry = await self.ledger.get(step + 1)
         first = (await self.context.broker.state(self.context.names.experiences_stream)).first_sequence
-        gone = [group.log_sequence for group in entry.groups if group.log_sequence < first]
-        if gone:
-            raise DataLoss(f"step: experience of step {step + 1} was released; go on from a newer checkpoint")
+        for later in range(step + 1, newest + 1):
+            entry = await self.ledger.get(later)
+            if any(group.log_sequence < first for group in entry.groups):
+                raise DataLoss(f"step: experience of step {later} was released; go on from a newer checkpoint")
+            if entry.floor_sequence >= first:
+                return  # what later steps use lies above
 
     async def commit(self, step: int, oldest_kept_step: int) -> int:
         """A checkpoint is durable: release what no kept one can ask for. Returns the lowest step still served."""
@@ -142,14 +179,23 @@ class Run:
         self.context.committed_step = step
         await asyncio.to_thread(self._write_meta, step)
         await self.context.bell.ring()
-        if self.keeper is None or oldest_kept_step < 1:
+        if self.retention is None:
             return 1
-        cursor = (await self.ledger.get(oldest_kept_step)).cursor
-        floor = min((g.log_sequence for g in cursor.pending), default=cursor.log_sequence + 1)
-        await self.context.broker.purge_below(self.context.names.experiences_stream, floor)
-        if self.feeder is not None and cursor.consumed_ordinal < self.feeder.fed:
-            await self.context.broker.purge_below(self.context.names.tasks_stream, cursor.consumed_ordinal + 1)
-        return oldest_kept_step + 1
+        return await self.retention.released(oldest_kept_step) + 1
+
+    async def fence(self, versions: Iterable[int]) -> int:
+        """Keep what withdrawn versions sampled out of later batches. Returns the groups dropped so far for it."""
+        if self.keeper is None:
+            return 0
+        window, wanted = self.keeper.window, set(versions)
+        entry = experience_pb2.Outcome(fence=experience_pb2.Fence(versions=sorted(wanted)))
+        message_id = "fence/" + ",".join(map(str, sorted(wanted)))
+        stored = await self.context.broker.publish(
+            self.context.names.control, entry.SerializeToString(), message_id=message_id
+        )
+        if not await self.context.bell.wait_for(lambda: window.log_sequence >= stored.sequence, _FENCE_SECONDS):
+            raise Unavailable("the fence is in the log; the buffer has not come so far yet")
+        return window.dropped[FENCED]
 
     def _write_meta(self, step: int) -> None:
         """explorer_meta.json, for people: where exploration is at a checkpoint. The truth is in the streams."""

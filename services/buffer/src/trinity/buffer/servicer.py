@@ -6,7 +6,7 @@ import grpc.aio
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
-from trinity.api.common.v1 import experience_pb2, task_pb2
+from trinity.api.common.v1 import task_pb2
 from trinity.buffer.run import Run
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unavailable
 from trinity.runtime.wire import task_from_proto
@@ -88,15 +88,28 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
     async def ListDeadLetters(
         self, request: pb.ListDeadLettersRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListDeadLettersResponse:
-        shared = self._of(request.run).context
-        stream = shared.names.dead_letters_stream
-        state = await shared.broker.state(stream)
-        last = min(state.last_sequence, state.first_sequence + (request.limit or _DEFAULT_LIMIT) - 1)
-        letters = []
-        for sequence in range(max(1, state.first_sequence), last + 1):
-            message = await shared.broker.get(stream, sequence)
-            letters.append(experience_pb2.AttemptFailure.FromString(message.data))
+        run = self._of(request.run)
+        letters = await run.letters.show(request.limit or _DEFAULT_LIMIT, request.ordinal)
         return pb.ListDeadLettersResponse(dead_letters=letters)
+
+    async def RetryDeadLetters(
+        self, request: pb.RetryDeadLettersRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RetryDeadLettersResponse:
+        run = self._of(request.run)
+        if run.feeder is None:
+            raise Conflict("run: this run takes no tasks; nothing can be fed again")
+        return pb.RetryDeadLettersResponse(ordinals=await run.letters.retry(request.ordinals))
+
+    async def DropDeadLetters(
+        self, request: pb.DropDeadLettersRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DropDeadLettersResponse:
+        return pb.DropDeadLettersResponse(ordinals=await self._of(request.run).letters.drop(request.ordinals))
+
+    async def Fence(self, request: pb.FenceRequest, context: grpc.aio.ServicerContext) -> pb.FenceResponse:
+        run = self._of(request.run)
+        if any(version < 1 for version in request.versions):
+            raise InvalidInput("versions", f"are {list(request.versions)}; version 0 and lower cannot be withdrawn")
+        return pb.FenceResponse(dropped=await run.fence(request.versions))
 
 
 async def stats_of(run: Run) -> pb.StatsResponse:
@@ -126,7 +139,12 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         response.duplicates_dropped = window.duplicates_dropped
         response.failed_attempts = window.failed_attempts
         response.response_tokens = window.response_tokens
-        response.log_bytes = (await shared.broker.state(shared.names.experiences_stream)).bytes
+        response.dropped.update(window.dropped)
+        response.refused = window.refused
+    if run.retention is not None:
+        response.log_bytes = run.retention.log_bytes
+        response.log_limit_bytes = run.retention.limit_bytes
+        response.archive_behind = run.retention.behind
     if run.evaluator is None:
         return response
     response.evaluation_tokens = run.evaluator.tokens

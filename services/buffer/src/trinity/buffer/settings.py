@@ -14,6 +14,11 @@ class BufferSettings(ServiceSettings):
     config_file: Path | None = Field(None, description="The run's YAML")
     stage: str = Field("", description="Stage of the YAML, if it has several")
     nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream")
-    nats_replicas: int = Field(1, ge=1, le=5, description="Replicas of streams and buckets; 3 on a cluster")
+    nats_replicas: int = Field(0, ge=0, le=5, description="Replicas of streams and buckets; 0: 3 in a cluster, else 1")
     log_gib: float = Field(16.0, gt=0, description="Most the experience log may take on the broker, in GiB")
+    log_keep_gib: float = Field(
+        4.0, ge=0, description="Experience that no kept checkpoint needs goes when the log is longer than this, in GiB"
+    )
+    plugin_dirs: str = Field("", description="Folders with the users' experience operators, separated as PATH is")
     cache_mib: int = Field(256, ge=1, description="Payloads of the newest groups kept in memory, in MiB")
+    read_only: bool = Field(False, description="Serve what the run has stored; feed, judge and write nothing")

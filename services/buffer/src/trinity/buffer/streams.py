@@ -19,6 +19,7 @@ def stream_specs(names: RunNames, *, log_bytes: int, replicas: int) -> list[Stre
         StreamSpec(names.evaluation_tasks_stream, (names.subjects("evaluation_tasks"),), replicas=replicas),
         StreamSpec(names.evaluations_stream, (names.subjects("evaluations"),), replicas=replicas),
         StreamSpec(names.batches_stream, (names.subjects("batches"),), replicas=replicas),
+        StreamSpec(names.cursors_stream, (names.subjects("cursors"),), replicas=replicas, max_messages=16),
         StreamSpec(names.dead_letters_stream, (names.subjects("deadletters"),), replicas=replicas),
         StreamSpec(names.blobs_stream, (names.subjects("blobs"),), replicas=replicas, max_bytes=log_bytes),
     ]

@@ -21,6 +21,11 @@ def summarise(sequence: int, message: experience_pb2.Group) -> StoredGroup:
         group_from_proto(message).check()
         raise InvalidInput("group", "its arrays do not fit together")
     task_from_proto(message.task)
+    return without_check(sequence, message)
+
+
+def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
+    """Of a group that is no good any more, whatever it holds."""
     experiences = message.experiences
     versions = [span.version for experience in experiences for span in experience.version_spans] or [0]
     return StoredGroup(
@@ -30,8 +35,8 @@ def summarise(sequence: int, message: experience_pb2.Group) -> StoredGroup:
         num_experiences=len(experiences),
         oldest_version=min(versions),
         newest_version=max(versions),
-        num_response_tokens=sum(e.token_ids.shape[0] - e.prompt_length for e in experiences),
-        reward_mean=sum(experience.reward for experience in experiences) / len(experiences),
+        num_response_tokens=sum(max(0, sum(e.token_ids.shape) - e.prompt_length) for e in experiences),
+        reward_mean=sum(experience.reward for experience in experiences) / max(1, len(experiences)),
     )
 
 

@@ -1,19 +1,37 @@
 """The judge of the experience log and the maker of batches. A pure state machine: same log, same batches.
 
 Every task has an ordinal, counted from 1 in the order of feeding. A log entry ends its task (a group, or a final
-failure), reports a failed attempt, or comes too late. Batches take stored groups in the order of their ordinals and
-skip dead ones, so a batch waits for its slowest task and staleness stays within its bound: nothing is dropped by age,
-and nothing by length. `consumed_ordinal` is the watermark: everything up to it has ended and was used.
+failure), reports a failed attempt, comes too late, or is one of the buffer's own (a dead task lives again, versions are
+withdrawn). A stored group waits in the pool until a batch takes it or it is dropped, with a reason; nothing else can
+become of it. `ended_through` is the watermark: every task up to it has ended.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from trinity.buffer.policy import Policy
 
-@dataclass(frozen=True)
+STALE, FENCED, EVICTED = "stale", "fenced", "evicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An experience of a group as operators left it. `masked`: none of its tokens enters the loss."""
+
+    index: int
+    reward: float
+    masked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """What the ledger needs to know of a group in the log. Versions are the oldest and newest that sampled a token."""
+    """What the ledger needs to know of a group in the log. Versions are the oldest and newest that sampled a token.
+
+    `kept` is empty if all experiences are trained as they were stored; `reusable_at` is Unix time.
+    """
 
     log_sequence: int
     task_id: str
@@ -23,56 +41,105 @@ class StoredGroup:
     newest_version: int
     num_response_tokens: int
     reward_mean: float
+    kept: tuple[Kept, ...] = ()
+    use_count: int = 0
+    reusable_at: float = 0.0
+
+    def staleness(self, step: int) -> int:
+        """Optimizer steps between the weights that sampled its oldest token and those that `step` updates.
+
+        A version's number is its optimizer step; step k updates the weights of step k - 1.
+        """
+        return max(0, step - 1 - self.oldest_version)
+
+    def sampled_by(self, versions: Collection[int]) -> bool:
+        return any(self.oldest_version <= version <= self.newest_version for version in versions)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A stored group that enters no batch."""
+
+    ordinal: int
+    log_sequence: int
+    reason: str
+    num_response_tokens: int
 
 
 class Verdict(StrEnum):
     """What a log entry meant. Also the metric key."""
 
     STORED = "stored"
+    DROPPED = "dropped"
     DUPLICATE = "duplicate"
     RETRIED = "retried"
     DEAD = "dead"
     LATE_FAILURE = "late_failure"
+    REFUSED = "refused"
+    REVIVED = "revived"
+    FENCED = "fenced"
 
 
 @dataclass
 class Window:
     """State after the log entries up to `log_sequence`."""
 
-    groups_per_step: int
+    policy: Policy
     log_sequence: int = 0
-    consumed_ordinal: int = 0
+    ended_through: int = 0
     stored: int = 0
     dead_letters: int = 0
     duplicates_dropped: int = 0
     failed_attempts: int = 0
     response_tokens: int = 0
-    pending: dict[int, StoredGroup] = field(default_factory=dict)
-    dead: set[int] = field(default_factory=set)
+    refused: int = 0
+    ended: set[int] = field(default_factory=set)  # above ended_through
+    unused: dict[int, StoredGroup] = field(default_factory=dict)
+    reusable: dict[int, StoredGroup] = field(default_factory=dict)
     failures: dict[int, int] = field(default_factory=dict)
+    dead: set[int] = field(default_factory=set)
+    revived: dict[int, int] = field(default_factory=dict)  # ordinal -> log sequence of the revival
+    fenced: set[int] = field(default_factory=set)
+    dropped: Counter[str] = field(default_factory=Counter)
+    fresh_drops: list[Dropped] = field(default_factory=list)  # since the newest ledger entry
     # Dead tasks that may still lie in the queue; found again by their late failures, so not part of the cursor.
     unqueued: set[int] = field(default_factory=set)
+    # Unused groups that a batch may take, in its order. Follows from `unused`.
+    _ready: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+    @property
+    def lost(self) -> int:
+        """Fed tasks that bring no group into a batch; one more is fed for each."""
+        return self.dead_letters + self.dropped.total()
 
     def has_ended(self, ordinal: int) -> bool:
-        return ordinal <= self.consumed_ordinal or ordinal in self.pending or ordinal in self.dead
+        return ordinal not in self.revived and (ordinal <= self.ended_through or ordinal in self.ended)
 
-    def group(self, group: StoredGroup) -> Verdict:
-        """Judge a group."""
+    def group(self, group: StoredGroup, dropped_by: str = "") -> Verdict:
+        """Judge a group. `dropped_by` names the operator that keeps it out of every batch."""
         self._advance(group.log_sequence)
         if self.has_ended(group.ordinal):
             self.duplicates_dropped += 1
             return Verdict.DUPLICATE
-        self.pending[group.ordinal] = group
         self.failures.pop(group.ordinal, None)
         self.stored += 1
         self.response_tokens += group.num_response_tokens
-        return Verdict.STORED
+        reason = dropped_by or (FENCED if group.sampled_by(self.fenced) else "")
+        if reason:
+            self._drop(group, reason)
+        else:
+            self.unused[group.ordinal] = group
+            if self.policy.kind != "fifo" or group.ordinal <= self.ended_through:
+                self._ready[group.ordinal] = None
+        self._end(group.ordinal)
+        self._evict()
+        return Verdict.DROPPED if reason else Verdict.STORED
 
     def failure(self, log_sequence: int, ordinal: int, max_attempts: int, final: bool = False) -> Verdict:
         """Judge a failed attempt. The task is dead after `max_attempts` of them, or at a final one."""
         self._advance(log_sequence)
         if self.has_ended(ordinal):
-            if ordinal in self.dead or ordinal <= self.consumed_ordinal:
+            if ordinal not in self.unused:
                 self.unqueued.add(ordinal)
             return Verdict.LATE_FAILURE
         self.failed_attempts += 1
@@ -83,53 +150,135 @@ class Window:
         self.dead.add(ordinal)
         self.unqueued.add(ordinal)
         self.dead_letters += 1
+        self._end(ordinal)
         return Verdict.DEAD
 
-    def skip(self, log_sequence: int) -> None:
-        """Pass over an entry that names no task."""
+    def revive(self, log_sequence: int, ordinal: int) -> Verdict:
+        """A dead task is fed again. No batch waits for it: it enters one when it is there."""
         self._advance(log_sequence)
+        if ordinal not in self.dead:
+            return Verdict.DUPLICATE
+        self.dead.discard(ordinal)
+        self.unqueued.discard(ordinal)
+        self.dead_letters -= 1
+        self.revived[ordinal] = log_sequence
+        return Verdict.REVIVED
+
+    def fence(self, log_sequence: int, versions: Iterable[int]) -> Verdict:
+        """Withdraw weight versions: what they sampled enters no later batch."""
+        self._advance(log_sequence)
+        self.fenced.update(versions)
+        for group in [g for g in self.unused.values() if g.sampled_by(self.fenced)]:
+            self._drop(group, FENCED)
+        for group in [g for g in self.reusable.values() if g.sampled_by(self.fenced)]:
+            del self.reusable[group.ordinal]
+        return Verdict.FENCED
+
+    def skip(self, log_sequence: int) -> Verdict:
+        """Pass over an entry that names no task of this run."""
+        self._advance(log_sequence)
+        self.refused += 1
+        return Verdict.REFUSED
+
+    def next_batch(self, step: int, now: float = 0.0, partial: bool = False) -> list[StoredGroup] | None:
+        """The groups of a step; None while there are too few. `partial`: whatever there is, but not nothing."""
+        if self.policy.kind == "replay":
+            return self._by_priority(step, now, partial)
+        self._drop_stale(step)
+        wanted = self.policy.groups_per_step
+        choice = self.unused if partial else self._ready
+        if len(choice) < (1 if partial else wanted):
+            return None
+        order = sorted(choice) if self.policy.kind == "fifo" else list(choice)
+        return [self._take(ordinal) for ordinal in order[:wanted]]
+
+    def missing(self) -> int:
+        """Groups the next batch still waits for."""
+        have = len(self._ready) if self.policy.kind == "fifo" else len(self.unused)
+        return max(0, self.policy.groups_per_step - have)
+
+    def floor(self) -> int:
+        """Log entries below this sequence are of no use to any later batch."""
+        needed = [group.log_sequence for group in (*self.unused.values(), *self.reusable.values())]
+        return min([self.log_sequence + 1, *needed, *self.revived.values()])
 
     def _advance(self, log_sequence: int) -> None:
         if log_sequence <= self.log_sequence:
             raise ValueError(f"log entry {log_sequence} comes after {self.log_sequence}")
         self.log_sequence = log_sequence
 
-    def next_batch(self) -> list[StoredGroup] | None:
-        """The next step's groups, and move the watermark past them; None while one of them is missing."""
-        batch: list[StoredGroup] = []
-        ordinal = self.consumed_ordinal
-        while len(batch) < self.groups_per_step:
-            ordinal += 1
-            if ordinal in self.dead:
-                continue
-            if ordinal not in self.pending:
-                return None
-            batch.append(self.pending[ordinal])
-        for group in batch:
-            del self.pending[group.ordinal]
-        self.dead -= {dead for dead in self.dead if dead <= ordinal}
-        self.consumed_ordinal = ordinal
+    def _end(self, ordinal: int) -> None:
+        self.revived.pop(ordinal, None)
+        if ordinal <= self.ended_through:
+            return
+        self.ended.add(ordinal)
+        while self.ended_through + 1 in self.ended:
+            self.ended_through += 1
+            self.ended.discard(self.ended_through)
+            if self.policy.kind == "fifo" and self.ended_through in self.unused:
+                self._ready[self.ended_through] = None
+
+    def _take(self, ordinal: int) -> StoredGroup:
+        self._ready.pop(ordinal, None)
+        group = self.unused.pop(ordinal)
+        return replace(group, use_count=group.use_count + 1)
+
+    def _drop(self, group: StoredGroup, reason: str) -> None:
+        self.unused.pop(group.ordinal, None)
+        self._ready.pop(group.ordinal, None)
+        self.dropped[reason] += 1
+        self.fresh_drops.append(Dropped(group.ordinal, group.log_sequence, reason, group.num_response_tokens))
+
+    def _drop_stale(self, step: int) -> None:
+        limit = self.policy.staleness_limit
+        if limit is not None:
+            for group in [g for g in self.unused.values() if g.staleness(step) > limit]:
+                self._drop(group, STALE)
+
+    def _priority(self, group: StoredGroup) -> tuple[float, int]:
+        """For sorting: the best comes first, of equal ones the task that was fed first."""
+        return -self.policy.priority.of(group.newest_version, group.use_count, group.ordinal), group.ordinal
+
+    def _by_priority(self, step: int, now: float, partial: bool) -> list[StoredGroup] | None:
+        if self.stored - self.dropped.total() < self.policy.must_have_arrived(step) and not partial:
+            return None
+        rested = [group for group in self.reusable.values() if group.reusable_at <= now]
+        candidates = [*self.unused.values(), *rested]
+        if len(candidates) < self.policy.groups_per_step and not (partial and candidates):
+            return None
+        batch = []
+        for group in heapq.nsmallest(self.policy.groups_per_step, candidates, key=self._priority):
+            self._ready.pop(group.ordinal, None)
+            self.unused.pop(group.ordinal, None)
+            self.reusable.pop(group.ordinal, None)
+            used = replace(group, use_count=group.use_count + 1)
+            batch.append(used)
+            cooldown = self.policy.reuse_cooldown_seconds
+            if cooldown is not None and self.policy.priority.allows(used.use_count):
+                self.reusable[group.ordinal] = replace(used, reusable_at=now + cooldown)
         return batch
 
-    def missing(self) -> list[int]:
-        """Ordinals the next batch waits for, fed or not."""
-        missing: list[int] = []
-        have, ordinal = 0, self.consumed_ordinal
-        while have + len(missing) < self.groups_per_step:
-            ordinal += 1
-            if ordinal in self.pending:
-                have += 1
-            elif ordinal not in self.dead:
-                missing.append(ordinal)
-        return missing
+    def _evict(self) -> None:
+        """Keep replay within its capacity: the groups of the lowest priority go first."""
+        if self.policy.kind != "replay":
+            return
+        while len(self.unused) + len(self.reusable) > self.policy.capacity:
+            worst = max((*self.unused.values(), *self.reusable.values()), key=self._priority)
+            if worst.ordinal in self.unused:
+                self._drop(worst, EVICTED)
+            else:
+                del self.reusable[worst.ordinal]
 
-    def lowest_needed_sequence(self) -> int:
-        """Log entries below this one are of no use to any later batch."""
-        return min((group.log_sequence for group in self.pending.values()), default=self.log_sequence + 1)
-
-    def restore(self, pending: Iterable[StoredGroup], dead: Iterable[int], failures: Mapping[int, int]) -> "Window":
-        """Fill in what lies above the watermark."""
-        self.pending = {group.ordinal: group for group in pending}
-        self.dead = set(dead)
-        self.failures = dict(failures)
+    def restore(self, unused: Iterable[StoredGroup]) -> "Window":
+        """Fill in the pool, in any order."""
+        key = {"fifo": lambda g: g.ordinal}.get(self.policy.kind, lambda g: g.log_sequence)
+        for group in sorted(unused, key=key):
+            self.unused[group.ordinal] = group
+            if self.policy.kind != "fifo" or group.ordinal <= self.ended_through:
+                self._ready[group.ordinal] = None
         return self
+
+    def outstanding(self, fed: int) -> Iterator[int]:
+        """Ordinals of tasks that were fed and have not ended."""
+        yield from self.revived
+        yield from (o for o in range(self.ended_through + 1, fed + 1) if o not in self.ended)

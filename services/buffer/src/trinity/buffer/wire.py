@@ -1,64 +1,91 @@
 """Between the buffer's own types and their protobuf messages."""
 
+from collections import Counter
+
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.window import StoredGroup, Window
+from trinity.buffer.policy import Policy
+from trinity.buffer.window import Dropped, Kept, StoredGroup, Window
+
+_PLAIN = (
+    "log_sequence",
+    "task_id",
+    "ordinal",
+    "num_experiences",
+    "oldest_version",
+    "newest_version",
+    "num_response_tokens",
+    "reward_mean",
+    "use_count",
+)
+_COUNTS = (
+    "log_sequence",
+    "ended_through",
+    "stored",
+    "dead_letters",
+    "duplicates_dropped",
+    "failed_attempts",
+    "response_tokens",
+    "refused",
+)
 
 
-def group_to_proto(group: StoredGroup, staleness_steps: int = 0, use_count: int = 0) -> pb.LedgerGroup:
-    return pb.LedgerGroup(
-        log_sequence=group.log_sequence,
-        task_id=group.task_id,
-        ordinal=group.ordinal,
-        num_experiences=group.num_experiences,
-        oldest_version=group.oldest_version,
-        newest_version=group.newest_version,
-        num_response_tokens=group.num_response_tokens,
-        reward_mean=group.reward_mean,
-        staleness_steps=staleness_steps,
-        use_count=use_count,
+def group_to_proto(group: StoredGroup, step: int = 0) -> pb.LedgerGroup:
+    """With its staleness at `step`, if one is given."""
+    message = pb.LedgerGroup(
+        **{name: getattr(group, name) for name in _PLAIN},
+        staleness_steps=group.staleness(step) if step else 0,
+        reusable_at_seconds=group.reusable_at,
     )
+    for kept in group.kept:
+        message.experiences.add(index=kept.index, reward=kept.reward, masked=kept.masked)
+    return message
 
 
 def group_from_proto(message: pb.LedgerGroup) -> StoredGroup:
     return StoredGroup(
-        log_sequence=message.log_sequence,
-        task_id=message.task_id,
-        ordinal=message.ordinal,
-        num_experiences=message.num_experiences,
-        oldest_version=message.oldest_version,
-        newest_version=message.newest_version,
-        num_response_tokens=message.num_response_tokens,
-        reward_mean=message.reward_mean,
+        **{name: getattr(message, name) for name in _PLAIN},
+        kept=tuple(Kept(kept.index, kept.reward, kept.masked) for kept in message.experiences),
+        reusable_at=message.reusable_at_seconds,
+    )
+
+
+def dropped_to_proto(group: Dropped) -> pb.DroppedGroup:
+    return pb.DroppedGroup(
+        ordinal=group.ordinal,
+        log_sequence=group.log_sequence,
+        reason=group.reason,
+        num_response_tokens=group.num_response_tokens,
     )
 
 
 def cursor_of(window: Window) -> pb.LedgerCursor:
     """The window's whole state, so that a restart reads the log from here."""
     return pb.LedgerCursor(
-        log_sequence=window.log_sequence,
-        consumed_ordinal=window.consumed_ordinal,
-        stored=window.stored,
-        dead_letters=window.dead_letters,
-        duplicates_dropped=window.duplicates_dropped,
-        dead_ordinals=sorted(window.dead),
-        pending=[group_to_proto(window.pending[ordinal]) for ordinal in sorted(window.pending)],
-        failed_attempts=window.failed_attempts,
-        response_tokens=window.response_tokens,
+        **{name: getattr(window, name) for name in _COUNTS},
+        ended=sorted(window.ended),
+        pending=[group_to_proto(window.unused[ordinal]) for ordinal in sorted(window.unused)],
+        reusable=[group_to_proto(window.reusable[ordinal]) for ordinal in sorted(window.reusable)],
         failures=window.failures,
+        revived=window.revived,
+        dropped=window.dropped,
+        fenced=sorted(window.fenced),
+        dead=sorted(window.dead),
+        fresh_drops=[dropped_to_proto(dropped) for dropped in window.fresh_drops],
     )
 
 
-def window_at(cursor: pb.LedgerCursor, groups_per_step: int) -> Window:
+def window_at(cursor: pb.LedgerCursor, policy: Policy) -> Window:
     """Inverse of cursor_of."""
     window = Window(
-        groups_per_step=groups_per_step,
-        log_sequence=cursor.log_sequence,
-        consumed_ordinal=cursor.consumed_ordinal,
-        stored=cursor.stored,
-        dead_letters=cursor.dead_letters,
-        duplicates_dropped=cursor.duplicates_dropped,
-        failed_attempts=cursor.failed_attempts,
-        response_tokens=cursor.response_tokens,
+        policy,
+        **{name: getattr(cursor, name) for name in _COUNTS},
+        ended=set(cursor.ended),
+        reusable={message.ordinal: group_from_proto(message) for message in cursor.reusable},
+        failures=dict(cursor.failures),
+        revived=dict(cursor.revived),
+        dropped=Counter(dict(cursor.dropped)),
+        fenced=set(cursor.fenced),
+        dead=set(cursor.dead),
+        fresh_drops=[Dropped(d.ordinal, d.log_sequence, d.reason, d.num_response_tokens) for d in cursor.fresh_drops],
     )
-    pending = (group_from_proto(group) for group in cursor.pending)
-    return window.restore(pending, cursor.dead_ordinals, cursor.failures)
+    return window.restore(group_from_proto(group) for group in cursor.pending)

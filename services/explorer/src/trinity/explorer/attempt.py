@@ -7,7 +7,9 @@ task is attempted again elsewhere, and the log's deduplication keeps the first g
 import asyncio
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import structlog
 
@@ -40,7 +42,20 @@ _CAUSES: list[tuple[type[BaseException], FailureCause]] = [
     (EnvironmentFailed, FailureCause.ENVIRONMENT_ERROR),
 ]
 _HEADROOM_BYTES = 64 * 1024
-_STORE_SECONDS = 60.0
+
+_Stored = TypeVar("_Stored")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What JetStream acknowledged: the sequence in the stream, and the checksum of what was sent.
+
+    `duplicate`: a message of the same identity was there before, at that sequence.
+    """
+
+    sequence: int
+    crc32: int
+    duplicate: bool
 
 
 async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox) -> Outcome:
@@ -87,31 +102,46 @@ def _failure(
 
 async def store(
     broker: Broker, names: RunNames, outcome: Outcome, on_wait: Callable[[bool], None] = lambda _: None
-) -> None:
+) -> Receipt:
     """Put an outcome into its log, and wait for room as long as it takes; `on_wait` hears when there is none."""
     task, data = outcome.task, encode_outcome(outcome)
-    if len(data) > broker.client.max_payload - _HEADROOM_BYTES:
-        reference = await blobs.store(broker, names, data)
+    held = False
+
+    def hold(reason: str) -> None:
+        nonlocal held
+        if not held:
+            log.warning("explorer.log.waiting", task=task.task_id, reason=reason)
+        held = True
+        on_wait(True)
+
+    too_long = len(data) > broker.client.max_payload - _HEADROOM_BYTES
+    if too_long:
+        reference = await _until_stored(lambda: blobs.store(broker, names, data, hold), hold)
         data = experience_pb2.Outcome(blob=reference).SerializeToString()
-    message_id = task.task_id if isinstance(outcome, Group) else f"{task.task_id}/failed/{outcome.attempt}"
-    header = tracing.inject({headers.CRC32: str(zlib.crc32(data)), headers.ORDINAL: str(task.ordinal)})
-    while True:
-        try:
-            await broker.publish(
-                _subject(names, outcome), data, message_id=message_id, headers=header, deadline_seconds=_STORE_SECONDS
-            )
-            break
-        except (PublishRefused, Unavailable) as error:
-            on_wait(True)
-            log.warning("explorer.log.waiting", task=task.task_id, reason=str(error))
+    identity = f"{task.task_id}/life/{task.life}" if task.life else task.task_id
+    message_id = identity if isinstance(outcome, Group) else f"{identity}/failed/{outcome.attempt}"
+    subject, checksum = _subject(names, outcome, too_long), zlib.crc32(data)
+    header = tracing.inject({headers.CRC32: str(checksum), headers.ORDINAL: str(task.ordinal)})
+    options: dict[str, Any] = {"message_id": message_id, "headers": header, "on_refused": hold}
+    stored = await _until_stored(lambda: broker.publish(subject, data, **options), hold)
     on_wait(False)
     if isinstance(outcome, Group):
         GROUPS.labels(task.kind).inc()
+    return Receipt(stored.sequence, checksum, stored.duplicate)
 
 
-def _subject(names: RunNames, outcome: Outcome) -> str:
+async def _until_stored(put: Callable[[], Awaitable[_Stored]], hold: Callable[[str], None]) -> _Stored:
+    """Try again for as long as there is no room, or no broker."""
+    while True:
+        try:
+            return await put()
+        except (PublishRefused, Unavailable) as error:
+            hold(str(error))
+
+
+def _subject(names: RunNames, outcome: Outcome, blob: bool) -> str:
     if outcome.task.kind is TaskKind.EVALUATION:
         return names.evaluation(outcome.task.taskset)
     if isinstance(outcome, Group):
-        return names.experience(outcome.versions[0], outcome.task.taskset)
+        return names.experience(outcome.versions[0], outcome.task.taskset, blob=blob)
     return names.failure(outcome.task.taskset)

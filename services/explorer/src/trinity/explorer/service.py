@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from dataclasses import asdict
 
 import grpc.aio
 import structlog
@@ -225,7 +226,10 @@ class ExplorerService:
                     outcome: attempt.Outcome = attempt.lease_lost(task, message.deliveries, self.explorer_id)
                 else:
                     outcome = await attempt.explore(task, message.deliveries, self.explorer_id, self._tools)
-                await attempt.store(broker, run, outcome, self._note_room)
+                receipt = await attempt.store(broker, run, outcome, self._note_room)
+                if isinstance(outcome, Group):
+                    told = {"task": task.task_id, "ordinal": task.ordinal, "kind": str(task.kind), **asdict(receipt)}
+                    log.debug("explorer.group.stored", **told)
         finally:
             self._evaluations -= evaluation
             await self.follower.notify()

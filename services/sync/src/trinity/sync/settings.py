@@ -10,5 +10,5 @@ class SyncSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="TRINITY_SYNC_", extra="forbid", frozen=True)
 
     nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream")
-    nats_replicas: int = Field(1, ge=1, le=5, description="Replicas of the KV buckets; 3 on a cluster")
+    nats_replicas: int = Field(0, ge=0, le=5, description="Replicas of the KV buckets; 0: 3 in a cluster, else 1")
     lease_seconds: float = Field(15.0, gt=1, description="Time an explorer's lease lives without a report, in seconds")

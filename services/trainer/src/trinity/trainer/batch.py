@@ -32,6 +32,7 @@ class TrainSequence:
     reward: float = 0.0
     advantage: float = 0.0
     temperature: float = 1.0
+    expert: bool = False
     experience: Experience | None = None  # as the log has it
 
     @property
@@ -66,18 +67,24 @@ class TrainBatch:
         return sum(s.response_length for s in self.sequences)
 
 
-def from_groups(entry: pb.LedgerEntry, groups: Iterable[bytes], plan: AlgorithmPlan) -> TrainBatch:
-    """An online batch. `groups` are log entries as they were stored, in the ledger entry's order."""
+def from_groups(
+    entry: pb.LedgerEntry, groups: Iterable[bytes], plan: AlgorithmPlan, experts: Sequence[TrainSequence] = ()
+) -> TrainBatch:
+    """An online batch.
+
+    `groups` are log entries as they were stored, in the ledger entry's order; the entry says what operators left of
+    them. `experts` are the rows of auxiliary buffers: no reward, no advantage.
+    """
     sequences: list[TrainSequence] = []
-    for index, data in enumerate(groups):
+    for index, (member, data) in enumerate(zip(entry.groups, groups, strict=True)):
         group = decode_outcome(data)
         if not isinstance(group, Group):
             raise InvalidInput("batch.group", f"{index} of step {entry.step} holds no group")
-        sequences.extend(_sequences_of(group, index))
+        sequences.extend(_sequences_of(group.as_kept(member.experiences), index))
     staleness = [member.staleness_steps for member in entry.groups] or [0]
     return TrainBatch(
         step=entry.step,
-        sequences=tuple(_with_advantages(sequences, plan)),
+        sequences=(*_with_advantages(sequences, plan), *experts),
         staleness_mean=float(np.mean(staleness)),
         staleness_max=float(max(staleness)),
     )
@@ -107,6 +114,14 @@ def _with_advantages(sequences: list[TrainSequence], plan: AlgorithmPlan) -> lis
     groups = torch.tensor([s.group for s in sequences])
     values = advantages.compute(plan.advantage.name, plan.advantage.args, rewards, groups)
     return [replace(s, advantage=float(value)) for s, value in zip(sequences, values, strict=True)]
+
+
+def experts_of(
+    entry: pb.LedgerEntry, examples: Sequence[pb.Example], tokenizer: Any, limit: int
+) -> list[TrainSequence]:
+    """The expert rows of an online batch, each a group of its own after the rolled-out ones."""
+    first = len(entry.groups)
+    return [replace(_tokenise(e, first + i, tokenizer, limit), expert=True) for i, e in enumerate(examples)]
 
 
 def from_examples(entry: pb.LedgerEntry, examples: Iterable[pb.Example], tokenizer: Any, limit: int) -> TrainBatch:

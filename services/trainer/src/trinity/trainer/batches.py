@@ -42,6 +42,7 @@ class BufferClient:
         self._batches: queue.Queue[RawBatch | Exception] = queue.Queue(maxsize=_AHEAD)
         self._closed = threading.Event()
         self.waiting_for = ""
+        self.checkpoint_wanted = False
 
     def rewind(self, step: int) -> pb.RewindResponse:
         """Say where this trainer goes on; DataLoss if the buffer cannot serve what follows."""
@@ -86,7 +87,7 @@ class BufferClient:
         while not self._closed.is_set():
             try:
                 for batch in self._stream(step):
-                    self.waiting_for = ""
+                    self.waiting_for, self.checkpoint_wanted = "", False
                     self._batches.put(batch)
                     step = batch.entry.step + 1
                 return
@@ -108,6 +109,7 @@ class BufferClient:
             kind = part.WhichOneof("part")
             if kind == "waiting":
                 self.waiting_for = f"step {part.waiting.step}: {part.waiting.reason}"
+                self.checkpoint_wanted = part.waiting.checkpoint_wanted
             elif kind == "entry":
                 batch = RawBatch(part.entry)
             elif batch is None:

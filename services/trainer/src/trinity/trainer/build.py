@@ -24,6 +24,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
 
     from trinity.trainer.engine import TrainEngine
     from trinity.trainer.loop import TrainLoop
+    from trinity.trainer.replay import Replay, ReplayLoop
     from trinity.trainer.weights import Publisher
 
     device = settings.device if settings.device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
@@ -34,10 +35,16 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
     buffer = publisher = None
     if ranks.is_first:
         buffer = BufferClient(settings.buffer_address, run)
-        if not plan.algorithm.offline:
+        if not plan.algorithm.offline and settings.replay_folder is None:
             publisher = Publisher(settings.sync_address, run, weights_dir_of(plan, settings))
+    loop: TrainLoop
+    if settings.replay_folder is not None:
+        replay = Replay(settings.replay_from, settings.replay_to, settings.replay_folder)
+        loop = ReplayLoop(plan, run, ranks, engine, control, buffer, replay)
+    else:
+        loop = TrainLoop(plan, run, ranks, engine, control, buffer, publisher)
     try:
-        TrainLoop(plan, run, ranks, engine, control, buffer, publisher).run()
+        loop.run()
     finally:
         if buffer is not None:
             buffer.close()

@@ -9,9 +9,10 @@ Versions that went out before the crash stay as they are: weights of a step are 
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import structlog
+import torch
 from opentelemetry import trace
 
 from trinity.config import Plan
@@ -22,7 +23,7 @@ from trinity.runtime.errors import DataLoss
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
 from trinity.trainer import record
-from trinity.trainer.batch import TrainBatch, from_examples, from_groups
+from trinity.trainer.batch import TrainBatch, experts_of, from_examples, from_groups
 from trinity.trainer.batches import BufferClient, RawBatch
 from trinity.trainer.checkpoints import CheckpointStore, TrainerState
 from trinity.trainer.control import Control
@@ -38,9 +39,15 @@ SECONDS = Histogram(
     "trinity_trainer_step_seconds", "Parts of a step, in seconds", ["part"], buckets=(0.01, 0.1, 0.5, 1, 5, 30, 120)
 )
 
+# Instead of a batch: the buffer, or somebody, asks for a checkpoint while the batch is not there yet.
+_SAVE_FIRST = b"save"
+
 
 class TrainLoop:
-    """`run` once. `buffer` and `publisher` exist on rank 0 alone; no publisher: nobody follows the weights."""
+    """`run` once. `buffer` and `publisher` exist on rank 0 alone; no publisher: nobody follows the weights.
+
+    Checkpoints and monitor files go to `folder`: the job folder, unless another is given.
+    """
 
     def __init__(
         self,
@@ -51,8 +58,10 @@ class TrainLoop:
         control: Control,
         buffer: BufferClient | None,
         publisher: Publisher | None,
+        folder: Path | None = None,
     ) -> None:
         self._plan = plan
+        self._folder = folder or plan.job_dir
         self._run = run
         self._ranks = ranks
         self._engine = engine
@@ -60,17 +69,19 @@ class TrainLoop:
         self._buffer = buffer
         self._publisher = publisher
         self._publishes = not plan.algorithm.offline
-        self._store = CheckpointStore(plan.job_dir)
+        self._store = CheckpointStore(self._folder)
         self._tokenizer: Any = None
         self._monitor: Monitor | None = None
         self._last_step = 0
+        self._saved_step = 0
         self._tokens_trained = 0
 
     def run(self) -> None:
         """Until the last step, or until `control.stop`."""
         step = self._resume()
         if self._ranks.is_first:
-            self._monitor = open_monitor(MonitorOptions(**monitor_fields(self._plan, "trainer")), first_step=step)
+            fields = {**monitor_fields(self._plan, "trainer"), "folder": self._folder / "monitor"}
+            self._monitor = open_monitor(MonitorOptions(**fields), first_step=step)
         try:
             self._loop(step)
         finally:
@@ -85,6 +96,9 @@ class TrainLoop:
             if raw is None:
                 log.info("trainer.stopped", step=step)
                 return
+            if not isinstance(raw, RawBatch):
+                self._save(step)
+                continue
             step = self._train(raw)
             self._publish(step)
             self._save_if_due(step)
@@ -98,6 +112,7 @@ class TrainLoop:
         if state is not None:
             self._engine.load(self._store.path(step) / "actor")
             self._tokens_trained = state.tokens_trained
+            self._saved_step = step
             log.info("trainer.resumed", step=step, path=str(self._store.path(step)))
         answer = json.dumps(self._announce(step)).encode() if self._ranks.is_first else None
         self._last_step = json.loads(share_bytes(answer, self._ranks, self._engine.device))
@@ -115,25 +130,30 @@ class TrainLoop:
             self._control.update(version=self._publisher.live_version)
         return int(answer.last_step)
 
-    def _receive(self, step: int) -> RawBatch | None:
-        """The batch of a step, on every rank; None if the loop is to stop."""
+    def _receive(self, step: int) -> RawBatch | Literal["save"] | None:
+        """The batch of a step, on every rank; "save" if a checkpoint is wanted first, None if the loop is to stop."""
         begin = time.monotonic()
         data: bytes | None = None
         if self._buffer is not None:
             data = self._wait_for_batch(step)
         shared = share_bytes(data, self._ranks, self._engine.device)
         SECONDS.labels("wait").observe(time.monotonic() - begin)
+        if shared == _SAVE_FIRST:
+            return "save"
         return decode_batch(shared) if shared else None
 
     def _wait_for_batch(self, step: int) -> bytes:
         """Rank 0: the encoded batch; empty to stop. Serves requests for a pause or a checkpoint between steps."""
         assert self._buffer is not None
+        unsaved = self._saved_step < step - 1
         while not self._control.stopping:
             if self._control.paused:
                 self._control.update(state="paused")
                 time.sleep(0.05)
                 continue
             self._control.update(state="waiting", waiting_for=self._buffer.waiting_for or f"the batch of step {step}")
+            if unsaved and (self._buffer.checkpoint_wanted or self._control.take_checkpoint_request()):
+                return _SAVE_FIRST
             batch = self._buffer.next(timeout_seconds=0.2)
             if batch is not None:
                 if batch.entry.step != step:
@@ -148,7 +168,7 @@ class TrainLoop:
         batch = self._batch(raw)
         links = [trace.Link(context) for context in _contexts(raw)]
         with tracing.span("trainer.step", links=links, step=step) as span:
-            metrics = self._engine.train(batch, self._last_step)
+            metrics = self._engine.train(batch, self._schedule_end(step))
             _close_traces(raw, step, span)
         self._tokens_trained += batch.response_tokens
         seconds = time.monotonic() - begin
@@ -157,19 +177,37 @@ class TrainLoop:
         if self._ranks.is_first:
             self._report(batch, metrics, seconds)
             if self._plan.config.buffer.save_experiences:
-                record.append(self._plan.job_dir, raw.entry, batch)
-            self._note("batches.jsonl", {"step": step, "groups": [g.log_sequence for g in raw.entry.groups]})
+                record.append(self._folder, raw.entry, batch)
+            groups = [group.log_sequence for group in raw.entry.groups]
+            self._note("batches.jsonl", {"step": step, "groups": groups, **self._circumstances(step)})
         return step
 
+    def _schedule_end(self, step: int) -> int:
+        """The step at which the learning rate's schedule ends, as it is seen from this one."""
+        return self._last_step
+
+    def _circumstances(self, step: int) -> dict[str, Any]:
+        """What, beside batch and weights, decides about the bits of a step's result: a replay needs the same."""
+        return {
+            "last_step": self._schedule_end(step),
+            "ranks": self._ranks.world_size,
+            "device": self._engine.device.type,
+            "threads": torch.get_num_threads(),
+        }
+
     def _batch(self, raw: RawBatch) -> TrainBatch:
-        if not self._plan.algorithm.offline:
-            return from_groups(raw.entry, (item.outcome for item in raw.groups), self._plan.algorithm)
+        outcomes, limit = [item.outcome for item in raw.groups], self._plan.lengths.model
+        if not raw.examples:
+            return from_groups(raw.entry, outcomes, self._plan.algorithm)
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
             model = self._plan.config.model
             self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
-        return from_examples(raw.entry, raw.examples, self._tokenizer, self._plan.lengths.model)
+        if self._plan.algorithm.offline:
+            return from_examples(raw.entry, raw.examples, self._tokenizer, limit)
+        experts = experts_of(raw.entry, raw.examples, self._tokenizer, limit)
+        return from_groups(raw.entry, outcomes, self._plan.algorithm, experts)
 
     def _report(self, batch: TrainBatch, metrics: dict[str, float], seconds: float) -> None:
         named = {f"actor/{name}": value for name, value in metrics.items()}
@@ -188,7 +226,7 @@ class TrainLoop:
 
     def _note(self, file: str, entry: dict[str, Any]) -> None:
         """A line for monitor/<file>. A step trained again after a crash is noted again: the last line counts."""
-        monitor = self._plan.job_dir / "monitor"
+        monitor = self._folder / "monitor"
         monitor.mkdir(parents=True, exist_ok=True)
         with (monitor / file).open("a") as lines:
             lines.write(json.dumps(entry) + "\n")
@@ -240,11 +278,16 @@ class TrainLoop:
             zero_stage=self._engine.zero_stage,
         )
         oldest = self._store.finish(state, self._plan.config.trainer.max_checkpoints_to_keep)
-        assert self._buffer is not None
-        self._buffer.commit(step, oldest)
+        self._commit(step, oldest)
+        self._saved_step = step
         self._control.update(checkpoint_step=step)
         SECONDS.labels("save").observe(time.monotonic() - begin)
         log.info("trainer.checkpoint.saved", step=step, path=str(self._store.path(step)))
+
+    def _commit(self, step: int, oldest: int) -> None:
+        """Tell the buffer which checkpoints are durable."""
+        assert self._buffer is not None
+        self._buffer.commit(step, oldest)
 
     def _save_huggingface(self, folder: Path, step: int) -> None:
         """Config and tokenizer always, weights if asked for. A collective under ZeRO-3."""

@@ -20,3 +20,6 @@ class TrainerSettings(ServiceSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where training runs")
     num_ranks: int = Field(1, ge=1, description="Training processes, unless a launcher such as torchrun says")
     threads: int = Field(0, ge=0, description="CPU threads of each rank; 0: the cores, shared by the ranks")
+    replay_folder: Path | None = Field(None, description="Train steps again into this folder, for comparison alone")
+    replay_from: int = Field(1, ge=1, description="First step of the replay; it begins at the checkpoint before it")
+    replay_to: int = Field(1, ge=1, description="Last step of the replay")

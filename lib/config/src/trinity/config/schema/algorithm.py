@@ -35,4 +35,11 @@ class AlgorithmConfig(Section):
     kl_loss_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
     entropy_loss_fn: str | None = Field(None, description="Entropy term of the loss; `none` switches it off")
     entropy_loss_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
+    sample_strategy: str | None = Field(
+        None,
+        description="How groups become batches. default: in the order of tasks, waiting for the slowest; "
+        "staleness_control: in the order they are stored, without those older than staleness_limit; mix: beside "
+        "expert rows of an auxiliary buffer",
+    )
+    sample_strategy_args: dict[str, Any] | None = Field(None, description="Its arguments")
     loss_agg_mode: LossAggregation | None = Field(None, description="How token losses become one number")

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from trinity.config.schema.base import Section
 
@@ -74,24 +74,55 @@ class ExplorerInputConfig(Section):
     default_reward_fn_type: str | None = Field(None, description="Reward function of tasksets that name none")
 
 
+class ReplayConfig(Section):
+    """replay_buffer: batches by priority instead of by order, and groups that are used more than once."""
+
+    enable: bool = Field(False, description="Choose the groups of a batch by priority")
+    priority_fn: Literal["linear_decay", "linear_decay_use_count_control_randomization"] = Field(
+        "linear_decay",
+        description="linear_decay: weight version - decay * use count; linear_decay_use_count_control_randomization: "
+        "plus normal noise of `sigma`, and a group is used `use_count_limit` times at most",
+    )
+    priority_fn_args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the priority function")
+    reuse_cooldown_time: NonNegativeFloat | None = Field(
+        None, description="Seconds after which a used group may be used again; null: never"
+    )
+
+
 class ExperienceBufferConfig(Section):
     """What the trainer reads: the experience log, or a dataset of its own (SFT)."""
 
-    name: str = Field("experience_buffer", description="Name in logs")
-    storage_type: Literal["queue", "file"] | None = Field(None, description="queue: the experience log; file: `path`")
-    path: str | None = Field(None, description="For file: dataset. The experience log needs none")
+    name: str = Field("experience_buffer", description="Name in logs; the table of an SQL database")
+    storage_type: Literal["queue", "file", "sql"] | None = Field(
+        None,
+        description="Of an offline algorithm: file or sql, what `path` is. With explorers the experience is always in "
+        "the log, and `path` names its archive",
+    )
+    path: str | None = Field(
+        None,
+        description="Offline: the dataset, or an archive of experience. With explorers: an archive of what operators "
+        "kept: .jsonl, .parquet, .db, sqlite:/// or postgresql:// URL",
+    )
     subset_name: str | None = Field(None, description="Subset of a hub dataset or a folder inside `path`")
     split: str = Field("train", description="Split of a hub dataset or a file name inside `path`")
-    capacity: PositiveInt = Field(10000, description="Experiences that fully_async may have outstanding")
+    capacity: PositiveInt = Field(
+        10000, description="Experiences that fully_async may have outstanding, and that replay keeps"
+    )
     format: FormatConfig = Field(default_factory=FormatConfig)
     data_selector: SelectorConfig = Field(default_factory=SelectorConfig)
-    max_read_timeout: float = Field(1800, gt=0, description="Longest wait for a batch before it is said, in seconds")
+    max_read_timeout: float = Field(
+        1800, gt=0, description="Longest wait for a whole batch, in seconds; then the trainer gets what there is"
+    )
+    replay_buffer: ReplayConfig = Field(default_factory=ReplayConfig, description="Priority and reuse")
 
 
 class TrainerInputConfig(Section):
     """Where the trainer reads."""
 
     experience_buffer: ExperienceBufferConfig | None = Field(None, description="null: the experience log")
+    auxiliary_buffers: dict[str, ExperienceBufferConfig] = Field(
+        default_factory=dict, description="Datasets mixed into batches by algorithm.sample_strategy, by name"
+    )
 
 
 class BufferConfig(Section):

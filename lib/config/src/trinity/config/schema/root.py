@@ -11,6 +11,7 @@ from trinity.config.schema.buffer import BufferConfig
 from trinity.config.schema.explorer import ExplorerConfig, SynchronizerConfig
 from trinity.config.schema.model import ClusterConfig, ModelConfig
 from trinity.config.schema.monitor import MonitorConfig
+from trinity.config.schema.pipeline import DataProcessorConfig
 from trinity.config.schema.trainer import TrainerConfig
 
 Mode = Literal["both", "explore", "train", "bench", "serve"]
@@ -22,6 +23,7 @@ class StageConfig(Section):
     stage_name: str = Field(min_length=1, description="Becomes the last part of the stage's job folder")
     mode: Mode | None = Field(None, description="As above")
     algorithm: AlgorithmConfig | None = Field(None, description="As above")
+    data_processor: DataProcessorConfig | None = Field(None, description="As above")
     buffer: BufferConfig | None = Field(None, description="As above")
     explorer: ExplorerConfig | None = Field(None, description="As above")
     trainer: TrainerConfig | None = Field(None, description="As above")
@@ -43,6 +45,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    data_processor: DataProcessorConfig = Field(default_factory=DataProcessorConfig)
     buffer: BufferConfig = Field(default_factory=BufferConfig)
     explorer: ExplorerConfig = Field(default_factory=ExplorerConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)

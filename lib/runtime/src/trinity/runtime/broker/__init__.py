@@ -4,7 +4,7 @@ Every publish resolves: stored, refused, or timed out after being retried under 
 back-pressure. A permission error is an error and not a time-out. Fetches are bounded in messages and in bytes.
 """
 
-from trinity.runtime.broker.connection import Broker, PublishRefused, SequenceConflict, connect
+from trinity.runtime.broker.connection import Broker, PublishRefused, SequenceConflict, StoredMessage, connect
 from trinity.runtime.broker.consume import Gap, Message, PullConsumer, tail
 from trinity.runtime.broker.kv import Bucket, Entry
 from trinity.runtime.broker.streams import StreamSpec, ensure_streams
@@ -18,6 +18,7 @@ __all__ = [
     "PublishRefused",
     "PullConsumer",
     "SequenceConflict",
+    "StoredMessage",
     "StreamSpec",
     "connect",
     "ensure_streams",

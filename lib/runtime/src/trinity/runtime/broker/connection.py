@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _NO_ROOM = (10077, 10122, 10047, 10023)  # stream full, resources exceeded, storage exceeded
+_CLUSTER_REPLICAS = 3
 _RETRY_SECONDS = (0.002, 1.0)
 
 
@@ -117,6 +119,11 @@ class Broker:
         self._denied: dict[str, str] = {}
         self._acks = _Acks(client)
 
+    @property
+    def usual_replicas(self) -> int:
+        """Copies of a stream where nobody says how many: three in a cluster, one on a single server."""
+        return _CLUSTER_REPLICAS if self.client._server_info.get("cluster") else 1
+
     async def __aenter__(self) -> "Broker":
         return self
 
@@ -150,8 +157,9 @@ class Broker:
         headers: dict[str, str] | None = None,
         expected_last_sequence: int | None = None,
         deadline_seconds: float = 60.0,
+        on_refused: Callable[[str], None] | None = None,
     ) -> Stored:
-        """Store one message; safe to repeat under the same `message_id`.
+        """Store one message; safe to repeat under the same `message_id`. `on_refused` hears at once of a lack of room.
 
         Raises SequenceConflict, PublishRefused (no room until the deadline), PermissionDenied, or Unavailable (no
         answer until the deadline; the message may or may not be stored).
@@ -176,6 +184,8 @@ class Broker:
                     raise
                 refused = error.err_code in _NO_ROOM
                 problem = str(error.description or error)
+                if refused and on_refused is not None:
+                    on_refused(problem)
             except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
                 self._raise_if_denied(subject)
                 refused, problem = False, f"{type(error).__name__} {error}".strip()
@@ -230,6 +240,10 @@ class Broker:
         """The newest message on a subject. NotFound if there is none."""
         return await self._get(stream, subject=subject)
 
+    async def next(self, stream: str, subject: str, from_sequence: int) -> StoredMessage:
+        """The first message at or above a sequence whose subject fits a filter. NotFound if there is none."""
+        return await self._get(stream, seq=from_sequence, subject=subject, next=True)
+
     async def _get(self, stream: str, **key: Any) -> StoredMessage:
         try:
             raw = await self.request(lambda: self.js.get_msg(stream, direct=True, **key), f"read {stream} {key}")
@@ -251,10 +265,24 @@ class Broker:
         """Remove every message with a lower sequence."""
         await self.request(lambda: self.js.purge_stream(stream, seq=sequence), f"purge {stream}")
 
+    async def purge_subject(self, stream: str, subject: str) -> None:
+        """Remove every message whose subject fits a filter."""
+        await self.request(lambda: self.js.purge_stream(stream, subject=subject), f"purge {subject}")
+
     async def delete(self, stream: str, sequence: int) -> None:
         """Remove one message; quietly if it is gone."""
         with contextlib.suppress(nats.js.errors.NotFoundError, nats.js.errors.BadRequestError):
             await self.request(lambda: self.js.delete_msg(stream, sequence), f"delete from {stream}")
+
+
+async def _answers(broker: Broker) -> None:
+    """Until JetStream answers: a cluster that has just started has no leader yet."""
+    while True:
+        try:
+            await broker.js.account_info()
+            return
+        except (TimeoutError, nats.errors.TimeoutError, nats.js.errors.ServiceUnavailableError):
+            await asyncio.sleep(0.1)
 
 
 async def connect(
@@ -299,7 +327,7 @@ async def connect(
         )
         broker = Broker(client, request_seconds)
         broker_box.append(broker)
-        await asyncio.wait_for(broker.js.account_info(), wait_seconds)
+        await asyncio.wait_for(_answers(broker), wait_seconds)
     except (TimeoutError, OSError, nats.errors.Error, nats.js.errors.Error) as error:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(client.close(), 1)

@@ -36,13 +36,18 @@ class Bucket:
         self.name = name
 
     @classmethod
-    async def open(cls, broker: Broker, name: str, *, ttl_seconds: float | None = None, replicas: int = 1) -> "Bucket":
-        """The bucket, made if missing."""
+    async def open(cls, broker: Broker, name: str, *, ttl_seconds: float | None = None, replicas: int = 0) -> "Bucket":
+        """The bucket, made if missing. `replicas` 0: as many as usual on this broker."""
         try:
             store = await broker.request(lambda: broker.js.key_value(name), f"open {name}")
         except (nats.js.errors.NotFoundError, nats.js.errors.BucketNotFoundError):
             config = KeyValueConfig(
-                bucket=name, history=4, ttl=ttl_seconds, storage=StorageType.FILE, replicas=replicas, direct=True
+                bucket=name,
+                history=4,
+                ttl=ttl_seconds,
+                storage=StorageType.FILE,
+                replicas=replicas or broker.usual_replicas,
+                direct=True,
             )
             store = await broker.request(lambda: broker.js.create_key_value(config), f"create {name}")
         return cls(broker, name, store)

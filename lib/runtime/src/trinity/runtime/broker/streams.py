@@ -1,6 +1,6 @@
 """Streams as code: made on start, never deleted, and refused if somebody else's settings are in the way."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import nats.js.errors
@@ -12,18 +12,22 @@ from trinity.runtime.errors import Conflict, Full
 # Changing one of these in place would lose data or change meaning.
 _FIXED = ("subjects", "retention", "storage")
 # These follow the settings.
-_TUNABLE = ("max_bytes", "discard", "duplicate_window", "num_replicas", "allow_direct", "max_msg_size")
+_TUNABLE = ("max_bytes", "max_msgs", "discard", "duplicate_window", "num_replicas", "allow_direct", "max_msg_size")
 
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """What a stream must be. Limits retention and file storage, always: an acknowledged message is never lost."""
+    """What a stream must be. Limits retention and file storage, always: an acknowledged message is never lost.
+
+    `replicas` 0: three where the broker is a cluster, else one.
+    """
 
     name: str
     subjects: tuple[str, ...]
     max_bytes: int = -1
     duplicate_window_seconds: float = 120.0
     replicas: int = 1
+    max_messages: int = -1  # a ring: the oldest go. Only for what is written again and again
 
     def config(self) -> StreamConfig:
         return StreamConfig(
@@ -31,7 +35,8 @@ class StreamSpec:
             subjects=list(self.subjects),
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
-            discard=DiscardPolicy.NEW,
+            discard=DiscardPolicy.NEW if self.max_messages < 0 else DiscardPolicy.OLD,
+            max_msgs=self.max_messages,
             max_bytes=self.max_bytes,
             duplicate_window=self.duplicate_window_seconds,
             num_replicas=self.replicas,
@@ -46,8 +51,9 @@ async def ensure_streams(broker: Broker, specs: list[StreamSpec]) -> None:
     Raises Conflict, with the differences, for a stream of the same name that is something else; Full if the broker has
     no room for the limits asked for.
     """
+    replicas = broker.usual_replicas
     for spec in specs:
-        wanted = spec.config()
+        wanted = replace(spec, replicas=spec.replicas or replicas).config()
         try:
             info = await broker.request(lambda s=spec: broker.js.stream_info(s.name), f"look for {spec.name}")
         except nats.js.errors.NotFoundError:

@@ -1,0 +1,66 @@
+"""data_processor: what happens to tasks before the run, and to experience before it is trained."""
+
+from typing import Any
+
+from pydantic import Field, field_validator, PositiveInt
+
+from trinity.config.schema.base import Section
+
+
+class OperatorConfig(Section):
+    """One operator of a pipeline."""
+
+    name: str = Field(min_length=1, description="Registered name; plugins may add to them")
+    args: dict[str, Any] = Field(default_factory=dict, description="Its arguments")
+
+
+class ExperiencePipelineConfig(Section):
+    """Every stored group goes through these operators, in order, before it may enter a batch."""
+
+    operators: list[OperatorConfig] = Field(default_factory=list, description="Filters and changes of rewards")
+    input_save_path: str | None = Field(
+        None, description="Archive of the experience before the operators: .jsonl, .parquet, .db or an SQL URL"
+    )
+
+
+class TaskPipelineConfig(Section):
+    """Rows of local tasksets are filtered and ordered before the run starts; docs/task_pipeline.md has the names."""
+
+    operators: list[OperatorConfig] = Field(
+        default_factory=list, description="Filters, applied in this order, and arguments of scores (<score>_score)"
+    )
+    inputs: list[str] = Field(
+        default_factory=list,
+        description="Local jsonl, json or parquet files in place of the training tasksets' paths; empty: those paths. "
+        "All of them for one taskset, one each for several",
+    )
+    output: str | None = Field(
+        None,
+        description="File for the result (.jsonl, .parquet) or a folder; what is there already must be of the same "
+        "pipeline. null: buffer/tasks.jsonl in the job folder. Several tasksets: <stem>-<taskset>",
+    )
+    target_fields: list[str] = Field(
+        default_factory=list, description="Columns whose text is looked at; empty: the taskset's format.prompt_key"
+    )
+    priority_weights: dict[str, float] = Field(
+        default_factory=dict,
+        description="Rows are ordered by the weighted sum of difficulty, diversity, usage_frequency and quality, "
+        "highest first; a negative weight turns a score round",
+    )
+    top_k: int = Field(-1, ge=-1, description="Rows kept after ordering; -1: all")
+    min_score: float | None = Field(None, description="Rows below this weighted sum are left out")
+    num_process: PositiveInt = Field(4, description="Processes for operators of data-juicer")
+
+
+class DataProcessorConfig(Section):
+    """Both pipelines."""
+
+    experience_pipeline: ExperiencePipelineConfig = Field(
+        default_factory=ExperiencePipelineConfig, description="null: experience is trained as it was stored"
+    )
+    task_pipeline: TaskPipelineConfig | None = Field(None, description="null: tasks are taken as they are")
+
+    @field_validator("experience_pipeline", mode="before")
+    @classmethod
+    def _null_is_none(cls, value: Any) -> Any:
+        return {} if value is None else value

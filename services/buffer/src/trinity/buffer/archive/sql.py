@@ -1,0 +1,297 @@
+"""The archive as tables of an SQL database: sqlite, or PostgreSQL by psycopg.
+
+Table `<name>` has one row an experience, keyed by (run, log_sequence, index_in_group); table `<name>_position` says how
+far each run came. Several runs may share both. An append is one transaction that begins by locking its run's position:
+it is there whole or not at all, and two writers cannot both store a group.
+
+Arrays are bytes, little-endian (token_ids int32, logprobs float32, action_mask a byte each); objects are JSON text.
+"""
+
+import contextlib
+import datetime
+import decimal
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from trinity.buffer.archive.rows import ARRAYS, COLUMNS, KEY, OBJECTS, Row, not_archived, rows_of
+from trinity.runtime.errors import InvalidInput, Unavailable
+from trinity.runtime.experience import Group
+
+_DRIVERS = {
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+_LOCK_SECONDS = 30
+_CONNECT_SECONDS = 10
+_OPENING = int.from_bytes(b"trinity", "big")
+
+
+class _Text(sa.types.TypeDecorator[str]):
+    """Text with NUL characters, which models write and PostgreSQL refuses: NUL is kept as ␀0, and ␀ itself as ␀␀."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        return value and value.replace("␀", "␀␀").replace("\0", "␀0")
+
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        if value is None or "␀" not in value:
+            return value
+        return "␀".join(part.replace("␀0", "\0") for part in value.split("␀␀"))
+
+
+_TYPES: dict[str, type[sa.types.TypeEngine[Any]]] = {
+    **dict.fromkeys(COLUMNS, _Text),
+    **dict.fromkeys(ARRAYS, sa.LargeBinary),
+    **dict.fromkeys(("reward", "started_at_seconds", "finished_at_seconds"), sa.Double),
+    **dict.fromkeys(("log_sequence", "ordinal"), sa.BigInteger),
+    **dict.fromkeys(("index_in_group", "group_size", "attempt", "rollout", "step"), sa.Integer),
+    **dict.fromkeys(("prompt_length", "truncation"), sa.Integer),
+}
+
+
+class SqlArchive:
+    """The groups of one run in a database. Raises Unavailable if that does not answer: try again."""
+
+    def __init__(self, path: str, name: str, run: str) -> None:
+        self._database, self._run = Database(path), run
+        self._rows, self._positions = _tables(name)
+        if self._database.file is not None:
+            self._database.file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._prepare()
+        except BaseException:
+            self._database.close()
+            raise
+
+    def position(self) -> int:
+        with self._database.transaction() as connection:
+            return self._position(connection)
+
+    def append(self, groups: Sequence[tuple[int, Group]], position: int) -> None:
+        with self._database.transaction() as connection:
+            mine = sa.update(self._positions).where(self._positions.c.run == self._run)
+            connection.execute(mine.values(position=self._positions.c.position))
+            archived = self._position(connection)
+            new = not_archived(groups, archived, position)
+            if new:
+                connection.execute(sa.insert(self._rows), [_encoded(row) for row in rows_of(self._run, new)])
+            connection.execute(mine.values(position=max(position, archived)))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _position(self, connection: sa.Connection) -> int:
+        query = sa.select(self._positions.c.position).where(self._positions.c.run == self._run)
+        return connection.execute(query).scalar_one()
+
+    def _prepare(self) -> None:
+        """Make what is not there; refuse what is another's."""
+        tables = self._rows, self._positions
+        with self._database.transaction() as connection:
+            _one_at_a_time(connection)
+            for table in tables:
+                if sa.inspect(connection).has_table(table.name):
+                    self._database.check_columns(connection, table)
+            for table in tables:
+                connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+            known = sa.select(self._positions.c.run).where(self._positions.c.run == self._run)
+            if connection.execute(known).first() is None:
+                connection.execute(sa.insert(self._positions).values(run=self._run, position=0))
+
+
+class SqlRows:
+    """The rows of an archive's table, of all its runs. Only the keys of the groups are in memory."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._database = Database(path, must_exist=True)
+        self._table, _ = _tables(name)
+        with self._database.transaction() as connection:
+            self._database.check_columns(connection, self._table)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def groups(self) -> list[tuple[str, int]]:
+        """(run, log sequence) of each group, in this order."""
+        key = self._table.c.run, self._table.c.log_sequence
+        with self._database.transaction() as connection:
+            found = connection.execute(sa.select(*key).distinct().order_by(*key))
+            return [(run, sequence) for run, sequence in found]
+
+    def rows(self, group: tuple[str, int]) -> list[tuple[str, Row]]:
+        """Rows of a group with their places."""
+        run, sequence = group
+        columns = self._table.c
+        query = sa.select(self._table).where(columns.run == run, columns.log_sequence == sequence)
+        with self._database.transaction() as connection:
+            found = connection.execute(query.order_by(columns.index_in_group)).all()
+        place = f"{self._database} table {self._table.name} run {run} log_sequence {sequence} index_in_group"
+        return [(f"{place} {row.index_in_group}", row._asdict()) for row in found]
+
+
+class Database:
+    """An engine, what it is called, and its errors in Trinity's words. `file` is that of sqlite."""
+
+    def __init__(self, path: str, must_exist: bool = False) -> None:
+        url = _url(path)
+        self.file = Path(url.database or "") if url.drivername == "sqlite" else None
+        self._shown = url.set(query={}).render_as_string(hide_password=True)
+        if must_exist and self.file is not None and not self.file.is_file():
+            raise InvalidInput("path", f"{self.file} does not exist")
+        try:
+            self.engine = sa.create_engine(
+                url, connect_args=_connect_args(url), pool_pre_ping=True, hide_parameters=True
+            )
+        except ImportError as error:
+            raise InvalidInput(
+                "path", f"is {self}; PostgreSQL needs psycopg ({error}); pip install 'trinity-buffer[postgresql]'"
+            ) from None
+
+    def __str__(self) -> str:
+        return self._shown
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        try:
+            with self.engine.begin() as connection:
+                yield connection
+        except exc.OperationalError as error:
+            raise Unavailable(f"{self}: {error.orig}") from error
+        except exc.DBAPIError as error:
+            raise InvalidInput("path", f"{self}: {error.orig}") from error
+
+    def check_columns(self, connection: sa.Connection, table: sa.Table) -> None:
+        """InvalidInput unless the table is there with exactly these columns."""
+        try:
+            there = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
+        except exc.NoSuchTableError:
+            raise InvalidInput("name", f"{self} has no table {table.name}; {self.tables(connection)}") from None
+        if there != set(table.columns.keys()):
+            other = ", ".join(sorted(there ^ set(table.columns.keys())))
+            raise InvalidInput(
+                "name", f"{self} has a table {table.name} that is no archive (differs in {other}); name another one"
+            )
+
+    def tables(self, connection: sa.Connection) -> str:
+        inspector = sa.inspect(connection)
+        names = sorted(inspector.get_table_names() + inspector.get_view_names())
+        return f"its tables are {', '.join(names)}" if names else "it has no tables"
+
+
+def read_table(path: str, name: str) -> list[dict[str, Any]]:
+    """All rows of any table or view, as JSON has them: see `reader.read_rows`."""
+    with contextlib.closing(Database(path, must_exist=True)) as database:
+        found, in_order = _all_rows(database, name)
+        rows = [
+            {column: _plain(value, f"{database} table {name} row {number}, column {column}") for column, value in row}
+            for number, row in enumerate(found)
+        ]
+    return rows if in_order else sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def _all_rows(database: Database, name: str) -> tuple[list[list[tuple[str, Any]]], bool]:
+    """Rows as (column, value) pairs, and whether they have an order of their own."""
+    with database.transaction() as connection:
+        try:
+            table = sa.Table(name, sa.MetaData(), autoload_with=connection)
+        except exc.NoSuchTableError:
+            raise InvalidInput("table", f"{database} has no {name}; {database.tables(connection)}") from None
+        order = _order(connection, table)
+        found = connection.execute(sa.select(table).order_by(*order))
+        return [list(row._asdict().items()) for row in found], bool(order)
+
+
+def _order(connection: sa.Connection, table: sa.Table) -> list[Any]:
+    """Primary key, or sqlite's order of insertion; nothing where the database promises no order."""
+    if table.primary_key.columns:
+        return list(table.primary_key.columns)
+    is_sqlite_table = connection.dialect.name == "sqlite" and table.name in sa.inspect(connection).get_table_names()
+    return [sa.text("rowid")] if is_sqlite_table else []
+
+
+def _plain(value: Any, place: str) -> Any:
+    """A value of a database as JSON has it; text that is a list of chat messages becomes that list."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        return _messages(value)
+    if isinstance(value, decimal.Decimal):
+        return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, (datetime.timedelta, uuid.UUID)):
+        return str(value)
+    if isinstance(value, (bytes, memoryview)):
+        raise InvalidInput(place, "is binary; read a view without this column")
+    return value
+
+
+def _messages(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    is_chat = bool(value) and all(isinstance(message, dict) and "role" in message for message in value)
+    return value if is_chat else text
+
+
+def _one_at_a_time(connection: sa.Connection) -> None:
+    """Others that open an archive in this database wait for the end of the transaction."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_OPENING)))
+
+
+def _tables(name: str) -> tuple[sa.Table, sa.Table]:
+    metadata = sa.MetaData()
+    columns = [sa.Column(column, _TYPES[column], primary_key=column in KEY, autoincrement=False) for column in COLUMNS]
+    positions = sa.Table(
+        f"{name}_position",
+        metadata,
+        sa.Column("run", _Text, primary_key=True),
+        sa.Column("position", sa.BigInteger, nullable=False),
+    )
+    return sa.Table(name, metadata, *columns), positions
+
+
+def _encoded(row: dict[str, Any]) -> dict[str, Any]:
+    arrays = {column: row[column].astype(dtype, copy=False).tobytes() for column, dtype in ARRAYS.items()}
+    objects = {column: json.dumps(row[column], ensure_ascii=False) for column in OBJECTS}
+    return row | arrays | objects
+
+
+def _url(path: str) -> sa.URL:
+    if "://" not in path:
+        return sa.URL.create("sqlite", database=str(Path(path).expanduser()))
+    try:
+        url = sa.make_url(path)
+    except (exc.ArgumentError, ValueError):
+        raise InvalidInput("path", "cannot be read as a URL; postgresql://user:password@host:5432/database") from None
+    if url.drivername not in _DRIVERS:
+        raise InvalidInput("path", f"is a {url.drivername}:// URL; use one of {', '.join(_DRIVERS)}")
+    url = url.set(drivername=_DRIVERS[url.drivername])
+    if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
+        raise InvalidInput("path", "is an sqlite database in memory, which ends with the process; name a file")
+    return url
+
+
+def _connect_args(url: sa.URL) -> dict[str, Any]:
+    """Time limits, unless the URL has its own."""
+    if url.drivername == "sqlite":
+        ours = {"timeout": _LOCK_SECONDS}
+    else:
+        ours = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 1000 * _LOCK_SECONDS}
+    return {name: value for name, value in ours.items() if name not in url.query}

@@ -1,0 +1,127 @@
+"""The archives of a run: the log mirrored to files or a database, behind the log and never in its way."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+
+import structlog
+
+from trinity.buffer.archive import Archive, open_archive
+from trinity.buffer.judge import processed
+from trinity.buffer.log import LogReader
+from trinity.buffer.operators.pipeline import Pipeline
+from trinity.buffer.shared import RunContext
+from trinity.buffer.summary import summarise
+from trinity.config.schema.pipeline import OperatorConfig
+from trinity.runtime.broker import Message, tail
+from trinity.runtime.errors import InvalidInput, Unavailable
+from trinity.runtime.experience import Group, TaskKind
+from trinity.runtime.wire import group_from_proto
+
+log = structlog.get_logger(__name__)
+
+_MOST_GROUPS = 64
+_GATHER_SECONDS = 0.5
+# A group that comes twice comes twice soon: its explorer had no answer from the log.
+_REMEMBERED = 65_536
+_RETRY_SECONDS = 5.0
+
+
+class Mirror:
+    """One archive. `position` is the log sequence up to which it holds everything; the log is not purged above it.
+
+    The first group of every task is archived, with `operators` as they left it. An archive that cannot be written is
+    tried again: the log keeps what it does not hold yet.
+    """
+
+    def __init__(
+        self, context: RunContext, reader: LogReader, path: str, name: str, operators: list[OperatorConfig]
+    ) -> None:
+        self._context = context
+        self._reader = reader
+        self._path = path
+        self._name = name
+        self._pipeline = Pipeline(operators)
+        self._archive: Archive | None = None
+        self._groups: list[tuple[int, Group]] = []
+        self._seen: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self.position = 0
+
+    async def open(self) -> None:
+        self._archive = await asyncio.to_thread(open_archive, self._path, self._name, self._context.run)
+        first = (await self._context.broker.state(self._context.names.experiences_stream)).first_sequence
+        self.position = await asyncio.to_thread(self._archive.position)
+        if self.position + 1 < first:
+            log.warning("buffer.archive.begins_late", path=self._path, missing_below=first, has=self.position)
+            self.position = first - 1
+
+    async def run(self) -> None:
+        sequence = self.position
+        async for message in _with_pauses(self._context, self.position):
+            if message is not None:
+                sequence = message.sequence
+                await self._take(message)
+            if sequence > self.position and (message is None or len(self._groups) >= _MOST_GROUPS):
+                await self._store(sequence)
+
+    async def _take(self, message: Message) -> None:
+        try:
+            outcome = await self._reader.take(message.sequence, message.data, message.headers)
+            if outcome.WhichOneof("outcome") != "group" or outcome.group.task.run != self._context.run:
+                return
+            group = group_from_proto(outcome.group)
+            key = group.task.ordinal, group.task.life
+            if key in self._seen or group.task.kind is not TaskKind.TRAIN:
+                return
+            stored = summarise(message.sequence, outcome.group)
+            if self._pipeline.names:
+                stored, dropped_by = processed(stored, self._pipeline.run(group))
+                if dropped_by:
+                    return
+                group = group.as_kept(stored.kept)
+        except InvalidInput:
+            return  # the keeper says what is wrong with it
+        self._seen[key] = None
+        if len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        self._groups.append((message.sequence, group))
+
+    async def _store(self, position: int) -> None:
+        assert self._archive is not None
+        while True:
+            try:
+                await asyncio.to_thread(self._archive.append, self._groups, position)
+                break
+            except (Unavailable, OSError) as error:
+                log.warning("buffer.archive.waiting", path=self._path, reason=str(error), groups=len(self._groups))
+                await asyncio.sleep(_RETRY_SECONDS)
+        self._groups.clear()
+        self.position = position
+
+
+async def _with_pauses(context: RunContext, after: int) -> AsyncIterator[Message | None]:
+    """The log's messages; None when no further one came for a moment."""
+    messages: asyncio.Queue[Message] = asyncio.Queue(maxsize=4 * _MOST_GROUPS)
+
+    async def read() -> None:
+        async for message in tail(context.broker, context.names.experiences_stream, after):
+            await messages.put(message)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(read())
+        while True:
+            try:
+                yield await asyncio.wait_for(messages.get(), _GATHER_SECONDS)
+            except TimeoutError:
+                yield None
+
+
+def open_mirrors(context: RunContext, reader: LogReader) -> list[Mirror]:
+    """What the YAML asks for: the log as operators left it, and as it came."""
+    source, pipeline = context.plan.experience_buffer, context.plan.config.data_processor.experience_pipeline
+    mirrors = []
+    if source.path is not None:
+        mirrors.append(Mirror(context, reader, source.path, source.name, pipeline.operators))
+    if pipeline.input_save_path is not None:
+        mirrors.append(Mirror(context, reader, pipeline.input_save_path, "pipeline_input", []))
+    return mirrors

@@ -1,0 +1,43 @@
+"""Experience operators by name: every stored group goes through those of the YAML before it may enter a batch."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from trinity.buffer.operators.base import Draft, Operator, Rollout, rollouts
+from trinity.buffer.operators.dapo import DynamicSamplingFilter, MaskResponseTruncated, OverlongRewardShaping
+from trinity.buffer.operators.data_juicer import DataJuicer
+from trinity.buffer.operators.rewards import InvalidRewardFilter, PassRateCalculator, RewardFilter, RewardStdFilter
+from trinity.buffer.operators.selection import OpmdFilter, RaftFilter
+from trinity.buffer.operators.shaping import RewardShapingMapper
+from trinity.buffer.operators.steps import MultiStepPadding
+
+# The YAML's args are the keyword arguments. trinity.config.names has them too, for `trinity check`; a test compares.
+OPERATORS: dict[str, Callable[..., Operator]] = {
+    "reward_filter": RewardFilter,
+    "reward_std_filter": RewardStdFilter,
+    "invalid_reward_filter": InvalidRewardFilter,
+    "pass_rate_calculator": PassRateCalculator,
+    "reward_shaping_mapper": RewardShapingMapper,
+    "dapo_dynamic_sampling_filter": DynamicSamplingFilter,
+    "dapo_dynamic_sampling": DynamicSamplingFilter,
+    "DAPODynamicSamplingFilter": DynamicSamplingFilter,
+    "mask_response_truncated": MaskResponseTruncated,
+    "MaskResponseTruncatedOperator": MaskResponseTruncated,
+    "overlong_reward_shaping": OverlongRewardShaping,
+    "multi_step_padding": MultiStepPadding,
+    "raft_filter": RaftFilter,
+    "RAFT_filter": RaftFilter,
+    "opmd_filter": OpmdFilter,
+    "OPMD_filter": OpmdFilter,
+    "data_juicer": DataJuicer,
+}
+
+
+def known_args(name: str) -> dict[str, Any]:
+    """A built-in operator's arguments and their defaults, as a YAML would write them."""
+    parameters = inspect.signature(OPERATORS[name]).parameters.values()
+    return {one.name: [] if one.default == () else one.default for one in parameters}
+
+
+__all__ = ["OPERATORS", "Draft", "Operator", "Rollout", "known_args", "rollouts"]

@@ -1,0 +1,129 @@
+"""A buffer that only reads: what commands look at a run with, or train its steps again with, beside it or after it.
+
+It opens what is there and makes nothing, on the broker or in the job folder. Its ledger is the one of its start.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import cached_property
+from typing import Any, NoReturn
+
+import grpc.aio
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.auxiliary import Auxiliary
+from trinity.buffer.batches import BatchServer
+from trinity.buffer.ledger import Ledger
+from trinity.buffer.letters import DeadLetters
+from trinity.buffer.log import LogReader
+from trinity.buffer.offline import OfflineSource
+from trinity.buffer.run import Run
+from trinity.buffer.servicer import BufferServicer, stats_of
+from trinity.buffer.settings import BufferSettings
+from trinity.buffer.shared import RunContext
+from trinity.runtime import headers
+from trinity.runtime.errors import Conflict, DataLoss, NotFound
+
+_COUNTS = ("stored", "dead_letters", "duplicates_dropped", "failed_attempts", "response_tokens", "refused")
+
+
+class _WhenAsked:
+    """Stands for what reads a dataset: ledger and dead letters can be looked at when the data is gone."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    @cached_property
+    def _made(self) -> Any:
+        return self._make()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+
+class ReadOnlyRun(Run):
+    """What is in the streams of a run: ledger, log and dead letters; nobody feeds, judges, releases or evaluates."""
+
+    def __init__(self, context: RunContext, settings: BufferSettings) -> None:
+        plan = context.plan
+        self.context = context
+        self.ledger = Ledger(context)
+        self.reader = LogReader(context, settings.cache_mib * 2**20)
+        self.keeper = self.feeder = self.evaluator = self.retention = None
+        offline: Any = _WhenAsked(lambda: OfflineSource(context, self.ledger, plan.experience_buffer))
+        auxiliary: Any = _WhenAsked(lambda: Auxiliary(plan))
+        self.offline = offline if plan.algorithm.offline else None
+        self.letters = DeadLetters(context, lambda _: False)
+        self.batches = BatchServer(context, self.ledger, self.reader, None, self.offline, auxiliary)
+
+    async def open(self) -> None:
+        """NotFound if this NATS has no such run."""
+        try:
+            await self.ledger.open()
+        except NotFound:
+            raise NotFound(f"this NATS knows no run {self.context.run!r}") from None
+        self.context.last_step = self.ledger.newest_step
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def rewind(self, step: int) -> None:
+        """As of a buffer that owns the run; DataLoss says where one can begin instead."""
+        try:
+            await super().rewind(step)
+        except DataLoss:
+            if step > self.ledger.newest_step:
+                raise
+            lowest, newest = await self._lowest_step(step + 1), self.ledger.newest_step
+            hint = f"the lowest step that can be is {lowest}" if lowest <= newest else "none can be"
+            raise DataLoss(
+                f"step: experience of step {step + 1} or later was released, it cannot be trained again; {hint}"
+            ) from None
+
+    async def _lowest_step(self, step: int) -> int:
+        """The lowest step from this one on whose experience is there, and that of all later ones."""
+        first = (await self.context.broker.state(self.context.names.experiences_stream)).first_sequence
+        lowest = step
+        for later in range(step, self.ledger.newest_step + 1):
+            entry = await self.ledger.get(later)
+            if any(group.log_sequence < first for group in entry.groups):
+                lowest = later + 1
+            if entry.floor_sequence >= first:
+                break
+        return lowest
+
+    async def count(self, response: pb.StatsResponse) -> None:
+        """Fill in the counts as they were at the newest ledger entry; tasks fed up to now."""
+        cursor = await self.ledger.cursor()
+        for name in _COUNTS:
+            setattr(response, name, getattr(cursor, name))
+        response.dropped.update(cursor.dropped)
+        tasks = self.context.names.tasks_stream
+        if sequence := (await self.context.broker.state(tasks)).last_sequence:
+            response.fed = int((await self.context.broker.get(tasks, sequence)).headers[headers.FED])
+        response.outstanding = response.fed - response.stored - response.dead_letters
+
+
+class ReadOnlyServicer(BufferServicer):
+    """Refuses whatever would change the run, and does not wait for steps that are not there."""
+
+    async def StreamBatches(
+        self, request: pb.StreamBatchesRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.BatchPart]:
+        newest = self._of(request.run).ledger.newest_step
+        if request.from_step > newest:
+            raise NotFound(f"from_step: {request.from_step} has no ledger entry; the newest is {newest}")
+        async for part in super().StreamBatches(request, context):
+            yield part
+
+    async def Stats(self, request: pb.StatsRequest, context: grpc.aio.ServicerContext) -> pb.StatsResponse:
+        run = self._of(request.run)
+        response = await stats_of(run)
+        if isinstance(run, ReadOnlyRun):
+            await run.count(response)
+        return response
+
+    async def _refuse(self, request: Any, context: grpc.aio.ServicerContext) -> NoReturn:
+        raise Conflict("this buffer only reads (TRINITY_BUFFER_READ_ONLY); call the buffer of a live run")
+
+    PublishTasks = CommitStep = RetryDeadLetters = DropDeadLetters = Fence = _refuse

@@ -1,0 +1,304 @@
+"""What the log refuses, gives back, keeps and lets go: dead letters, fences, bad entries, a full log, a damaged one."""
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from support.buffer_run import BufferRun
+from support.experience import make_group, make_task
+from support.nats import NatsCluster, NatsServer
+from support.peers import FakeTrainer, a_failure, a_group, explorer
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.streams import stream_specs
+from trinity.explorer import attempt
+from trinity.runtime import headers, names
+from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams
+from trinity.runtime.experience import Outcome, Task, VersionSpan
+from trinity.runtime.wire import encode_outcome
+
+Started = Callable[..., "contextlib.AbstractAsyncContextManager[tuple[BufferRun, FakeTrainer]]"]
+
+
+@pytest.fixture
+def started(tmp_path: Path, nats_server: NatsServer) -> Started:
+    @contextlib.asynccontextmanager
+    async def start(**changes: Any) -> AsyncIterator[tuple[BufferRun, FakeTrainer]]:
+        run = BufferRun(tmp_path, nats_server, **changes).start()
+        trainer = run.trainer()
+        try:
+            await trainer.begin()
+            yield run, trainer
+        finally:
+            await trainer.close()
+            run.stop()
+
+    return start
+
+
+async def letters(trainer: FakeTrainer) -> list[experience_pb2.AttemptFailure]:
+    answer = await trainer.buffer.ListDeadLetters(pb.ListDeadLettersRequest(run=trainer.run), timeout=20)
+    return list(answer.dead_letters)
+
+
+async def until(condition: Callable[[pb.StatsResponse], bool], trainer: FakeTrainer, seconds: float = 30) -> Any:
+    async with asyncio.timeout(seconds):
+        while not condition(stats := await trainer.stats()):
+            await asyncio.sleep(0.05)
+    return stats
+
+
+def adds_up(stats: pb.StatsResponse) -> bool:
+    return bool(stats.fed == stats.stored + stats.dead_letters + stats.outstanding)
+
+
+async def test_a_dead_task_that_is_retried_completes_the_count_also_over_a_kill(started: Started) -> None:
+    broken = {2, 5}
+
+    def answer(task: Task, deliveries: int) -> Outcome:
+        return a_failure(task, deliveries) if task.ordinal in broken else a_group(task, deliveries)
+
+    async with started() as (run, trainer), explorer(run.nats.url, run.run, answer):
+        await trainer.batch(run.steps)
+        assert sorted(letter.task.ordinal for letter in await letters(trainer)) == [2, 5]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await trainer.buffer.RetryDeadLetters(pb.RetryDeadLettersRequest(run=run.run, ordinals=[2, 3]), timeout=20)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        assert len(await letters(trainer)) == 2
+        again = await trainer.buffer.RetryDeadLetters(pb.RetryDeadLettersRequest(run=run.run), timeout=20)
+        assert list(again.ordinals) == [2, 5]
+        run.buffer.kill()
+        run.buffer.start()
+        stats = await until(lambda s: s.dead_letters == 2, trainer)
+        assert sorted((x.task.ordinal, x.task.life) for x in await letters(trainer)) == [(2, 1), (5, 1)], "dead again"
+        broken.clear()
+        await trainer.buffer.RetryDeadLetters(pb.RetryDeadLettersRequest(run=run.run, ordinals=[5]), timeout=20)
+        await until(lambda s: s.dead_letters == 1 and not s.outstanding, trainer)
+        await trainer.buffer.RetryDeadLetters(pb.RetryDeadLettersRequest(run=run.run), timeout=20)
+        stats = await until(lambda s: s.dead_letters == 0 and not s.outstanding, trainer)
+        assert await letters(trainer) == []
+    assert adds_up(stats)
+    assert stats.stored == stats.fed == run.steps * run.groups + 2
+
+
+async def test_a_dropped_letter_is_gone_and_its_task_stays_counted(started: Started) -> None:
+    def answer(task: Task, deliveries: int) -> Outcome:
+        return a_failure(task, deliveries) if task.ordinal == 1 else a_group(task, deliveries)
+
+    async with started(steps=1) as (run, trainer), explorer(run.nats.url, run.run, answer):
+        await trainer.batch(1)
+        answered = await trainer.buffer.DropDeadLetters(pb.DropDeadLettersRequest(run=run.run, ordinals=[1]))
+        assert list(answered.ordinals) == [1]
+        assert await letters(trainer) == []
+        stats = await trainer.stats()
+    assert stats.dead_letters == 1
+    assert adds_up(stats)
+
+
+async def test_a_fence_keeps_withdrawn_versions_out_of_later_batches(started: Started, tmp_path: Path) -> None:
+    version = 0
+
+    def answer(task: Task, deliveries: int) -> Outcome:
+        return make_group(task, version=version, attempt=deliveries)
+
+    changes: dict[str, Any] = {"synchronizer": {"sync_interval": 3, "sync_offset": 3}}
+    async with started(**changes) as (run, trainer):
+        async with explorer(run.nats.url, run.run, answer):
+            await trainer.batch(3)
+        await trainer.publish(3, tmp_path / "w3")
+        version = 3
+        async with explorer(run.nats.url, run.run, answer):
+            await until(lambda s: s.stored == 24, trainer)
+        before = await trainer.entry(5)
+        fenced = await trainer.buffer.Fence(pb.FenceRequest(run=run.run, versions=[3]), timeout=20)
+        assert fenced.dropped > 0
+        run.buffer.kill()
+        run.buffer.start()
+        version = 0
+        async with explorer(run.nats.url, run.run, answer):
+            await trainer.batch(run.steps)
+        ledger = [await trainer.entry(step) for step in range(1, run.steps + 1)]
+        stats = await trainer.stats()
+    assert ledger[4] == before, "what the ledger has stays"
+    assert {g.newest_version for g in ledger[5].groups} == {0}
+    assert stats.dropped["fenced"] == fenced.dropped
+    assert adds_up(stats)
+
+
+def damaged(task: Task) -> dict[str, bytes]:
+    """Entries that must be refused, by the word that the reason holds."""
+    good = make_group(task)
+    first, *rest = good.experiences
+
+    def group(**changes: Any) -> bytes:
+        return encode_outcome(replace(good, experiences=(replace(first, **changes), *rest)))
+
+    text = experience_pb2.Outcome.FromString(encode_outcome(good))
+    text.group.experiences[1].token_ids.dtype = "str"
+    longer = np.append(first.logprobs, np.float32(-1))
+    return {
+        "logprobs": group(logprobs=np.full_like(first.logprobs, np.nan)),
+        "reward": group(reward=float("nan")),
+        "elements": group(logprobs=longer),
+        "token_ids": text.SerializeToString(),
+        "version 9": group(version_spans=(VersionSpan(9, 0, first.response_length),)),
+        "task.run": encode_outcome(replace(good, task=replace(task, run="another"))),
+        "task.task_id": encode_outcome(replace(good, task=replace(task, task_id="never/fed"))),
+        "is not a trinity": b"\xff\xfe nonsense",
+        "holds nothing": b"",
+    }
+
+
+async def test_what_cannot_be_right_is_refused_with_its_field_and_the_task_is_a_dead_letter(started: Started) -> None:
+    async with started(steps=4) as (run, trainer), connect_to(run) as broker:
+        stats = await until(lambda s: s.fed >= 16, trainer)
+        run_names = names.RunNames(run.run)
+        tasks = [await task_at(broker, run_names, ordinal) for ordinal in range(1, 11)]
+        expected = {}
+        for task, (reason, data) in zip(tasks, damaged(tasks[0]).items(), strict=False):
+            data = list(damaged(task).values())[len(expected)]
+            await put(broker, run_names, task.ordinal, data)
+            expected[task.ordinal] = reason
+        await put(broker, run_names, tasks[9].ordinal, encode_outcome(make_group(tasks[9])), crc="12345")
+        expected[tasks[9].ordinal] = "checksum"
+        await put(broker, run_names, 99_999, encode_outcome(make_group(make_task(99_999, run=run.run))))
+        await put(broker, run_names, -1, b"\x00", crc="x")
+        stats = await until(lambda s: s.refused == 2 and s.dead_letters == len(expected), trainer)
+        found = {letter.task.ordinal: letter for letter in await letters(trainer)}
+        assert set(found) == set(expected)
+        for ordinal, reason in expected.items():
+            assert reason in found[ordinal].error, (reason, found[ordinal].error)
+            assert found[ordinal].cause == "invalid_experience"
+            assert found[ordinal].task.task_id == tasks[ordinal - 1].task_id
+        async with explorer(run.nats.url, run.run):
+            await trainer.batch(4)
+        stats = await trainer.stats()
+    assert adds_up(stats)
+
+
+@contextlib.asynccontextmanager
+async def connect_to(run: BufferRun) -> AsyncIterator[Broker]:
+    async with await connect(run.nats.url, "tester") as broker:
+        yield broker
+
+
+async def task_at(broker: Broker, run_names: names.RunNames, sequence: int) -> Task:
+    from trinity.api.common.v1 import task_pb2
+    from trinity.runtime.wire import task_from_proto
+
+    return task_from_proto(task_pb2.Task.FromString((await broker.get(run_names.tasks_stream, sequence)).data))
+
+
+async def put(broker: Broker, run_names: names.RunNames, ordinal: int, data: bytes, crc: str = "") -> None:
+    header = {headers.ORDINAL: str(ordinal), headers.CRC32: crc or str(zlib.crc32(data))}
+    await broker.publish(run_names.experience(0, "sums"), data, message_id=f"bad/{ordinal}", headers=header)
+
+
+async def test_a_full_log_holds_the_explorers_asks_for_a_checkpoint_and_goes_on(started: Started) -> None:
+    """0.5 MiB of log, and 12 steps of 4 groups of 30 KB each."""
+    limit = 0.5 / 1024
+
+    def answer(task: Task, deliveries: int) -> Outcome:
+        return make_group(task, response=800)
+
+    held: list[bool] = []
+    changes: dict[str, Any] = {"settings": {"LOG_GIB": str(limit)}, "steps": 12}
+    changes["synchronizer"] = {"sync_style": "fully_async", "sync_interval": 1000}
+    async with started(**changes) as (run, trainer):
+        async with explorer(run.nats.url, run.run, answer, on_wait=held.append):
+            stats = await until(lambda s: s.log_bytes > 0.9 * limit * 2**30, trainer)
+            await asyncio.sleep(1.5)
+            assert any(held), "publishes are refused, and whoever explores hears it"
+            assert stats.stored < 12 * run.groups
+            wanted = await waiting(trainer, 12)
+            assert wanted.checkpoint_wanted
+            assert "full" in wanted.reason
+            step = (await trainer.stats()).ledger_step
+            for at in range(1, 13):
+                await trainer.batch(at)
+                if at == step or at % 3 == 0:
+                    request = pb.CommitStepRequest(run=run.run, step=at, oldest_kept_step=at)
+                    await trainer.buffer.CommitStep(request, timeout=20)
+        ledger = [await trainer.entry(at) for at in range(1, 13)]
+        stats = await trainer.stats()
+    assert [g.ordinal for entry in ledger for g in entry.groups] == list(range(1, 12 * run.groups + 1))
+    assert adds_up(stats)
+    assert not held[-1]
+
+
+async def waiting(trainer: FakeTrainer, step: int) -> pb.Waiting:
+    call = trainer.buffer.StreamBatches(pb.StreamBatchesRequest(run=trainer.run, from_step=step), timeout=20)
+    async for part in call:
+        if part.HasField("waiting"):
+            call.cancel()
+            return part.waiting
+    raise AssertionError("the buffer did not say what it waits for")
+
+
+async def test_nothing_that_a_checkpoint_or_an_archive_needs_is_let_go(started: Started, tmp_path: Path) -> None:
+    """The log is cut at once here; large groups lie beside it, and go with it."""
+
+    def answer(task: Task, deliveries: int) -> Outcome:
+        return make_group(task, version=task.gate_step, response=300_000 if task.ordinal % 4 == 1 else 8)
+
+    source = {"path": str(tmp_path / "archive/kept.jsonl")}
+    changes: dict[str, Any] = {"buffer": {"trainer_input": {"experience_buffer": source}, "batch_size": 4}}
+    changes["buffer"]["total_steps"] = 4
+    changes["synchronizer"] = {"sync_interval": 1}
+    async with started(**changes) as (run, trainer), connect_to(run) as broker:
+        run_names = names.RunNames(run.run)
+        async with explorer(run.nats.url, run.run, answer):
+            for step in range(1, 5):
+                await trainer.batch(step)
+                await trainer.publish(step, tmp_path / f"w{step}")
+        await until(lambda s: s.archive_behind == 0, trainer)
+        blobs = (await broker.state(run_names.blobs_stream)).messages
+        request = pb.CommitStepRequest(run=run.run, step=3, oldest_kept_step=2)
+        answered = await trainer.buffer.CommitStep(request, timeout=20)
+        assert answered.oldest_step == 3
+        assert (await broker.state(run_names.blobs_stream)).messages < blobs
+        first = (await broker.state(run_names.experiences_stream)).first_sequence
+        needed = [g.log_sequence for step in (3, 4) for g in (await trainer.entry(step)).groups]
+        assert 1 < first <= min(needed)
+        run.buffer.kill()
+        run.buffer.start()
+        assert len(await trainer.batch(3)) == len(await trainer.batch(4)) == 4 + 2
+
+
+async def test_a_hole_in_the_log_stops_the_buffer_with_its_name(started: Started) -> None:
+    async with started(steps=2) as (run, trainer), connect_to(run) as broker:
+        await until(lambda s: s.fed >= 8, trainer)
+        run.buffer.kill()
+        run_names = names.RunNames(run.run)
+        for ordinal in range(1, 9):
+            task = await task_at(broker, run_names, ordinal)
+            await attempt.store(broker, run_names, make_group(task))
+        await broker.delete(run_names.experiences_stream, 3)
+        run.buffer.start(wait_seconds=0)
+        assert await asyncio.to_thread(run.buffer.wait, 60) == 1
+        reasons = [str(event["reason"]) for event in run.buffer.events() if event["event"] == "service.failed"]
+        assert run_names.experiences_stream in reasons[0]
+        assert "3 to 3 are missing" in reasons[0]
+        await trainer.close()
+
+
+async def test_in_a_cluster_everything_has_three_replicas_unless_told_otherwise(tmp_path: Path) -> None:
+    with NatsCluster(tmp_path) as cluster:
+        async with await connect(cluster.url, "tester", wait_seconds=60) as broker:
+            assert broker.usual_replicas == 3
+            run_names = names.RunNames("three")
+            await ensure_streams(broker, stream_specs(run_names, log_bytes=2**20, replicas=0))
+            await Bucket.open(broker, "three")
+            infos = await broker.js.streams_info()
+            assert {info.config.num_replicas for info in infos} == {3}
+            await ensure_streams(broker, stream_specs(run_names, log_bytes=2**20, replicas=1))
+            info = await broker.js.stream_info(run_names.experiences_stream)
+            assert info.config.num_replicas == 1, "settings are brought up to date"

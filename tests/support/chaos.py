@@ -1,0 +1,186 @@
+"""A run on real parts whose processes are killed with -9 at seeded moments, and the audit of what it left.
+
+start -> strike(...) ... -> finish -> audited. A moment is a phase of the run and a delay after it began:
+
+    start       the process that dies is there, started just now if it died before: it may not be ready yet
+    waiting     the trainer waits for a batch
+    step        the trainer has noted a step: it publishes, saves or learns the next one
+    checkpoint  the folder of a checkpoint is there under its temporary name
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.audit import Findings, TrainerRecord, audit, read
+from support.nats import NatsServer
+from support.run import Status, TrinityRun, write_config
+from trinity.cli.job import ProcessRecord, read_records
+from trinity.runtime import names
+from trinity.runtime.broker import connect
+from trinity.runtime.process import is_alive
+
+GROUPS, REPEAT, SAVE_INTERVAL = 8, 2, 3
+PHASES = ("start", "waiting", "step", "checkpoint")
+# A run needs about so many steps for each kill: to go on after the one before, and to reach the phase.
+STEPS_PER_KILL = 4
+
+_STARTUP_SECONDS = {"buffer": 3.0, "nats": 0.3, "sync": 2.0, "environment": 2.0, "explorer": 25.0, "trainer": 10.0}
+_DELAY_SECONDS = {"waiting": 0.5, "step": 1.0, "checkpoint": 0.2}
+# Generous, for machines that do other things besides.
+_LIMIT_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Moment:
+    phase: str
+    delay_seconds: float
+
+
+def moment(rng: random.Random, victims: Sequence[str], phase: str | None = None) -> Moment:
+    """A random moment for these to die."""
+    phase = phase or rng.choice(PHASES)
+    longest = _DELAY_SECONDS.get(phase) or max(_STARTUP_SECONDS[victim] for victim in victims)
+    return Moment(phase, rng.uniform(0.0, longest))
+
+
+class ChaosRun(TrinityRun):
+    """A run that remembers what its trainer and its buffer said."""
+
+    def __init__(self, repository: Path, folder: Path, model: Path, data: Path, steps: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        changes = {
+            "name": "chaos",
+            "buffer": {"batch_size": GROUPS, "total_steps": steps, "explorer_input": {"eval_tasksets": []}},
+            "algorithm": {"repeat_times": REPEAT},
+            "trainer": {"save_interval": SAVE_INTERVAL, "max_checkpoints_to_keep": 3},
+            "stages": [],
+        }
+        config = write_config(repository / "examples/quickstart/arithmetic.yaml", folder / "chaos.yaml", changes)
+        environment = {"TRINITY_MODEL_PATH": str(model), "TRINITY_TASKSET_PATH": str(data)}
+        # Explorers log every acknowledged group at this level.
+        super().__init__(config, folder, TRINITY_LOG_LEVEL="DEBUG", **environment)
+        self.steps = steps
+        self.record = TrainerRecord(self.job / "monitor/batches.jsonl")
+        self.counts: list[Mapping[str, int]] = []
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def look(self) -> Status | None:
+        try:
+            status = super().look()
+        except RuntimeError:  # it removed its record while it was asked
+            status = None
+        self.record.look()
+        if status is not None and status["groups"] is not None:
+            self.counts.append(status["groups"])
+        return status
+
+    def finish(self, seconds: float) -> int:
+        code = super().finish(seconds)
+        self.record.look()
+        return code
+
+    def strike(self, victims: Sequence[str], when: Moment) -> bool:
+        """kill -9 of all victims at that moment, and wait until others are in their place.
+
+        False if the run ended before, and nothing was killed.
+        """
+        reached = self._reach(victims, when.phase)
+        time.sleep(when.delay_seconds)
+        pids = {victim: process.pid for victim in victims if (process := self._process_of(victim)) is not None}
+        if not reached or self.has_ended or len(pids) < len(victims):
+            return False
+        for pid in pids.values():
+            with contextlib.suppress(ProcessLookupError):  # it died by itself, of the one before
+                os.kill(pid, signal.SIGKILL)
+        return self._wait(lambda: all(self._is_another(v, pid) for v, pid in pids.items()), "they are back") or True
+
+    def goes_on(self, victims: Sequence[str]) -> bool:
+        """Wait until all victims serve and the trainer has noted another step. False if the run ended meanwhile."""
+        self.record.look()
+        noted = len(self.record.lines)
+
+        def holds() -> bool:
+            status = self.look()
+            return len(self.record.lines) > noted and status is not None and all(is_up(status, v) for v in victims)
+
+        return self._wait(holds, f"{' and '.join(victims)} are up and it goes on", pause_seconds=0.25)
+
+    def wait_until_noted(self, step: int) -> None:
+        """Until the trainer has noted the step, and no longer."""
+
+        def holds() -> bool:
+            self.record.look()
+            return step in self.record.said
+
+        assert self._wait(holds, f"step {step}"), f"the run ended before step {step}: {self.tail()}"
+
+    def audited(self) -> Findings:
+        """Of a run that has ended by itself. Its nats-server is started again on what it left."""
+        server = NatsServer(self.job / "nats")
+        server.start()
+        try:
+            return asyncio.run(self._audit(server.url))
+        finally:
+            server.stop()
+
+    async def _audit(self, url: str) -> Findings:
+        run = names.run_id("quickstart", "chaos")
+        async with asyncio.timeout(120), await connect(url, "audit") as broker:
+            records = await read(broker, run, self.job, self.record.said, self.counts)
+        return audit(records, self.steps, GROUPS)
+
+    def _reach(self, victims: Sequence[str], phase: str) -> bool:
+        if phase == "start":
+            return self._wait(lambda: all(self._process_of(v) is not None for v in victims), "they are started")
+        if not self.goes_on(victims):
+            return False
+        if phase == "waiting":
+            return self._wait(self._waits, "the trainer waits", pause_seconds=0.1)
+        if phase == "checkpoint":
+            return self._wait(lambda: any(self.job.glob(".global_step_*.partial")), "a checkpoint is written")
+        noted = len(self.record.lines)
+        return self._wait(lambda: self._noted_more(noted), "another step")
+
+    def _waits(self) -> bool:
+        status = self.look()
+        return status is not None and status["trainer_state"] == "waiting"
+
+    def _noted_more(self, noted: int) -> bool:
+        self.record.look()
+        return len(self.record.lines) > noted
+
+    def _wait(self, holds: Callable[[], Any], what: str, pause_seconds: float = 0.01) -> bool:
+        """False if the run ended before. Fails after the limit."""
+        deadline = time.monotonic() + _LIMIT_SECONDS
+        while time.monotonic() < deadline:
+            if holds():
+                return True
+            if self.has_ended:
+                return False
+            time.sleep(pause_seconds)
+        raise AssertionError(f"not within {_LIMIT_SECONDS:g} s: {what}; {self.tail()}")
+
+    def _process_of(self, name: str) -> ProcessRecord | None:
+        """As long as it lives."""
+        record = read_records(self.job).get("main")
+        processes = record.processes if record is not None else []
+        return next((p for p in processes if p.name == name and is_alive(p.pid)), None)
+
+    def _is_another(self, name: str, pid: int) -> bool:
+        process = self._process_of(name)
+        return process is not None and process.pid != pid
+
+
+def is_up(status: Status, name: str) -> bool:
+    return any(p["name"] == name and p["health"] == "SERVING" for p in status["processes"])
