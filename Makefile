@@ -7,7 +7,7 @@ PYPROJECTS := $(wildcard pyproject.toml proto/pyproject.toml lib/*/pyproject.tom
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
 INSTALL = $(PIP) -c requirements/constraints.txt -r requirements/dev.txt $(foreach p,$(PACKAGES),-e "$(p)")
 
-.PHONY: run test quicktest lint proto docs bench clean
+.PHONY: run test quicktest chaos lint proto docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -21,6 +21,9 @@ test: lint ## linters, types and the whole test suite
 
 quicktest: $(BIN)/.installed ## the tests that take no more than seconds
 	$(BIN)/pytest -m "not slow"
+
+chaos: $(BIN)/.installed build/quickstart/.made ## kill every process at random moments, many times; a table of what was lost
+	$(BIN)/python tests/chaos/run_chaos.py $(CHAOS)
 
 lint: $(BIN)/.installed ## ruff and mypy
 	$(BIN)/ruff check .

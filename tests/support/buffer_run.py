@@ -56,7 +56,7 @@ class BufferRun:
             "explorer": {"max_retry_times": 2},
             "synchronizer": {"sync_interval": 1000},
         }
-        return {**base, **{key: {**base.get(key, {}), **part} for key, part in changes.items()}}
+        return {**base, **{k: {**base.get(k, {}), **v} if isinstance(v, dict) else v for k, v in changes.items()}}
 
     def start(self) -> "BufferRun":
         self.sync.start()

@@ -33,7 +33,7 @@ PHASES = ("start", "waiting", "step", "checkpoint")
 STEPS_PER_KILL = 4
 
 _STARTUP_SECONDS = {"buffer": 3.0, "nats": 0.3, "sync": 2.0, "environment": 2.0, "explorer": 25.0, "trainer": 10.0}
-_DELAY_SECONDS = {"waiting": 0.5, "step": 1.0, "checkpoint": 0.2}
+_DELAY_SECONDS = {"waiting": 0.5, "step": 0.7, "checkpoint": 0.2}
 # Generous, for machines that do other things besides.
 _LIMIT_SECONDS = 240.0
 

@@ -50,8 +50,9 @@ def _training(plan: Plan) -> list[tuple[str, str]]:
         ("algorithm", f"{plan.algorithm.algorithm_type} ({plan.algorithm.loss_aggregation})"),
         ("steps", steps),
     ]
-    if plan.algorithm.offline:
-        return [*rows, ("batch", f"{plan.groups_per_step} rows per optimizer step")]
+    if plan.offline:
+        unit = "rows" if plan.algorithm.offline else "groups of the archive"
+        return [*rows, ("batch", f"{plan.groups_per_step} {unit} per optimizer step")]
     repeat, size, bound = config.algorithm.repeat_times, plan.groups_per_step, staleness.bound
     style = config.synchronizer.sync_style
     evaluated = ", ".join(taskset.name for taskset in plan.eval_tasksets)
@@ -60,10 +61,27 @@ def _training(plan: Plan) -> list[tuple[str, str]]:
         ("staleness", f"at most {bound} step(s), {plan.outstanding_groups} groups outstanding ({style}: "
                       f"{_STYLES[style]})"),
         ("weights", f"a version every {staleness.interval} step(s) through the sync service"),
+        ("sampling", _sampling(plan)),
+        ("operators", ", ".join(o.name for o in config.data_processor.experience_pipeline.operators) or "none"),
         ("tasksets", ", ".join(taskset.name for taskset in plan.tasksets)),
         ("evaluation", f"{evaluated} every {config.explorer.eval_interval} steps" if evaluated else "none"),
     ]  # fmt: skip
     return rows
+
+
+def _sampling(plan: Plan) -> str:
+    """How groups become batches, in words."""
+    source, strategy = plan.experience_buffer, plan.algorithm.sample_strategy
+    if plan.policy == "replay":
+        rest = source.replay_buffer.reuse_cooldown_time
+        again = "each once" if rest is None else f"again after {rest:g} s"
+        return f"by priority ({source.replay_buffer.priority_fn}), {again}"
+    if plan.policy == "arrival":
+        limit = strategy.args["staleness_limit"]
+        old = "" if limit is None else f"; those older than {limit:g} step(s) are dropped and made up for"
+        return f"in the order they are stored{old}"
+    experts = f", beside {plan.experts_per_step} expert rows" if plan.experts_per_step else ""
+    return f"in the order of tasks; a batch waits for its slowest, {source.max_read_timeout:g} s at most{experts}"
 
 
 def _processes(plan: Plan) -> list[tuple[str, str]]:
@@ -78,9 +96,9 @@ def _processes(plan: Plan) -> list[tuple[str, str]]:
     else:
         rows.append(("cluster", "what this machine has: its GPUs, or else one engine and one rank share its CPU"))
     if config.mode in ("both", "train"):
-        names = "nats, buffer" if plan.algorithm.offline else "nats, buffer, environment, sync"
+        names = "nats, buffer" if plan.offline else "nats, buffer, environment, sync"
         rows.append(("services", f"{names}: one process each, no GPU"))
-    if config.mode != "train" and not plan.algorithm.offline:
+    if config.mode != "train" and not plan.offline:
         size = f"{rollout.engine_num} engine(s) x {rollout.tensor_parallel_size} GPU(s)"
         rows.append(("explorer", f"{size} = {gpus.explorer} GPU(s)" if on_gpus else size))
         for model in config.explorer.auxiliary_models:

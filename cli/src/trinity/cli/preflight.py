@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
-from trinity.config.datasets import DatasetError, Row, features, read, sft_format, sft_messages
+from trinity.config.datasets import DatasetError, Row, features, read, read_buffer, sft_format, sft_messages
 from trinity.config.names import reward_functions, workflows
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.config.task_pipeline import TaskPipelineResult, previewed
@@ -20,6 +20,7 @@ class _Dataset:
     key: str
     config: TasksetConfig | ExperienceBufferConfig
     makes_steps: bool = False
+    of_tasks: bool = True
 
 
 def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipelineResult]]:
@@ -43,8 +44,11 @@ def check_inputs(plan: Plan, source: str) -> int:
         config = dataset.config
         assert config.path is not None
         try:
-            found = read(config.path, config.split, config.subset_name)
-            problems += _check_sft(config, found) if plan.algorithm.offline else _check_tasks(dataset, found)
+            if isinstance(config, ExperienceBufferConfig):
+                found = read_buffer(config)
+            else:
+                found = read(config.path, config.split, config.subset_name)
+            problems += _check_tasks(dataset, found) if dataset.of_tasks else _check_sft(config, found)
         except DatasetError as error:
             problems.append(error.at(dataset.key))
             continue
@@ -60,6 +64,8 @@ def check_inputs(plan: Plan, source: str) -> int:
 def _check_sft(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[Row]) -> list[Problem]:
     """Every row is a conversation that can be learnt from, or DatasetError names the first that is not."""
     features(rows, config.data_selector.feature_keys)
+    if "token_ids" in rows[0]:  # an archive of experience, which the buffer itself reads
+        return []
     form = sft_format(config.format, rows[0])
     for number, row in enumerate(rows):
         sft_messages(row, form, number)
@@ -91,7 +97,7 @@ def _check_monitor(plan: Plan) -> list[Problem]:
 
 def _check_model(plan: Plan) -> list[Problem]:
     models = [("model.model_path", plan.config.model.model_path)]
-    for index, model in enumerate(plan.config.explorer.auxiliary_models if not plan.algorithm.offline else []):
+    for index, model in enumerate(plan.config.explorer.auxiliary_models if not plan.offline else []):
         models.append((f"explorer.auxiliary_models.{index}.model_path", model.model_path))
     problems = [problem for key, path in models for problem in _check_folder(key, path)]
     if problems or plan.config.mode == "explore":
@@ -127,10 +133,12 @@ def _check_folder(key: str, path: str) -> list[Problem]:
 def _datasets(plan: Plan) -> list[_Dataset]:
     """What a stage reads."""
     buffer, mode = plan.config.buffer, plan.config.mode
-    if plan.algorithm.offline:
+    if plan.offline:
         source = buffer.trainer_input.experience_buffer
         assert source is not None
-        return [_Dataset("buffer.trainer_input.experience_buffer", source, makes_steps=True)]
+        if not plan.algorithm.offline:  # an archive, which the buffer itself reads
+            return []
+        return [_Dataset("buffer.trainer_input.experience_buffer", source, makes_steps=True, of_tasks=False)]
     if mode == "serve":
         return []
     inputs = "buffer.explorer_input"
@@ -138,5 +146,9 @@ def _datasets(plan: Plan) -> list[_Dataset]:
     for index, taskset in enumerate(plan.tasksets if mode in ("both", "train") else []):
         key = f"{inputs}.taskset" if buffer.explorer_input.taskset else f"{inputs}.tasksets.{index}"
         found.append(_Dataset(key, taskset, makes_steps=True))
+    if plan.experts_per_step:
+        name = plan.algorithm.sample_strategy.args["sft_dataset_name"]
+        expert, key = buffer.trainer_input.auxiliary_buffers[name], f"buffer.trainer_input.auxiliary_buffers.{name}"
+        found.append(_Dataset(key, expert, of_tasks=False))
     evaluated = (_Dataset(f"{inputs}.eval_tasksets.{i}", t) for i, t in enumerate(plan.eval_tasksets))
     return [*found, *evaluated]

@@ -8,6 +8,7 @@ weights with the run's checkpoint of that step, if it keeps one: bit for bit.
 
 import asyncio
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def _wanted(subject: Subject, first: int, last: int | None, newest: int) -> Want
     kept = complete_steps(subject.folder)
     begin = max((step for step in kept if step < first), default=0)
     if first > 1 and not begin:
-        others = f"; the run keeps {', '.join(map(str, kept))}: begin above {kept[0]}" if kept else ""
+        others = f"; the run keeps {', '.join(map(str, kept))}: begin at {kept[0] + 1} or later" if kept else ""
         raise RunError(
             f"--from-step {first}: no checkpoint of a step before it{others}. --from-step 1 begins at the base model"
         )
@@ -161,7 +162,11 @@ async def _train(
 ) -> dict[int, int]:
     """Run the trainer to its end; returns the groups (or rows) of each step. RunError if it cannot be done."""
     async with read_only_buffer(subject, folder / "log") as reader:
-        groups = await _check_ledger(reader, subject.run, wanted)
+        try:
+            groups = await _check_ledger(reader, subject.run, wanted)
+        except RunError:
+            shutil.rmtree(folder)  # nothing was trained
+            raise
         addresses = Addresses(buffer=reader.address)
         child = services.trainer(config_file, addresses, folder / "log", placement, settings)
         child.start()

@@ -79,7 +79,7 @@ def infrastructure(plan: Plan, config_file: Path, nats_url: str, log_dir: Path) 
     settings = {"CONFIG_FILE": str(config_file), "NATS_URL": nats_url, "LOG_GIB": f"{log_gib:.2f}"}
     settings |= {key: value for key in _BUFFER_LIMITS if (value := os.environ.get(f"TRINITY_BUFFER_{key}"))}
     children = [_service("buffer", log_dir, settings | _plugin_settings())]
-    if not plan.algorithm.offline:
+    if not plan.offline:
         children.append(_service("environment", log_dir, _plugin_settings()))
         children.append(_service("sync", log_dir, {"NATS_URL": nats_url}))
     by_name = {child.name: child.address for child in children}

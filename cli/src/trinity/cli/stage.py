@@ -58,7 +58,7 @@ class Stage:
         self.children, addresses = services.infrastructure(plan, config_file, url, log_dir)
         trainer = services.trainer(config_file, addresses, log_dir, self._placement)
         self._addresses = Addresses(addresses.buffer, addresses.environment, addresses.sync, trainer.address)
-        if not plan.algorithm.offline and plan.config.mode == "both":
+        if not plan.offline and plan.config.mode == "both":
             args = (plan, config_file, url, self._addresses, log_dir, self._placement)
             self.children.append(services.explorer(*args))
         self.children.append(trainer)
@@ -124,7 +124,7 @@ class Stage:
         about = {
             "run": self.run_id,
             "stage": self.name,
-            "online": not self._plan.algorithm.offline,
+            "online": not self._plan.offline,
             "last": self._is_last,
             "addresses": asdict(self._addresses),
             "config": config,

@@ -182,7 +182,7 @@ def _opening(plan: Plan, placement: Placement, last: int) -> str:
     where = "CPU" if placement.device == "cpu" else f"GPUs {','.join(placement.explorer + placement.trainer)}"
     kind = plan.config.algorithm.algorithm_type
     size = plan.groups_per_step
-    unit = "rows" if plan.algorithm.offline else f"groups of {plan.config.algorithm.repeat_times}"
+    unit = "rows" if plan.offline else f"groups of {plan.config.algorithm.repeat_times}"
     return (
         f"stage {plan.config.name}: {kind}, {last} steps of {size} {unit}, on {where}; logs in {plan.job_dir / 'log'}"
     )

@@ -97,7 +97,7 @@ def memory(plan: Plan) -> str | None:
     reference = 2.0 if plan.algorithm.needs_reference else 0.0
     trainer = count * (weights + gradients + states + reference) / _GIB
     engine = count * 2.0 / plan.config.explorer.rollout_model.tensor_parallel_size / _GIB
-    rollout = "" if plan.algorithm.offline else f"; weights of an engine {engine:.1f} GiB a GPU, key-value cache beside"
+    rollout = "" if plan.offline else f"; weights of an engine {engine:.1f} GiB a GPU, key-value cache beside"
     return (
         f"{count / 1e9:.2f} billion parameters {source}: training states {trainer:.1f} GiB a rank, activations of "
         f"{plan.micro_batch_tokens} tokens beside{rollout}"

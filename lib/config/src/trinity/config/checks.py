@@ -18,6 +18,7 @@ from trinity.config.names import (
     reward_functions,
     workflows,
 )
+from trinity.config.plan import learns_from_disk
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.stages import expand
@@ -56,6 +57,8 @@ def _check_stage(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
         yield from _check_sampling(config)
     if ALGORITHMS[config.algorithm.algorithm_type].offline:
         yield from _check_offline(config)
+    elif learns_from_disk(config):
+        yield from _check_archive(config)
     else:
         yield from _check_online(config, plugins_loaded)
 
@@ -122,7 +125,7 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
         yield Problem(
             f"{base}.replay_buffer.enable", "is true beside sample_strategy staleness_control; use one of them"
         )
-    if not plan.offline and source.path is not None and not is_archive(source.path):
+    if not learns_from_disk(config) and source.path is not None and not is_archive(source.path):
         yield Problem(f"{base}.path", f"is {source.path!r}, must be an archive: {ARCHIVES}")
     saved = config.data_processor.experience_pipeline.input_save_path
     if saved is not None and not is_archive(saved):
@@ -169,13 +172,31 @@ def _check_offline(config: Config) -> Iterator[Problem]:
         yield from _check_gpus(config)
 
 
+def _check_archive(config: Config) -> Iterator[Problem]:
+    """Reinforcement learning from an archive of experience."""
+    source, place = config.buffer.trainer_input.experience_buffer, "buffer.trainer_input.experience_buffer"
+    assert source is not None
+    if not source.path or not is_archive(source.path):
+        yield Problem(f"{place}.path", f"is {source.path!r}; without explorers it must be an archive: {ARCHIVES}")
+    if not config.buffer.total_steps and not config.trainer.total_steps:
+        yield Problem("buffer.total_steps", "is missing; how long an archive is shows when the run has begun")
+    if source.replay_buffer.enable:
+        yield Problem(f"{place}.replay_buffer.enable", "is true; an archive is read in the order of data_selector")
+    yield from _check_batch_size(config)
+    yield from _check_selector(f"{place}.data_selector", source.data_selector)
+    yield from _check_gpus(config)
+
+
+def _check_batch_size(config: Config) -> Iterator[Problem]:
+    size, repeat = config.buffer.train_batch_size, config.algorithm.repeat_times
+    if size % repeat and config.algorithm.sample_strategy != "mix":
+        problem = f"is {size}, must be a multiple of algorithm.repeat_times = {repeat}"
+        yield Problem("buffer.train_batch_size", problem)
+
+
 def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
-    buffer, repeat = config.buffer, config.algorithm.repeat_times
-    if buffer.train_batch_size % repeat and config.algorithm.sample_strategy != "mix":
-        yield Problem(
-            "buffer.train_batch_size",
-            f"is {buffer.train_batch_size}, must be a multiple of algorithm.repeat_times = {repeat}",
-        )
+    buffer = config.buffer
+    yield from _check_batch_size(config)
     source = buffer.explorer_input
     if source.taskset is not None and source.tasksets:
         yield Problem("buffer.explorer_input.tasksets", "is given beside taskset; use one of them")

@@ -57,7 +57,7 @@ def read_buffer(config: ExperienceBufferConfig) -> Sequence[Row]:
 
 
 def read_table(url: str, table: str) -> Sequence[Row]:
-    """The rows of an SQL table, in the order of its first column. Raises DatasetError."""
+    """The rows of an SQL table in the order of its primary key, or else sorted by content. Raises DatasetError."""
     try:
         import sqlalchemy as sa
     except ImportError:
@@ -66,9 +66,10 @@ def read_table(url: str, table: str) -> Sequence[Row]:
         engine = sa.create_engine(sql_url(url))
         with engine.connect() as connection:
             found = sa.Table(table, sa.MetaData(), autoload_with=connection)
-            rows = [
-                dict(row) for row in connection.execute(sa.select(found).order_by(next(iter(found.columns)))).mappings()
-            ]
+            keys = list(found.primary_key)
+            rows = [dict(row) for row in connection.execute(sa.select(found).order_by(*keys)).mappings()]
+            if not keys:
+                rows.sort(key=lambda row: json.dumps(row, default=str))
     except sa.exc.NoSuchTableError:
         raise DatasetError(f"{url!r} has no table {table!r}; set the buffer's name to the table's") from None
     except (sa.exc.SQLAlchemyError, ImportError) as error:

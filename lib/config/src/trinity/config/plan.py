@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trinity.config.algorithms import AlgorithmPlan, resolve
+from trinity.config.algorithms import ALGORITHMS, AlgorithmPlan, resolve
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 
@@ -67,6 +67,11 @@ class Plan:
     staleness: Staleness
 
     @property
+    def offline(self) -> bool:
+        """Learns from what lies on disk, without explorers: a dataset, or an archive of experience."""
+        return learns_from_disk(self.config)
+
+    @property
     def groups_per_step(self) -> int:
         """P: groups (or, offline, rows) of one optimizer step."""
         buffer = self.config.buffer
@@ -96,7 +101,7 @@ class Plan:
     def policy(self) -> str:
         """How groups become batches: fifo, arrival or replay; `dataset` offline."""
         source = self.config.buffer.trainer_input.experience_buffer
-        if self.algorithm.offline:
+        if self.offline:
             return "dataset"
         if source is not None and source.replay_buffer.enable:
             return "replay"
@@ -118,7 +123,7 @@ class Plan:
         config = self.config
         total = config.cluster.node_num * config.cluster.gpu_per_node
         rollout = config.explorer.rollout_model
-        explores = not self.algorithm.offline and config.mode != "train"
+        explores = not self.offline and config.mode != "train"
         explorer = rollout.engine_num * rollout.tensor_parallel_size if explores else 0
         auxiliary = sum(m.engine_num * m.tensor_parallel_size for m in config.explorer.auxiliary_models)
         trains = config.mode in ("both", "train")
@@ -157,6 +162,14 @@ class Plan:
     def eval_tasksets(self) -> list[TasksetConfig]:
         source = self.config.buffer.explorer_input
         return [_named(taskset, f"eval_taskset_{index}") for index, taskset in enumerate(source.eval_tasksets)]
+
+
+def learns_from_disk(config: Config) -> bool:
+    """Whether a stage's experience is on disk already: an offline algorithm, or mode train on a file or a database."""
+    if ALGORITHMS[config.algorithm.algorithm_type].offline:
+        return True
+    source = config.buffer.trainer_input.experience_buffer
+    return config.mode == "train" and source is not None and source.storage_type in ("file", "sql")
 
 
 def make_plan(config: Config) -> Plan:

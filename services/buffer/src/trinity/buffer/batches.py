@@ -54,7 +54,7 @@ class BatchServer:
         head.CopyFrom(entry)
         head.ClearField("cursor")  # of no use to the trainer, and long
         yield pb.BatchPart(entry=head)
-        for member in entry.groups:
+        for member in entry.groups if self._offline is None else ():
             outcome, traceparent = await self._reader.payload(member.log_sequence)
             yield pb.BatchPart(group=pb.BatchGroup(outcome=outcome, traceparent=traceparent, ordinal=member.ordinal))
         for row in entry.rows:

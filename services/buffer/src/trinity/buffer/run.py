@@ -59,7 +59,7 @@ class Run:
         self._tasks: Mixture | None = None
         auxiliary = Auxiliary(plan)
         trains = plan.config.mode in ("both", "train")
-        if plan.algorithm.offline:
+        if plan.offline:
             self.offline = OfflineSource(context, self.ledger, plan.experience_buffer)
             context.last_step = plan.steps_for(len(self.offline))
         elif trains:
@@ -67,7 +67,7 @@ class Run:
             self._tasks = Mixture(sources)
             context.last_step = plan.steps_for(self._tasks.rows)
         self._reporter = reporter = Reporter(plan, self._tasks)
-        if not plan.algorithm.offline:
+        if not plan.offline:
             if self._tasks is not None:
                 self._make_keeper(self._tasks, auxiliary, settings)
             evaluated = [TaskSource.open(context.run, plan, t, TaskKind.EVALUATION) for t in plan.eval_tasksets]

@@ -35,7 +35,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
     buffer = publisher = None
     if ranks.is_first:
         buffer = BufferClient(settings.buffer_address, run)
-        if not plan.algorithm.offline and settings.replay_folder is None:
+        if not plan.offline and settings.replay_folder is None:
             publisher = Publisher(settings.sync_address, run, weights_dir_of(plan, settings))
     loop: TrainLoop
     if settings.replay_folder is not None:

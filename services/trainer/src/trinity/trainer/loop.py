@@ -68,7 +68,7 @@ class TrainLoop:
         self._control = control
         self._buffer = buffer
         self._publisher = publisher
-        self._publishes = not plan.algorithm.offline
+        self._publishes = not plan.offline
         self._store = CheckpointStore(self._folder)
         self._tokenizer: Any = None
         self._monitor: Monitor | None = None

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field, field_validator, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from trinity.config.schema.base import Section
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 from trinity.buffer.archive.jsonl import JsonlArchive
-from trinity.buffer.archive.reader import Experiences, read_experiences, read_rows
+from trinity.buffer.archive.reader import Experiences, holds_experiences, read_experiences
 from trinity.buffer.archive.rows import Kind, check_table_name, kind_of, needed_from
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import Group
 
-__all__ = ["Archive", "Experiences", "open_archive", "read_experiences", "read_rows"]
+__all__ = ["Archive", "Experiences", "holds_experiences", "open_archive", "read_experiences"]
 
 
 class Archive(Protocol):

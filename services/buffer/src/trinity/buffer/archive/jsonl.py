@@ -197,7 +197,7 @@ def _is_being_written(line: bytes) -> bool:
 def _head(line: bytes) -> Row | None:
     """The columns of an archive's row that tell its group, without parsing the rest; None for another row."""
     head, found, _ = line.partition(_HEAD_END)
-    row = _json(head + b"}") if found and line.endswith(b"\n") else None
+    row = _json(head + b"}") if found else None
     return row if row and "task_id" in row and tuple(row) == COLUMNS[: len(row)] else None
 
 

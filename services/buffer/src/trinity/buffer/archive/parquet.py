@@ -174,3 +174,9 @@ def _value(scalar: Any, column: str) -> Any:
     if column in ARRAYS and is_list and scalar.is_valid and not scalar.values.null_count:
         return scalar.values.to_numpy(zero_copy_only=False)
     return scalar.as_py()
+
+
+def columns_of(path: Path) -> set[str]:
+    """Names of the columns of a parquet file, or of the first one in a folder; none if there is none."""
+    files = sorted(path.glob("[!.]*.parquet")) if path.is_dir() else [path]
+    return set(parquet.read_schema(files[0]).names) if files and files[0].is_file() else set()

@@ -1,4 +1,4 @@
-"""Archives read back, as groups: what offline algorithms train on. And plain SQL tables, as the rows of a dataset."""
+"""Archives read back, as groups: what offline algorithms train on."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,25 +73,24 @@ def read_experiences(path: str, name: str) -> Experiences:
     return experiences
 
 
-def read_rows(path: str, table: str) -> list[dict[str, Any]]:
-    """The rows of any table or view of an SQL database, as the rows of a dataset (SFT, DPO, tasks).
-
-    Values are as JSON has them: numbers, text, booleans, null; dates as ISO text; JSON columns as objects, and text
-    that is a list of chat messages ([{"role": ...}, ...]) as that list. In the order of the primary key; without one
-    in sqlite's order of insertion, or else sorted by content: the same rows always come in the same order.
-
-    Raises:
-        InvalidInput: no database, no such table, a binary column, no rows.
-        Unavailable: the database does not answer.
-    """
-    if kind_of(path) is not Kind.SQL:
-        raise InvalidInput("path", f"is {path!r}, must be a database: a URL, or a file .db or .sqlite")
-    with needed_from("trinity-buffer"):
-        from trinity.buffer.archive.sql import read_table
-    rows = read_table(path, table)
-    if not rows:
-        raise InvalidInput("table", f"{table} has no rows")
-    return rows
+def holds_experiences(path: str, name: str) -> bool:
+    """Whether a path holds experience (a column token_ids), and not rows of a dataset; False if it cannot be told."""
+    try:
+        kind, place = kind_of(path), Path(path).expanduser()
+    except InvalidInput:
+        return False
+    if kind is Kind.SQL:
+        with needed_from("trinity-buffer"):
+            from trinity.buffer.archive.sql import columns_of as columns_of_table
+        return "token_ids" in columns_of_table(path, name)
+    if kind is Kind.PARQUET:
+        with needed_from("trinity-buffer[parquet]"):
+            from trinity.buffer.archive.parquet import columns_of as columns_of_files
+        return "token_ids" in columns_of_files(place)
+    if not place.is_file():
+        return False
+    with place.open(encoding="utf-8", errors="replace") as lines:
+        return '"token_ids"' in lines.readline()
 
 
 def _source(path: str, name: str) -> Source:

@@ -295,3 +295,12 @@ def _connect_args(url: sa.URL) -> dict[str, Any]:
     else:
         ours = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 1000 * _LOCK_SECONDS}
     return {name: value for name, value in ours.items() if name not in url.query}
+
+
+def columns_of(path: str, name: str) -> set[str]:
+    """Names of a table's columns; none if there is no such table."""
+    with contextlib.closing(Database(path, must_exist=True)) as database, database.transaction() as connection:
+        try:
+            return {column["name"] for column in sa.inspect(connection).get_columns(name)}
+        except exc.NoSuchTableError:
+            return set()
