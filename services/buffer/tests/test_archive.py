@@ -251,8 +251,8 @@ def test_a_torn_end_of_a_jsonl_is_cut_off(tmp_path: Path) -> None:
     whole = path.read_bytes()
     lines = [end + 1 for end, byte in enumerate(whole) if byte == 10]
     ends = {0: 0, lines[1]: 1, lines[3]: 2, len(whole): 4}  # where groups end, and their sequence
-    near = {cut for line in (0, *lines) for cut in range(line - 3, line + 60) if 0 <= cut <= len(whole)}
-    for cut, zeros in itertools.product(sorted(near), (0, 5)):
+    near = {line + shift for line in (0, *lines) for shift in (-2, -1, 0, 1, 2, 7, 30, 50, 300)}
+    for cut, zeros in itertools.product(sorted(near & set(range(len(whole) + 1))), (0, 5)):
         path.write_bytes(whole[:cut] + bytes(zeros))
         archive = place.open()
         kept = max(end for end in ends if end <= cut or (end == cut + 1 and not zeros))
