@@ -14,10 +14,11 @@ _START_SECONDS = 20.0
 class NatsServer:
     """start -> kill (as a crash would) -> start again on the same port and store -> stop."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, more_config: str = "") -> None:
         self.folder = folder
         self.port = free_port()
         self._config = nats.write_config(folder, self.port, free_port())
+        self._config.write_text(self._config.read_text() + more_config)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property

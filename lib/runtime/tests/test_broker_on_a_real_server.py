@@ -1,7 +1,9 @@
 """The thin layer around nats-py: every publish resolves, refusals are back-pressure, gaps and losses are loud."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +21,7 @@ from trinity.runtime.broker import (
     ensure_streams,
     tail,
 )
-from trinity.runtime.errors import DataLoss, Unavailable
+from trinity.runtime.errors import DataLoss, PermissionDenied, Unavailable
 
 
 @pytest.fixture
@@ -176,3 +178,34 @@ async def test_a_blob_comes_back_whole_or_not_at_all(broker: Broker) -> None:
     await broker.publish(run.blob(reference.key, 1), b"damaged", message_id="damage")
     with pytest.raises(DataLoss, match=reference.key):
         await blobs.fetch(broker, run, reference)
+
+
+async def test_what_is_not_permitted_is_an_error_in_words_and_no_time_out(tmp_path: Path) -> None:
+    rules = """
+authorization {
+  users: [{
+    user: "rollout"
+    password: "secret"
+    permissions: {publish: {deny: ["forbidden.>", "$JS.API.STREAM.CREATE.>", "$JS.API.STREAM.PURGE.>"]}}
+  }, {user: "admin", password: "admin"}]
+}
+"""
+    server = NatsServer(tmp_path, rules)
+    server.start()
+    try:
+        address = server.url.removeprefix("nats://")
+        async with await connect(f"nats://admin:admin@{address}", "admin") as admin:
+            await ensure_streams(admin, [StreamSpec("F", ("forbidden.>",))])
+        async with await connect(f"nats://rollout:secret@{address}", "rollout", request_seconds=1.0) as rollout:
+            begin = time.monotonic()
+            with pytest.raises(PermissionDenied, match=r"forbidden\.a"):
+                await rollout.publish("forbidden.a", b"1", message_id="1")
+            with pytest.raises(PermissionDenied, match=r"(?i)stream\.create"):
+                await ensure_streams(rollout, [StreamSpec("NEW", ("new.>",))])
+            for _ in range(2):
+                with pytest.raises(PermissionDenied, match="(?i)purge"):
+                    await rollout.purge_below("F", 1)
+            assert time.monotonic() - begin < 10
+            assert (await rollout.state("F")).messages == 0, "what is permitted works"
+    finally:
+        server.kill()

@@ -25,6 +25,7 @@ log = structlog.get_logger(__name__)
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _NO_ROOM = (10077, 10122, 10047, 10023)  # stream full, resources exceeded, storage exceeded
 _CLUSTER_REPLICAS = 3
+_REMEMBERED_DENIALS = 100
 _RETRY_SECONDS = (0.002, 1.0)
 
 
@@ -116,7 +117,7 @@ class Broker:
         self.client = client
         self.request_seconds = request_seconds
         self.js: JetStreamContext = client.jetstream(timeout=request_seconds)
-        self._denied: dict[str, str] = {}
+        self._denials: list[tuple[float, str, str]] = []  # when (monotonic), subject, NATS's words
         self._acks = _Acks(client)
 
     @property
@@ -141,11 +142,12 @@ class Broker:
         text = str(error)
         if "permissions violation" in text.lower():
             quoted = text.split('"')
-            self._denied[quoted[1] if len(quoted) > 1 else ""] = text
+            self._denials.append((time.monotonic(), quoted[1] if len(quoted) > 1 else "", text))
+            del self._denials[:-_REMEMBERED_DENIALS]
 
     def _raise_if_denied(self, subject: str) -> None:
-        for denied, text in self._denied.items():
-            if denied and denied.lower() == subject.lower():
+        for _, denied, text in self._denials:
+            if denied.lower() == subject.lower():
                 raise PermissionDenied(f"NATS refuses {subject}: {text}")
 
     async def publish(
@@ -215,8 +217,12 @@ class Broker:
         raise SequenceConflict(f"{stream} at {last_sequence + 1}: {problem}")
 
     async def request(self, call: Any, what: str, deadline_seconds: float = 30.0) -> Any:
-        """Await `call()` again until NATS answers; Unavailable after the deadline. For calls that may be repeated."""
-        deadline = time.monotonic() + deadline_seconds
+        """Await `call()` again until NATS answers; Unavailable after the deadline. For calls that may be repeated.
+
+        PermissionDenied if a permission was refused meanwhile: the call itself would merely time out, again and again.
+        """
+        begin = time.monotonic()
+        deadline = begin + deadline_seconds
         while True:
             try:
                 return await call()
@@ -228,6 +234,9 @@ class Broker:
                 problem: Exception = error
             except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
                 problem = error
+            refused = [text for at, _, text in self._denials if at >= begin]
+            if refused:
+                raise PermissionDenied(f"NATS refuses it ({what}): {refused[0]}") from None
             if time.monotonic() > deadline:
                 raise Unavailable(f"NATS did not answer ({what}): {type(problem).__name__} {problem}") from None
             await asyncio.sleep(0.1)
