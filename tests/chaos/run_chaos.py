@@ -50,9 +50,9 @@ class Row:
             return sum(len(getattr(found, what)) for found in self.findings)
 
         phases = " ".join(str(self.phases[phase]) for phase in PHASES)
-        stored = sum(found.stored for found in self.findings)
+        groups = [sum(getattr(found, what) for found in self.findings) for what in ("stored", "acknowledged")]
         counted = [total(what) for what in ("lost", "doubled", "ledger", "counts")]
-        return [self.case, *map(str, (self.phases.total(), phases, self.runs, stored, *counted, len(self.failures)))]
+        return [self.case, *map(str, (self.phases.total(), phases, self.runs, *groups, *counted, len(self.failures)))]
 
 
 HEADER = [
@@ -61,6 +61,7 @@ HEADER = [
     "(" + ", ".join(PHASES) + ")",
     "runs",
     "groups stored",
+    "acknowledged",
     "lost",
     "doubled",
     "ledger differences",
@@ -86,16 +87,17 @@ def play(case: str, kills: int, seed: int, folder: Path) -> Row:
 
 def _play_run(row: Row, victims: Sequence[str], kills: int, rng: random.Random, folder: Path) -> None:
     model, data = ROOT / "build/quickstart/model", ROOT / "build/quickstart/data"
-    run = ChaosRun(ROOT, folder, model, data, STEPS_PER_KILL * (kills + 1))
+    run = ChaosRun(ROOT, folder, model, data, STEPS_PER_KILL * (kills + 1), ahead=row.runs % 2)
     begin = time.monotonic()
     try:
         run.start()
-        for _ in range(kills):
-            when = moment(rng, victims)
-            if not run.strike(victims, when):
+        for phase in _phases(rng, kills):
+            when = moment(rng, victims, phase)
+            reached = run.strike(victims, when)
+            if not reached:
                 break
-            row.phases[when.phase] += 1
-            _say(f"{row.case} run {row.runs}: kill {row.phases.total()}, {when.phase} + {when.delay_seconds:.2f} s")
+            row.phases[reached] += 1
+            _say(f"{row.case} run {row.runs}: kill {row.phases.total()}, {reached} + {when.delay_seconds:.2f} s")
         code = run.finish(_FINISH_SECONDS)
         if code != 0:
             raise AssertionError(f"exit code {code}: {run.tail()}")
@@ -116,6 +118,14 @@ def _play_run(row: Row, victims: Sequence[str], kills: int, rng: random.Random, 
         _say(f"  {text}")
     if not found.differences:
         shutil.rmtree(folder)
+
+
+def _phases(rng: random.Random, kills: int) -> list[str]:
+    """In random order, each as often as the others."""
+    phases: list[str] = []
+    while len(phases) < kills:
+        phases += rng.sample(PHASES, len(PHASES))
+    return phases[:kills]
 
 
 def _say(text: str) -> None:

@@ -46,12 +46,16 @@ def _group(sequence: int, ordinal: int) -> LogEntry:
 def test_good_records_have_no_differences() -> None:
     findings = audit(good_records(), STEPS, GROUPS)
     assert findings.differences == []
-    assert findings.stored == STEPS * GROUPS
+    assert findings.stored == findings.acknowledged == STEPS * GROUPS
 
 
 def an_acknowledged_group_is_gone(records: Records) -> None:
     del records.log[-3:]  # the newest: sequences have no gap
     records.log += [LogEntry(7, "failure", "t/5", 5, 108), LogEntry(8, "failure", "t/7", 7, 109, final=True)]
+
+
+def no_acknowledgement_was_written_down(records: Records) -> None:
+    records.acknowledged.clear()
 
 
 def another_group_is_in_its_place(records: Records) -> None:
@@ -150,6 +154,7 @@ def outstanding_fell_below_zero(records: Records) -> None:
 
 DOCTORED: dict[Callable[[Records], None], str] = {
     an_acknowledged_group_is_gone: "lost",
+    no_acknowledgement_was_written_down: "lost",
     another_group_is_in_its_place: "lost",
     another_task_is_in_its_place: "lost",
     the_log_has_a_gap: "lost",

@@ -15,7 +15,7 @@ LIGHT = {
     "buffer": "trinity.buffer.service",
     "environment": "trinity.environment.service",
     "sync": "trinity.sync.service",
-    "cli": "trinity.cli.supervisor, trinity.cli.status, trinity.cli.join",
+    "cli": "trinity.cli.supervisor, trinity.cli.status, trinity.cli.join, trinity.cli.batch, trinity.cli.replay",
     "config": "trinity.config",
 }
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")

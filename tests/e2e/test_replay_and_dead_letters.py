@@ -21,7 +21,7 @@ from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS, SAVE_INTERVAL, GROUPS, POISON = 8, 2, 4, 2  # POISON: a row of the first batch
+STEPS, SAVE_INTERVAL, GROUPS, POISON = 6, 2, 4, 2  # POISON: a row of the first batch
 ATTEMPTS = 2
 REWARD = """
 from pathlib import Path
@@ -44,7 +44,6 @@ class Journey:
     run: TrinityRun
     letters: list[dict[str, Any]] = field(default_factory=list)
     letter: dict[str, Any] = field(default_factory=dict)
-    letter_text: str = ""
     given_up: dict[str, int] = field(default_factory=dict)
     mended: dict[str, int] = field(default_factory=dict)
     letters_after: list[dict[str, Any]] = field(default_factory=list)
@@ -108,13 +107,11 @@ def _travel(seen: Journey, flag: Path) -> Journey:
         trainer = trainer_pb2_grpc.TrainerServiceStub(channel)
         assert trainer.Pause(trainer_pb2.PauseRequest(), timeout=120).step == 0
 
-        seen.given_up = run.until(lambda s: _is_still(s) and s["groups"]["dead_letters"], 200, "a dead letter")[
-            "groups"
-        ]
+        given_up = run.until(lambda s: _is_still(s) and s["groups"]["dead_letters"], 200, "a dead letter")
+        seen.given_up = given_up["groups"]
         seen.letters = seen.json("deadletters", "list")
         ordinal = str(seen.letters[0]["ordinal"])
         seen.letter = seen.json("deadletters", "show", ordinal)
-        seen.letter_text = seen.trinity("deadletters", "show", ordinal).stdout
         flag.unlink()
         assert seen.json("deadletters", "retry", ordinal) == {"retried": [int(ordinal)]}
         mended = run.until(lambda s: _is_still(s) and not s["groups"]["dead_letters"], 60, "the task lives again")
@@ -163,8 +160,6 @@ def test_a_task_that_always_fails_is_listed_with_its_cause_and_its_row(journey: 
     assert journey.given_up["fed"] == journey.given_up["stored"] + 1
     assert journey.letter["task"]["row"]["answer"]
     assert "as long as the flag is there" in journey.letter["error"]
-    assert "--- row ---" in journey.letter_text
-    assert journey.letter["task"]["row"]["question"] in journey.letter_text
 
 
 def test_after_mending_it_is_fed_again_and_the_counts_are_complete(journey: Journey) -> None:

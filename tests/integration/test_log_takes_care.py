@@ -109,17 +109,19 @@ async def test_a_fence_keeps_withdrawn_versions_out_of_later_batches(started: St
     def answer(task: Task, deliveries: int) -> Outcome:
         return make_group(task, version=version, attempt=deliveries)
 
-    changes: dict[str, Any] = {"synchronizer": {"sync_interval": 3, "sync_offset": 3}}
+    changes: dict[str, Any] = {"synchronizer": {"sync_interval": 4}, "steps": 8}
     async with started(**changes) as (run, trainer):
         async with explorer(run.nats.url, run.run, answer):
-            await trainer.batch(3)
-        await trainer.publish(3, tmp_path / "w3")
-        version = 3
+            await trainer.batch(4)
+        await trainer.publish(4, tmp_path / "w4")
+        version = 4
         async with explorer(run.nats.url, run.run, answer):
-            await until(lambda s: s.stored == 24, trainer)
-        before = await trainer.entry(5)
-        fenced = await trainer.buffer.Fence(pb.FenceRequest(run=run.run, versions=[3]), timeout=20)
-        assert fenced.dropped > 0
+            await until(lambda s: s.stored == 32, trainer)
+        fenced = await trainer.buffer.Fence(pb.FenceRequest(run=run.run, versions=[4]), timeout=20)
+        written = (await trainer.stats()).ledger_step
+        before = [await trainer.entry(step) for step in range(1, written + 1)]
+        assert written < 8
+        assert fenced.dropped == (8 - written) * run.groups, "what the ledger does not have yet"
         run.buffer.kill()
         run.buffer.start()
         version = 0
@@ -127,8 +129,8 @@ async def test_a_fence_keeps_withdrawn_versions_out_of_later_batches(started: St
             await trainer.batch(run.steps)
         ledger = [await trainer.entry(step) for step in range(1, run.steps + 1)]
         stats = await trainer.stats()
-    assert ledger[4] == before, "what the ledger has stays"
-    assert {g.newest_version for g in ledger[5].groups} == {0}
+    assert ledger[:written] == before, "what the ledger has stays"
+    assert {g.newest_version for entry in ledger[written:] for g in entry.groups} == {0}
     assert stats.dropped["fenced"] == fenced.dropped
     assert adds_up(stats)
 
@@ -202,35 +204,60 @@ async def put(broker: Broker, run_names: names.RunNames, ordinal: int, data: byt
     await broker.publish(run_names.experience(0, "sums"), data, message_id=f"bad/{ordinal}", headers=header)
 
 
-async def test_a_full_log_holds_the_explorers_asks_for_a_checkpoint_and_goes_on(started: Started) -> None:
+async def test_tasks_are_fed_as_far_as_the_log_has_room_and_a_checkpoint_is_asked_for(started: Started) -> None:
     """0.5 MiB of log, and 12 steps of 4 groups of 30 KB each."""
     limit = 0.5 / 1024
 
     def answer(task: Task, deliveries: int) -> Outcome:
         return make_group(task, response=800)
 
-    held: list[bool] = []
     changes: dict[str, Any] = {"settings": {"LOG_GIB": str(limit)}, "steps": 12}
     changes["synchronizer"] = {"sync_style": "fully_async", "sync_interval": 1000}
+    changes["model"] = {"max_response_tokens": 800}
     async with started(**changes) as (run, trainer):
-        async with explorer(run.nats.url, run.run, answer, on_wait=held.append):
-            stats = await until(lambda s: s.log_bytes > 0.9 * limit * 2**30, trainer)
-            await asyncio.sleep(1.5)
-            assert any(held), "publishes are refused, and whoever explores hears it"
-            assert stats.stored < 12 * run.groups
-            wanted = await waiting(trainer, 12)
-            assert wanted.checkpoint_wanted
-            assert "full" in wanted.reason
-            step = (await trainer.stats()).ledger_step
+        async with explorer(run.nats.url, run.run, answer):
             for at in range(1, 13):
+                with contextlib.suppress(TimeoutError):
+                    await trainer.batch(at, seconds=4)
+                    continue
+                wanted = await waiting(trainer, at)
+                assert wanted.checkpoint_wanted
+                assert "full" in wanted.reason
+                stats = await trainer.stats()
+                assert stats.stored < 12 * run.groups
+                request = pb.CommitStepRequest(run=run.run, step=at - 1, oldest_kept_step=at - 1)
+                await trainer.buffer.CommitStep(request, timeout=20)
                 await trainer.batch(at)
-                if at == step or at % 3 == 0:
-                    request = pb.CommitStepRequest(run=run.run, step=at, oldest_kept_step=at)
-                    await trainer.buffer.CommitStep(request, timeout=20)
         ledger = [await trainer.entry(at) for at in range(1, 13)]
         stats = await trainer.stats()
     assert [g.ordinal for entry in ledger for g in entry.groups] == list(range(1, 12 * run.groups + 1))
     assert adds_up(stats)
+    assert stats.log_limit_bytes == int(limit * 2**30), "the limit did not have to grow"
+
+
+async def test_a_full_log_holds_the_explorers_and_grows_for_a_batch_that_would_never_fit(started: Started) -> None:
+    """4 groups of 150 KB each are a batch; the log takes 0.5 MiB."""
+    limit = 0.5 / 1024
+
+    def answer(task: Task, deliveries: int) -> Outcome:
+        return make_group(task, response=4000)
+
+    held: list[bool] = []
+    async with started(settings={"LOG_GIB": str(limit)}, steps=3) as (run, trainer):
+        async with explorer(run.nats.url, run.run, answer, on_wait=held.append):
+            await until(lambda s: s.stored == 3, trainer)
+            await asyncio.sleep(1.0)
+            assert any(held), "publishes are refused, and whoever explores hears it"
+            assert (await trainer.stats()).stored == 3
+            for at in (1, 2, 3):
+                await trainer.batch(at)
+                request = pb.CommitStepRequest(run=run.run, step=at, oldest_kept_step=at)
+                await trainer.buffer.CommitStep(request, timeout=20)
+        stats = await trainer.stats()
+        said = [event for event in run.buffer.events() if event["event"] == "buffer.log.grown"]
+        assert said
+    assert adds_up(stats)
+    assert stats.stored == 12
     assert not held[-1]
 
 

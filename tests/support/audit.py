@@ -85,9 +85,10 @@ class Records:
 
 @dataclass
 class Findings:
-    """What does not fit together, in words. `stored`: groups in the log, each task once."""
+    """What does not fit together, in words. `stored`: groups in the log, each task once; `acknowledged`: of those."""
 
     stored: int
+    acknowledged: int
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     ledger: list[str] = field(default_factory=list)
@@ -194,7 +195,7 @@ def _log_entry(message: StoredMessage) -> LogEntry:
 def audit(records: Records, steps: int, groups_per_step: int) -> Findings:
     """What of a finished run's records does not fit together."""
     stored, dead, duplicates = _judge(records.log)
-    findings = Findings(len(stored))
+    findings = Findings(len(stored), len({ack.ordinal for ack in records.acknowledged}))
     findings.lost += _lost(records, stored)
     findings.doubled += _doubled(records)
     findings.ledger += _ledger(records, stored, steps, groups_per_step)
@@ -223,6 +224,8 @@ def _judge(log: Iterable[LogEntry]) -> tuple[dict[int, LogEntry], set[int], int]
 
 def _lost(records: Records, stored: Mapping[int, LogEntry]) -> Iterable[str]:
     """I1: what was acknowledged is there, as it was sent; what is there was trained."""
+    if not records.acknowledged:
+        yield "the explorers' logs say of no group that it was acknowledged: nothing can be said of lost ones"
     by_sequence = {entry.sequence: entry for entry in records.log}
     for sequence in range(1, max(by_sequence, default=0) + 1):
         if sequence not in by_sequence:

@@ -3,7 +3,7 @@
 start -> strike(...) ... -> finish -> audited. A moment is a phase of the run and a delay after it began:
 
     start       the process that dies is there, started just now if it died before: it may not be ready yet
-    waiting     the trainer waits for a batch
+    waiting     the trainer waits for a batch; if it has not done so for two steps, they count as `step`
     step        the trainer has noted a step: it publishes, saves or learns the next one
     checkpoint  the folder of a checkpoint is there under its temporary name
 """
@@ -30,7 +30,7 @@ from trinity.runtime.process import is_alive
 GROUPS, REPEAT, SAVE_INTERVAL = 8, 2, 3
 PHASES = ("start", "waiting", "step", "checkpoint")
 # A run needs about so many steps for each kill: to go on after the one before, and to reach the phase.
-STEPS_PER_KILL = 4
+STEPS_PER_KILL = 5
 
 _STARTUP_SECONDS = {"buffer": 3.0, "nats": 0.3, "sync": 2.0, "environment": 2.0, "explorer": 25.0, "trainer": 10.0}
 _DELAY_SECONDS = {"waiting": 0.5, "step": 0.7, "checkpoint": 0.2}
@@ -44,9 +44,8 @@ class Moment:
     delay_seconds: float
 
 
-def moment(rng: random.Random, victims: Sequence[str], phase: str | None = None) -> Moment:
-    """A random moment for these to die."""
-    phase = phase or rng.choice(PHASES)
+def moment(rng: random.Random, victims: Sequence[str], phase: str) -> Moment:
+    """A random moment of the phase for these to die."""
     longest = _DELAY_SECONDS.get(phase) or max(_STARTUP_SECONDS[victim] for victim in victims)
     return Moment(phase, rng.uniform(0.0, longest))
 
@@ -54,12 +53,14 @@ def moment(rng: random.Random, victims: Sequence[str], phase: str | None = None)
 class ChaosRun(TrinityRun):
     """A run that remembers what its trainer and its buffer said."""
 
-    def __init__(self, repository: Path, folder: Path, model: Path, data: Path, steps: int) -> None:
+    def __init__(self, repository: Path, folder: Path, model: Path, data: Path, steps: int, ahead: int = 1) -> None:
+        """`ahead`: steps that exploration may run ahead of training; 0: they take turns, and the trainer waits."""
         folder.mkdir(parents=True, exist_ok=True)
         changes = {
             "name": "chaos",
             "buffer": {"batch_size": GROUPS, "total_steps": steps, "explorer_input": {"eval_tasksets": []}},
             "algorithm": {"repeat_times": REPEAT},
+            "synchronizer": {"sync_interval": 1, "sync_offset": ahead},
             "trainer": {"save_interval": SAVE_INTERVAL, "max_checkpoints_to_keep": 3},
             "stages": [],
         }
@@ -90,20 +91,21 @@ class ChaosRun(TrinityRun):
         self.record.look()
         return code
 
-    def strike(self, victims: Sequence[str], when: Moment) -> bool:
+    def strike(self, victims: Sequence[str], when: Moment) -> str:
         """kill -9 of all victims at that moment, and wait until others are in their place.
 
-        False if the run ended before, and nothing was killed.
+        Returns the phase; empty if the run ended before, and nothing was killed.
         """
-        reached = self._reach(victims, when.phase)
+        phase = self._reach(victims, when.phase)
         time.sleep(when.delay_seconds)
         pids = {victim: process.pid for victim in victims if (process := self._process_of(victim)) is not None}
-        if not reached or self.has_ended or len(pids) < len(victims):
-            return False
+        if not phase or self.has_ended or len(pids) < len(victims):
+            return ""
         for pid in pids.values():
             with contextlib.suppress(ProcessLookupError):  # it died by itself, of the one before
                 os.kill(pid, signal.SIGKILL)
-        return self._wait(lambda: all(self._is_another(v, pid) for v, pid in pids.items()), "they are back") or True
+        self._wait(lambda: all(self._is_another(v, pid) for v, pid in pids.items()), "they are back")
+        return phase
 
     def goes_on(self, victims: Sequence[str]) -> bool:
         """Wait until all victims serve and the trainer has noted another step. False if the run ended meanwhile."""
@@ -140,21 +142,43 @@ class ChaosRun(TrinityRun):
             records = await read(broker, run, self.job, self.record.said, self.counts)
         return audit(records, self.steps, GROUPS)
 
-    def _reach(self, victims: Sequence[str], phase: str) -> bool:
+    def _reach(self, victims: Sequence[str], phase: str) -> str:
+        """Wait for the phase. Returns it; empty if the run ended before."""
         if phase == "start":
-            return self._wait(lambda: all(self._process_of(v) is not None for v in victims), "they are started")
-        if not self.goes_on(victims):
-            return False
-        if phase == "waiting":
-            return self._wait(self._waits, "the trainer waits", pause_seconds=0.1)
-        if phase == "checkpoint":
-            return self._wait(lambda: any(self.job.glob(".global_step_*.partial")), "a checkpoint is written")
-        noted = len(self.record.lines)
-        return self._wait(lambda: self._noted_more(noted), "another step")
+            there = self._wait(lambda: all(self._process_of(v) is not None for v in victims), "they are started")
+        elif not self.goes_on(victims):
+            there = False
+        elif phase == "waiting":
+            return self._reach_waiting()
+        elif phase == "checkpoint":
+            begin = time.time()
+            there = self._wait(lambda: self._saves_since(begin), "a checkpoint is written")
+        else:
+            noted = len(self.record.lines)
+            there = self._wait(lambda: self._noted_more(noted), "another step")
+        return phase if there else ""
 
-    def _waits(self) -> bool:
-        status = self.look()
-        return status is not None and status["trainer_state"] == "waiting"
+    def _reach_waiting(self) -> str:
+        noted = len(self.record.lines)
+        state = ""
+
+        def holds() -> bool:
+            nonlocal state
+            status = self.look()
+            state = status["trainer_state"] if status is not None else ""
+            return state == "waiting" or len(self.record.lines) > noted + 2
+
+        if not self._wait(holds, "the trainer waits", pause_seconds=0.05):
+            return ""
+        return "waiting" if state == "waiting" else "step"
+
+    def _saves_since(self, begin: float) -> bool:
+        """Whether a checkpoint has been begun since. What an earlier kill cut off lies there too."""
+        changed = []
+        for folder in self.job.glob(".global_step_*.partial"):
+            with contextlib.suppress(FileNotFoundError):
+                changed.append(folder.stat().st_ctime)
+        return any(at >= begin for at in changed)
 
     def _noted_more(self, noted: int) -> bool:
         self.record.look()

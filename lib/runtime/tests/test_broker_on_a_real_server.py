@@ -203,7 +203,7 @@ authorization {
             with pytest.raises(PermissionDenied, match=r"(?i)stream\.create"):
                 await ensure_streams(rollout, [StreamSpec("NEW", ("new.>",))])
             for _ in range(2):
-                with pytest.raises(PermissionDenied, match="(?i)purge"):
+                with pytest.raises(PermissionDenied, match=r"(?i)purge"):
                     await rollout.purge_below("F", 1)
             assert time.monotonic() - begin < 10
             assert (await rollout.state("F")).messages == 0, "what is permitted works"

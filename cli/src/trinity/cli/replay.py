@@ -27,7 +27,7 @@ from trinity.runtime import files
 from trinity.runtime.checkpoints import checkpoint_folder, complete_steps
 
 _CALL_SECONDS = 60.0
-_STOP_SECONDS = 6.0
+_STOP_SECONDS = 1.0  # nothing of a replay is worth waiting for
 _POLL_SECONDS = 0.3
 
 
@@ -118,9 +118,7 @@ def _config(subject: Subject, overrides: Sequence[str]) -> Config:
     config = load(subject.config_file, overrides, plugins_loaded=False)
     below = make_plan(config).job_dir.relative_to(Path(config.checkpoint_root_dir).expanduser().absolute())
     if not str(subject.folder).endswith(f"/{below}"):
-        raise RunError(
-            f"{subject.folder} must end in {below}, as its run's name says; move it back, or name no override"
-        )
+        raise RunError(f"{subject.folder} does not end in {below}, as the run's name says; it cannot have another")
     return config.model_copy(
         update={
             "mode": "train",

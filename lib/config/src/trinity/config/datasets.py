@@ -52,48 +52,10 @@ def read_buffer(config: ExperienceBufferConfig) -> Sequence[Row]:
     if not config.path:
         raise DatasetError(f"{config.name}: path is missing")
     if config.storage_type == "sql":
+        from trinity.config.tables import read_table
+
         return read_table(config.path, config.name)
     return read(config.path, config.split, config.subset_name)
-
-
-def read_table(url: str, table: str) -> Sequence[Row]:
-    """The rows of an SQL table in the order of its primary key, or else sorted by content. Raises DatasetError."""
-    try:
-        import sqlalchemy as sa
-    except ImportError:
-        raise DatasetError("storage_type sql needs SQLAlchemy: pip install 'trinity-config[sql]'") from None
-    try:
-        engine = sa.create_engine(sql_url(url))
-        with engine.connect() as connection:
-            found = sa.Table(table, sa.MetaData(), autoload_with=connection)
-            keys = list(found.primary_key)
-            rows = [dict(row) for row in connection.execute(sa.select(found).order_by(*keys)).mappings()]
-            if not keys:
-                rows.sort(key=lambda row: json.dumps(row, default=str))
-    except sa.exc.NoSuchTableError:
-        raise DatasetError(f"{url!r} has no table {table!r}; set the buffer's name to the table's") from None
-    except (sa.exc.SQLAlchemyError, ImportError) as error:
-        raise DatasetError(f"{url!r} cannot be read: {str(error).splitlines()[0]}") from None
-    if not rows:
-        raise DatasetError(f"table {table!r} of {url!r} has no rows")
-    return [{name: _value(value) for name, value in row.items()} for row in rows]
-
-
-def sql_url(path: str) -> str:
-    """A path as an SQLAlchemy URL; PostgreSQL through psycopg 3."""
-    if "://" not in path:
-        return f"sqlite:///{Path(path).expanduser()}"
-    return path.replace("postgresql://", "postgresql+psycopg://", 1)
-
-
-def _value(value: Any) -> Any:
-    """Text that is JSON (lists of messages) as what it says."""
-    if isinstance(value, str) and value[:1] in ("[", "{"):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value
-    return value
 
 
 def sft_format(form: FormatConfig, row: Row) -> FormatConfig:

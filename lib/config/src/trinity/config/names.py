@@ -71,15 +71,14 @@ MONITOR_ARGS: dict[str, tuple[str, ...]] = {
     "none": (),
 }
 
-ARCHIVES = "a .jsonl, .parquet, .db or .sqlite path, or an sqlite:/// or postgresql:// URL"
+ARCHIVES = "a .jsonl, .db or .sqlite file, a folder .parquet, or an sqlite:/// or postgresql:// URL"
 
 
 def is_archive(path: str) -> bool:
     """Whether a path names an archive of experience; trinity.buffer.archive opens it."""
     scheme = path.partition("://")[0] if "://" in path else ""
-    return scheme.partition("+")[0] in ("sqlite", "postgresql") or (
-        not scheme and path.rstrip("/").endswith((".jsonl", ".parquet", ".db", ".sqlite"))
-    )
+    kinds = (".jsonl", ".db", ".sqlite", ".parquet", "/")
+    return scheme.partition("+")[0] in ("sqlite", "postgresql", "postgres") or (not scheme and path.endswith(kinds))
 
 
 def workflows() -> tuple[str, ...]:

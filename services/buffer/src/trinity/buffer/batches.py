@@ -74,6 +74,7 @@ class BatchServer:
             reason = f"{missing} of {self._context.plan.groups_per_step} groups are missing"
             dropped = ", ".join(f"{count} {name}" for name, count in sorted(window.dropped.items()))
             reason += f" (dropped so far: {dropped})" if dropped else ""
-        if self._context.log_is_full:
+        scarce = self._context.room.is_scarce
+        if scarce:
             reason += "; the log is full, and a newer checkpoint would make room"
-        return pb.Waiting(step=step, missing_groups=missing, reason=reason, checkpoint_wanted=self._context.log_is_full)
+        return pb.Waiting(step=step, missing_groups=missing, reason=reason, checkpoint_wanted=scarce)

@@ -29,6 +29,8 @@ log = structlog.get_logger(__name__)
 FED = Gauge("trinity_buffer_tasks_fed", "Training tasks fed")
 
 _REMEMBERED = 4096
+# Id, log-probability and mask.
+_BYTES_PER_TOKEN = 9
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Feeder:
         self._position = 0
         self._sequence = 0
         self._tasks: dict[int, task_pb2.Task] = {}  # fed and not ended, as far as this process knows
+        self._forget_at = _REMEMBERED
         self._revived: set[int] = set()  # log sequences of revivals that are in the queue
 
     @property
@@ -84,9 +87,10 @@ class Feeder:
         raise NotFound(f"task {asked.ordinal} is not in the queue")
 
     def _remember(self, task: task_pb2.Task) -> task_pb2.Task:
-        if len(self._tasks) > _REMEMBERED:
+        if len(self._tasks) >= self._forget_at:
             for ordinal in [o for o in self._tasks if self._window.has_ended(o)]:
                 del self._tasks[ordinal]
+            self._forget_at = max(_REMEMBERED, 2 * len(self._tasks))
         self._tasks[task.ordinal] = task
         return task
 
@@ -107,12 +111,29 @@ class Feeder:
 
     async def run(self) -> None:
         while True:
-            await self._context.bell.wait_for(lambda: self.fed < self.allowed() or bool(self._to_revive()))
+            await self._context.bell.wait_for(lambda: self._may_feed() or bool(self._to_revive()))
             for ordinal, sequence in self._to_revive():
                 await self._feed_again(ordinal, sequence)
-            while self.fed < self.allowed():
+            while self._may_feed():
                 await self._feed_next()
             await self._context.bell.ring()
+
+    def _may_feed(self) -> bool:
+        return self.fed < self.allowed() and not self.waits_for_room
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether tasks are held back because the log may have no room for their groups.
+
+        Those of one batch are always fed: a log that cannot hold them is of no use. Groups come in any order, so a task
+        that is fed must fit, or the log could fill up with later groups than the next batch needs.
+        """
+        outstanding = self.fed - self._window.stored - self._window.dead_letters
+        if self.fed >= self.allowed() or outstanding < self._context.plan.groups_per_step:
+            return False
+        plan = self._context.plan
+        longest = plan.config.algorithm.repeat_times * plan.lengths.model * _BYTES_PER_TOKEN
+        return not self._context.room.has_place_for(self.fed + 1, longest)
 
     def _to_revive(self) -> list[tuple[int, int]]:
         return [(o, sequence) for o, sequence in self._window.revived.items() if sequence not in self._revived]

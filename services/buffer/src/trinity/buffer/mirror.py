@@ -14,7 +14,7 @@ from trinity.buffer.shared import RunContext
 from trinity.buffer.summary import summarise
 from trinity.config.schema.pipeline import OperatorConfig
 from trinity.runtime.broker import Message, tail
-from trinity.runtime.errors import InvalidInput, Unavailable
+from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
 from trinity.runtime.experience import Group, TaskKind
 from trinity.runtime.wire import group_from_proto
 
@@ -49,11 +49,16 @@ class Mirror:
 
     async def open(self) -> None:
         self._archive = await asyncio.to_thread(open_archive, self._path, self._name, self._context.run)
-        first = (await self._context.broker.state(self._context.names.experiences_stream)).first_sequence
+        state = await self._context.broker.state(self._context.names.experiences_stream)
         self.position = await asyncio.to_thread(self._archive.position)
-        if self.position + 1 < first:
-            log.warning("buffer.archive.begins_late", path=self._path, missing_below=first, has=self.position)
-            self.position = first - 1
+        if self.position > state.last_sequence:
+            raise Conflict(
+                f"the archive {self._name} holds run {self._context.run} up to log entry {self.position}, but the log "
+                f"ends at {state.last_sequence}: it is of an earlier log of this name. Move it away, or name another"
+            )
+        if self.position + 1 < state.first_sequence:
+            log.warning("buffer.archive.begins_late", name=self._name, below=state.first_sequence, has=self.position)
+            self.position = state.first_sequence - 1
 
     async def run(self) -> None:
         sequence = self.position
@@ -93,7 +98,7 @@ class Mirror:
                 await asyncio.to_thread(self._archive.append, self._groups, position)
                 break
             except (Unavailable, OSError) as error:
-                log.warning("buffer.archive.waiting", path=self._path, reason=str(error), groups=len(self._groups))
+                log.warning("buffer.archive.waiting", name=self._name, reason=str(error), groups=len(self._groups))
                 await asyncio.sleep(_RETRY_SECONDS)
         self._groups.clear()
         self.position = position

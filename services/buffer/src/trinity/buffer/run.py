@@ -85,7 +85,7 @@ class Run:
         keeper = Keeper(context, self.ledger, judge, auxiliary, self._reporter)
         mirrors = open_mirrors(context, self.reader)
         self.keeper, self.feeder = keeper, feeder
-        self.retention = Retention(context, self.ledger, keeper, mirrors, settings)
+        self.retention = Retention(context, self.ledger, keeper, feeder, mirrors, settings)
 
     async def open(self) -> None:
         """Find out how far the run came."""

@@ -8,6 +8,7 @@ import grpc.aio
 from trinity import plugins
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.buffer.readonly import ReadOnlyRun, ReadOnlyServicer
+from trinity.buffer.retention import limit_of
 from trinity.buffer.run import Run
 from trinity.buffer.servicer import BufferServicer
 from trinity.buffer.settings import BufferSettings
@@ -44,8 +45,8 @@ class BufferService:
     async def _owner(self, context: RunContext) -> Run:
         """The buffer of a live run; makes what is missing on the broker."""
         settings, broker = self._settings, context.broker
-        log_bytes = int(settings.log_gib * 2**30)
-        specs = stream_specs(context.names, log_bytes=log_bytes, replicas=settings.nats_replicas)
+        context.room.limit_bytes = await limit_of(broker, context.names, settings)
+        specs = stream_specs(context.names, log_bytes=context.room.limit_bytes, replicas=settings.nats_replicas)
         await ensure_streams(broker, specs)
         versions = await Bucket.open(broker, names.VERSIONS_BUCKET, replicas=settings.nats_replicas)
         runs = await Bucket.open(broker, names.RUNS_BUCKET, replicas=settings.nats_replicas)

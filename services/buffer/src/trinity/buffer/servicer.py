@@ -143,7 +143,7 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         response.refused = window.refused
     if run.retention is not None:
         response.log_bytes = run.retention.log_bytes
-        response.log_limit_bytes = run.retention.limit_bytes
+        response.log_limit_bytes = shared.room.limit_bytes
         response.archive_behind = run.retention.behind
     if run.evaluator is None:
         return response

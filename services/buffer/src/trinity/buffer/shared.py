@@ -9,6 +9,9 @@ from trinity.config import Plan
 from trinity.runtime.broker import Broker
 from trinity.runtime.names import RunNames
 
+# Part of the log's limit that is given away in advance, to tasks whose groups are not there yet.
+_SAFE = 0.8
+
 
 class Bell:
     """Rung at every change of state; a waiter looks again at each ring."""
@@ -31,12 +34,43 @@ class Bell:
 
 
 @dataclass
+class Room:
+    """How full the log was when it was last looked at. `ended`: tasks that had ended by then.
+
+    `is_scarce`: tasks wait until a newer checkpoint, or an archive, lets the log be cut.
+    """
+
+    limit_bytes: int = 0
+    bytes: int = 0
+    entries: int = 0
+    ended: int = 0
+    is_scarce: bool = False
+
+    def has_place_for(self, fed: int, longest: int) -> bool:
+        """Whether the groups of so many fed tasks fit, if they are as long as those before, and a quarter longer.
+
+        `longest`: bytes of a group at most, for as long as there is none to judge by.
+        """
+        usual = self._usual if self.entries else longest
+        return self.bytes + (fed - self.ended) * usual <= _SAFE * self.limit_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether not even one further group fits."""
+        return self.entries > 0 and self.bytes + self._usual > self.limit_bytes
+
+    @property
+    def _usual(self) -> float:
+        return 1.25 * self.bytes / self.entries
+
+
+@dataclass
 class RunContext:
     """One run in this process. `last_step` is where it ends; `live_step` -1 until weights are LIVE.
 
-    `newest_live_step` never falls, as `live_step` does when a version is withdrawn. `log_is_full`: only a newer
-    checkpoint would make room. `fed` counts training tasks. `wanted_step` is the newest step
-    that the trainer asked for, `wanted_since` when it began to wait for it, in monotonic seconds.
+    `newest_live_step` never falls, as `live_step` does when a version is withdrawn. `fed` counts training tasks.
+    `wanted_step` is the newest step that the trainer asked for, `wanted_since` when it began to wait for it, in
+    monotonic seconds.
     """
 
     broker: Broker
@@ -49,7 +83,7 @@ class RunContext:
     fed: int = 0
     wanted_step: int = 0
     wanted_since: float = 0.0
-    log_is_full: bool = False
+    room: Room = field(default_factory=Room)
     bell: Bell = field(default_factory=Bell)
 
     async def want(self, step: int, anew: bool = False) -> None:

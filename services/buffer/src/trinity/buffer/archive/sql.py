@@ -8,10 +8,7 @@ Arrays are bytes, little-endian (token_ids int32, logprobs float32, action_mask 
 """
 
 import contextlib
-import datetime
-import decimal
 import json
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -190,61 +187,6 @@ class Database:
         inspector = sa.inspect(connection)
         names = sorted(inspector.get_table_names() + inspector.get_view_names())
         return f"its tables are {', '.join(names)}" if names else "it has no tables"
-
-
-def read_table(path: str, name: str) -> list[dict[str, Any]]:
-    """All rows of any table or view, as JSON has them: see `reader.read_rows`."""
-    with contextlib.closing(Database(path, must_exist=True)) as database:
-        found, in_order = _all_rows(database, name)
-        rows = [
-            {column: _plain(value, f"{database} table {name} row {number}, column {column}") for column, value in row}
-            for number, row in enumerate(found)
-        ]
-    return rows if in_order else sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
-
-
-def _all_rows(database: Database, name: str) -> tuple[list[list[tuple[str, Any]]], bool]:
-    """Rows as (column, value) pairs, and whether they have an order of their own."""
-    with database.transaction() as connection:
-        try:
-            table = sa.Table(name, sa.MetaData(), autoload_with=connection)
-        except exc.NoSuchTableError:
-            raise InvalidInput("table", f"{database} has no {name}; {database.tables(connection)}") from None
-        order = _order(connection, table)
-        found = connection.execute(sa.select(table).order_by(*order))
-        return [list(row._asdict().items()) for row in found], bool(order)
-
-
-def _order(connection: sa.Connection, table: sa.Table) -> list[Any]:
-    """Primary key, or sqlite's order of insertion; nothing where the database promises no order."""
-    if table.primary_key.columns:
-        return list(table.primary_key.columns)
-    is_sqlite_table = connection.dialect.name == "sqlite" and table.name in sa.inspect(connection).get_table_names()
-    return [sa.text("rowid")] if is_sqlite_table else []
-
-
-def _plain(value: Any, place: str) -> Any:
-    """A value of a database as JSON has it; text that is a list of chat messages becomes that list."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        return _messages(value)
-    if isinstance(value, decimal.Decimal):
-        return int(value) if value.is_finite() and value == value.to_integral_value() else float(value)
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if isinstance(value, (datetime.timedelta, uuid.UUID)):
-        return str(value)
-    if isinstance(value, (bytes, memoryview)):
-        raise InvalidInput(place, "is binary; read a view without this column")
-    return value
-
-
-def _messages(text: str) -> Any:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    is_chat = bool(value) and all(isinstance(message, dict) and "role" in message for message in value)
-    return value if is_chat else text
 
 
 def _one_at_a_time(connection: sa.Connection) -> None:
