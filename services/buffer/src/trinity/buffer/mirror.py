@@ -112,13 +112,17 @@ async def _with_pauses(context: RunContext, after: int) -> AsyncIterator[Message
         async for message in tail(context.broker, context.names.experiences_stream, after):
             await messages.put(message)
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(read())
+    reading = asyncio.create_task(read())
+    try:
         while True:
             try:
                 yield await asyncio.wait_for(messages.get(), _GATHER_SECONDS)
             except TimeoutError:
+                if reading.done():
+                    reading.result()  # raises: it never ends by itself
                 yield None
+    finally:
+        reading.cancel()
 
 
 def open_mirrors(context: RunContext, reader: LogReader) -> list[Mirror]:

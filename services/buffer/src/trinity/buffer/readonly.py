@@ -52,7 +52,7 @@ class ReadOnlyRun(Run):
         self.keeper = self.feeder = self.evaluator = self.retention = None
         offline: Any = _WhenAsked(lambda: OfflineSource(context, self.ledger, plan.experience_buffer))
         auxiliary: Any = _WhenAsked(lambda: Auxiliary(plan))
-        self.offline = offline if plan.algorithm.offline else None
+        self.offline = offline if plan.offline else None
         self.letters = DeadLetters(context, lambda _: False)
         self.batches = BatchServer(context, self.ledger, self.reader, None, self.offline, auxiliary)
 
