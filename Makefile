@@ -16,8 +16,8 @@ help: ## what there is to make
 run: $(BIN)/.installed build/quickstart/.made ## the quickstart: a tiny model learns sums, on the CPU
 	$(BIN)/trinity run --config examples/quickstart/arithmetic.yaml
 
-test: lint ## linters, types and the whole test suite, a file at a time on each of two cores
-	$(BIN)/pytest -n 2 --dist loadfile
+test: lint ## linters, types and the whole test suite (JOBS=2: two files at a time, on a quiet machine)
+	$(BIN)/pytest $(if $(JOBS),-n $(JOBS) --dist loadfile)
 
 quicktest: $(BIN)/.installed ## the tests that take no more than seconds
 	$(BIN)/pytest -m "not slow"

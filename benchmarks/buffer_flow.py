@@ -1,11 +1,18 @@
-"""Groups on their way from the explorer's `store` to the trainer's StreamBatches, in a real buffer."""
+"""Groups on their way from the explorer's `store` to the trainer's StreamBatches: how many, how late."""
 
+import argparse
 import asyncio
 import contextlib
+import statistics
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import buffer_peers as peers
+from buffer_peers import IN_FLIGHT, Work
+from buffer_table import Table, at_least, at_most, percentile, until_serving
 
 from support.buffer_run import BufferRun
 from support.experience import make_group, make_task
@@ -19,7 +26,7 @@ from trinity.runtime.broker import Broker, connect, tail
 from trinity.runtime.experience import Experience, Group, Task
 from trinity.runtime.wire import encode_outcome, task_from_proto
 
-IN_FLIGHT = 64
+RATIO, LATENCY_MS = 0.5, 100.0
 ROLLOUTS = 8
 _FEED_SECONDS = 300.0
 
@@ -33,15 +40,15 @@ class Flow:
     broker: Broker
     groups: list[Group]
     received_at: dict[int, float] = field(default_factory=dict)  # step -> when its batch was whole
-    ordinals: dict[int, list[int]] = field(default_factory=dict)  # step -> its groups
+    ordinals: dict[int, list[int]] = field(default_factory=dict)  # step -> its tasks
 
     async def store(self, group: Group) -> None:
         await attempt.store(self.broker, names.RunNames(self.run.run), group)
 
     async def receive(self) -> None:
         """Every batch of the run, one after the other."""
-        request, step, received = pb.StreamBatchesRequest(run=self.run.run, from_step=1), 0, 0
-        async for part in self.trainer.buffer.StreamBatches(request):
+        step, received = 0, 0
+        async for part in self.trainer.buffer.StreamBatches(pb.StreamBatchesRequest(run=self.run.run, from_step=1)):
             kind = part.WhichOneof("part")
             received += kind == "group"
             if kind == "entry":
@@ -55,40 +62,42 @@ class Flow:
 
 
 @contextlib.asynccontextmanager
-async def flow(folder: Path, nats: NatsServer, response: int, count: int, per_step: int) -> AsyncIterator[Flow]:
-    """Buffer and sync as processes, version 0 LIVE, `count` tasks fed and read back before anything is timed."""
+async def flow(work: Work) -> AsyncIterator[Flow]:
+    """Buffer and sync run, version 0 is LIVE, the tasks are fed and read back: nothing of that is timed."""
     run = BufferRun(
-        folder,
-        nats,
-        steps=count // per_step,
-        groups=per_step,
+        work.folder,
+        work.server,
+        steps=work.count // work.per_step,
+        groups=work.per_step,
         settings={"LOG_GIB": "8"},
         algorithm={"algorithm_type": "grpo", "repeat_times": ROLLOUTS},
-        model={"max_response_tokens": response},
-        synchronizer={"sync_interval": 100_000},
-    ).start()
+        model={"max_response_tokens": work.response},
+        synchronizer={"sync_interval": 1_000_000},
+    )
+    for process in (run.sync, run.buffer):
+        process.start(wait_seconds=0)
+    await until_serving(run.sync, run.buffer)
     trainer = run.trainer()
     try:
         await trainer.begin()
-        async with await connect(nats.url, "bench") as broker:
-            tasks = await _fed_tasks(broker, names.RunNames(run.run), count)
-            experiences = rollouts(response)
-            now = time.time()
-            yield Flow(run, trainer, broker, [Group(task, 1, "bench", experiences, now, now) for task in tasks])
+        async with await connect(work.server.url, "bench") as broker:
+            tasks = await _fed_tasks(broker, names.RunNames(run.run), work.count)
+            same, now = rollouts(work.response), time.time()
+            yield Flow(run, trainer, broker, [Group(task, 1, "bench", same, now, now) for task in tasks])
     finally:
         await trainer.close()
         run.stop()
 
 
 async def _fed_tasks(broker: Broker, run: names.RunNames, count: int) -> list[Task]:
-    """The tasks as the feeder put them: the buffer takes no group for any other."""
-    tasks = []
+    """The tasks as the feeder put them: the buffer takes no group of any other."""
+    tasks: list[Task] = []
     async with asyncio.timeout(_FEED_SECONDS):
         async for message in tail(broker, run.tasks_stream, 0):
             tasks.append(task_from_proto(task_pb2.Task.FromString(message.data)))
             if len(tasks) == count:
-                return tasks
-    raise AssertionError("the queue ended")
+                break
+    return tasks
 
 
 def rollouts(response: int) -> tuple[Experience, ...]:
@@ -96,14 +105,9 @@ def rollouts(response: int) -> tuple[Experience, ...]:
     return make_group(make_task(repeat_times=ROLLOUTS), response=response).experiences
 
 
-def payload(response: int) -> bytes:
-    """A group of that length as it is stored."""
-    return encode_outcome(Group(make_task(repeat_times=ROLLOUTS), 1, "bench", rollouts(response), 0.0, 0.0))
-
-
-async def seconds_of(folder: Path, nats: NatsServer, response: int, count: int, per_step: int) -> float:
-    """From the first `store` to the last batch received, as fast as it goes with `IN_FLIGHT` groups on their way."""
-    async with flow(folder, nats, response, count, per_step) as live:
+async def as_fast_as_it_goes(work: Work) -> float:
+    """Seconds from the first `store` to the last batch received, with 64 groups on their way into the log."""
+    async with flow(work) as live:
         gate = asyncio.Semaphore(IN_FLIGHT)
 
         async def store(group: Group) -> None:
@@ -117,28 +121,116 @@ async def seconds_of(folder: Path, nats: NatsServer, response: int, count: int, 
         return time.perf_counter() - begin
 
 
-@dataclass(frozen=True)
+@dataclass
 class Latencies:
-    """In seconds. `batches`: from the moment at which `store` of a batch's last group was due until the trainer had the
-    whole batch. `groups`: the same from each group's own moment, so with the wait for the rest of its batch."""
+    """Milliseconds. Of batches, from when `store` of its last group was due; of groups, from when its own was."""
 
-    batches: list[float]
-    groups: list[float]
+    batches: list[float] = field(default_factory=list)
+    groups: list[float] = field(default_factory=list)
 
 
-async def latencies_of(
-    folder: Path, nats: NatsServer, response: int, count: int, per_step: int, rate: float
-) -> Latencies:
-    """At `rate` groups a second, whether or not earlier ones are there already."""
-    async with flow(folder, nats, response, count, per_step) as live:
+async def at_a_rate(work: Work, groups_per_second: float, found: Latencies) -> None:
+    """A group is due every so many seconds, whether or not earlier ones have arrived."""
+    async with flow(work) as live:
         receiving = asyncio.create_task(live.receive())
         begin = time.perf_counter() + 0.1
-        due_at = {group.task.ordinal: begin + index / rate for index, group in enumerate(live.groups)}
+        due_at = {group.task.ordinal: begin + index / groups_per_second for index, group in enumerate(live.groups)}
         storing = []
         for group in live.groups:
             await asyncio.sleep(max(0.0, due_at[group.task.ordinal] - time.perf_counter()))
             storing.append(asyncio.create_task(live.store(group)))
         await asyncio.gather(*storing, receiving)
-    batches = [at - max(due_at[o] for o in live.ordinals[step]) for step, at in live.received_at.items()]
-    groups = [at - due_at[o] for step, at in live.received_at.items() for o in live.ordinals[step]]
-    return Latencies(batches, groups)
+    for step, received_at in live.received_at.items():
+        waited = [1000 * (received_at - due_at[ordinal]) for ordinal in live.ordinals[step]]
+        found.batches.append(min(waited))
+        found.groups += waited
+
+
+PATHS: dict[str, Callable[[Work], Awaitable[float]]] = {
+    "trinity": as_fast_as_it_goes,
+    "nats-py": peers.nats_py,
+    "sqlite": peers.sqlite,
+    "sqlite, WAL": peers.sqlite_wal,
+    "asyncio.Queue": peers.queue,
+}
+
+
+@contextlib.contextmanager
+def fresh_work(args: argparse.Namespace, response: int) -> Iterator[Work]:
+    """On a nats-server of its own. Of long responses a quarter as many groups."""
+    count = args.groups if response < 1024 else args.groups // 4
+    count = max(args.per_step, count - count % args.per_step)
+    same = Group(make_task(repeat_times=ROLLOUTS), 1, "bench", rollouts(response), 0.0, 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        server = NatsServer(Path(folder) / "nats")
+        server.start()
+        try:
+            yield Work(Path(folder), server, response, encode_outcome(same), count, args.per_step)
+        finally:
+            server.stop()
+
+
+async def throughput(args: argparse.Namespace, groups_per_second: dict[int, float]) -> Table:
+    """Every path in turn on the same server; fills in what trinity managed of each length."""
+    table = Table(
+        f"throughput: medians of {args.runs} rounds",
+        ("group", "path", "groups/s", "MB/s", "of nats-py", "limit"),
+        [
+            "trinity: from store to the trainer, with every check, the ledger and the batches",
+            "nats-py: the same bytes published and fetched on the same server",
+            "sqlite: a transaction a put, a take selects and marks in one; asyncio.Queue keeps nothing. For scale",
+        ],
+    )
+    for response in args.responses:
+        rounds: list[dict[str, float]] = []
+        for index in range(args.runs):
+            with fresh_work(args, response) as work:
+                order = list(PATHS) if index % 2 == 0 else list(reversed(PATHS))
+                rounds.append({name: await PATHS[name](work) for name in order})
+        for name in PATHS:
+            rate = work.count / statistics.median(seconds[name] for seconds in rounds)
+            ratios = sorted(seconds["nats-py"] / seconds[name] for seconds in rounds)
+            ratio = statistics.median(ratios)
+            figures = f"{rate:,.0f}", f"{rate * len(work.payload) / 1e6:,.0f}", f"{ratio:.2f}"
+            limit = at_least(ratio, RATIO) if name == "trinity" else ""
+            table.rows.append((f"{ROLLOUTS} x {response}", name, *figures, limit))
+            if name == "trinity":
+                groups_per_second[response] = rate
+                each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+                table.notes.append(f"{ROLLOUTS} x {response}: {len(work.payload):,} bytes a group; ratios {each}")
+    return table
+
+
+async def latency(args: argparse.Namespace, groups_per_second: dict[int, float]) -> Table:
+    """At half of what `throughput` found; measured now if that part was left out."""
+    table = Table(
+        f"latency at half that load: all batches of {args.runs} runs",
+        (
+            "group",
+            "groups/s",
+            "milliseconds from ... to the whole batch",
+            "count",
+            "p50",
+            "p99",
+            "most",
+            "limit of p99",
+        ),
+        [
+            "from the moment at which a group was due for store, late or not, until the trainer had its whole batch",
+            f"last group: the batch was complete then; any group: it waits for the rest of its {args.per_step} too",
+        ],
+    )
+    for response in args.responses:
+        if response not in groups_per_second:
+            with fresh_work(args, response) as work:
+                groups_per_second[response] = work.count / await as_fast_as_it_goes(work)
+        rate, found = groups_per_second[response] / 2, Latencies()
+        for _ in range(args.runs):
+            with fresh_work(args, response) as work:
+                await at_a_rate(work, rate, found)
+        for name, values in (("last group", found.batches), ("any group", found.groups)):
+            p50, p99, most = percentile(values, 0.5), percentile(values, 0.99), max(values)
+            figures = f"{len(values):,}", f"{p50:.1f}", f"{p99:.1f}", f"{most:.1f}"
+            limit = at_most(p99, LATENCY_MS) if values is found.batches else ""
+            table.rows.append((f"{ROLLOUTS} x {response}", f"{rate:,.0f}", name, *figures, limit))
+    return table

@@ -3,28 +3,43 @@
 import asyncio
 import sqlite3
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+import nats
+from nats.js.api import StreamConfig
+
+from support.nats import NatsServer
 
 IN_FLIGHT = 64
 
 
-async def nats_py(url: str, payload: bytes, count: int) -> float:
-    """Seconds of nats-py: pipelined publish, then fetch. The same server, so as durable as ours; no checks."""
-    import nats
-    from nats.js.api import StreamConfig
+@dataclass(frozen=True)
+class Work:
+    """`count` groups of 8 responses of `response` tokens go in, one by one, and come out in batches of `per_step`."""
 
-    client = await nats.connect(url, pending_size=64 * 1024 * 1024)
+    folder: Path
+    server: NatsServer
+    response: int
+    payload: bytes
+    count: int
+    per_step: int
+
+
+async def nats_py(work: Work) -> float:
+    """Seconds of nats-py on the same server: pipelined publish, then fetch. As durable as ours; no checks."""
+    client = await nats.connect(work.server.url, pending_size=64 * 1024 * 1024)
     js = client.jetstream(publish_async_max_pending=IN_FLIGHT)
     await js.add_stream(StreamConfig(name="RAW", subjects=["raw"], allow_direct=True))
     begin = time.perf_counter()
     acknowledged = []
-    for index in range(count):
-        acknowledged.append(await js.publish_async("raw", payload, headers={"Nats-Msg-Id": str(index)}))
+    for index in range(work.count):
+        acknowledged.append(await js.publish_async("raw", work.payload, headers={"Nats-Msg-Id": str(index)}))
     await asyncio.gather(*acknowledged)
     pull = await js.pull_subscribe("raw", durable="bench")
     got = 0
-    while got < count:
-        messages = await pull.fetch(min(IN_FLIGHT, count - got), timeout=10)
+    while got < work.count:
+        messages = await pull.fetch(min(IN_FLIGHT, work.count - got), timeout=10)
         got += len(messages)
         await asyncio.gather(*(message.ack() for message in messages))
     seconds = time.perf_counter() - begin
@@ -33,43 +48,52 @@ async def nats_py(url: str, payload: bytes, count: int) -> float:
     return seconds
 
 
-def sqlite(file: Path, payload: bytes, count: int, per_step: int, journal: str) -> float:
-    """Seconds of SQLite in this process: one transaction a put; a take selects a batch and marks it in one."""
-    database = sqlite3.connect(file, isolation_level=None)
+async def sqlite(work: Work) -> float:
+    """Seconds of SQLite with its defaults: as durable as ours."""
+    return _sqlite(work, "DELETE")
+
+
+async def sqlite_wal(work: Work) -> float:
+    return _sqlite(work, "WAL")
+
+
+def _sqlite(work: Work, journal: str) -> float:
+    """One transaction a put; a take selects a batch and marks it, in one. In this process, put and take in turn."""
+    database = sqlite3.connect(work.folder / f"{journal}.db", isolation_level=None)
     database.execute(f"PRAGMA journal_mode={journal}")
     database.execute("PRAGMA synchronous=FULL")
-    database.execute("CREATE TABLE experience (id INTEGER PRIMARY KEY, data BLOB, consumed INTEGER DEFAULT 0)")
-    database.execute("CREATE INDEX unconsumed ON experience (consumed, id)")
+    database.execute("CREATE TABLE groups (id INTEGER PRIMARY KEY, data BLOB, consumed INTEGER DEFAULT 0)")
+    database.execute("CREATE INDEX fresh ON groups (consumed, id)")
     begin, taken = time.perf_counter(), 0
-    for index in range(1, count + 1):
+    for index in range(1, work.count + 1):
         database.execute("BEGIN IMMEDIATE")
-        database.execute("INSERT INTO experience (data) VALUES (?)", (payload,))
+        database.execute("INSERT INTO groups (data) VALUES (?)", (work.payload,))
         database.execute("COMMIT")
-        if index % per_step == 0:
+        if index % work.per_step == 0:
             database.execute("BEGIN IMMEDIATE")
-            query = "SELECT id, data FROM experience WHERE consumed = 0 ORDER BY id LIMIT ?"
-            rows = database.execute(query, (per_step,)).fetchall()
-            database.executemany("UPDATE experience SET consumed = 1 WHERE id = ?", [(row[0],) for row in rows])
+            query = "SELECT id, data FROM groups WHERE consumed = 0 ORDER BY id LIMIT ?"
+            rows = database.execute(query, (work.per_step,)).fetchall()
+            database.executemany("UPDATE groups SET consumed = 1 WHERE id = ?", [(row[0],) for row in rows])
             database.execute("COMMIT")
             taken += len(rows)
     seconds = time.perf_counter() - begin
-    assert taken == count
+    assert taken == work.count
     database.close()
     return seconds
 
 
-async def queue(payload: bytes, count: int, per_step: int) -> float:
-    """Seconds of an asyncio.Queue between two tasks of this process: what a buffer that keeps nothing costs."""
+async def queue(work: Work) -> float:
+    """Seconds of an asyncio.Queue between two tasks of this process: what it costs to keep nothing."""
     groups: asyncio.Queue[bytes] = asyncio.Queue(maxsize=IN_FLIGHT)
 
     async def put() -> None:
-        for _ in range(count):
-            await groups.put(bytes(bytearray(payload)))  # a copy each, as it were received
+        for _ in range(work.count):
+            await groups.put(bytes(bytearray(work.payload)))  # a copy, as of one that was received
 
     begin = time.perf_counter()
     putting = asyncio.create_task(put())
-    for _ in range(count // per_step):
-        batch = [await groups.get() for _ in range(per_step)]
-        assert len(batch) == per_step
+    for _ in range(work.count // work.per_step):
+        batch = [await groups.get() for _ in range(work.per_step)]
+        assert len(batch) == work.per_step
     await putting
     return time.perf_counter() - begin

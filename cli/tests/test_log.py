@@ -22,7 +22,7 @@ from trinity.cli.log import show
 from trinity.cli.tail import GrowingFile, lines_backwards, lines_forwards, visible, whole_end
 
 _START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC).timestamp()
-_LIMIT_SECONDS = 30.0
+_LIMIT_SECONDS = 60.0
 
 
 def entry(second: float, event: str, level: str = "info", **fields: object) -> str:

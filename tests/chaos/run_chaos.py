@@ -7,8 +7,10 @@ the same phases after the same delays; what a process does at that moment is the
 """
 
 import argparse
+import logging
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -16,6 +18,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import structlog
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -144,6 +148,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, help=f"in each case; else {KILLS_ALONE}, and {KILLS_PAIR} of a pair")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # with everything it started
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     folder = Path(tempfile.mkdtemp(prefix="trinity-chaos-"))
     rows = []
     for case in args.case:

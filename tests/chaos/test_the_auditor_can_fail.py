@@ -25,7 +25,7 @@ def good_records() -> Records:
         acknowledged=[*acknowledged, Acknowledged("t/1", 1, 1, 999, duplicate=True)],
         ledger=ledger,
         letters=[7],
-        tasks=[(ordinal, f"t/{ordinal}") for ordinal in range(1, 7)],
+        tasks=[(ordinal, f"t/{ordinal}") for ordinal in range(4, 7)],  # those before are no longer in the queue
         fed=7,
         said={step: {tuple(member.sequence for member in batch)} for step, batch in ledger},
         summary={
@@ -92,6 +92,14 @@ def a_task_is_fed_twice(records: Records) -> None:
     records.tasks.append((8, "t/1"))
 
 
+def a_task_is_in_the_queue_twice(records: Records) -> None:
+    records.tasks.append((6, "t/6"))
+
+
+def a_row_is_fed_again_and_answered(records: Records) -> None:
+    records.log.append(LogEntry(10, "group", "t/1", 8, 110))
+
+
 def a_step_is_missing(records: Records) -> None:
     del records.ledger[1]
 
@@ -134,6 +142,7 @@ def a_dead_task_has_no_letter(records: Records) -> None:
 
 def a_task_was_fed_and_is_nowhere(records: Records) -> None:
     records.fed = 8
+    records.summary = {**records.summary, "groups_fed": 8, "outstanding": 1}
 
 
 def an_answer_is_of_a_task_that_was_not_fed(records: Records) -> None:
@@ -141,7 +150,7 @@ def an_answer_is_of_a_task_that_was_not_fed(records: Records) -> None:
 
 
 def an_answer_is_of_another_task_than_was_fed(records: Records) -> None:
-    records.tasks[5] = (6, "t/60")
+    records.tasks[-1] = (6, "t/60")
 
 
 def the_buffer_did_not_add_up_on_the_way(records: Records) -> None:
@@ -163,6 +172,8 @@ DOCTORED: dict[Callable[[Records], None], str] = {
     a_group_is_in_two_steps: "doubled",
     the_second_answer_is_trained_too: "doubled",
     a_task_is_fed_twice: "doubled",
+    a_task_is_in_the_queue_twice: "doubled",
+    a_row_is_fed_again_and_answered: "doubled",
     a_step_is_missing: "ledger",
     a_step_is_there_twice: "ledger",
     a_step_is_short: "ledger",

@@ -27,6 +27,7 @@ _SUMMARY = {
     "outstanding": "outstanding",
     "duplicates_dropped": "duplicates_dropped",
 }
+_ENDS = ("group", "failure")
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class Member:
 class Records:
     """All that is known of a finished run.
 
-    `ledger`: (step, groups) in the order of the stream. `tasks`: (ordinal, task id) of the queue, dead ones may be
-    gone. `said`: step -> every list of log sequences that the trainer ever noted. `counts`: what the buffer said on
-    the way, as `trinity status` shows it.
+    `ledger`: (step, groups) in the order of the stream. `tasks`: (ordinal, task id) of the queue; those that have
+    ended may be gone. `said`: step -> every list of log sequences that the trainer ever noted. `counts`: what the
+    buffer said on the way, as `trinity status` shows it.
     """
 
     log: list[LogEntry]
@@ -177,7 +178,7 @@ def _log_entry(message: StoredMessage) -> LogEntry:
     kind = outcome.WhichOneof("outcome") or "nothing"
     checksum = zlib.crc32(message.data)
     intact = message.headers.get(headers.CRC32) == str(checksum)
-    if kind not in ("group", "failure"):
+    if kind not in _ENDS:
         return LogEntry(message.sequence, kind, "", 0, checksum, intact)
     task = getattr(outcome, kind).task
     return LogEntry(
@@ -257,10 +258,14 @@ def _doubled(records: Records) -> Iterable[str]:
         for key, steps in steps_of.items():
             if len(steps) > 1:
                 yield f"ledger: {what} {key} is in steps {steps}"
+    for (ordinal, task_id), times in Counter(records.tasks).items():
+        if times > 1:
+            yield f"queue: task {task_id}, ordinal {ordinal}, is there {times} times"
+    tasks = {*records.tasks, *((e.ordinal, e.task_id) for e in records.log if e.kind in _ENDS)}
     for index, what in enumerate(("ordinal", "task id")):
-        for key, times in Counter(task[index] for task in records.tasks).items():
+        for key, times in Counter(task[index] for task in tasks).items():
             if times > 1:
-                yield f"queue: {what} {key} was fed {times} times"
+                yield f"{what} {key} was fed as {times} tasks: {sorted(task for task in tasks if task[index] == key)}"
 
 
 def _ledger(records: Records, stored: Mapping[int, LogEntry], steps: int, groups_per_step: int) -> Iterable[str]:
@@ -301,10 +306,10 @@ def _counts(records: Records, stored: set[int], dead: set[int], duplicates: int)
     if unfed := (stored | dead) - fed:
         yield f"tasks {sorted(unfed)} ended and were not fed; {records.fed} were"
     queue = dict(records.tasks)
-    if gone := fed - queue.keys() - dead:
-        yield f"tasks {sorted(gone)} were fed and are not in the queue"
+    if gone := fed - queue.keys() - stored - dead:
+        yield f"tasks {sorted(gone)} are outstanding and not in the queue"
     for entry in records.log:
-        if entry.kind not in ("group", "failure"):
+        if entry.kind not in _ENDS:
             yield f"log: sequence {entry.sequence} is a {entry.kind}, which these runs do not have"
         elif entry.ordinal in queue and queue[entry.ordinal] != entry.task_id:
             fed_as = queue[entry.ordinal]

@@ -58,6 +58,7 @@ class ChaosRun(TrinityRun):
         folder.mkdir(parents=True, exist_ok=True)
         changes = {
             "name": "chaos",
+            "model": {"max_response_tokens": 16},
             "buffer": {"batch_size": GROUPS, "total_steps": steps, "explorer_input": {"eval_tasksets": []}},
             "algorithm": {"repeat_times": REPEAT},
             "synchronizer": {"sync_interval": 1, "sync_offset": ahead},

@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 FED = Gauge("trinity_buffer_tasks_fed", "Training tasks fed")
 
 _REMEMBERED = 4096
+_READ_AHEAD = 256
 # Id, log-probability and mask.
 _BYTES_PER_TOKEN = 9
 
@@ -74,7 +75,7 @@ class Feeder:
 
     async def task(self, asked: task_pb2.Task) -> task_pb2.Task:
         """The task of an ordinal (and taskset) as it was fed. NotFound if it was not, or is gone."""
-        if asked.ordinal in self._tasks:
+        if asked.ordinal in self._tasks and asked.ordinal not in self._window.revived:
             return self._tasks[asked.ordinal]
         if not 1 <= asked.ordinal <= self.fed + 1:  # what was fed this moment may be in the queue already
             raise NotFound(f"task {asked.ordinal} was not fed")
@@ -83,8 +84,17 @@ class Feeder:
         for taskset in tasksets:
             with contextlib.suppress(NotFound):
                 message = await self._context.broker.last(names.tasks_stream, names.task(taskset, asked.ordinal))
+                if asked.ordinal + 1 not in self._tasks:
+                    await self._read_ahead(message.sequence + 1)
                 return self._remember(task_pb2.Task.FromString(message.data))
         raise NotFound(f"task {asked.ordinal} is not in the queue")
+
+    async def _read_ahead(self, sequence: int) -> None:
+        """After a restart groups come of tasks near by: one question for many of them, not one for each."""
+        for message in await self._context.broker.several(self._context.names.tasks_stream, sequence, _READ_AHEAD):
+            task = task_pb2.Task.FromString(message.data)
+            if task.ordinal not in self._tasks and not self._window.has_ended(task.ordinal):
+                self._remember(task)
 
     def _remember(self, task: task_pb2.Task) -> task_pb2.Task:
         if len(self._tasks) >= self._forget_at:

@@ -48,14 +48,15 @@ class Judge:
                 raise InvalidInput("task.kind", f"is {task.kind}; only training tasks enter this log")
         return outcome
 
-    async def check_fed(self, task: task_pb2.Task) -> None:
-        """Raises InvalidInput unless this very task was fed."""
+    async def check_fed(self, task: task_pb2.Task) -> task_pb2.Task:
+        """The task as it was fed. Raises InvalidInput unless it is this very one."""
         try:
             fed = await self._fed_task(task)
         except NotFound:
             raise InvalidInput("task.ordinal", f"is {task.ordinal}; no such task was fed") from None
         if fed.task_id != task.task_id:
             raise InvalidInput("task.task_id", f"is {task.task_id!r}; task {task.ordinal} is {fed.task_id!r}")
+        return fed
 
     def ordinal(self, message: Message) -> int:
         """The task that a refused message claims to end; 0 if it is none of this run."""
@@ -74,8 +75,8 @@ class Judge:
         self, sequence: int, message: experience_pb2.Group, fenced: Collection[int]
     ) -> tuple[StoredGroup, str]:
         """The group as it may enter a batch, and the operator that keeps it out of all. Raises InvalidInput."""
-        await self.check_fed(message.task)
-        stored = summarise(sequence, message)
+        fed = await self.check_fed(message.task)
+        stored = summarise(sequence, message, task_is_sound=message.task == fed)
         await self._check_versions(stored, message.task.gate_step, fenced)
         if not self._pipeline.names:
             return stored, ""

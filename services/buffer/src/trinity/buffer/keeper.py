@@ -16,7 +16,7 @@ from trinity.buffer.policy import policy_of
 from trinity.buffer.shared import RunContext
 from trinity.buffer.summary import without_check
 from trinity.buffer.window import Dropped, StoredGroup, Verdict, Window
-from trinity.buffer.wire import cursor_of, dropped_to_proto, group_to_proto, window_at
+from trinity.buffer.wire import Pool, cursor_of, dropped_to_proto, group_to_proto, window_at
 from trinity.runtime import tracing
 from trinity.runtime.broker import Message, tail
 from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
@@ -53,6 +53,8 @@ class Keeper:
         self._auxiliary = auxiliary
         self._writing = asyncio.Lock()
         self._policy = policy_of(context.plan)
+        self._read_timeout_seconds = context.plan.experience_buffer.max_read_timeout
+        self._pool = Pool()
         self.window = Window(self._policy)
 
     async def recover(self) -> None:
@@ -176,8 +178,7 @@ class Keeper:
     def _time_is_over(self, step: int) -> bool:
         """Whether the trainer has waited for this very step for longer than max_read_timeout."""
         waits = step == self._context.wanted_step
-        limit = self._context.plan.experience_buffer.max_read_timeout
-        return waits and time.monotonic() - self._context.wanted_since > limit
+        return waits and time.monotonic() - self._context.wanted_since > self._read_timeout_seconds
 
     def _say(self, entry: pb.LedgerEntry) -> None:
         facts = {"step": entry.step, "groups": len(entry.groups), "reward_mean": round(entry.reward_mean, 4)}
@@ -203,5 +204,5 @@ class Keeper:
             floor_sequence=self.window.floor(),
         )
         drops.clear()
-        entry.cursor.CopyFrom(cursor_of(self.window))
+        entry.cursor.CopyFrom(cursor_of(self.window, self._pool))
         return entry

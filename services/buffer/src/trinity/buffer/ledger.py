@@ -56,15 +56,17 @@ class Ledger:
             raise ValueError(f"step {entry.step} cannot follow step {self.newest_step}")
         if entry.cursor.ByteSize() > _LONG_CURSOR_BYTES:
             await self._put_cursor_aside(entry)
+        data = entry.SerializeToString()
         self._sequence = await self._context.broker.append(
             self._context.names.batch(entry.step),
             self._stream,
-            entry.SerializeToString(),
+            data,
             message_id=f"batch/{entry.step}",
             last_sequence=self._sequence,
         )
-        self.newest = entry
-        self._remember(entry)
+        # Read anew: a message that held a long cursor keeps its memory.
+        self.newest = pb.LedgerEntry.FromString(data)
+        self._remember(self.newest)
 
     async def _put_cursor_aside(self, entry: pb.LedgerEntry) -> None:
         """The entry names the sequence it got, so a cursor of another buffer is never taken for it."""

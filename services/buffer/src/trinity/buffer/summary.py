@@ -15,12 +15,16 @@ from trinity.runtime.errors import InvalidInput
 from trinity.runtime.wire import group_from_proto, task_from_proto
 
 
-def summarise(sequence: int, message: experience_pb2.Group) -> StoredGroup:
-    """Raises InvalidInput naming the first field that cannot be right (see Experience.check)."""
+def summarise(sequence: int, message: experience_pb2.Group, task_is_sound: bool = False) -> StoredGroup:
+    """Raises InvalidInput naming the first field that cannot be right (see Experience.check).
+
+    `task_is_sound`: it is word for word what the buffer fed.
+    """
     if not _plausible(message):
         group_from_proto(message).check()
         raise InvalidInput("group", "its arrays do not fit together")
-    task_from_proto(message.task)
+    if not task_is_sound:
+        task_from_proto(message.task)
     return without_check(sequence, message)
 
 

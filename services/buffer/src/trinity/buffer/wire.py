@@ -58,12 +58,30 @@ def dropped_to_proto(group: Dropped) -> pb.DroppedGroup:
     )
 
 
-def cursor_of(window: Window) -> pb.LedgerCursor:
-    """The window's whole state, so that a restart reads the log from here."""
-    return pb.LedgerCursor(
+class Pool:
+    """The unused groups of a window as a cursor has them. Each is encoded once, not again at every step."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[int, bytes] = {}  # by log sequence
+
+    def encode(self, window: Window) -> bytes:
+        """A serialised LedgerCursor that holds them and nothing else."""
+        before, self._encoded = self._encoded, {}
+        for ordinal in sorted(window.unused):
+            group = window.unused[ordinal]
+            self._encoded[group.log_sequence] = before.get(group.log_sequence) or _pending(group)
+        return b"".join(self._encoded.values())
+
+
+def _pending(group: StoredGroup) -> bytes:
+    return pb.LedgerCursor(pending=[group_to_proto(group)]).SerializeToString()
+
+
+def cursor_of(window: Window, pool: Pool | None = None) -> pb.LedgerCursor:
+    """The window's whole state, so that a restart reads the log from here. `pool`: the same window's."""
+    cursor = pb.LedgerCursor(
         **{name: getattr(window, name) for name in _COUNTS},
         ended=sorted(window.ended),
-        pending=[group_to_proto(window.unused[ordinal]) for ordinal in sorted(window.unused)],
         reusable=[group_to_proto(window.reusable[ordinal]) for ordinal in sorted(window.reusable)],
         failures=window.failures,
         revived=window.revived,
@@ -72,6 +90,8 @@ def cursor_of(window: Window) -> pb.LedgerCursor:
         dead=sorted(window.dead),
         fresh_drops=[dropped_to_proto(dropped) for dropped in window.fresh_drops],
     )
+    cursor.MergeFromString((pool or Pool()).encode(window))
+    return cursor
 
 
 def window_at(cursor: pb.LedgerCursor, policy: Policy) -> Window:

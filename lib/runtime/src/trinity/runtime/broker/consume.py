@@ -20,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 _MAX_BYTES = 16 * 1024 * 1024
 _TAIL_BATCH = 256
+_SHORT_REPLY = 9
 _EXPIRES_SECONDS = 30.0
 _HEARTBEAT_SECONDS = 1.0
 _REQUEST_ENDED = ("Batch Completed", "Message Size Exceeds MaxBytes")
@@ -39,16 +40,11 @@ class Message:
 
     @classmethod
     def of(cls, raw: Msg) -> "Message":
-        meta = raw.metadata
-        return cls(
-            raw.subject,
-            raw.data,
-            dict(raw.headers or {}),
-            meta.sequence.stream,
-            meta.num_delivered or 1,
-            meta.num_pending,
-            raw,
-        )
+        # $JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<deliveries>.<sequence>.<consumer's>.<time>.<pending>[...]
+        fields = raw.reply.split(".")
+        at = 4 if len(fields) == _SHORT_REPLY else 6
+        deliveries, sequence, _, _, pending = map(int, fields[at : at + 5])
+        return cls(raw.subject, raw.data, dict(raw.headers or {}), sequence, deliveries or 1, pending, raw)
 
     # A lost answer to the broker costs another delivery, and deduplication makes that harmless: so none of these raise.
 
