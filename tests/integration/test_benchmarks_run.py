@@ -1,4 +1,4 @@
-"""The benchmarks' small forms: they run and print their table. What they measure is looked at by people."""
+"""The benchmarks' small forms: they run and print their tables. What they measure is looked at by people."""
 
 import subprocess
 import sys
@@ -6,14 +6,20 @@ from pathlib import Path
 
 import pytest
 
+TABLES = {
+    "buffer.py": ("throughput", "latency", "restart", "memory", "nats-py", "sqlite", "asyncio.Queue"),
+    "rollout.py": ("limit", "of plain"),
+}
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("script", "rows"), [("buffer.py", 3), ("rollout.py", 5)])
-def test_the_small_form_prints_a_table(repository: Path, script: str, rows: int) -> None:
+@pytest.mark.parametrize("script", TABLES)
+def test_the_small_form_prints_its_tables(repository: Path, script: str) -> None:
     command = [sys.executable, str(repository / "benchmarks" / script), "--tiny"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stderr[-3000:]
     table = [line for line in done.stdout.splitlines() if line and "nats.client" not in line]
-    assert len(table) == rows, done.stdout
-    assert "limit" in done.stdout
+    assert len(table) >= 5, done.stdout
+    for word in TABLES[script]:
+        assert word in done.stdout, done.stdout
