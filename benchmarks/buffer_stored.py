@@ -32,7 +32,7 @@ TOKENS = 8
 _WINDOW = 4096
 _JUDGE_SECONDS = 3600.0
 _LOG_GIB = "8"
-_DURABLE = "sync_interval: always"
+_DURABLE, _QUICK = "sync_interval: always", "sync_interval: 10s"
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Start:
 class Stored:
     """A run whose tasks are fed and whose log is filled by writing both streams; the buffer finds them when it starts.
 
-    prepare -> start -> ... The log is filled with a nats-server that syncs now and then; it is a durable one again
-    before anything is measured.
+    prepare -> start -> ... The streams are filled on a nats-server that syncs now and then; before anything is
+    measured it is as durable as ever.
     """
 
     def __init__(self, folder: Path, tasks: int) -> None:
@@ -66,18 +66,14 @@ class Stored:
 
     async def prepare(self, groups: int) -> None:
         """Every task fed, the groups of the first ones in the log; sync runs and version 0 is LIVE."""
-        config = self._folder / "nats/nats.conf"
-        durable = config.read_text()
-        config.write_text(durable.replace(_DURABLE, "sync_interval: 10s"))
-        self.nats.start()
+        self._start_nats(durable=False)
         async with await connect(self.nats.url, "bench") as broker:
             log_bytes = int(float(_LOG_GIB) * 2**30)
             await ensure_streams(broker, stream_specs(names.RunNames(self.run.run), log_bytes=log_bytes, replicas=0))
         await self._publish(self._task_messages())
         await self.store(range(1, groups + 1))
         self.nats.stop()
-        config.write_text(durable)
-        self.nats.start()
+        self._start_nats()
         self.run.sync.start(wait_seconds=0)
         await until_serving(self.run.sync)
         trainer = self.run.trainer()
@@ -151,17 +147,23 @@ class Stored:
         await self.take([next_step])
         return Start(serving, time.perf_counter() - begin)
 
+    def _start_nats(self, durable: bool = True) -> None:
+        config = self._folder / "nats/nats.conf"
+        have, want = (_DURABLE, _QUICK)[:: 1 if not durable else -1]
+        config.write_text(config.read_text().replace(have, want))
+        self.nats.start()
+
     def save(self, name: str) -> None:
         """Keep the broker's store as it is now, so that the same can be measured again. The buffer does not run."""
         self.nats.stop()
         shutil.copytree(self._folder / "nats/store", self._folder / name)
-        self.nats.start()
+        self._start_nats()
 
-    def restore(self, name: str) -> None:
+    def restore(self, name: str, durable: bool = True) -> None:
         self.nats.stop()
         shutil.rmtree(self._folder / "nats/store")
         shutil.copytree(self._folder / name, self._folder / "nats/store")
-        self.nats.start()
+        self._start_nats(durable)
 
     def memory(self) -> tuple[float, float]:
         """MiB that the buffer's process has resident now, and had at most."""
@@ -213,7 +215,7 @@ async def restart(args: argparse.Namespace) -> Table:
             "not judged, the batch's last group is the newest": (step + 1, [*more[1:], more[0]]),
         }
         for name, (next_step, ordinals) in cases.items():
-            run.restore("up to date")
+            run.restore("up to date", durable=False)
             await run.store(ordinals)
             run.save(name)
             starts = []

@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import structlog
 
@@ -128,9 +129,20 @@ async def _with_pauses(context: RunContext, after: int) -> AsyncIterator[Message
 def open_mirrors(context: RunContext, reader: LogReader) -> list[Mirror]:
     """What the YAML asks for: the log as operators left it, and as it came."""
     source, pipeline = context.plan.experience_buffer, context.plan.config.data_processor.experience_pipeline
-    mirrors = []
+    folder, mirrors = context.plan.job_dir / "buffer", []
     if source.path is not None:
-        mirrors.append(Mirror(context, reader, source.path, source.name, pipeline.operators))
+        mirrors.append(Mirror(context, reader, in_folder(source.path, folder), source.name, pipeline.operators))
     if pipeline.input_save_path is not None:
-        mirrors.append(Mirror(context, reader, pipeline.input_save_path, "pipeline_input", []))
+        mirrors.append(Mirror(context, reader, in_folder(pipeline.input_save_path, folder), "pipeline_input", []))
     return mirrors
+
+
+def in_folder(path: str, folder: Path) -> str:
+    """An archive's path or sqlite URL; a relative one lies in the job folder, so that every job has its own."""
+    scheme, found, rest = path.partition("://")
+    if not found:
+        place = Path(path).expanduser()
+        return path if place.is_absolute() else f"{folder / place}{'/' if path.endswith('/') else ''}"
+    if scheme.partition("+")[0] == "sqlite" and rest.startswith("/") and not rest.startswith("//"):
+        return f"{scheme}:///{folder / rest[1:]}"
+    return path
