@@ -149,8 +149,9 @@ class Stored:
 
     def _start_nats(self, durable: bool = True) -> None:
         config = self._folder / "nats/nats.conf"
-        have, want = (_DURABLE, _QUICK)[:: 1 if not durable else -1]
-        config.write_text(config.read_text().replace(have, want))
+        text = config.read_text()
+        assert _DURABLE in text or _QUICK in text, text
+        config.write_text(text.replace(_QUICK, _DURABLE) if durable else text.replace(_DURABLE, _QUICK))
         self.nats.start()
 
     def save(self, name: str) -> None:

@@ -75,6 +75,7 @@ class Feeder:
 
     async def task(self, asked: task_pb2.Task) -> task_pb2.Task:
         """The task of an ordinal (and taskset) as it was fed. NotFound if it was not, or is gone."""
+        # One that was revived is fed again with another life: what is remembered may be the former one.
         if asked.ordinal in self._tasks and asked.ordinal not in self._window.revived:
             return self._tasks[asked.ordinal]
         if not 1 <= asked.ordinal <= self.fed + 1:  # what was fed this moment may be in the queue already

@@ -40,6 +40,7 @@ class Message:
 
     @classmethod
     def of(cls, raw: Msg) -> "Message":
+        # Four times as fast as `raw.metadata`, which makes a date of the time, for every message:
         # $JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<deliveries>.<sequence>.<consumer's>.<time>.<pending>[...]
         fields = raw.reply.split(".")
         at = 4 if len(fields) == _SHORT_REPLY else 6
