@@ -1,107 +1,28 @@
-"""Every group comes back from every kind of archive as it was and once, whatever ends the writer.
-
-Nobody else's data is touched, and what cannot be read is named.
-"""
+"""Every group comes back from every kind of archive as it was and once, whatever ends the writer."""
 
 import dataclasses
 import itertools
-import json
 import os
 import resource
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from pyarrow import parquet
 
-from support.experience import make_group, make_task
-from support.postgres import PostgresServer, find_programs
-from trinity.buffer.archive import Archive, open_archive, read_experiences
+from support.archives import KINDS, RUN, Place, groups_of, the_same
+from support.experience import make_task
+from support.postgres import PostgresServer
+from trinity.buffer.archive import Archive, open_archive
 from trinity.buffer.archive.rows import COLUMNS
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
 from trinity.runtime.experience import Experience, Group, SamplingParams, TaskKind, Truncation, VersionSpan
-
-RUN = "tests-run-000000"
-KINDS = ("sqlite", "postgres", "jsonl", "parquet")
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    programs = find_programs()
-    if programs is None:
-        message = "no PostgreSQL: pip install -r requirements/dev.txt"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
-    server = PostgresServer(programs)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.remove()
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    path: str
-    name: str
-
-    def open(self, run: str = RUN) -> Archive:
-        return open_archive(self.path, self.name, run)
-
-    def read(self) -> list[Group]:
-        return list(read_experiences(self.path, self.name))
-
-
-@pytest.fixture
-def new_place(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[], Place]:
-    """Makes names of archives that are not there yet, of the kind that the test is about."""
-    server = request.getfixturevalue("postgres") if kind == "postgres" else None
-
-    def new() -> Place:
-        name = f"buffer_{next(_numbers)}"
-        paths = {
-            "sqlite": f"sqlite:///{tmp_path}/new/{name}.db",
-            "postgres": server.url if server else "",
-            "jsonl": f"{tmp_path}/new/{name}.jsonl",
-            "parquet": f"{tmp_path}/new/{name}.parquet",
-        }
-        return Place(paths[kind], name)
-
-    return new
-
-
-def groups_of(*sequences: int, size: int = 2, response: int = 3) -> list[tuple[int, Group]]:
-    """Small groups by log sequence; a sequence has always the same group."""
-    made = ((sequence, make_group(make_task(sequence, repeat_times=size), response=response)) for sequence in sequences)
-    return [(sequence, dataclasses.replace(g, started_at_seconds=0.1, finished_at_seconds=0.3)) for sequence, g in made]
-
-
-def facts(group: Group) -> str:
-    """Everything in a group, to the bit, but for which NaN a NaN is."""
-
-    def shown(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            canonical = np.where(np.isnan(value), np.float32("nan"), value) if value.dtype == np.float32 else value
-            return value.dtype.name, canonical.tobytes()
-        return value
-
-    return repr(dataclasses.asdict(group, dict_factory=lambda items: {name: shown(value) for name, value in items}))
-
-
-def the_same(read: list[Group], written: list[tuple[int, Group]]) -> bool:
-    return [facts(group) for group in read] == [facts(group) for _, group in written]
-
 
 # Random groups: any text a model can write, any float32 a tensor can hold.
 
@@ -211,9 +132,9 @@ def test_the_position_is_found_from_the_archive(new_place: Callable[[], Place], 
 
 _WRITER = """
 import sys
-sys.path[:0] = sys.argv[1:3]
-from test_archive import Place, groups_of
-archive = Place(*sys.argv[3:]).open()
+sys.path.insert(0, sys.argv[1])
+from support.archives import Place, groups_of
+archive = Place(*sys.argv[2:]).open()
 while True:
     start = archive.position() + 1
     archive.append(groups_of(*range(start, start + 3), response=2000), start + 2)
@@ -224,8 +145,7 @@ while True:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_writer_leaves_whole_groups(new_place: Callable[[], Place], repository: Path) -> None:
     place = new_place()
-    folders = [str(repository / "tests"), str(Path(__file__).parent)]
-    command = [sys.executable, "-c", _WRITER, *folders, place.path, place.name]
+    command = [sys.executable, "-c", _WRITER, str(repository / "tests"), place.path, place.name]
     for round_number in range(2):
         writer = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert writer.stdout is not None
@@ -355,273 +275,3 @@ def test_a_second_writer_of_files_is_refused(new_place: Callable[[], Place]) -> 
         place.open()
     archive.close()
     place.open().close()
-
-
-# What is another's stays as it is.
-
-
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("archive.csv", r"path: is 'archive.csv'; an archive is a URL \(sqlite:///file.db"),
-        ("", "path: is ''; an archive is"),
-        ("mysql://user:secret@host/db", "path: is a mysql:// URL; an archive is"),
-        ("postgresql+asyncpg://user:secret@host/db", r"path: is a postgresql\+asyncpg:// URL; use one of"),
-        ("postgresql://user:secret@host:port/db", "path: cannot be read as a URL; postgresql://user"),
-        ("sqlite://", "in memory"),
-        ("sqlite:///:memory:", "in memory"),
-    ],
-)
-def test_what_is_no_archive_is_refused(path: str, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message) as refused:
-        open_archive(path, "buffer", RUN)
-    assert "secret" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", ["", "a b", 'a"; drop table x', "1a", "a" * 51])
-def test_a_name_that_is_no_table_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="name: is "):
-        open_archive(str(tmp_path / "a.db"), name, RUN)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_database_that_does_not_answer() -> None:
-    with pytest.raises(Unavailable, match="connection") as refused:
-        open_archive("postgresql://user:secret@127.0.0.1:9/db", "buffer", RUN)
-    assert "secret" not in str(refused.value)
-
-
-def _refused_and_untouched(file: Path, path: str, message: str) -> None:
-    before = file.read_bytes()
-    for _ in range(2):
-        with pytest.raises(InvalidInput, match=message):
-            open_archive(path, "buffer", RUN)
-    assert file.read_bytes() == before
-
-
-def _archived(tmp_path: Path, *sequences: int, run: str = RUN) -> list[bytes]:
-    """Lines of a jsonl archive."""
-    archive = open_archive(str(tmp_path / "other.jsonl"), "buffer", run)
-    archive.append(groups_of(*sequences), position=sequences[-1])
-    archive.close()
-    return (tmp_path / "other.jsonl").read_bytes().splitlines(keepends=True)
-
-
-def _other_column(line: bytes) -> bytes:
-    return line.replace(b'"reward"', b'"rewards"')
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        lambda lines: [b'{"token_ids":[1,2],"prompt_length":1,"reward":1}\n'],
-        lambda lines: [b'{"token_ids":[1,2],"prompt_length":1,"reward":1}'],
-        lambda lines: [b"notes to myself"],
-        lambda lines: [*lines, b"notes to myself\n"],
-        lambda lines: [*lines, b'{"run":"tests-run-000000","log_sequence":9}\n'],
-        lambda lines: [_other_column(line) for line in lines],
-        lambda lines: [*lines[:2], *(_other_column(line) for line in lines[2:])],
-        lambda lines: [line.replace(RUN.encode(), b"another-run", 1) for line in lines],
-        lambda lines: [*lines[:2], *(line.replace(RUN.encode(), b"another-run", 1) for line in lines[2:])],
-        lambda lines: [_other_column(lines[0]), *lines[1:]],
-        lambda lines: lines[::2],  # the first experience of each group: somebody chose rows
-    ],
-)
-def test_a_jsonl_that_is_another_s_is_left_alone(changed: Callable[[list[bytes]], list[bytes]], tmp_path: Path) -> None:
-    file = tmp_path / "buffer.jsonl"
-    file.write_bytes(b"".join(changed(_archived(tmp_path, 1, 2, 3))))
-    _refused_and_untouched(file, str(file), "was not archived by run tests-run-000000 as it is; name another file")
-
-
-def test_a_database_that_is_another_s_is_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "buffer.db"
-    with sqlite3.connect(file) as database:
-        database.execute("create table buffer (run text, reward double)")
-        database.execute("insert into buffer values ('mine', 1)")
-    database.close()
-    _refused_and_untouched(
-        file, str(file), "has a table buffer that is no archive .differs in action_mask, .*name another"
-    )
-    with sqlite3.connect(file) as database:
-        database.execute("alter table buffer rename to buffer_position")
-    database.close()
-    _refused_and_untouched(file, str(file), "has a table buffer_position that is no archive")
-    file.write_bytes(b"notes to myself " * 100)
-    _refused_and_untouched(file, str(file), "file is not a database")
-
-
-def test_a_folder_that_is_another_s_is_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "mine" / "train.parquet"
-    file.parent.mkdir()
-    parquet.write_table(pyarrow.table({"reward": [1.0]}), file)
-    _refused_and_untouched(file, f"{file.parent}/", "holds train.parquet, no part of an archive; name a new folder")
-    _refused_and_untouched(file, str(file), "is a file; a parquet archive is a folder")
-    part = file.rename(file.parent / f"{RUN}.{1:019d}-{2:019d}.parquet")
-    _refused_and_untouched(part, f"{file.parent}/", "has other columns than an archive")
-
-
-@pytest.mark.parametrize(
-    ("module", "path", "message"),
-    [
-        ("psycopg", "postgresql://user:secret@host/db", r"psycopg.*pip install 'trinity-buffer\[postgresql\]'"),
-        ("pyarrow", "folder/", r"path: needs pyarrow; pip install 'trinity-buffer\[parquet\]'"),
-    ],
-)
-def test_what_is_not_installed_is_named(
-    module: str, path: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, "trinity.buffer.archive.parquet", raising=False)
-    with pytest.raises(InvalidInput, match=message) as refused:
-        open_archive(path, "buffer", RUN)
-    assert "secret" not in str(refused.value)
-
-
-# Reading back.
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_groups_are_read_when_they_are_asked_for(new_place: Callable[[], Place]) -> None:
-    place, written = new_place(), groups_of(*range(1, 41), size=4, response=4000)
-    archive = place.open()
-    for start in range(0, 40, 10):
-        archive.append(written[start : start + 10], position=start + 10)
-    archive.close()
-    read_experiences(place.path, place.name).close()  # whatever is imported, is
-    tracemalloc.start()
-    groups_read = read_experiences(place.path, place.name)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 1_000_000  # of 6 million bytes of arrays
-    assert len(groups_read) == 40
-    assert the_same([groups_read[-1], *groups_read[3:5]], [written[39], *written[3:5]])
-    with pytest.raises(IndexError):
-        groups_read[40]
-
-
-def test_a_jsonl_is_read_while_it_is_written(tmp_path: Path) -> None:
-    lines = _archived(tmp_path, 1, 2)
-    file = tmp_path / "buffer.jsonl"
-    for length in (1, 70, len(lines[-1]) - 2):
-        file.write_bytes(b"".join(lines) + lines[-1].replace(b'"log_sequence":2', b'"log_sequence":3')[:length])
-        assert the_same(Place(str(file), "buffer").read(), groups_of(1, 2)), length
-
-
-def test_chosen_rows_of_an_archive_are_groups(tmp_path: Path) -> None:
-    lines = _archived(tmp_path, 1, 2)
-    file = tmp_path / "best.jsonl"
-    file.write_bytes(lines[1] + lines[3] + lines[2])
-    chosen = Place(str(file), "best").read()
-    assert [[e.rollout for e in group.experiences] for group in chosen] == [[1], [0, 1]]
-
-
-def _by_hand(tmp_path: Path, rows: list[dict[str, Any]], kind: str) -> str:
-    if kind == "jsonl":
-        (tmp_path / "mine.jsonl").write_text("\n".join(json.dumps(row) + "\n" for row in rows))
-        return str(tmp_path / "mine.jsonl")
-    (tmp_path / "mine").mkdir(exist_ok=True)
-    columns = dict.fromkeys(column for row in rows for column in row)
-    rows = [{column: row.get(column) for column in columns} for row in rows]
-    half = len(rows) // 2
-    parquet.write_table(pyarrow.Table.from_pylist(rows[:half]), tmp_path / "mine" / "0.parquet", row_group_size=1)
-    parquet.write_table(pyarrow.Table.from_pylist(rows[half:]), tmp_path / "mine" / "1.parquet")
-    return f"{tmp_path / 'mine'}/"
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_files_written_by_hand(kind: str, tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"token_ids": [5, 6, 7], "prompt_length": 1, "reward": 0.5},
-        {"token_ids": [1, 2], "prompt_length": 2, "reward": 1},
-        {"token_ids": [1, 2, 3], "prompt_length": 1, "reward": 1, "task_id": "a", "logprobs": [-0.5, -1], "note": "x"},
-        {"token_ids": [9, 2, 3], "prompt_length": 2, "reward": 2, "task_id": "b", "action_mask": [False]},
-        {"token_ids": [1, 2, 4], "prompt_length": 1, "reward": 0, "task_id": "a", "version_spans": [[3, 0, 2]]},
-    ]
-    read = Place(_by_hand(tmp_path, rows, kind), "mine").read()
-    assert [group.task.task_id for group in read] == ["mine/0", "mine/1", "a", "b"]
-    first, second = read[2].experiences
-    assert (first.reward, second.reward, first.rollout, second.rollout) == (1.0, 0.0, 0, 1)
-    assert first.token_ids.dtype == np.int32
-    assert first.logprobs.tolist() == [-0.5, -1.0]
-    assert first.logprobs.dtype == second.logprobs.dtype == np.float32
-    assert second.logprobs.tolist() == [0.0, 0.0]
-    assert second.version_spans == (VersionSpan(3, 0, 2),)
-    assert first.version_spans == (VersionSpan(0, 0, 2),)
-    assert first.action_mask.tolist() == [True, True]
-    assert read[3].experiences[0].action_mask.tolist() == [False]
-    assert read[1].experiences[0].response_length == 0
-    for group in read:
-        group.check()
-
-
-_GOOD = {"token_ids": [1, 2, 3], "prompt_length": 1, "reward": 1.0}
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"reward": None},
-            "column reward: is missing; needed are token_ids, prompt_length, reward, there are token_ids",
-        ),
-        ({"reward": "high"}, "column reward: is 'high', must be a number"),
-        ({"reward": float("nan")}, "experience.reward: is nan, must be finite"),
-        ({"token_ids": [1.5, 2, 3]}, r"column token_ids: is .*, must be a list of ids \(int32\)"),
-        ({"token_ids": [1, 2, 2**31]}, r"column token_ids: has 2147483648, must be a list of ids \(int32\)"),
-        ({"token_ids": [1, 2, -3]}, "experience.token_ids: has -3; ids are >= 0"),
-        ({"token_ids": "1 2 3"}, "column token_ids: is '1 2 3', must be a list"),
-        ({"token_ids": []}, r"experience.prompt_length: is 1, must be in \[1, 0\]"),
-        ({"prompt_length": 0}, r"experience.prompt_length: is 0, must be in \[1, 3\]"),
-        ({"prompt_length": 1.0}, "column prompt_length: is 1.0, must be a whole number"),
-        ({"logprobs": [-1.0]}, "experience.logprobs: has 1 elements, the response has 2 tokens"),
-        ({"logprobs": [0.5, 0.0]}, "experience.logprobs: has 0.5; log-probabilities are finite and <= 0"),
-        ({"logprobs": ["a", "b"]}, "column logprobs: is .*, must be a list of numbers"),
-        ({"action_mask": [1, 2]}, "column action_mask: has 2, must be a list of true or false"),
-        (
-            {"version_spans": [[0, 0]]},
-            "column version_spans: has .0, 0., must be .version, first token, one past the last",
-        ),
-        ({"truncation": 9}, "column truncation: is 9, must be 1"),
-        ({"task_id": 7}, "column task_id: is 7, must be text"),
-        ({"task": "{}"}, "column task: is no trinity.api.common.v1.Task"),
-        ({"metrics": "[]"}, "column metrics: is .*, must be an object"),
-    ],
-)
-def test_wrong_rows_are_named(change: dict[str, Any], message: str, kind: str, tmp_path: Path) -> None:
-    rows = [_GOOD, _GOOD, _GOOD | change]
-    place = {"jsonl": "mine.jsonl line 5.*", "parquet": "mine/1.parquet row 1.*"}[kind]
-    if kind == "parquet":
-        rows = [_GOOD | change, _GOOD | change]
-        place = "mine/0.parquet row 0.*"
-    with pytest.raises(InvalidInput, match=place + message):
-        read_experiences(_by_hand(tmp_path, rows, kind), "mine")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", b'{"token_ids": [1\n', "a.jsonl line 1: is not JSON"),
-        ("a.jsonl", b'{"run":"x"}', "a.jsonl line 1, column token_ids: is missing"),
-        ("a.jsonl", b"[1]\n", "a.jsonl line 1: is list, must be a JSON object"),
-        ("a.jsonl", b"", "has no experiences"),
-        ("a.parquet", b"notes", "a.parquet cannot be read as parquet"),
-        ("a.db", b"notes " * 100, "file is not a database"),
-        ("b.db", None, "b.db does not exist"),
-        ("b.jsonl", None, "b.jsonl does not exist"),
-        ("empty/", None, "does not exist"),
-    ],
-)
-def test_files_that_cannot_be_read(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(InvalidInput, match=message):
-        read_experiences(f"{tmp_path}/{name}", "mine")
-    assert (tmp_path / name).exists() == (content is not None)
-
-
-def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
-    open_archive(str(tmp_path / "a.db"), "mine", RUN).close()
-    with pytest.raises(InvalidInput, match="has no table other; its tables are mine, mine_position"):
-        read_experiences(str(tmp_path / "a.db"), "other")
