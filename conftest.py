@@ -1,7 +1,7 @@
 """Fixtures for every test: a real nats-server, the quickstart's model and data."""
 
 import os
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,18 @@ import pytest
 from support.nats import NatsServer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Several engines and trainers share the cores: more threads of models this small would only wait for each other, and
+# vLLM would bind the threads of all engines to the same core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 ROOT = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, whole runs before others: no worker is left with a long one at the end."""
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: (item.path not in slow, ROOT / "tests" not in item.path.parents))
 
 
 @pytest.fixture
@@ -50,5 +61,8 @@ def quickstart_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _make(script: str, folder: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples/quickstart" / script), str(folder)]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    """In this process: a new one would import transformers once more."""
+    path = ROOT / "examples/quickstart" / script
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(path), str(folder)])
+        runpy.run_path(str(path), run_name="__main__")

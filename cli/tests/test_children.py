@@ -10,6 +10,7 @@ import pytest
 
 from trinity.cli import children
 from trinity.cli.children import Child, stop_all
+from trinity.runtime.errors import EXIT_FOR_GOOD
 
 
 def make(folder: Path, code: str, **options: object) -> Child:
@@ -35,6 +36,24 @@ async def test_a_child_that_keeps_dying_is_given_up_with_its_last_error(tmp_path
     reason = await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
     assert "child died 6 times in a row; its last error: the disk is on fire" in reason
     assert child.restarts == children.MAX_RESTARTS
+
+
+async def test_a_child_that_would_end_the_same_way_again_is_started_once(tmp_path: Path) -> None:
+    child = make(tmp_path, f"print('model_path: is no folder'); raise SystemExit({EXIT_FOR_GOOD})", once=True)
+    child.start()
+    reason = await asyncio.wait_for(child.keep_running(asyncio.Event()), 30)
+    assert reason == "child cannot go on: model_path: is no folder"
+    assert (child.restarts, child.finished) == (0, False)
+
+
+async def test_the_reason_is_of_this_start(tmp_path: Path) -> None:
+    (tmp_path / "child.log").write_text('{"level": "error", "reason": "of last week"}\n')
+    (tmp_path / "child.out").write_text("of last week\n")
+    child = make(tmp_path, "print('of today')")
+    child.start()
+    assert child.process is not None
+    await asyncio.to_thread(child.process.wait, 20)
+    assert child.last_error() == "of today"
 
 
 async def test_a_child_that_is_done_is_finished(tmp_path: Path) -> None:

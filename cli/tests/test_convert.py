@@ -16,31 +16,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from support.engine_actions import run_module
 from support.training import make_model, run_ranks
 from trinity.cli.convert import convert_command, write
 from trinity.cli.convert.source import Parameter
 from trinity.runtime.checkpoints import has_weights
-from trinity.runtime.process import free_port
-
-FSDP_RANK = """
-import sys, torch, torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
-from transformers import Qwen2ForCausalLM
-
-model_dir, actor, shape, dim = sys.argv[1], sys.argv[2], [int(n) for n in sys.argv[3].split("x")], int(sys.argv[4])
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=("ddp", "fsdp")[-len(shape):])
-model = Qwen2ForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-place = lambda parameter: Shard(dim if parameter.ndim > dim else 0)
-for layer in model.model.layers:
-    fully_shard(layer, mesh=mesh, shard_placement_fn=place)
-fully_shard(model, mesh=mesh, shard_placement_fn=place)
-torch.save(model.state_dict(), f"{actor}/model_world_size_{dist.get_world_size()}_rank_{dist.get_rank()}.pt")
-dist.barrier()
-dist.destroy_process_group()
-"""
 
 
 class Evil:
@@ -98,27 +78,9 @@ def plain_step(job: Path, step: int, model: Path, *, config: bool = True) -> Pat
 
 def fsdp_step(job: Path, step: int, model: Path, shape: str = "2", dim: int = 0) -> Path:
     actor = step_folder(job, step, model)
-    script = job / "rank.py"
-    script.write_text(FSDP_RANK)
-    world = int(np.prod([int(size) for size in shape.split("x")]))
-    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    common |= {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), str(model), str(actor), shape, str(dim)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(world)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=120)[0].decode(errors="replace") for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(outputs)[-3000:]
+    (job / "fsdp.json").write_text(json.dumps({"model": str(model), "actor": str(actor), "mesh": shape, "dim": dim}))
+    ranks = int(np.prod([int(size) for size in shape.split("x")]))
+    run_module("support.fsdp", job / "fsdp.json", ranks, 120)
     return actor
 
 

@@ -253,32 +253,32 @@ def test_ranks_are_those_of_the_run(stopped: Callable[..., Path], monkeypatch: p
     monkeypatch.setattr(replay, "visible_gpus", lambda: ["0", "1"])
     subject, wanted = subject_of(stopped(steps=8)), replay.Wanted(1, 2, 0)
     notes = report.circumstances(subject.folder)
-    placement, threads = replay._placement(subject, wanted, notes)
+    placement, threads = replay.placement_of(subject, wanted, notes)
     assert (placement.device, placement.trainer_ranks, threads) == ("cpu", 1, 2)
     on_gpus = {step: {**note, "device": "cuda", "ranks": 2} for step, note in notes.items()}
-    placement, _ = replay._placement(subject, wanted, on_gpus)
+    placement, _ = replay.placement_of(subject, wanted, on_gpus)
     assert (placement.device, placement.trainer) == ("cuda", ["0", "1"])
     monkeypatch.setattr(replay, "visible_gpus", lambda: ["0"])
     with pytest.raises(RunError, match=r"2 rank\(s\) on GPUs; here 1 GPU\(s\) are free"):
-        replay._placement(subject, wanted, on_gpus)
+        replay.placement_of(subject, wanted, on_gpus)
     with pytest.raises(RunError, match=r"1 rank\(s\) on cpu and 2 rank\(s\) on cuda; choose steps of one of them"):
-        replay._placement(subject, wanted, {1: notes[1], 2: on_gpus[2]})
+        replay.placement_of(subject, wanted, {1: notes[1], 2: on_gpus[2]})
 
 
 def test_every_replay_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    assert [replay._new_folder(tmp_path, 4).name for _ in range(3)] == ["from_4", "from_4_2", "from_4_3"]
+    assert [replay.new_folder(tmp_path, "from_4").name for _ in range(3)] == ["from_4", "from_4_2", "from_4_3"]
 
 
 def test_a_job_that_was_moved_is_trained_again_where_it_is(stopped: Callable[..., Path], tmp_path: Path) -> None:
     job = stopped(steps=2)
     (tmp_path / "elsewhere/p").mkdir(parents=True)
     moved = job.rename(tmp_path / "elsewhere/p/n")
-    config = replay._config(subject_of(moved), ["algorithm.optimizer.lr=0.5"])
+    config = replay.trainer_config(subject_of(moved), ["algorithm.optimizer.lr=0.5"])
     assert config.checkpoint_root_dir == str(tmp_path / "elsewhere")
     assert (config.mode, config.algorithm.optimizer.lr) == ("train", 0.5)
     other = subject_of(moved.rename(moved.parent / "m"))
     with pytest.raises(RunError, match="does not end in p/n"):
-        replay._config(other, [])
+        replay.trainer_config(other, [])
 
 
 async def _open(subject: Subject) -> None:

@@ -65,6 +65,7 @@ def story(
         "algorithm": {"repeat_times": 4},
         "trainer": {"save_interval": SAVE_INTERVAL},
         "stages": [],
+        "synchronizer": {"canary": False},  # the explorer here has no engine to compute it with
     }
     config = write_config(repository / "examples/quickstart/arithmetic.yaml", folder / "identity.yaml", changes)
     environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(quickstart_data)}

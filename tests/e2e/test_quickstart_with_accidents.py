@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
-from support.otlp import Collector, SeenSpan
+from support.otlp import Collector
 from support.run import Status, TrinityRun, kill_process, process_of, write_config
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
@@ -290,30 +290,5 @@ def test_more_steps_go_on_where_it_stopped(journey: Journey) -> None:
 
 
 def test_one_trace_leads_from_the_task_to_the_gradient_step(journey: Journey) -> None:
-    """task.feed -> task.attempt -> task.explore -> (generate, score -> the environment's Score) and on to the step."""
-    steps = {span.span_id for span in journey.collector.spans if span.name == "trainer.step"}
-    whole = [spans for spans in journey.collector.traces().values() if _is_whole(spans, steps)]
+    whole = journey.collector.trained_traces()
     assert len(whole) > GROUPS, sorted({span.name for span in journey.collector.spans})
-
-
-def _is_whole(spans: list[SeenSpan], steps: set[bytes]) -> bool:
-    by_id = {span.span_id: span for span in spans}
-
-    def above(name: str, service: str) -> list[str]:
-        """Names from the span of this name up to its root; empty if there is none."""
-        span = next((s for s in spans if s.name.endswith(name) and s.service == f"trinity-{service}"), None)
-        names = []
-        while span is not None:
-            names.append(span.name.rpartition("/")[2])
-            span = by_id.get(span.parent_id)
-        return names
-
-    explored = ["task.explore", "task.attempt", "task.feed"]
-    trained = [span for span in spans if span.name == "experience.train" and steps & set(span.links)]
-    return (
-        above("engine.generate", "explorer") == ["engine.generate", *explored]
-        and above("/Score", "environment") == ["Score", "environment.score", *explored]
-        and above("buffer.judge", "buffer")[-1:] == ["task.feed"]
-        and bool(trained)
-        and above("experience.train", "trainer")[-1:] == ["task.feed"]
-    )

@@ -129,13 +129,19 @@ def _travel(seen: Journey, flag: Path) -> Journey:
 
 
 def _is_still(status: Status) -> bool:
-    """Everything that was fed has ended."""
+    """Everything that was fed has ended, and no version is on its way whose going LIVE would feed more."""
     groups = status["groups"]
-    return bool(groups and groups["fed"] and not groups["outstanding"])
+    return bool(groups and groups["fed"] and not groups["outstanding"] and not status["weights"]["newer"])
 
 
 def _settled(run: TrinityRun) -> dict[str, int]:
-    return run.until(_is_still, 60, "every task has ended")["groups"]
+    """Still, and still so two seconds later: after a version went LIVE the buffer takes a moment to feed more."""
+    deadline, before = time.monotonic() + 60, None
+    while (counts := run.until(_is_still, 60, "every task has ended")["groups"]) != before:
+        assert time.monotonic() < deadline
+        before = counts
+        time.sleep(2)
+    return counts
 
 
 def _train_until(trainer: trainer_pb2_grpc.TrainerServiceStub, step: int) -> None:

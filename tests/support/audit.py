@@ -140,31 +140,32 @@ async def read(
     job: Path,
     said: dict[int, set[tuple[int, ...]]],
     counts: Iterable[Mapping[str, int]] = (),
+    summary: Mapping[str, object] | None = None,
 ) -> Records:
-    """Everything about a run that has ended; `broker` is on its NATS."""
+    """Everything about a run that has ended; `broker` is on its NATS. `summary`: of one that was stopped instead."""
     names = RunNames(run)
-    batches = [buffer_pb2.LedgerEntry.FromString(m.data) for m in await _messages(broker, names.batches_stream)]
-    queue = await _messages(broker, names.tasks_stream)
+    batches = [buffer_pb2.LedgerEntry.FromString(m.data) for m in await messages(broker, names.batches_stream)]
+    queue = await messages(broker, names.tasks_stream)
     fed = [task_pb2.Task.FromString(message.data) for message in queue]
     return Records(
-        log=[_log_entry(message) for message in await _messages(broker, names.experiences_stream)],
+        log=[_log_entry(message) for message in await messages(broker, names.experiences_stream)],
         acknowledged=read_acknowledged(job / "log"),
         ledger=[
             (entry.step, tuple(Member(g.log_sequence, g.task_id, g.ordinal) for g in entry.groups)) for entry in batches
         ],
         letters=[
             experience_pb2.AttemptFailure.FromString(message.data).task.ordinal
-            for message in await _messages(broker, names.dead_letters_stream)
+            for message in await messages(broker, names.dead_letters_stream)
         ],
         tasks=[(task.ordinal, task.task_id) for task in fed],
         fed=max((int(message.headers[headers.FED]) for message in queue), default=0),
         said=said,
-        summary=json.loads((job / "summary.json").read_text()),
+        summary=json.loads((job / "summary.json").read_text()) if summary is None else summary,
         counts=list(counts),
     )
 
 
-async def _messages(broker: Broker, stream: str) -> list[StoredMessage]:
+async def messages(broker: Broker, stream: str) -> list[StoredMessage]:
     """One after the other by sequence; what is gone is left out."""
     found = []
     for sequence in range(1, (await broker.state(stream)).last_sequence + 1):

@@ -51,8 +51,37 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
                     )
         return trace_service_pb2.ExportTraceServiceResponse()
 
+    def trained_traces(self) -> list[list[SeenSpan]]:
+        """The traces that lead from a task to the gradient step that learnt from it, through every service."""
+        steps = {span.span_id for span in self.spans if span.name == "trainer.step"}
+        return [spans for spans in self.traces().values() if _is_whole(spans, steps)]
+
     def traces(self) -> dict[bytes, list[SeenSpan]]:
         found: dict[bytes, list[SeenSpan]] = defaultdict(list)
         for span in self.spans:
             found[span.trace_id].append(span)
         return found
+
+
+def _is_whole(spans: list[SeenSpan], steps: set[bytes]) -> bool:
+    """task.feed -> task.attempt -> task.explore -> (generate, score -> the environment's Score) and on to the step."""
+    by_id = {span.span_id: span for span in spans}
+
+    def above(name: str, service: str) -> list[str]:
+        """Names from the span of this name up to its root; empty if there is none."""
+        span = next((s for s in spans if s.name.endswith(name) and s.service == f"trinity-{service}"), None)
+        names = []
+        while span is not None:
+            names.append(span.name.rpartition("/")[2])
+            span = by_id.get(span.parent_id)
+        return names
+
+    explored = ["task.explore", "task.attempt", "task.feed"]
+    trained = [span for span in spans if span.name == "experience.train" and steps & set(span.links)]
+    return (
+        above("engine.generate", "explorer") == ["engine.generate", *explored]
+        and above("/Score", "environment") == ["Score", "environment.score", *explored]
+        and above("buffer.judge", "buffer")[-1:] == ["task.feed"]
+        and bool(trained)
+        and above("experience.train", "trainer")[-1:] == ["task.feed"]
+    )

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import grpc.aio
 
 from support.experience import make_group
@@ -17,7 +19,7 @@ from trinity.runtime import names, rpc
 from trinity.runtime.broker import Broker, Message, connect
 from trinity.runtime.errors import FailureCause
 from trinity.runtime.experience import AttemptFailure, Group, Outcome, Task
-from trinity.runtime.weights import Manifest, manifest_of_folder, manifest_to_proto
+from trinity.runtime.weights import Canary, Manifest, manifest_of_folder, manifest_to_proto
 
 Answer = Callable[[Task, int], Outcome]
 
@@ -92,16 +94,20 @@ class FakeTrainer:
         """Version 0, the base model, goes LIVE."""
         await self._commit(Manifest(self.run, 0, 0, (), (), (), 1.0, "base"))
 
-    async def publish(self, step: int, folder: Path) -> None:
-        """Weights of one number, for the step, go LIVE."""
+    async def publish(self, step: int, folder: Path, canary: Canary | None = None) -> None:
+        """Weights of one number, for the step, go LIVE; with a canary as soon as an explorer has reproduced it."""
         header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
-        await self._commit(manifest_of_folder(self.run, step, folder))
+        await self._commit(replace(manifest_of_folder(self.run, step, folder), canary=canary))
 
     async def _commit(self, manifest: Manifest) -> None:
         await self.sync.Stage(sync_pb2.StageRequest(manifest=manifest_to_proto(manifest)), timeout=20)
-        await self.sync.Commit(sync_pb2.CommitRequest(run=self.run, version=manifest.version), timeout=20)
+        try:
+            await self.sync.Commit(sync_pb2.CommitRequest(run=self.run, version=manifest.version), timeout=20)
+        except grpc.aio.AioRpcError as error:  # it may have been rejected meanwhile
+            if manifest.canary is None or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                raise
 
     async def batch(self, step: int, seconds: float = 60.0) -> list[bytes]:
         """The parts of the batch of one step, serialised, waiting parts left out. Retries while the buffer is away."""

@@ -1,17 +1,18 @@
 """Ranks of the trainer's engine as processes, on a tiny model and a fixed batch; what they learnt comes back as arrays.
 
-python tests/support/training.py JOB.json      (one process per rank, with torchrun's variables)
+python -m support.training JOB.json      (one process per rank, with torchrun's variables)
 """
 
 import json
 import os
-import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from support.forked import ForkedModule
 from trinity.runtime.process import free_port
 
 BASE: dict[str, Any] = {
@@ -28,7 +29,7 @@ BASE: dict[str, Any] = {
 }
 
 
-def make_model(folder: Path, tied: bool = False) -> Path:
+def make_model(folder: Path, tied: bool = False, key_heads: int = 2) -> Path:
     """A Qwen2 of 2 layers with random weights."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -36,7 +37,7 @@ def make_model(folder: Path, tied: bool = False) -> Path:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied,
+        num_key_value_heads=key_heads, max_position_embeddings=64, tie_word_embeddings=tied,
     )  # fmt: skip
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
@@ -52,26 +53,34 @@ def run_ranks(folder: Path, model: Path, *, ranks: int, zero: int, seconds: floa
     config["trainer"] |= {"deepspeed": {"zero_stage": zero, "dtype": "float32"}, **job.pop("trainer", {})}
     config["algorithm"] |= job.pop("algorithm", {})
     job_file.write_text(json.dumps({"config": config, "folder": str(folder), **job}))
-    port = str(free_port())
-    processes = []
-    for rank in range(ranks):
-        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(Path(__file__)), str(job_file)]
-        processes.append(
-            subprocess.Popen(
-                command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
-    outputs = [process.communicate(timeout=seconds)[0].decode(errors="replace") for process in processes]
-    codes = [process.returncode for process in processes]
+    output = folder / "job.out"
+    codes = wait_for(start_module("support.training", job_file, ranks, output), seconds)
     if job.get("die_after") is not None:
-        assert all(code == -9 for code in codes), outputs
+        assert all(code == -9 for code in codes), output.read_text(errors="replace")
         return {}
-    assert codes == [0] * ranks, "\n".join(outputs)[-4000:]
+    assert codes == [0] * ranks, output.read_text(errors="replace")[-4000:]
     found: dict[str, Any] = dict(np.load(folder / "parameters.npz"))
     found["metrics"] = json.loads((folder / "metrics.json").read_text())
     return found
+
+
+def start_module(module: str, job: Path, ranks: int, output: Path) -> list[ForkedModule]:
+    """One process a rank, with torchrun's variables."""
+    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    common = {**os.environ, **port, **world}
+    own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return [ForkedModule(module, [str(job)], {**common, **variables}, output) for variables in own]
+
+
+def wait_for(processes: list[ForkedModule], seconds: float) -> list[int]:
+    """Their exit codes. What has not ended by then is killed."""
+    deadline = time.monotonic() + seconds
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for process in processes:
+        process.kill()
+    return [process.wait(timeout=20) for process in processes]
 
 
 def fixed_batch(step: int, *, rewards: str = "random"):  # type: ignore[no-untyped-def]

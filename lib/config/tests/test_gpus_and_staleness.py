@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinity.config import ConfigError, Plan, make_plan
-from trinity.config.advice import memory, parameters_of
+from trinity.config.advice import memory
 from trinity.config.load import parse
+from trinity.config.memory import parameters_of
 from trinity.config.plan import GpuSplit, Staleness
 
 BASE = """
@@ -72,6 +73,7 @@ def test_a_dataset_alone_is_trained_on_all_gpus() -> None:
     assert plan_of(*cluster(2, 4), *engines(2), JUDGES, text=SFT).gpus == GpuSplit(8, 0, 0, 8)
 
 
+@settings(deadline=None)
 @given(nodes=st.integers(0, 4), each=st.integers(0, 8), engine=st.integers(1, 4), parallel=st.integers(1, 4))
 def test_what_is_taken_fits_into_the_cluster_with_a_gpu_for_the_trainer(
     nodes: int, each: int, engine: int, parallel: int
@@ -127,6 +129,7 @@ def test_the_bound_of_a_style(overrides: list[str], bound: int) -> None:
     assert plan.outstanding_groups == (bound + 1) * 8
 
 
+@settings(deadline=None)
 @given(capacity=st.integers(1, 2000), interval=st.integers(1, 6), offset=st.integers(0, 4))
 def test_fully_async_fills_the_capacity_and_is_never_behind_the_driven_styles(
     capacity: int, interval: int, offset: int
@@ -144,6 +147,13 @@ def test_fully_async_fills_the_capacity_and_is_never_behind_the_driven_styles(
     else:
         assert plan.staleness.bound > driven.bound
         assert capacity - plan.experiences_per_step < outstanding <= capacity
+
+
+@given(interval=st.integers(1, 9), offset=st.integers(0, 9), step=st.integers(0, 99))
+def test_as_many_batches_are_open_as_have_their_gates_met(interval: int, offset: int, step: int) -> None:
+    staleness = Staleness(interval, offset)
+    batches = staleness.open_batches(step)
+    assert staleness.gate(batches - 1) <= step < staleness.gate(batches)
 
 
 def test_fully_async_without_a_buffer_has_the_default_capacity() -> None:

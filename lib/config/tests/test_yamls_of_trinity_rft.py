@@ -57,6 +57,7 @@ def test_old_names_reach_the_keys_they_mean() -> None:
     assert config.trainer.gradient_checkpointing is False
     assert config.trainer.deepspeed.offload_optimizer is True
     said = "\n".join(config.notices)
+    assert (config.trainer.use_remove_padding, config.trainer.micro_batch_size_per_gpu) == (True, 16)
     for key in ("use_remove_padding", "ppo_micro_batch_size_per_gpu", "critic_warmup", "optim.lr"):
         assert key in said, key
 
@@ -66,9 +67,9 @@ def test_what_is_not_supported_is_refused_with_its_line_unless_it_asks_for_nothi
     with pytest.raises(ConfigError, match=r"line \d+: service\.data_juicer: .*not supported yet"):
         parse(text)
     parse(EXAMPLE + "data_processor:\n  experience_pipeline: null\n")
-    parse(EXAMPLE.replace("trainer:", "trainer:\n  ulysses_sequence_parallel_size: 1"))
-    with pytest.raises(ConfigError, match="ulysses_sequence_parallel_size"):
-        parse(EXAMPLE.replace("trainer:", "trainer:\n  ulysses_sequence_parallel_size: 2"))
+    parse(EXAMPLE.replace("explorer:", "explorer:\n  db_url: ''"))
+    with pytest.raises(ConfigError, match="db_url"):
+        parse(EXAMPLE.replace("explorer:", "explorer:\n  db_url: sqlite:///x"))
 
 
 def test_an_old_and_a_new_name_that_disagree_are_refused() -> None:

@@ -32,6 +32,19 @@ def test_a_group_survives_the_wire(ordinal: int, response: int, version: int) ->
         assert one.reward == other.reward
 
 
+def test_a_teachers_log_probabilities_survive_the_wire_and_may_be_missing() -> None:
+    group = make_group(make_task(1), 0, response=6)
+    experiences = tuple(
+        replace(e, teacher_logprobs=-np.arange(e.response_length, dtype=np.float32)) for e in group.experiences[:1]
+    )
+    group = replace(group, experiences=(*experiences, *group.experiences[1:]))
+    group.check()
+    back = wire.decode_outcome(wire.encode_outcome(group))
+    assert isinstance(back, Group)
+    assert np.array_equal(back.experiences[0].teacher_logprobs, experiences[0].teacher_logprobs)  # type: ignore[arg-type]
+    assert all(e.teacher_logprobs is None for e in back.experiences[1:])
+
+
 def test_a_failure_survives_the_wire() -> None:
     failure = AttemptFailure(make_task(), 2, "a", FailureCause.TIMEOUT, "too slow", True, 3.0)
     assert wire.decode_outcome(wire.encode_outcome(failure)) == failure
@@ -48,6 +61,8 @@ def _changed(**changes: object) -> Experience:
         ("logprobs", _changed(logprobs=np.full(6, 0.5, np.float32))),
         ("logprobs", _changed(logprobs=np.full(5, -1.0, np.float32))),
         ("action_mask", _changed(action_mask=np.ones(7, bool))),
+        ("teacher_logprobs", _changed(teacher_logprobs=np.full(6, np.nan, np.float32))),
+        ("teacher_logprobs", _changed(teacher_logprobs=np.full(5, -1.0, np.float32))),
         ("reward", _changed(reward=float("inf"))),
         ("reward", _changed(reward=float("nan"))),
         ("prompt_length", _changed(prompt_length=0)),

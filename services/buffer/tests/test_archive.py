@@ -39,6 +39,7 @@ def experiences(draw: st.DrawFn, index: int) -> Experience:
     spans = (VersionSpan(draw(st.integers(0, 2**62)), 0, half), VersionSpan(2**62, half, response)) if half else ()
     ids = draw(st.lists(st.integers(0, 2**31 - 1), min_size=prompt + response, max_size=prompt + response))
     bits = draw(st.lists(st.integers(0, 2**32 - 1), min_size=response, max_size=response))
+    taught = draw(st.none() | st.lists(st.floats(-90, 0, width=32), min_size=response, max_size=response))
     return Experience(
         rollout=draw(st.integers(0, 2**31 - 1)),
         step=index,
@@ -51,6 +52,7 @@ def experiences(draw: st.DrawFn, index: int) -> Experience:
         truncation=draw(st.sampled_from(list(Truncation))),
         metrics=draw(st.dictionaries(_texts, st.floats(), max_size=2)),
         info_json=draw(st.sampled_from(("", '{"a":  1}', '{"a": "\\u0000"}'))),
+        teacher_logprobs=None if taught is None else np.array(taught, dtype=np.float32),
         prompt_text=draw(_texts),
         response_text=draw(_texts),
     )

@@ -168,3 +168,24 @@ def test_without_a_monitor_nothing_is_told_and_nothing_kept() -> None:
     reporter.monitor = monitor = FakeMonitor()
     reporter.written(pb.LedgerEntry(step=2, groups=[store(reporter, group_of(2, [0.0, 0.0]))]))
     assert [line["rollout/reward/mean"] for _, line in monitor.lines] == [0.0]
+
+
+def test_what_led_to_a_rollout_is_trained_and_is_none() -> None:
+    reporter, monitor = reporter_of()
+    group = group_of(1, [0.0, 1.0, 1.0])
+    reflection = dataclasses.replace(group.experiences[2], info_json='{"group": "reflect_0"}')
+    told = dataclasses.replace(group.experiences[1], info_json='{"distilled": true, "text": "\\"group\\""}')
+    group = dataclasses.replace(group, experiences=(group.experiences[0], told, reflection))
+    reporter.written(pb.LedgerEntry(step=1, groups=[store(reporter, group)]))
+    (_, metrics), *_ = monitor.lines
+    assert metrics["rollout/reward/mean"] == 0.5
+    assert metrics["experience_count"] == 3
+
+
+@pytest.mark.parametrize("info", ['{"group": "alone"}', '["group"]', '{"group"', "[" * 100_000 + '"group"'])
+def test_whatever_an_info_holds_a_step_is_told(info: str) -> None:
+    reporter, monitor = reporter_of()
+    group = group_of(1, [0.0, 1.0])
+    odd = tuple(dataclasses.replace(experience, info_json=info) for experience in group.experiences)
+    reporter.written(pb.LedgerEntry(step=1, groups=[store(reporter, dataclasses.replace(group, experiences=odd))]))
+    assert monitor.lines[0][1]["rollout/reward/mean"] == 0.5

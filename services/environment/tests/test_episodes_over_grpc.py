@@ -16,9 +16,12 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environment.environment import Description, Environment, Observation
 from trinity.environment.environments import ENVIRONMENTS
-from trinity.environment.episodes import Arena
+from trinity.environment.hub import Hub
+from trinity.environment.scorers import SCORERS
 from trinity.environment.servicer import EnvironmentServicer
 from trinity.runtime import rpc
+from trinity.sdk.arena import Arena
+from trinity.sdk.contract import PROTOCOL_VERSION
 
 PUZZLE = {"nums": [10, 4, 4], "target": 24}
 closed: list[str] = []
@@ -37,7 +40,13 @@ class Odd(Environment):
             raise RuntimeError("broken inside")
         if action == "hang":
             time.sleep(1.5)
-        return Observation("", reward=float("nan") if action == "lie" else 0.5)
+        if action == "exit":
+            raise SystemExit(3)
+        if action == "text":
+            return "hello"  # type: ignore[return-value]
+        text = "x" * 1_100_000 if action == "long" else ""
+        info: Any = {"unsendable": {"it": self}, "listed": [1]}.get(action, {})
+        return Observation(text, float("nan") if action == "lie" else 0.5, action == "done", info)
 
     def close(self) -> None:
         closed.append("odd")
@@ -52,9 +61,9 @@ class Server:
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     closed.clear()
-    arena = Arena({**ENVIRONMENTS, "odd": Odd}, threads=8)
+    arena = Arena([*ENVIRONMENTS.values(), Odd], SCORERS)
     running = grpc.aio.server(interceptors=[rpc.Edge()], options=rpc.SERVER_OPTIONS)
-    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(EnvironmentServicer(arena), running)
+    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(EnvironmentServicer(arena, Hub(arena, "")), running)
     port = running.add_insecure_port("127.0.0.1:0")
     await running.start()
     async with rpc.channel(f"127.0.0.1:{port}") as channel:
@@ -67,8 +76,8 @@ def reset(name: str, task: dict[str, Any] | None = None, args: str = "") -> pb.E
     return pb.EpisodeRequest(reset=pb.Reset(environment=name, task_json=json.dumps(task or {}), args_json=args))
 
 
-def act(text: str) -> pb.EpisodeRequest:
-    return pb.EpisodeRequest(action=pb.Action(text=text))
+def act(text: str, turn: int = 1) -> pb.EpisodeRequest:
+    return pb.EpisodeRequest(action=pb.Action(text=text, turn=turn))
 
 
 async def refusal(server: Server, *messages: pb.EpisodeRequest) -> tuple[grpc.StatusCode, str]:
@@ -91,13 +100,12 @@ async def test_a_game_of_countdown(server: Server) -> None:
     wrong = await call.read()
     assert (wrong.reward, wrong.done) == (0, False)
     assert "its value is 18" in wrong.observation
-    await call.write(act("<answer>(10-4)*4</answer>"))
+    await call.write(act("<answer>(10-4)*4</answer>", 2))
     right = await call.read()
     assert (right.reward, right.done, right.metrics["attempts"]) == (1, True, 2)
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
-    assert server.arena.open["countdown"] == 0
-    assert server.arena.finished["countdown"] == 1
+    assert server.arena.open == 0
 
 
 @pytest.mark.parametrize(
@@ -111,7 +119,14 @@ async def test_a_game_of_countdown(server: Server) -> None:
         ([reset("odd"), reset("odd")], grpc.StatusCode.INVALID_ARGUMENT, "action: is missing"),
         ([reset("odd"), act("raise")], grpc.StatusCode.INTERNAL, "broken inside"),
         ([reset("odd"), act("hang")], grpc.StatusCode.DEADLINE_EXCEEDED, "0.5 s"),
-        ([reset("odd"), act("lie")], grpc.StatusCode.INTERNAL, "nan"),
+        ([reset("odd"), act("lie")], grpc.StatusCode.DATA_LOSS, "nan"),
+        ([reset("odd"), act("fine", 2)], grpc.StatusCode.INVALID_ARGUMENT, "action.turn: is 2, must be 1"),
+        ([reset("odd"), act("done"), act("more", 2)], grpc.StatusCode.FAILED_PRECONDITION, "the episode is done"),
+        ([reset("odd"), act("text")], grpc.StatusCode.INTERNAL, "must be an Observation"),
+        ([reset("odd"), act("listed")], grpc.StatusCode.INTERNAL, "info of its observation is list"),
+        ([reset("odd"), act("unsendable")], grpc.StatusCode.INTERNAL, "cannot be sent"),
+        ([reset("odd"), act("long")], grpc.StatusCode.DATA_LOSS, "longer than"),
+        ([reset("odd"), act("exit")], grpc.StatusCode.INTERNAL, "SystemExit: 3"),
         ([reset("odd"), act("x" * 1_100_000)], grpc.StatusCode.INVALID_ARGUMENT, "action.text"),
     ],
 )
@@ -127,12 +142,9 @@ async def test_what_goes_wrong_is_said_and_hurts_its_own_episode_alone(
     assert (await other.read()).reward == 0.5
     await other.done_writing()
     await other.code()
-    for _ in range(100):
-        if not sum(server.arena.open.values()):
-            break
-        await asyncio.sleep(0.05)
-    assert sum(server.arena.open.values()) == 0
-    assert len(closed) == server.arena.finished["odd"]
+    async with asyncio.timeout(10):
+        while server.arena.open:
+            await asyncio.sleep(0.05)
 
 
 async def test_a_hundred_clients_that_go_away_leave_nothing(server: Server) -> None:
@@ -143,14 +155,14 @@ async def test_a_hundred_clients_that_go_away_leave_nothing(server: Server) -> N
         await call.write(reset("odd"))
         calls.append(call)
     await asyncio.gather(*(call.read() for call in calls))
-    assert server.arena.open["odd"] == 100
+    assert server.arena.open == 100
+    assert threading.active_count() >= threads + 100
     for call in calls:
         call.cancel()
     async with asyncio.timeout(20):
-        while server.arena.open["odd"] or len(closed) < 100:
+        while server.arena.open or threading.active_count() > threads:
             await asyncio.sleep(0.05)
     assert len(closed) == 100
-    assert threading.active_count() <= threads + 8
 
 
 async def test_the_announced_limit_is_kept(server: Server) -> None:
@@ -188,5 +200,6 @@ async def test_an_unknown_scorer_is_named_with_the_known_ones(server: Server) ->
 
 async def test_describe_lists_what_is_there(server: Server) -> None:
     answer = await server.stub.Describe(pb.DescribeRequest(), timeout=20)
-    assert {e.name for e in answer.environments} == {"countdown", "odd"}
+    assert {e.name for e in answer.environments} == {*ENVIRONMENTS, "odd"}
+    assert answer.protocol_version == PROTOCOL_VERSION
     assert "math_reward" in answer.scorers

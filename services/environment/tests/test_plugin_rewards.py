@@ -12,6 +12,7 @@ import pytest
 from support.service import ServiceProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.runtime.errors import EXIT_FOR_GOOD
 
 PLUGIN = '''
 import json
@@ -158,5 +159,5 @@ def test_a_service_with_a_plugin_that_raises_does_not_start(tmp_path: Path) -> N
     (tmp_path / "plugins/broken_one.py").write_text("1 / 0")
     service = ServiceProcess("environment", tmp_path, PLUGIN_DIRS=str(tmp_path / "plugins"))
     service.start(wait_seconds=0)
-    assert service.wait(30) == 1
+    assert service.wait(30) == EXIT_FOR_GOOD
     assert "broken_one.py: ZeroDivisionError: division by zero" in service.tail()

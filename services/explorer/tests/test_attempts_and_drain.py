@@ -9,10 +9,11 @@ import pytest
 from support.experience import make_group, make_task
 from trinity.config.schema.buffer import FormatConfig
 from trinity.explorer import attempt
-from trinity.explorer.engine.engine import EngineFailed, spans_from
-from trinity.explorer.engine.types import Completion
+from trinity.explorer.engine.spans import spans_from
+from trinity.explorer.engine.types import Completion, EngineFailed
 from trinity.explorer.environment import EnvironmentFailed, ScorerFailed
 from trinity.explorer.leases import TaskQueue
+from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.runtime.broker import StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import FailureCause
 from trinity.runtime.experience import AttemptFailure, Group, Task, VersionSpan
@@ -47,6 +48,24 @@ class Tools:
         return [Score(1.0, {"accuracy": 1.0}) for _ in answers]
 
 
+class CrossedByRollbacks(Tools):
+    """The first answers are begun by version 12 and ended by version 9, or their weights are withdrawn at once."""
+
+    def __init__(self, crossed: int, problem: Exception | None = None) -> None:
+        super().__init__()
+        self._crossed, self._withdrawn = crossed, problem
+        self.asked = 0
+
+    async def generate(self, prompt_token_ids: object, sampling) -> list[Completion]:  # type: ignore[no-untyped-def]
+        self.asked += 1
+        completions = await super().generate(prompt_token_ids, sampling)
+        if self.asked > self._crossed:
+            return completions
+        if self._withdrawn is not None:
+            raise self._withdrawn
+        return [replace(c, version_spans=(VersionSpan(12, 0, 1), VersionSpan(9, 1, 2))) for c in completions]
+
+
 def the_task(**changes: object) -> Task:
     form = FormatConfig(prompt_key="question", response_key="answer").model_dump_json()
     return make_task(**{"format_json": form, **changes})  # type: ignore[arg-type]
@@ -66,12 +85,28 @@ async def test_a_group_has_every_rollout_with_its_tokens_and_versions() -> None:
     assert first.version_spans == (VersionSpan(3, 0, 2),)
 
 
+async def test_a_greedy_baseline_is_the_last_of_the_group_and_says_so() -> None:
+    asked = []
+
+    class Watched(Tools):
+        async def generate(self, prompt_token_ids: object, sampling) -> list[Completion]:  # type: ignore[no-untyped-def]
+            asked.append((sampling.n, sampling.temperature))
+            return await super().generate(prompt_token_ids, sampling)
+
+    group = await explore(the_task(greedy_baseline=True), Watched())
+    assert isinstance(group, Group)
+    assert sorted(asked) == [(1, 0.0), (3, the_task().sampling.temperature)]
+    assert [e.rollout for e in group.experiences] == [0, 1, 2, 3]
+    assert [e.metrics.get("greedy", 0.0) for e in group.experiences] == [0.0, 0.0, 0.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("tools", "changes", "cause", "final"),
     [
         (Tools(RuntimeError("boom")), {}, FailureCause.WORKFLOW_ERROR, False),
         (Tools(EnvironmentFailed("gone")), {}, FailureCause.ENVIRONMENT_ERROR, False),
         (Tools(ScorerFailed("gone")), {}, FailureCause.SCORER_ERROR, False),
+        (Tools(WeightsWithdrawn("wrong")), {}, FailureCause.ENGINE_ERROR, False),
         (Tools(seconds=5), {"timeout_seconds": 0.1}, FailureCause.TIMEOUT, False),
         (Tools(), {"workflow": "no_such"}, FailureCause.WORKFLOW_ERROR, False),
         (Tools(bad=True), {}, FailureCause.INVALID_EXPERIENCE, True),
@@ -84,6 +119,25 @@ async def test_a_failure_has_its_cause(
     assert isinstance(failure, AttemptFailure)
     assert (failure.cause, failure.final) == (cause, final)
     assert failure.error
+
+
+@pytest.mark.parametrize("problem", [None, WeightsWithdrawn("wrong")])
+async def test_what_a_rollback_crosses_is_sampled_again_in_the_same_attempt(problem: Exception | None) -> None:
+    """A task that may fail once alone must not become a dead letter by it."""
+    tools = CrossedByRollbacks(3, problem)
+    group = await explore(the_task(max_attempts=1), tools)
+    assert isinstance(group, Group)
+    assert tools.asked == 4
+    assert group.versions == (3, 3)
+
+
+async def test_weights_that_are_withdrawn_again_and_again_fail_the_attempt_and_not_the_task() -> None:
+    tools = CrossedByRollbacks(100)
+    failure = await explore(the_task(), tools)
+    assert isinstance(failure, AttemptFailure)
+    assert (failure.cause, failure.final) == (FailureCause.ENGINE_ERROR, False)
+    assert "version 12, which a rollback withdrew" in failure.error
+    assert tools.asked == 4
 
 
 async def test_a_dead_engine_is_raised_and_not_blamed_on_the_task() -> None:

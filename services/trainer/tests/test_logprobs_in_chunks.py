@@ -55,8 +55,7 @@ def test_no_tensor_of_tokens_by_vocabulary_exists(entropy_gradient: bool) -> Non
     with _Largest() as largest:
         logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperatures, chunk)
         (logprobs.sum() + (entropy.sum() if entropy_gradient else 0)).backward()
-    assert chunk * vocabulary * 4 <= largest.size < 2 * chunk * vocabulary * 4
-    assert largest.size < tokens * vocabulary * 4 / 4
+    assert chunk * vocabulary * 4 / 2 <= largest.size <= chunk * vocabulary * 4 < tokens * vocabulary * 4 / 4
 
 
 def test_bfloat16_hidden_states_give_float32_results() -> None:
@@ -67,3 +66,48 @@ def test_bfloat16_hidden_states_give_float32_results() -> None:
     torch.testing.assert_close(logprobs, logs.gather(1, targets[:, None])[:, 0], atol=0.1, rtol=0.02)
     logprobs.sum().backward()
     assert torch.isfinite(weight.grad).all()
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 1000])
+def test_logits_in_float32_are_exact_where_the_model_is_in_bfloat16(chunk: int) -> None:
+    hidden, weight, targets, temperatures = inputs(0, 50, 32, 300, torch.bfloat16)
+    logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperatures, chunk, in_float32=True)
+    logs = torch.log_softmax((hidden.float() @ weight.float().T) / temperatures[:, None], -1)
+    torch.testing.assert_close(logprobs, logs.gather(1, targets[:, None])[:, 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropy, -(logs.exp() * logs).sum(-1), atol=1e-5, rtol=1e-5)
+    mix = torch.linspace(-1, 1, 50)
+    found = torch.autograd.grad((logprobs * mix).sum(), (hidden, weight))
+    for one, other in zip(found, torch.autograd.grad((logs.gather(1, targets[:, None])[:, 0] * mix).sum(),
+                                                     (hidden, weight)), strict=True):  # fmt: skip
+        torch.testing.assert_close(one, other, atol=0.05, rtol=0.02)
+
+
+def test_without_a_gradient_for_the_entropy_none_is_computed() -> None:
+    hidden, weight, targets, temperatures = inputs(0, 20, 8, 300, torch.float32)
+    counts = []
+    for wants in (True, False):
+        logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperatures, 16)
+        loss = logprobs.sum() + (entropy if wants else entropy.detach()).sum()
+        with _Count() as count:
+            loss.backward()
+        counts.append(count.elements)
+    assert counts[1] < 0.8 * counts[0]
+
+
+class _Count(TorchDispatchMode):
+    """Elements that all operations together wrote."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements += result.numel()
+        return result
+
+
+def test_a_frozen_head_gets_no_gradient() -> None:
+    hidden, weight, targets, temperatures = inputs(0, 20, 8, 300, torch.float32)
+    logprobs, _ = chunked_logprobs(hidden, weight.detach(), targets, temperatures, 16)
+    logprobs.sum().backward()
+    assert hidden.grad is not None

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from trinity.cli.job import ProcessRecord
+from trinity.runtime.errors import EXIT_FOR_GOOD
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +25,10 @@ _BACKOFF_SECONDS = (0.5, 15.0)
 
 @dataclass
 class Child:
-    """One supervised process. `once`: ending with code 0 is its goal, not a failure."""
+    """One supervised process. `once`: ending with code 0 is its goal, not a failure.
+
+    One that ends with EXIT_FOR_GOOD says that it would do so again.
+    """
 
     name: str
     service: str
@@ -40,10 +44,12 @@ class Child:
     process: "subprocess.Popen[bytes] | None" = None
     _quick_deaths: int = 0
     _started_at: float = field(default=0.0)
+    _begins: dict[Path, int] = field(default_factory=dict)
 
     def start(self) -> None:
         """Must be called from the main thread: the child asks to end with the thread that made it."""
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._begins = {path: path.stat().st_size for path in (self.log_file, self.output) if path.exists()}
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
                 list(self.command),
@@ -89,6 +95,8 @@ class Child:
             self._quick_deaths = 1 if lived > _HEALTHY_SECONDS else self._quick_deaths + 1
             reason = self.last_error() or _describe(code)
             log.warning("run.process.died", name=self.name, pid=self.pid, how=_describe(code), reason=reason)
+            if code == EXIT_FOR_GOOD:
+                return f"{self.name} cannot go on: {reason}"
             if self._quick_deaths > MAX_RESTARTS:
                 return f"{self.name} died {self._quick_deaths} times in a row; its last error: {reason}"
             await asyncio.sleep(min(_BACKOFF_SECONDS[0] * 2 ** (self._quick_deaths - 1), _BACKOFF_SECONDS[1]))
@@ -112,24 +120,25 @@ class Child:
         return self.process is not None and self.process.poll() is None
 
     def last_error(self) -> str:
-        """The reason in the newest error line of its log; else the last line it printed."""
-        for line in reversed(_tail(self.log_file)):
+        """The reason in the newest error line of its log since it was started; else the last line it printed."""
+        for line in reversed(self._tail(self.log_file)):
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
                 if entry.get("level") in ("error", "critical"):
                     return str(entry.get("reason") or entry.get("event"))
-        printed = [line for line in _tail(self.output) if line.strip()]
+        printed = [line for line in self._tail(self.output) if line.strip()]
         return printed[-1].strip()[:500] if printed else ""
 
-
-def _tail(path: Path, size: int = 65536) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - size))
-            return file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return []
+    def _tail(self, path: Path, size: int = 65536) -> list[str]:
+        """The last lines of a file, of this start alone."""
+        try:
+            with path.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                begin = self._begins.get(path, 0)
+                file.seek(max(begin if begin <= end else 0, end - size))
+                return file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return []
 
 
 def _describe(code: int) -> str:

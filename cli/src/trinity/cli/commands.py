@@ -12,8 +12,7 @@ from typing import TextIO
 
 from trinity import plugins
 from trinity.cli.errors import RunError
-from trinity.config import Config, ConfigError, Problem, expand, load, make_plan
-from trinity.config.algorithms import ALGORITHMS
+from trinity.config import Config, ConfigError, expand, load, make_plan
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
 from trinity.runtime.errors import TrinityError
 
@@ -80,7 +79,6 @@ def run_command(asked: Request) -> int:
 
         config, source = asked.load(), str(asked.config)
         _say_notices(config, sys.stderr)
-        _refuse_what_is_only_checked(config, source)
         logs.configure("run", level="ERROR")
         if asked.plugin_dirs:  # the services look here
             os.environ["TRINITY_PLUGIN_DIRS"] = os.pathsep.join(str(path.absolute()) for path in asked.plugin_dirs)
@@ -93,15 +91,6 @@ def run_command(asked: Request) -> int:
 def _say_notices(config: Config, file: TextIO) -> None:
     for notice in config.notices:
         print(f"note: {notice}", file=file)
-
-
-def _refuse_what_is_only_checked(config: Config, source: str) -> None:
-    for index, stage in enumerate(expand(config)):
-        kind = stage.algorithm.algorithm_type
-        if ALGORITHMS[kind].critic and stage.mode in ("both", "train"):
-            place = f"stages.{index}." if config.stages and config.stages[index].algorithm else ""
-            problem = f"is {kind!r}, which needs a critic; the trainer has none yet. Use grpo, which needs none"
-            raise ConfigError(source, [Problem(f"{place}algorithm.algorithm_type", problem)])
 
 
 def _supervise(config: Config, source: str) -> None:
@@ -147,13 +136,16 @@ def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
             print(describe(make_plan(stage)))
         _say_notices(config, sys.stdout)
         if deep:
-            from trinity.cli.preflight import check_stages
+            from trinity.cli.preflight import check_stages, machine_problems
             from trinity.config.task_pipeline import describe as describe_tasks
 
             for name, (steps, tasks) in check_stages(config, str(asked.config)).items():
                 for line in describe_tasks(tasks, with_paths=False):
                     print(f"{name}: {line}")
                 print(f"{name}: model and data are there; {steps} optimizer steps")
+            for stage in stages:
+                for problem in machine_problems(make_plan(stage)):
+                    print(f"{stage.name}: not on this machine: {problem}")
         return 0
 
     return ending_well(action)

@@ -7,6 +7,20 @@ from typing import Annotated
 
 import typer
 
+from trinity.cli.env_app import env
+from trinity.cli.options import (
+    All,
+    Arguments,
+    AsJson,
+    ConfigOption,
+    JobOption,
+    Ordinals,
+    PluginDirs,
+    RunOption,
+    StageOption,
+)
+from trinity.cli.weights_app import weights
+
 app = typer.Typer(
     help="Reinforcement fine-tuning of language models as services.",
     no_args_is_help=True,
@@ -14,29 +28,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="The run's YAML; or give it as the first argument")
-]
-RunOption = Annotated[Path | None, typer.Option("--config", "-c", help="The run's YAML")]
-Arguments = Annotated[
-    list[str] | None, typer.Argument(metavar="[YAML] [KEY.PATH=VALUE]...", help="Values over the YAML's")
-]
-PluginDirs = Annotated[
-    list[Path] | None,
-    typer.Option("--plugin-dir", help="Folder with reward functions and workflows; may be given several times"),
-]
-JobOption = Annotated[Path | None, typer.Option("--job", help="Job folder of the run")]
-StageOption = Annotated[
-    str, typer.Option("--stage", help="Stage of the job; else the live one, or the last that was trained")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON")]
-Ordinals = Annotated[list[int] | None, typer.Argument(metavar="[ORDINAL]...", help="Tasks, by their ordinals")]
-All = Annotated[bool, typer.Option("--all", help="All that have a letter")]
-
 deadletters = typer.Typer(help="Tasks that a run has given up.", no_args_is_help=True)
 batch = typer.Typer(help="What a step learns from, out of the ledger.", no_args_is_help=True)
 app.add_typer(deadletters, name="deadletters")
 app.add_typer(batch, name="batch")
+app.add_typer(weights, name="weights")
+app.add_typer(env, name="env")
 
 
 def _version(value: bool) -> None:
@@ -203,6 +200,17 @@ def show_batch(
 
 
 @app.command()
+def explorers(
+    config: RunOption = None, job: JobOption = None, stage: StageOption = "", as_json: AsJson = False
+) -> None:
+    """List the explorers of a live run: state, weights, lag, tokens a second, how weights reach them."""
+    from trinity.cli.explorers import list_explorers
+    from trinity.cli.reader import looking
+
+    sys.exit(looking(config, job, stage, lambda subject: list_explorers(subject, as_json)))
+
+
+@app.command()
 def replay(
     from_step: Annotated[int, typer.Option("--from-step", min=1, help="First step")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="What to change")] = None,
@@ -217,6 +225,44 @@ def replay(
     from trinity.cli.replay import replay
 
     sys.exit(looking(config, job, stage, lambda subject: replay(subject, from_step, to_step, arguments or [], as_json)))
+
+
+@app.command()
+def results(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER]...", help="Job folders, or ones that hold them; ./checkpoints"),
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", "-m", help="Evaluation metric; may be given several times")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the table here, too")] = None,
+    as_csv: Annotated[Path | None, typer.Option("--csv", help="Write it here as CSV")] = None,
+    curves: Annotated[
+        Path | None, typer.Option("--curves", help="Write every point of every curve here as CSV")
+    ] = None,
+) -> None:
+    """Collect the evaluations of many runs: first, best and last value of each metric, in one table."""
+    from trinity.cli.commands import ending_well
+    from trinity.cli.results import results
+
+    sys.exit(ending_well(lambda: results(folders or [], metric or [], markdown, as_csv, curves)))
+
+
+@app.command("replay-step")
+def replay_step(
+    step: Annotated[int | None, typer.Argument(min=1, help="A bad step; else the newest that was kept")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="What to change")] = None,
+    config: RunOption = None,
+    job: JobOption = None,
+    stage: StageOption = "",
+    as_json: AsJson = False,
+) -> None:
+    """Train the kept batch of a bad step again, and show loss, advantage and ratio of each of its groups."""
+    from trinity.cli.reader import looking
+    from trinity.cli.replay_step import replay_step
+
+    sys.exit(looking(config, job, stage, lambda subject: replay_step(subject, step, arguments or [], as_json)))
 
 
 @app.command()

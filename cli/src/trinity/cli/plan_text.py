@@ -1,6 +1,6 @@
 """A plan in words."""
 
-from trinity.config import Plan
+from trinity.config import Plan, weights
 from trinity.config.advice import memory
 from trinity.config.names import auxiliary_name
 
@@ -52,21 +52,32 @@ def _training(plan: Plan) -> list[tuple[str, str]]:
     ]
     if plan.offline:
         unit = "rows" if plan.algorithm.offline else "groups of the archive"
-        return [*rows, ("batch", f"{plan.groups_per_step} {unit} per optimizer step")]
+        return [*rows, *_adapters(plan), ("batch", f"{plan.groups_per_step} {unit} per optimizer step")]
     repeat, size, bound = config.algorithm.repeat_times, plan.groups_per_step, staleness.bound
     style = config.synchronizer.sync_style
     evaluated = ", ".join(taskset.name for taskset in plan.eval_tasksets)
+    rows += _adapters(plan)
     rows += [
         ("batch", f"{size} tasks x {repeat} rollouts = {plan.experiences_per_step} experiences per optimizer step"),
         ("staleness", f"at most {bound} step(s), {plan.outstanding_groups} groups outstanding ({style}: "
                       f"{_STYLES[style]})"),
-        ("weights", f"a version every {staleness.interval} step(s) through the sync service"),
+        ("weights", weights.transports(config)),
+        ("stores", weights.stores(config)),
+        ("canary", weights.canary(config)),
         ("sampling", _sampling(plan)),
         ("operators", ", ".join(o.name for o in config.data_processor.experience_pipeline.operators) or "none"),
         ("tasksets", ", ".join(taskset.name for taskset in plan.tasksets)),
         ("evaluation", f"{evaluated} every {config.explorer.eval_interval} steps" if evaluated else "none"),
     ]  # fmt: skip
     return rows
+
+
+def _adapters(plan: Plan) -> list[tuple[str, str]]:
+    lora = plan.config.model.lora
+    if lora is None:
+        return []
+    layers = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
+    return [("adapters", f"LoRA of rank {lora.lora_rank}, alpha {lora.lora_alpha:g}, on {layers}")]
 
 
 def _sampling(plan: Plan) -> str:

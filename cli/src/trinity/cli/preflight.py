@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
-from trinity.config.datasets import DatasetError, Row, features, read, read_buffer, sft_format, sft_messages
+from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
+from trinity.config.datasets import DatasetError, Row, features, read, read_buffer, reader
+from trinity.config.lora import modules_of, select
 from trinity.config.names import reward_functions, workflows
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.config.task_pipeline import TaskPipelineResult, previewed
+from trinity.config.weights import S3
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.weights import manifest_of_folder
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipeli
 
 def check_inputs(plan: Plan, source: str) -> int:
     """Look at model and data of a stage; returns its last optimizer step. Raises ConfigError with all problems."""
-    problems = [*_check_model(plan), *_check_monitor(plan)]
+    problems = [*_check_model(plan), *_check_lora(plan), *_check_monitor(plan), *_check_stores(plan)]
     rows = 0
     for dataset in _datasets(plan):
         config = dataset.config
@@ -48,7 +52,8 @@ def check_inputs(plan: Plan, source: str) -> int:
                 found = read_buffer(config)
             else:
                 found = read(config.path, config.split, config.subset_name)
-            problems += _check_tasks(dataset, found) if dataset.of_tasks else _check_sft(config, found)
+            kind = plan.algorithm.rows if plan.algorithm.offline else "messages"  # those of experts
+            problems += _check_tasks(dataset, found) if dataset.of_tasks else _check_rows(config, found, kind)
         except DatasetError as error:
             problems.append(error.at(dataset.key))
             continue
@@ -61,14 +66,20 @@ def check_inputs(plan: Plan, source: str) -> int:
     return plan.steps_for(rows)
 
 
-def _check_sft(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[Row]) -> list[Problem]:
-    """Every row is a conversation that can be learnt from, or DatasetError names the first that is not."""
+def machine_problems(plan: Plan) -> list[Problem]:
+    """What this machine's GPUs, or without any its CPU, cannot take of a stage."""
+    gpus = devices.look()
+    return list(devices.problems(plan, gpus, devices.torch_build(), devices.host_memory()))
+
+
+def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[Row], kind: str) -> list[Problem]:
+    """Every row is one that can be learnt from, or DatasetError names the first that is not."""
     features(rows, config.data_selector.feature_keys)
     if "token_ids" in rows[0]:  # an archive of experience, which the buffer itself reads
         return []
-    form = sft_format(config.format, rows[0])
+    example = reader(kind, config.format, rows[0])
     for number, row in enumerate(rows):
-        sft_messages(row, form, number)
+        example(row, number)
     return []
 
 
@@ -93,6 +104,30 @@ def _check_monitor(plan: Plan) -> list[Problem]:
     if kind in ("none", "tensorboard") or importlib.util.find_spec(kind) is not None:
         return []
     return [Problem("monitor.monitor_type", f"{kind!r} is not installed; `pip install {kind}`, or use tensorboard")]
+
+
+def _check_lora(plan: Plan) -> list[Problem]:
+    """The layers to adapt are in the model, and explorers can merge adapters with its files."""
+    lora, folder = plan.config.model.lora, Path(plan.config.model.model_path).expanduser()
+    if lora is None or plan.config.mode not in ("both", "train"):
+        return []
+    if importlib.util.find_spec("peft") is None:
+        return [Problem("model.lora_configs", "needs peft; `pip install 'trinity-trainer[lora]'`")]
+    if not folder.is_dir():
+        return []
+    try:
+        tensors = manifest_of_folder("base", 0, folder, checksums=False).tensors
+    except InvalidInput as error:
+        return [Problem("model.model_path", f"adapters are merged with its safetensors files: {error}")]
+    return select(lora, modules_of((tensor.name, len(tensor.shape)) for tensor in tensors))[1]
+
+
+def _check_stores(plan: Plan) -> list[Problem]:
+    """What a store needs on this machine."""
+    uses_s3 = any(entry.startswith(S3) for entry in plan.config.synchronizer.storage)
+    if plan.offline or not uses_s3 or importlib.util.find_spec("obstore") is not None:
+        return []
+    return [Problem("synchronizer.storage", f"{S3} needs obstore; `pip install 'trinity-runtime[s3]'`")]
 
 
 def _check_model(plan: Plan) -> list[Problem]:

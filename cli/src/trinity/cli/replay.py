@@ -50,10 +50,10 @@ def replay(subject: Subject, first: int, last: int | None, overrides: Sequence[s
     trained = circumstances(subject.folder)
     noted = trained.keys() | metrics_by_step(subject.folder).keys()
     wanted = _wanted(subject, first, last, max(noted, default=0))
-    placement, threads = _placement(subject, wanted, trained)
-    folder = _new_folder(subject.folder, first)
+    placement, threads = placement_of(subject, wanted, trained)
+    folder = new_folder(subject.folder, f"from_{first}")
     config_file = folder / "trainer.config.json"
-    files.write_json(config_file, json.loads(_config(subject, overrides).model_dump_json()))
+    files.write_json(config_file, json.loads(trainer_config(subject, overrides).model_dump_json()))
     settings = {
         "REPLAY_FOLDER": str(folder),
         "REPLAY_FROM": str(first),
@@ -92,7 +92,7 @@ def _wanted(subject: Subject, first: int, last: int | None, newest: int) -> Want
     return Wanted(first, last, begin)
 
 
-def _placement(subject: Subject, wanted: Wanted, trained: dict[int, dict[str, Any]]) -> tuple[Placement, int]:
+def placement_of(subject: Subject, wanted: Wanted, trained: dict[int, dict[str, Any]]) -> tuple[Placement, int]:
     """As many ranks as the run had, of the same kind, and CPU threads. RunError if this machine has not got them."""
     found = {(e.get("ranks"), e.get("device"), e.get("threads")) for e in map(trained.get, wanted.steps) if e}
     if len(found) > 1:
@@ -113,7 +113,7 @@ def _placement(subject: Subject, wanted: Wanted, trained: dict[int, dict[str, An
     return Placement("cuda", [], free[:ranks], ranks), threads or 0
 
 
-def _config(subject: Subject, overrides: Sequence[str]) -> Config:
+def trainer_config(subject: Subject, overrides: Sequence[str]) -> Config:
     """The stage's configuration for a trainer alone, in the folder where the job is now."""
     config = load(subject.config_file, overrides, plugins_loaded=False)
     below = make_plan(config).job_dir.relative_to(Path(config.checkpoint_root_dir).expanduser().absolute())
@@ -130,11 +130,11 @@ def _config(subject: Subject, overrides: Sequence[str]) -> Config:
     )
 
 
-def _new_folder(stage_folder: Path, first: int) -> Path:
-    """<stage>/replay/from_<first>, or the next one with a number behind."""
+def new_folder(stage_folder: Path, name: str) -> Path:
+    """<stage>/replay/<name>, or the next one with a number behind."""
     number = 1
     while True:
-        folder = stage_folder / "replay" / (f"from_{first}" if number == 1 else f"from_{first}_{number}")
+        folder = stage_folder / "replay" / (name if number == 1 else f"{name}_{number}")
         try:
             folder.mkdir(parents=True)
             return folder

@@ -47,9 +47,11 @@ def nats_child(folder: Path, log_dir: Path) -> tuple[Child, str]:
     return child, f"nats://{_LOCAL}:{port}"
 
 
-def _service(name: str, log_dir: Path, settings: dict[str, str], *, instance: str = "", once: bool = False) -> Child:
+def _service(
+    name: str, log_dir: Path, settings: dict[str, str], *, instance: str = "", once: bool = False, address: str = ""
+) -> Child:
     instance = instance or name
-    address, metrics = f"{_HOST}:{free_port()}", f"{_LOCAL}:{free_port()}"
+    address, metrics = address or f"{_HOST}:{free_port()}", f"{_LOCAL}:{free_port()}"
     log_file = log_dir / f"{instance}.log"
     prefix = f"TRINITY_{name.upper()}_"
     common = {
@@ -80,7 +82,9 @@ def infrastructure(plan: Plan, config_file: Path, nats_url: str, log_dir: Path) 
     settings |= {key: value for key in _BUFFER_LIMITS if (value := os.environ.get(f"TRINITY_BUFFER_{key}"))}
     children = [_service("buffer", log_dir, settings | _plugin_settings())]
     if not plan.offline:
-        children.append(_service("environment", log_dir, _plugin_settings()))
+        # Providers that attach need an address that stays.
+        listen = os.environ.get("TRINITY_ENVIRONMENT_LISTEN", "")
+        children.append(_service("environment", log_dir, _plugin_settings(), address=listen))
         children.append(_service("sync", log_dir, {"NATS_URL": nats_url}))
     by_name = {child.name: child.address for child in children}
     return children, Addresses(**by_name)
@@ -128,14 +132,16 @@ def trainer(
     log_dir: Path,
     placement: Placement,
     replaying: dict[str, str] | None = None,
+    nats_url: str = "",
 ) -> Child:
-    """The trainer; with `replaying` one that trains steps again for comparison alone."""
+    """The trainer; with `replaying` one that trains steps again for comparison alone, and publishes nothing."""
     settings = {
         "CONFIG_FILE": str(config_file),
         "BUFFER_ADDRESS": addresses.buffer,
         "SYNC_ADDRESS": addresses.sync or f"{_HOST}:1",
         "DEVICE": placement.device,
         "NUM_RANKS": str(placement.trainer_ranks),
+        **({"NATS_URL": nats_url} if nats_url else {}),
         **(replaying or {}),
     }
     child = _service("trainer", log_dir, settings, once=True)

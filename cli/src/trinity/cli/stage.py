@@ -56,7 +56,7 @@ class Stage:
         log_dir = self.folder / "log"
         plan, url = self._plan, self._nats_url
         self.children, addresses = services.infrastructure(plan, config_file, url, log_dir)
-        trainer = services.trainer(config_file, addresses, log_dir, self._placement)
+        trainer = services.trainer(config_file, addresses, log_dir, self._placement, nats_url=url)
         self._addresses = Addresses(addresses.buffer, addresses.environment, addresses.sync, trainer.address)
         if not plan.offline and plan.config.mode == "both":
             args = (plan, config_file, url, self._addresses, log_dir, self._placement)

@@ -11,17 +11,21 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
+from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.cli import job as jobs
 from trinity.cli.errors import RunError
 from trinity.cli.nats import wait_until_open
 from trinity.cli.services import Addresses
+from trinity.cli.tail import visible
 from trinity.cli.watch import Watcher
+from trinity.cli.weight_text import brief, error_text, member_facts
 from trinity.config import Config
 from trinity.runtime import files, rpc
 from trinity.runtime.checkpoints import complete_steps
 from trinity.runtime.process import is_alive
 
 _CALL_SECONDS = 2.0
+_NEWEST_VERSIONS = 5
 
 
 def find_job(config: Config | None, folder: Path | None) -> Path:
@@ -79,6 +83,7 @@ async def collect(folder: Path) -> dict[str, Any]:
     try:
         view = await watcher.refresh()
         health = await asyncio.gather(*(_health(process) for process in processes))
+        weights = await _weights(addresses.get("sync", ""), main.run)
     finally:
         await watcher.close()
     members = {member.pid: member for member in view.members}
@@ -123,12 +128,27 @@ async def collect(folder: Path) -> dict[str, Any]:
         if stats
         else None,
         "tokens_per_second": view.tokens_per_second,
-        "explorers": [
-            {"name": m.explorer_id, "pid": m.pid, "host": m.host, "version": m.version, "lag": m.lag, "state": m.state}
-            for m in view.members
-        ],
+        "weights": weights,
+        "explorers": [member_facts(member) for member in view.members],
         "processes": shown,
     }
+
+
+async def _weights(address: str, run: str) -> dict[str, Any] | None:
+    """The LIVE version, and the newest ones above it; None where no sync service answers."""
+    if not address:
+        return None
+    async with rpc.channel(address) as channel:
+        request = sync_pb2.ListVersionsRequest(run=run, limit=_NEWEST_VERSIONS)
+        try:
+            stub = sync_pb2_grpc.SyncServiceStub(channel)
+            versions = [brief(v) for v in (await stub.ListVersions(request, timeout=_CALL_SECONDS)).versions]
+        except grpc.aio.AioRpcError:
+            return None
+    live = next((v["version"] for v in versions if v["state"] == "LIVE"), None)
+    kept = ("version", "state", "reason")
+    newer = [{key: v[key] for key in kept} for v in versions if live is None or v["version"] > live]
+    return {"live": live, "newer": newer}
 
 
 def _version(process: jobs.ProcessRecord, member: Any, versions: dict[str, int | None]) -> int | None:
@@ -171,4 +191,22 @@ def render(found: dict[str, Any]) -> str:
     with console.capture() as capture:
         console.print(table)
         console.print(f"step {found['step']}/{found['last_step']} ({found['trainer_state']}) {found['waiting_for']}")
-    return capture.get().rstrip()
+    return "\n".join([capture.get().rstrip(), *_about_weights(found)])
+
+
+def _about_weights(found: dict[str, Any]) -> list[str]:
+    """A line for the versions, one for each explorer."""
+    lines = []
+    if found["weights"] is not None:
+        live = found["weights"]["live"]
+        lines.append("weights: nothing LIVE yet" if live is None else f"weights: version {live} LIVE")
+        for one in found["weights"]["newer"]:
+            lines[0] += f"; {one['version']} {one['state']}" + (f" ({one['reason']})" if one["reason"] else "")
+    for one in found["explorers"]:
+        behind = f", {one['lag']} behind" if one["lag"] else ""
+        by = f" by {one['transport']}" if one["transport"] else ""
+        canary = f", canary {error_text(one['canary_max_error'])}" if one["canary_max_error"] != 0 else ""
+        failure = f"; {one['failure']}" if one["failure"] else ""
+        serves = f"version {one['version']}{by}{behind}{canary}" if one["version"] >= 0 else "nothing served yet"
+        lines.append(f"{one['name']}: {one['state']}, {serves}, {one['tokens_per_second']:.0f} tokens/s{failure}")
+    return [visible(line) for line in lines]

@@ -17,7 +17,7 @@ from trinity.cli.devices import Placement, place, visible_gpus
 from trinity.cli.display import Display, make_display
 from trinity.cli.errors import RunError
 from trinity.cli.nats import wait_until_open
-from trinity.cli.preflight import check_inputs
+from trinity.cli.preflight import check_inputs, machine_problems
 from trinity.cli.services import nats_child
 from trinity.cli.stage import Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
@@ -151,6 +151,8 @@ async def _run_stages(
             display.say(f"stage {plan.config.name} is finished, skipped")
             parts.append(jobs.finished_summary(plan.job_dir))
             continue
+        if problems := machine_problems(plan):
+            raise ConfigError(source, problems)
         placement = place(plan, visible_gpus(), job.taken_gpus())
         stage = Stage(job, plan, nats_url, placement, display, is_last=stage_config is stages[-1])
         stage.prepare()

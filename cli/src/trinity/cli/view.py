@@ -1,7 +1,7 @@
 """`trinity view`: the experiences a step was trained on, from <job>/[<stage>/]buffer/experience_buffer.jsonl.
 
 The trainer appends one line per experience, steps in ascending order. After a crash steps are trained again and
-appended again, so what counts is the last stretch of a step's lines, and in it the last line of a rollout. The file may
+appended again, so what counts is the last stretch of a step's lines, and in it the last line of a turn. The file may
 be many GB: it is read from its end, and only lines of the step asked for are parsed. What models wrote may hold
 terminal escapes and markup; none of it reaches the terminal as such.
 """
@@ -91,9 +91,9 @@ def _parse(line: bytes) -> Row | None:
 
 
 def _last_of_each(rows: Iterable[Row]) -> list[Row]:
-    found: dict[tuple[str, str], Row] = {}
+    found: dict[tuple[str, ...], Row] = {}
     for row in rows:
-        key = (str(row.get("task_id")), str(row.get("rollout")))
+        key = tuple(str(row.get(name)) for name in ("task_id", "rollout", "turn"))
         found.pop(key, None)  # the order is that of the last time
         found[key] = row
     return list(found.values())

@@ -1,8 +1,8 @@
 """`trinity convert`: what the trainer saved, as folders that transformers and vLLM load.
 
 For each checkpoint: skip it if its weights are there, open its shards (deepspeed.py, fsdp.py; safe_load.py runs nothing
-of them), stream whole tensors into safetensors files (write.py). A checkpoint that cannot be converted is one sentence;
-the others are still done. Torch is imported once there is something to convert.
+of them) or its adapters (adapters.py), stream whole tensors into safetensors files (write.py). A checkpoint that cannot
+be converted is one sentence; the others are still done. Torch is imported once there is something to convert.
 """
 
 import importlib.util
@@ -67,7 +67,7 @@ def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str
     begin = time.monotonic()
     try:
         with torch.no_grad():
-            source = _open(checkpoint.actor)
+            source = _open(checkpoint.actor, base)
             write.copy_base_files(base, folder)
             config = write.read_config(folder)
             print(f"{title}: {source.kind}", flush=True)
@@ -83,10 +83,13 @@ def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str
     return _CONVERTED, f"{written.size_bytes / 1e6:.1f} MB in {shards}, {seconds:.1f} s, {folder}"
 
 
-def _open(actor: Path) -> "Source":
+def _open(actor: Path, base: Path | None) -> "Source":
+    from trinity.cli.convert.adapters import has_adapters, open_adapters
     from trinity.cli.convert.deepspeed import open_deepspeed
     from trinity.cli.convert.fsdp import has_shards, open_fsdp
 
+    if has_adapters(actor / "lora_adapter"):
+        return open_adapters(actor / "lora_adapter", base)
     if (actor / "deepspeed").is_dir():
         return open_deepspeed(actor / "deepspeed")
     if has_shards(actor):

@@ -5,10 +5,13 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trinity.config.algorithms import ALGORITHMS, PARTS, resolvable, resolve
+from trinity.config.algorithms import ALGORITHMS, PARTS, argument_problems, resolvable, resolve
 from trinity.config.errors import Problem
+from trinity.config.lora import check_lora
+from trinity.config.memory import parameters_of
 from trinity.config.names import (
     ARCHIVES,
+    DEFAULT_WORKFLOW,
     MONITOR_ARGS,
     PRIORITY_ARGS,
     SELECTOR_ARGS,
@@ -18,11 +21,15 @@ from trinity.config.names import (
     reward_functions,
     workflows,
 )
-from trinity.config.plan import learns_from_disk
+from trinity.config.plan import learns_from_disk, learns_from_pairs
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.stages import expand
 from trinity.config.task_pipeline import check_task_pipeline
+from trinity.config.teacher import check_teacher
+from trinity.config.trainer import check_trainer
+from trinity.config.weights import check_synchronizer
+from trinity.config.workflows import workflow_problems
 
 
 def check(config: Config, plugins_loaded: bool = True) -> Iterator[Problem]:
@@ -48,6 +55,8 @@ def check(config: Config, plugins_loaded: bool = True) -> Iterator[Problem]:
 def _check_stage(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     yield from _check_algorithm(config)
     yield from _check_monitor(config)
+    yield from check_trainer(config.trainer)
+    yield from check_lora(config)
     if plugins_loaded:
         yield from check_task_pipeline(config)
     if config.algorithm.algorithm_type not in ALGORITHMS:
@@ -55,7 +64,7 @@ def _check_stage(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     yield from _check_lengths(config)
     if resolvable(config.algorithm):
         yield from _check_sampling(config)
-    if ALGORITHMS[config.algorithm.algorithm_type].offline:
+    if ALGORITHMS[config.algorithm.algorithm_type].offline or learns_from_pairs(config):
         yield from _check_offline(config)
     elif learns_from_disk(config):
         yield from _check_archive(config)
@@ -68,10 +77,12 @@ def _check_algorithm(config: Config) -> Iterator[Problem]:
     if algorithm.algorithm_type not in ALGORITHMS:
         yield Problem("algorithm.algorithm_type", _unknown(algorithm.algorithm_type, ALGORITHMS))
         return
+    known_names = True
     for key, registry, attribute in PARTS:
         name = getattr(algorithm, key) or getattr(ALGORITHMS[algorithm.algorithm_type], attribute)
         if name is not None and name not in registry:
             yield Problem(f"algorithm.{key}", _unknown(name, registry))
+            known_names = False
             continue
         for argument in getattr(algorithm, f"{key}_args") or {}:
             known = registry[name] if name is not None else {}
@@ -79,6 +90,12 @@ def _check_algorithm(config: Config) -> Iterator[Problem]:
                 yield Problem(
                     f"algorithm.{key}_args.{argument}", f"{name} has no such argument; {_near(argument, known)}"
                 )
+                known_names = False
+    if known_names:
+        for place, problem in argument_problems(algorithm):
+            if place == "repeat_times" and learns_from_pairs(config):
+                continue  # the two of a row are compared
+            yield Problem(f"algorithm.{place}", problem)
 
 
 def _check_lengths(config: Config) -> Iterator[Problem]:
@@ -161,7 +178,7 @@ def _check_offline(config: Config) -> Iterator[Problem]:
     source = config.buffer.trainer_input.experience_buffer
     if source is None or not source.path:
         yield Problem("buffer.trainer_input.experience_buffer.path", f"is missing; {kind} reads its dataset from it")
-    if not config.buffer.train_batch_size:
+    if not config.buffer.train_batch_size and not learns_from_pairs(config):
         yield Problem("buffer.train_batch_size", f"is 0; {kind} needs the number of rows per optimizer step")
     if source is not None:
         place = "buffer.trainer_input.experience_buffer.data_selector"
@@ -189,7 +206,8 @@ def _check_archive(config: Config) -> Iterator[Problem]:
 
 def _check_batch_size(config: Config) -> Iterator[Problem]:
     size, repeat = config.buffer.train_batch_size, config.algorithm.repeat_times
-    if size % repeat and config.algorithm.sample_strategy != "mix":
+    mixes = resolvable(config.algorithm) and resolve(config.algorithm).sample_strategy.name == "mix"
+    if size % repeat and not mixes:  # _check_mix counts without the expert rows
         problem = f"is {size}, must be a multiple of algorithm.repeat_times = {repeat}"
         yield Problem("buffer.train_batch_size", problem)
 
@@ -211,6 +229,11 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
         yield from experience_operator_problems(operators)
     yield from _check_gpus(config)
     yield from _check_auxiliary(config)
+    if plugins_loaded and config.mode in ("both", "train"):
+        yield from check_teacher(config)
+    if config.mode in ("both", "train"):
+        known = parameters_of(config.model.model_path) if config.model.model_path else None
+        yield from check_synchronizer(config, known[0] if known else None)
 
 
 def _check_tasksets(config: Config) -> Iterator[Problem]:
@@ -234,10 +257,16 @@ def _check_names(config: Config) -> Iterator[Problem]:
     for key, taskset in _tasksets(config):
         places.append((f"{base}.{key}", "default_workflow_type", taskset.default_workflow_type))
         places.append((f"{base}.{key}", "default_reward_fn_type", taskset.default_reward_fn_type))
+    scorers = (*reward_functions(), *(provided.name for provided in config.explorer.environments))
     for place, field, name in places:
-        known = reward_functions() if field == "default_reward_fn_type" else workflows()
+        known = scorers if field == "default_reward_fn_type" else workflows()
         if name is not None and name not in known:
             yield Problem(f"{place}.{field}", _unknown(name, known))
+    for key, taskset in _tasksets(config):
+        default = (key.startswith("eval") and source.default_eval_workflow_type) or source.default_workflow_type
+        workflow = taskset.default_workflow_type or default or DEFAULT_WORKFLOW
+        for argument, problem in workflow_problems(workflow, taskset.workflow_args):
+            yield Problem(f"{base}.{key}.workflow_args.{argument}", problem)
 
 
 def _tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ from trinity.config.errors import Problem
 from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig
 
 Row = dict[str, Any]
+Messages = list[dict[str, Any]]
 
-# Columns of SFT datasets as they are published.
+# Columns of datasets as they are published.
+_TEXTS = ("text", "content")
 _MESSAGES = ("messages", "conversations", "conversation")
 _PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"), ("problem", "solution"))
 
@@ -103,6 +105,71 @@ def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, An
         {"role": "user", "content": row[form.prompt_key]},
         {"role": "assistant", "content": row[form.response_key]},
     ]
+
+
+def text_key(form: FormatConfig, row: Row) -> str:
+    """The column of plain text (cpt) by the first row: format.prompt_key or a usual one. Raises DatasetError."""
+    for key in (form.prompt_key, *_TEXTS):
+        if isinstance(row.get(key), str):
+            return key
+    found = ", ".join(row)
+    raise DatasetError(f"the rows have no text in {form.prompt_key!r}; they have {found}. Set format.prompt_key")
+
+
+def plain_text(row: Row, key: str, number: int) -> str:
+    """A row's text. Raises DatasetError naming row and column."""
+    text = row.get(key)
+    if not isinstance(text, str) or not text:
+        raise DatasetError(f"row {number}: {key!r} is {text!r}, must be text (columns: {', '.join(row)})")
+    return text
+
+
+def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages, Messages]:
+    """A row's two conversations, the chosen one first; both end with the assistant's message. Raises DatasetError.
+
+    Each is the reply to the prompt, which is text or messages, or a whole conversation.
+    """
+    prompt = row.get(form.prompt_key)
+    if isinstance(prompt, str):
+        system = row.get(form.system_prompt_key) if form.system_prompt_key else form.system_prompt
+        prompt = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}]
+    pair = []
+    for key in (form.chosen_key, form.rejected_key):
+        reply = row.get(key)
+        messages = [{"role": "assistant", "content": reply}] if isinstance(reply, str) else reply
+        if not isinstance(messages, list) or not messages or not _is_assistants(messages[-1]):
+            what = "must be text, or messages that end with the assistant's"
+            raise DatasetError(f"row {number}: {key!r} is {reply!r}, {what} (columns: {', '.join(row)})")
+        if len(messages) == 1:
+            if not isinstance(prompt, list) or not prompt:
+                what = "must be text or messages"
+                raise DatasetError(f"row {number}: {form.prompt_key!r} is {row.get(form.prompt_key)!r}, {what}")
+            messages = [*prompt, *messages]
+        pair.append(messages)
+    return pair[0], pair[1]
+
+
+def _is_assistants(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "assistant"
+
+
+def reader(kind: str, form: FormatConfig, first: Row) -> Callable[[Row, int], dict[str, str]]:
+    """What makes of a row and its number the fields of a buffer's Example, for rows of this kind (AlgorithmPlan.rows).
+
+    It, and the judgement of the first row, raise DatasetError naming the column, and the row.
+    """
+    if kind == "text":
+        key = text_key(form, first)
+        return lambda row, number: {"text": plain_text(row, key, number)}
+    if kind == "pairs":
+
+        def pair(row: Row, number: int) -> dict[str, str]:
+            chosen, rejected = preference_pair(row, form, number)
+            return {"messages_json": json.dumps(chosen), "rejected_json": json.dumps(rejected)}
+
+        return pair
+    usual = sft_format(form, first)
+    return lambda row, number: {"messages_json": json.dumps(sft_messages(row, usual, number))}
 
 
 def features(rows: Sequence[Row], keys: Sequence[str]) -> list[list[float]]:

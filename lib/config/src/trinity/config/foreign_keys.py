@@ -59,9 +59,14 @@ RENAMED: dict[str, str] = {
     f"{_ACTOR}.actor.optim.weight_decay": "algorithm.optimizer.weight_decay",
     f"{_ACTOR}.actor.optim.clip_grad": "trainer.grad_clip",
     f"{_ACTOR}.actor.grad_clip": "trainer.grad_clip",
+    f"{_ACTOR}.actor.ppo_epochs": "trainer.epochs_per_batch",
     f"{_ACTOR}.actor.use_dynamic_bsz": "trainer.use_dynamic_bsz",
     f"{_ACTOR}.actor.ppo_max_token_len_per_gpu": "trainer.max_token_len_per_gpu",
+    f"{_ACTOR}.actor.ppo_micro_batch_size_per_gpu": "trainer.micro_batch_size_per_gpu",
+    f"{_ACTOR}.actor.ulysses_sequence_parallel_size": "trainer.ulysses_sequence_parallel_size",
     f"{_ACTOR}.actor.fsdp_config.optimizer_offload": "trainer.deepspeed.offload_optimizer",
+    f"{_ACTOR}.actor.fsdp_config.param_offload": "trainer.deepspeed.offload_param",
+    f"{_ACTOR}.model.use_remove_padding": "trainer.use_remove_padding",
     f"{_ACTOR}.model.enable_gradient_checkpointing": "trainer.gradient_checkpointing",
     f"{_VERL}.trainer.max_actor_ckpt_to_keep": "trainer.max_checkpoints_to_keep",
     f"{_VERL}.trainer.critic_warmup": "trainer.critic.warmup_steps",
@@ -77,6 +82,10 @@ RENAMED: dict[str, str] = {
     f"{_CRITIC}.cliprange_value": "trainer.critic.cliprange_value",
     f"{_CRITIC}.grad_clip": "trainer.critic.grad_clip",
     **{f"{place}.task_selector": f"{place}.data_selector" for place in (*_TASKSETS, *_BUFFERS)},
+    **{
+        f"{_ACTOR}.rollout.{section}update_weights_bucket_megabytes": "synchronizer.bucket_mib"
+        for section in ("", "checkpoint_engine.")
+    },
     "buffer.read_batch_size": "buffer.train_batch_size",
 }
 
@@ -112,6 +121,8 @@ IGNORED: dict[str, str] = {
         "follows from engine_num and tensor_parallel_size; `trinity check` shows it",
     ),
     "algorithm.optimizer.optimizer_type": "the optimizer is AdamW",
+    **_under("model.lora_configs.*", "name base_model_name is_dummy", "adapters are merged where they are loaded"),
+    **_under("model", "fully_sharded_loras max_cpu_loras", "adapters are merged where they are loaded"),
     "model.logprobs": "the sampled token's log-probability is always recorded",
     "model.enable_prompt_truncation": "a prompt that is too long is kept out of the loss, always",
     "buffer.cache_dir": "everything of a run is in its job folder",
@@ -144,7 +155,7 @@ IGNORED: dict[str, str] = {
         "set by whoever starts the engine",
     ),
     **_under("explorer.rollout_model", "model_path name trust_remote_code max_model_len", "model.* says it"),
-    "synchronizer.wait_for_checkpoint": "explorers load complete versions only",
+    "synchronizer.wait_for_checkpoint": "explorers load complete versions only, and versions are no checkpoints",
     "synchronizer.explorer_world_size": "explorers join and leave; nobody counts them",
     "synchronizer.ray_namespace": _NO_RAY,
     "trainer.trainer_type": "the trainer is DeepSpeed",
@@ -152,11 +163,12 @@ IGNORED: dict[str, str] = {
     "trainer.enable_preview": _OWN_TRAINER,
     "trainer.save_strategy": "one checkpoint is written at a time, by every rank its own part",
     "trainer.fix_actor_microbatch_loss_scale": "the loss never depends on how a batch is split",
-    **_under(f"{_ACTOR}.model", "lora_alpha target_modules exclude_modules", "lora_rank asks for LoRA, or does not"),
-    **_under(
-        _ACTOR, "hybrid_engine nccl_timeout explorer_name synchronizer.**", "Trinity's synchronizer section says it"
-    ),
-    f"{_ACTOR}.model.use_remove_padding": "sequences of like length share a micro-batch, so little is padded",
+    **_under(f"{_ACTOR}.model", "lora_alpha target_modules exclude_modules", "adapters are model.lora_configs"),
+    **_under(_ACTOR, "hybrid_engine explorer_name synchronizer.**", "Trinity's synchronizer section says it"),
+    f"{_ACTOR}.nccl_timeout": "synchronizer.collective_timeout is the deadline; who misses it takes the version "
+    "from storage",
+    f"{_ACTOR}.rollout.checkpoint_engine.backend": "synchronizer.sync_method says how weights travel",
+    f"{_ACTOR}.rollout.checkpoint_engine.engine_kwargs.**": "synchronizer.sync_method says how weights travel",
     **_under(
         f"{_ACTOR}.rollout",
         "temperature n top_k top_p val_kwargs.** multi_turn.** log_prob_micro_batch_size "
@@ -164,8 +176,7 @@ IGNORED: dict[str, str] = {
         "rollout settings are model.*, explorer.rollout_model.* and rollout_args",
     ),
     f"{_ACTOR}.actor.ppo_mini_batch_size": "buffer.batch_size and train_batch_size say how much a step learns from",
-    f"{_ACTOR}.actor.ppo_micro_batch_size": "micro-batches are made by tokens: trainer.max_token_len_per_gpu",
-    f"{_ACTOR}.actor.ppo_micro_batch_size_per_gpu": "micro-batches are made by tokens: trainer.max_token_len_per_gpu",
+    f"{_ACTOR}.actor.ppo_micro_batch_size": "trainer.micro_batch_size_per_gpu says it for each rank",
     f"{_ACTOR}.actor.strategy": "the sharding is trainer.deepspeed.zero_stage",
     f"{_ACTOR}.actor.checkpoint.**": _OWN_TRAINER,
     **_under(f"{_ACTOR}.actor.fsdp_config", _FSDP, "the sharding is trainer.deepspeed.zero_stage"),
@@ -282,9 +293,7 @@ UNSUPPORTED: dict[str, str] = {
         "it works on the experience log; buffer.trainer_input.experience_buffer.path archives what it keeps",
     ),
     "service.data_juicer.**": "external services are not supported yet",
-    "model.lora_configs": "LoRA is not supported yet",
-    "model.fully_sharded_loras": "LoRA is not supported yet",
-    "model.max_cpu_loras": "LoRA is not supported yet",
+    "model.lora_configs.*.path": "adapters begin anew; merge those into the model first, and give it as model_path",
     "model.rope_scaling": "put it into the model's own config.json",
     "model.rope_theta": "put it into the model's own config.json",
     "model.enable_thinking": "put it into the chat template",
@@ -294,8 +303,6 @@ UNSUPPORTED: dict[str, str] = {
         "the remote Tinker backend is not supported",
     ),
     **_under("model.external_model", "enable base_url_env api_key_env model_name", "external models are not supported"),
-    "algorithm.kl_penalty_fn": "KL in the reward is not supported yet; kl_loss_fn puts it into the loss",
-    "algorithm.kl_penalty_fn_args": "KL in the reward is not supported yet; kl_loss_fn puts it into the loss",
     "buffer.trainer_input.sft_warmup_dataset": "use a stage of its own: stages, see examples/quickstart",
     "buffer.trainer_input.sft_warmup_steps": "use a stage of its own: stages, see examples/quickstart",
     **_under(
@@ -326,22 +333,12 @@ UNSUPPORTED: dict[str, str] = {
         "chat_template enable_thinking",
         "use model.custom_chat_template",
     ),
-    **_at(
-        tuple(f"{place}.format" for place in (*_TASKSETS, *_BUFFERS)),
-        "chosen_key rejected_key",
-        "preference pairs are not supported yet",
-    ),
-    "trainer.ulysses_sequence_parallel_size": "sequence parallelism is not supported yet",
-    f"{_ACTOR}.actor.ulysses_sequence_parallel_size": "sequence parallelism is not supported yet",
-    f"{_ACTOR}.actor.ppo_epochs": "several epochs over a batch are not supported yet",
-    f"{_ACTOR}.model.lora_rank": "LoRA is not supported yet",
-    f"{_ACTOR}.model.lora_adapter_path": "LoRA is not supported yet",
+    **_under(f"{_ACTOR}.model", "lora_rank lora_adapter_path", "adapters are model.lora_configs"),
     **_at(
         (f"{_ACTOR}.model", f"{_CRITIC}.model"), "rope_scaling rope_theta", "put it into the model's own config.json"
     ),
     f"{_CRITIC}.megatron.**": "there is no Megatron; use trainer.deepspeed",
     f"{_ACTOR}.actor.megatron.**": "there is no Megatron; use trainer.deepspeed",
-    f"{_ACTOR}.actor.fsdp_config.param_offload": "parameter offload is not supported yet",
     f"{_VERL}.algorithm.**": "Trinity's own algorithm section says it",
     f"{_VERL}.reward_model.**": "reward functions are default_reward_fn_type",
     f"{_VERL}.custom_reward_function.**": "reward functions are default_reward_fn_type",

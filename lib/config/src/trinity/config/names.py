@@ -8,9 +8,9 @@ from trinity import plugins
 from trinity.config.errors import Problem
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.pipeline import OperatorConfig
+from trinity.config.workflows import WORKFLOWS
 
-WORKFLOWS = ("simple_workflow", "math_workflow", "math_rm_workflow")
-REWARD_FUNCTIONS = ("accuracy_reward", "math_reward", "math_boxed_reward", "countdown_reward")
+REWARD_FUNCTIONS = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_reward", "countdown_reward")
 
 DEFAULT_WORKFLOW = "simple_workflow"
 DEFAULT_REWARD_FUNCTION = "math_reward"

@@ -42,6 +42,10 @@ class Staleness:
         """Lowest optimizer step whose weights may start the tasks of a batch."""
         return max(0, (batch - self.offset) // self.interval * self.interval)
 
+    def open_batches(self, gate_step: int) -> int:
+        """Batches, from the first, whose gates are met once gates up to `gate_step` are; that many may be fed."""
+        return gate_step // self.interval * self.interval + self.interval + self.offset
+
     def publishes(self, step: int, last_step: int | None) -> bool:
         """Whether the weights of a step become a version."""
         return step % self.interval == 0 or step == last_step
@@ -75,10 +79,16 @@ class Plan:
     def groups_per_step(self) -> int:
         """P: groups (or, offline, rows) of one optimizer step."""
         buffer = self.config.buffer
-        if self.algorithm.offline:
+        if self.algorithm.offline and not self.algorithm.of_pairs:
             return buffer.train_batch_size
         rolled_out = buffer.train_batch_size - self.experts_per_step
         return (rolled_out // self.config.algorithm.repeat_times) or buffer.batch_size
+
+    @property
+    def several_updates(self) -> bool:
+        """Whether a batch makes more than one update of the weights."""
+        trainer, experiences = self.config.trainer, self.experiences_per_step + self.experts_per_step
+        return trainer.epochs_per_batch > 1 or (trainer.mini_batch_size or experiences) < experiences
 
     @property
     def experts_per_step(self) -> int:
@@ -95,7 +105,8 @@ class Plan:
     @property
     def experiences_per_step(self) -> int:
         """Experiences (or rows) of one optimizer step, without those of auxiliary buffers."""
-        return self.groups_per_step * (1 if self.algorithm.offline else self.config.algorithm.repeat_times)
+        single = self.algorithm.offline and not self.algorithm.of_pairs
+        return self.groups_per_step * (1 if single else self.config.algorithm.repeat_times)
 
     @property
     def policy(self) -> str:
@@ -166,8 +177,15 @@ class Plan:
 
 def learns_from_disk(config: Config) -> bool:
     """Whether a stage's experience is on disk already: an offline algorithm, or mode train on a file or a database."""
-    if ALGORITHMS[config.algorithm.algorithm_type].offline:
-        return True
+    return ALGORITHMS[config.algorithm.algorithm_type].offline or _reads_disk(config)
+
+
+def learns_from_pairs(config: Config) -> bool:
+    """Whether what lies on disk are preference pairs: dpo in mode train on a file or a database."""
+    return config.algorithm.algorithm_type == "dpo" and _reads_disk(config)
+
+
+def _reads_disk(config: Config) -> bool:
     source = config.buffer.trainer_input.experience_buffer
     return config.mode == "train" and source is not None and source.storage_type in ("file", "sql")
 
@@ -180,7 +198,19 @@ def make_plan(config: Config) -> Plan:
         lengths=_lengths(config),
         staleness=Staleness(config.synchronizer.sync_interval, config.synchronizer.sync_offset),
     )
+    plan = replace(plan, algorithm=_algorithm(plan))
     return replace(plan, staleness=_staleness(plan))
+
+
+def _algorithm(plan: Plan) -> AlgorithmPlan:
+    """With what depends on the other sections."""
+    algorithm = plan.algorithm
+    if learns_from_pairs(plan.config):
+        algorithm = replace(algorithm, offline=True)
+    if algorithm.correction.decoupled is None:
+        decoupled = algorithm.correction.model_copy(update={"decoupled": plan.several_updates})
+        algorithm = replace(algorithm, correction=decoupled)
+    return algorithm
 
 
 def _staleness(plan: Plan) -> Staleness:

@@ -20,18 +20,37 @@ reward, masked and metrics, or it drops them. It returns metrics, or nothing. It
                 draft.drop()
 
 It may be a class, too: made once with the args as keyword arguments, then called with drafts and task.
+
+A tool is a function that the policy may call in tool_call_workflow; it runs in the explorer, in a thread of its own:
+
+    @tool("weather", "The weather of a place.", {"place": {"type": "string"}})
+    def weather(place):
+        return f"It is sunny in {place}."
 """
 
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 REWARD_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 WORKFLOWS: dict[str, type] = {}
 EXPERIENCE_OPERATORS: dict[str, Callable[..., Any]] = {}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """`schema` is in the form that chat templates take: {type: function, function: {name, description, parameters}}."""
+
+    schema: dict[str, Any]
+    function: Callable[..., Any]
+
+
+TOOLS: dict[str, Tool] = {}
+_TOOL_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type)
@@ -67,6 +86,19 @@ def experience_operator(name: str) -> Callable[[_Function], _Function]:
     def register(operator: _Function) -> _Function:
         _add(EXPERIENCE_OPERATORS, name, operator)
         return operator
+
+    return register
+
+
+def tool(name: str, description: str, parameters: dict[str, Any]) -> Callable[[_Function], _Function]:
+    """Register a tool for tool_call_workflow's `tools`. `parameters`: a JSON schema for each argument, all required."""
+
+    def register(function: _Function) -> _Function:
+        schema = {"type": "object", "properties": parameters, "required": list(parameters)}
+        made = {"name": name, "description": description, "parameters": schema}
+        _add(_TOOL_FUNCTIONS, name, function)
+        TOOLS[name] = Tool({"type": "function", "function": made}, function)
+        return function
 
     return register
 

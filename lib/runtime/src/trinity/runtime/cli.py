@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from trinity.runtime.errors import TrinityError
+from trinity.runtime.errors import EXIT_FOR_GOOD, TrinityError
 from trinity.runtime.settings import ServiceSettings, load_settings
 
 
@@ -25,9 +25,9 @@ def service_app(name: str, summary: str, settings: type[ServiceSettings], servic
             chosen = load_settings(settings)
             module, _, attribute = service.partition(":")
             built = getattr(importlib.import_module(module), attribute)(chosen)
-        except TrinityError as error:
+        except (TrinityError, ValueError) as error:  # trinity.config's errors are kinds of ValueError
             typer.echo(f"trinity-{name}: {error}", err=True)
-            sys.exit(2)
+            sys.exit(EXIT_FOR_GOOD)
         host.main(built, chosen)
 
     @app.command("settings")

@@ -8,17 +8,25 @@ from enum import StrEnum
 
 import grpc
 
+# A service process ends with it when starting it again would end the same way; with 1 after any other failure.
+EXIT_FOR_GOOD = 2
+
 
 class TrinityError(Exception):
-    """Root of everything Trinity raises on purpose. `code` is what a gRPC caller sees."""
+    """Root of everything Trinity raises on purpose. `code` is what a gRPC caller sees.
+
+    `for_good`: whoever ends with it would end with it again, unless somebody changes something.
+    """
 
     code: grpc.StatusCode = grpc.StatusCode.INTERNAL
+    for_good: bool = False
 
 
 class InvalidInput(TrinityError):
     """A value from outside is wrong: the message names the field, the value and the fix."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
+    for_good = True
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")

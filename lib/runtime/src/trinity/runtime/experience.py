@@ -53,7 +53,10 @@ class TaskKind(StrEnum):
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt or environment instance, explored `repeat_times` as one group."""
+    """One prompt or environment instance, explored `repeat_times` as one group.
+
+    `greedy_baseline`: the last rollout is sampled at temperature 0, as the baseline of the others (ReMax).
+    """
 
     run: str
     task_id: str
@@ -75,6 +78,7 @@ class Task:
     timeout_seconds: float
     max_attempts: int
     life: int = 0
+    greedy_baseline: bool = False
 
     @property
     def raw(self) -> dict[str, Any]:
@@ -121,6 +125,7 @@ class Experience:
     """One trajectory (or one step of it) as it was sampled.
 
     token_ids int32 [P + R], logprobs float32 [R], action_mask bool [R]; reward in the environment's own unit.
+    teacher_logprobs float32 [R], of the same tokens; None without a teacher.
     """
 
     rollout: int
@@ -136,6 +141,7 @@ class Experience:
     info_json: str = ""
     prompt_text: str = ""
     response_text: str = ""
+    teacher_logprobs: np.ndarray | None = None
 
     @property
     def response_length(self) -> int:
@@ -149,18 +155,26 @@ class Experience:
             raise InvalidInput(f"{name}.prompt_length", problem)
         if len(self.token_ids) and int(self.token_ids.min()) < 0:
             raise InvalidInput(f"{name}.token_ids", f"has {int(self.token_ids.min())}; ids are >= 0")
-        for part in ("logprobs", "action_mask"):
-            if len(getattr(self, part)) != length:
-                problem = f"has {len(getattr(self, part))} elements, the response has {length} tokens"
-                raise InvalidInput(f"{name}.{part}", problem)
-        sampled = self.logprobs[self.action_mask]
-        bad = np.flatnonzero(~(np.isfinite(sampled) & (sampled <= 1e-4)))
-        if len(bad):
-            problem = f"has {float(sampled[bad[0]])}; log-probabilities are finite and <= 0"
-            raise InvalidInput(f"{name}.logprobs", problem)
+        if len(self.action_mask) != length:
+            problem = f"has {len(self.action_mask)} elements, the response has {length} tokens"
+            raise InvalidInput(f"{name}.action_mask", problem)
+        for part in ("logprobs", "teacher_logprobs"):
+            self._check_logprobs(name, part, length)
         if not math.isfinite(self.reward):
             raise InvalidInput(f"{name}.reward", f"is {self.reward}, must be finite")
         self._check_spans(name, length)
+
+    def _check_logprobs(self, name: str, part: str, length: int) -> None:
+        values: np.ndarray | None = getattr(self, part)
+        if values is None:
+            return
+        if len(values) != length:
+            raise InvalidInput(f"{name}.{part}", f"has {len(values)} elements, the response has {length} tokens")
+        sampled = values[self.action_mask]
+        bad = np.flatnonzero(~(np.isfinite(sampled) & (sampled <= 1e-4)))
+        if len(bad):
+            problem = f"has {float(sampled[bad[0]])}; log-probabilities are finite and <= 0"
+            raise InvalidInput(f"{name}.{part}", problem)
 
     def _check_spans(self, name: str, length: int) -> None:
         at, newest = 0, -1

@@ -8,24 +8,30 @@ from typing import Any
 
 import xxhash
 
-_BLOCK = 4 * 1024 * 1024
+_BLOCK = 256 * 1024  # stays in the processor's cache: twice as fast as some MiB
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`; after a crash it holds the old or the new bytes, never a mixture."""
+def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace `path` by `content`; after a crash it holds the old or the new bytes, never a mixture.
+
+    With `durable` False only after a crash of the process, not of the machine: to sync one file can mean to wait for
+    all that was written to the disk before.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:

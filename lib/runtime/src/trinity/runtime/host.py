@@ -19,7 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trinity.runtime import files, logs, metrics, process, rpc, tracing
-from trinity.runtime.errors import TrinityError, Unavailable
+from trinity.runtime.errors import EXIT_FOR_GOOD, TrinityError, Unavailable
 from trinity.runtime.settings import ServiceSettings, split_address
 
 log = structlog.get_logger(__name__)
@@ -45,7 +45,8 @@ class Service(Protocol):
 
 
 def main(service: Service, settings: ServiceSettings) -> None:
-    """Run the service until SIGTERM. Exit code 0 after a drain, 1 after a failure, which is logged."""
+    """Run the service until SIGTERM. Exit code 0 after a drain; 1 after a failure, which is logged; EXIT_FOR_GOOD after
+    one that a restart would not mend."""
     if settings.stop_with_parent:
         process.die_with_parent()
     logs.configure(service.name, level=settings.log_level, file=settings.log_file)
@@ -58,7 +59,7 @@ def main(service: Service, settings: ServiceSettings) -> None:
             log.error("service.failed", reason=str(reason))
         else:
             log.exception("service.failed", reason=f"{type(reason).__name__}: {reason}")
-        sys.exit(1)
+        sys.exit(EXIT_FOR_GOOD if isinstance(reason, TrinityError) and reason.for_good else 1)
     finally:
         tracing.shutdown()
 

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 VERSIONS_BUCKET = "trinity_versions"
+MANIFESTS_BUCKET = "trinity_manifests"
 MEMBERS_BUCKET = "trinity_members"
 RUNS_BUCKET = "trinity_runs"
 
@@ -114,6 +115,18 @@ class RunNames:
         return f"trinity.{self.run}.blobs.{key}.*"
 
     @property
+    def weights_stream(self) -> str:
+        return f"TRINITY_WEIGHTS_{self.run}"
+
+    def weights_part(self, prefix: str, file: str, part: int | str) -> str:
+        """Subject of a part of a file; `prefix` is the version's, a token."""
+        return f"trinity.{self.run}.weights.{prefix}.{slug(file)}-{_digest(file)}.{part}"
+
+    def weights_parts(self, prefix: str, file: str = "") -> str:
+        """All parts of a file, or of all files of a version, for a filter."""
+        return self.weights_part(prefix, file, "*") if file else f"trinity.{self.run}.weights.{prefix}.>"
+
+    @property
     def blob_entries(self) -> str:
         """Log entries that refer to a blob, for a filter."""
         return f"trinity.{self.run}.experiences.*.*.blob"
@@ -125,12 +138,35 @@ class RunNames:
     def version_key(self, version: int) -> str:
         return f"{self.run}.version.{version}"
 
+    def manifest_key(self, version: int, digest: str) -> str:
+        return f"{self.run}.{version}.{digest}"
+
     @property
     def live_key(self) -> str:
         return f"{self.run}.live"
 
+    @property
+    def claim_key(self) -> str:
+        """Of the trainer that has the run."""
+        return f"{self.run}.claim"
+
+    @property
+    def candidate_key(self) -> str:
+        """Of the version whose canary an explorer computes."""
+        return f"{self.run}.candidate"
+
+    @property
+    def epoch_key(self) -> str:
+        """Of the newest collective group."""
+        return f"{self.run}.epoch"
+
+    @property
+    def members(self) -> str:
+        """What every member's key begins with, before a dot."""
+        return f"{self.run}.member"
+
     def member_key(self, explorer_id: str) -> str:
-        return f"{self.run}.member.{slug(explorer_id)}-{_digest(explorer_id)}"
+        return f"{self.members}.{slug(explorer_id)}-{_digest(explorer_id)}"
 
     @property
     def commit_key(self) -> str:

@@ -42,10 +42,13 @@ def guard_group() -> None:
             return
         os.setpgrp()
     code = "import os, signal, sys; sys.stdin.read(); os.killpg(os.getpgrp(), signal.SIGKILL)"
-    _guards.append(subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE))
+    # A plain descriptor, closed by the end of the process alone; a file object would be closed while Python ends.
+    watched, held = os.pipe()
+    _guards.append((subprocess.Popen([sys.executable, "-S", "-c", code], stdin=watched), held))
+    os.close(watched)
 
 
-_guards: list["subprocess.Popen[bytes]"] = []
+_guards: list[tuple["subprocess.Popen[bytes]", int]] = []
 
 
 _LOWEST_PORT = 10_000

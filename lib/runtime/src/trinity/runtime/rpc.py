@@ -30,6 +30,9 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON,
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    # Above 1,000 calls that wait gRPC cancels some at random: a thousand explorers that report at once are no attack.
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 50_000),
 ]
 CLIENT_OPTIONS: list[tuple[str, Any]] = [
     *_COMMON,

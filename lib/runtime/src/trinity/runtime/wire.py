@@ -1,5 +1,6 @@
 """Between the shared domain types and their protobuf messages. Decoding checks what it reads (invariant I8)."""
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2, task_pb2
@@ -38,6 +39,7 @@ _PLAIN_TASK_FIELDS = (
     "timeout_seconds",
     "max_attempts",
     "life",
+    "greedy_baseline",
 )
 _PLAIN_SAMPLING_FIELDS = (
     "temperature",
@@ -97,6 +99,8 @@ def _fill_experience(message: experience_pb2.Experience, experience: Experience)
     message.metrics.update(experience.metrics)
     message.info_json = experience.info_json
     message.prompt_text, message.response_text = experience.prompt_text, experience.response_text
+    if experience.teacher_logprobs is not None:
+        fill_tensor(message.teacher_logprobs, experience.teacher_logprobs)
 
 
 def experience_from_proto(message: experience_pb2.Experience, name: str = "experience") -> Experience:
@@ -115,7 +119,14 @@ def experience_from_proto(message: experience_pb2.Experience, name: str = "exper
         info_json=message.info_json,
         prompt_text=message.prompt_text,
         response_text=message.response_text,
+        teacher_logprobs=_optional(message, "teacher_logprobs", name),
     )
+
+
+def _optional(message: experience_pb2.Experience, field: str, name: str) -> np.ndarray | None:
+    if not message.HasField(field):
+        return None
+    return from_tensor(getattr(message, field), f"{name}.{field}", "float32")
 
 
 def fill_group(message: experience_pb2.Group, group: Group) -> None:

@@ -30,7 +30,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Experience(_message.Message):
-    __slots__ = ("rollout", "step", "token_ids", "prompt_length", "logprobs", "action_mask", "reward", "version_spans", "truncation", "metrics", "info_json", "prompt_text", "response_text")
+    __slots__ = ("rollout", "step", "token_ids", "prompt_length", "logprobs", "action_mask", "reward", "version_spans", "truncation", "metrics", "info_json", "prompt_text", "response_text", "teacher_logprobs")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class Experience(_message.Message):
     INFO_JSON_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_TEXT_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     rollout: int
     step: int
     token_ids: _tensor_pb2.Tensor
@@ -64,7 +65,8 @@ class Experience(_message.Message):
     info_json: str
     prompt_text: str
     response_text: str
-    def __init__(self, rollout: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompt_length: _Optional[int] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., action_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reward: _Optional[float] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., info_json: _Optional[str] = ..., prompt_text: _Optional[str] = ..., response_text: _Optional[str] = ...) -> None: ...
+    teacher_logprobs: _tensor_pb2.Tensor
+    def __init__(self, rollout: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompt_length: _Optional[int] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., action_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reward: _Optional[float] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., info_json: _Optional[str] = ..., prompt_text: _Optional[str] = ..., response_text: _Optional[str] = ..., teacher_logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("task", "attempt", "explorer_id", "experiences", "started_at_seconds", "finished_at_seconds")

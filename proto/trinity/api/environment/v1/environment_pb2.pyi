@@ -10,24 +10,28 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("environments", "scorers")
+    __slots__ = ("environments", "scorers", "protocol_version")
     ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
     SCORERS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     environments: _containers.RepeatedCompositeFieldContainer[EnvironmentDescription]
     scorers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, environments: _Optional[_Iterable[_Union[EnvironmentDescription, _Mapping]]] = ..., scorers: _Optional[_Iterable[str]] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, environments: _Optional[_Iterable[_Union[EnvironmentDescription, _Mapping]]] = ..., scorers: _Optional[_Iterable[str]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class EnvironmentDescription(_message.Message):
-    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds")
+    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds", "reset_timeout_seconds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     MAX_PARALLEL_EPISODES_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESET_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     summary: str
     max_parallel_episodes: int
     step_timeout_seconds: float
-    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ...) -> None: ...
+    reset_timeout_seconds: float
+    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ..., reset_timeout_seconds: _Optional[float] = ...) -> None: ...
 
 class EpisodeRequest(_message.Message):
     __slots__ = ("reset", "action")
@@ -50,13 +54,15 @@ class Reset(_message.Message):
     def __init__(self, environment: _Optional[str] = ..., task_json: _Optional[str] = ..., args_json: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("text",)
+    __slots__ = ("text", "turn")
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     text: str
-    def __init__(self, text: _Optional[str] = ...) -> None: ...
+    turn: int
+    def __init__(self, text: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class EpisodeResponse(_message.Message):
-    __slots__ = ("observation", "reward", "done", "info_json", "metrics")
+    __slots__ = ("observation", "reward", "done", "info_json", "metrics", "turn")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -69,12 +75,14 @@ class EpisodeResponse(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     INFO_JSON_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     observation: str
     reward: float
     done: bool
     info_json: str
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, observation: _Optional[str] = ..., reward: _Optional[float] = ..., done: bool = ..., info_json: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    turn: int
+    def __init__(self, observation: _Optional[str] = ..., reward: _Optional[float] = ..., done: bool = ..., info_json: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("scorer", "items", "args_json")
@@ -126,3 +134,79 @@ class Score(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     error: str
     def __init__(self, reward: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("offer", "replies")
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    offer: Offer
+    replies: _containers.RepeatedCompositeFieldContainer[ProviderReply]
+    def __init__(self, offer: _Optional[_Union[Offer, _Mapping]] = ..., replies: _Optional[_Iterable[_Union[ProviderReply, _Mapping]]] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("protocol_version", "token", "provider", "instance", "environments", "scorers")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
+    SCORERS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    token: str
+    provider: str
+    instance: str
+    environments: _containers.RepeatedCompositeFieldContainer[EnvironmentDescription]
+    scorers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., token: _Optional[str] = ..., provider: _Optional[str] = ..., instance: _Optional[str] = ..., environments: _Optional[_Iterable[_Union[EnvironmentDescription, _Mapping]]] = ..., scorers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AttachResponse(_message.Message):
+    __slots__ = ("accepted", "calls")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    accepted: Accepted
+    calls: _containers.RepeatedCompositeFieldContainer[ProviderCall]
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[ProviderCall, _Mapping]]] = ...) -> None: ...
+
+class Accepted(_message.Message):
+    __slots__ = ("protocol_version",)
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+
+class ProviderCall(_message.Message):
+    __slots__ = ("id", "reset", "action", "score", "close")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    reset: Reset
+    action: Action
+    score: ScoreRequest
+    close: Close
+    def __init__(self, id: _Optional[int] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., score: _Optional[_Union[ScoreRequest, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+
+class Close(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProviderReply(_message.Message):
+    __slots__ = ("id", "response", "scores", "failure")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    response: EpisodeResponse
+    scores: ScoreResponse
+    failure: Failure
+    def __init__(self, id: _Optional[int] = ..., response: _Optional[_Union[EpisodeResponse, _Mapping]] = ..., scores: _Optional[_Union[ScoreResponse, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...

@@ -50,6 +50,11 @@ class EnvironmentServiceStub(object):
                 request_serializer=trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.stream_stream(
+                '/trinity.api.environment.v1.EnvironmentService/Attach',
+                request_serializer=trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.AttachRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.AttachResponse.FromString,
+                _registered_method=True)
 
 
 class EnvironmentServiceServicer(object):
@@ -67,7 +72,9 @@ class EnvironmentServiceServicer(object):
         """One episode per stream. The client sends one `reset`, then one `action` for each observation that is not `done`;
         the server answers each with exactly one observation. Either side may close the stream at any time: the episode
         ends and everything it held is released. NOT_FOUND: no such environment; RESOURCE_EXHAUSTED: too many episodes;
-        INVALID_ARGUMENT: a message out of turn or a bad field; DEADLINE_EXCEEDED: the environment took too long.
+        INVALID_ARGUMENT: a message out of turn or a bad field; DEADLINE_EXCEEDED: the environment took too long;
+        FAILED_PRECONDITION: an action after `done`; UNAVAILABLE: whoever plays the episode went away; INTERNAL: the
+        environment raised; DATA_LOSS: it answered against this contract.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,6 +82,17 @@ class EnvironmentServiceServicer(object):
 
     def Score(self, request, context):
         """Scores finished answers, each on its own; stateless. A scorer that fails on one item reports it in that item.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request_iterator, context):
+        """A provider that cannot be called, behind NAT say, calls this instead and plays through the stream. Only the
+        environment service of a run implements it. The provider sends one `offer`, the service answers with `accepted`;
+        from then on the service sends calls and the provider answers each `reset`, `action` and `score` with one reply.
+        UNAUTHENTICATED: wrong token; ALREADY_EXISTS: a name is taken; FAILED_PRECONDITION: another protocol version;
+        INVALID_ARGUMENT: a message out of turn or a bad field. The details name the reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -97,6 +115,11 @@ def add_EnvironmentServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.ScoreRequest.FromString,
                     response_serializer=trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Attach': grpc.stream_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.AttachRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.AttachResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +204,33 @@ class EnvironmentService(object):
             '/trinity.api.environment.v1.EnvironmentService/Score',
             trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.ScoreRequest.SerializeToString,
             trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/trinity.api.environment.v1.EnvironmentService/Attach',
+            trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.AttachRequest.SerializeToString,
+            trinity_dot_api_dot_environment_dot_v1_dot_environment__pb2.AttachResponse.FromString,
             options,
             channel_credentials,
             insecure,

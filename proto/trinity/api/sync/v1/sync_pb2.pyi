@@ -22,7 +22,7 @@ VERSION_STATE_RETIRED: VersionState
 VERSION_STATE_REJECTED: VersionState
 
 class Manifest(_message.Message):
-    __slots__ = ("run", "version", "step", "tensors", "files", "offers", "created_at_seconds", "base_model")
+    __slots__ = ("run", "version", "step", "tensors", "files", "offers", "created_at_seconds", "base_model", "delta", "canary", "lora")
     RUN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,9 @@ class Manifest(_message.Message):
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     CREATED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BASE_MODEL_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
+    LORA_FIELD_NUMBER: _ClassVar[int]
     run: str
     version: int
     step: int
@@ -39,21 +42,86 @@ class Manifest(_message.Message):
     offers: _containers.RepeatedCompositeFieldContainer[Offer]
     created_at_seconds: float
     base_model: str
-    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., created_at_seconds: _Optional[float] = ..., base_model: _Optional[str] = ...) -> None: ...
+    delta: Delta
+    canary: Canary
+    lora: Lora
+    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., step: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorInfo, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., created_at_seconds: _Optional[float] = ..., base_model: _Optional[str] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., lora: _Optional[_Union[Lora, _Mapping]] = ...) -> None: ...
+
+class Lora(_message.Message):
+    __slots__ = ("rank", "alpha", "targets")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    alpha: float
+    targets: _containers.RepeatedCompositeFieldContainer[LoraTarget]
+    def __init__(self, rank: _Optional[int] = ..., alpha: _Optional[float] = ..., targets: _Optional[_Iterable[_Union[LoraTarget, _Mapping]]] = ...) -> None: ...
+
+class LoraTarget(_message.Message):
+    __slots__ = ("name", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Delta(_message.Message):
+    __slots__ = ("base_version", "files")
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    base_version: int
+    files: _containers.RepeatedCompositeFieldContainer[File]
+    def __init__(self, base_version: _Optional[int] = ..., files: _Optional[_Iterable[_Union[File, _Mapping]]] = ...) -> None: ...
+
+class Canary(_message.Message):
+    __slots__ = ("probes", "mean_tolerance", "max_tolerance")
+    PROBES_FIELD_NUMBER: _ClassVar[int]
+    MEAN_TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    probes: _containers.RepeatedCompositeFieldContainer[Probe]
+    mean_tolerance: float
+    max_tolerance: float
+    def __init__(self, probes: _Optional[_Iterable[_Union[Probe, _Mapping]]] = ..., mean_tolerance: _Optional[float] = ..., max_tolerance: _Optional[float] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("token_ids", "logprobs")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class CanaryReport(_message.Message):
+    __slots__ = ("version", "mean_error", "max_error", "expected", "computed", "explorer_id")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEAN_ERROR_FIELD_NUMBER: _ClassVar[int]
+    MAX_ERROR_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    EXPLORER_ID_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    mean_error: float
+    max_error: float
+    expected: float
+    computed: float
+    explorer_id: str
+    def __init__(self, version: _Optional[int] = ..., mean_error: _Optional[float] = ..., max_error: _Optional[float] = ..., expected: _Optional[float] = ..., computed: _Optional[float] = ..., explorer_id: _Optional[str] = ...) -> None: ...
 
 class TensorInfo(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "size_bytes", "file")
+    __slots__ = ("name", "dtype", "shape", "size_bytes", "file", "checksum")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     size_bytes: int
     file: str
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., file: _Optional[str] = ...) -> None: ...
+    checksum: str
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., file: _Optional[str] = ..., checksum: _Optional[str] = ...) -> None: ...
 
 class File(_message.Message):
     __slots__ = ("name", "size_bytes", "checksum")
@@ -66,10 +134,18 @@ class File(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("folder",)
+    __slots__ = ("folder", "s3", "jetstream", "collective", "delta")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    S3_FIELD_NUMBER: _ClassVar[int]
+    JETSTREAM_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
     folder: FolderOffer
-    def __init__(self, folder: _Optional[_Union[FolderOffer, _Mapping]] = ...) -> None: ...
+    s3: S3Offer
+    jetstream: JetStreamOffer
+    collective: CollectiveOffer
+    delta: bool
+    def __init__(self, folder: _Optional[_Union[FolderOffer, _Mapping]] = ..., s3: _Optional[_Union[S3Offer, _Mapping]] = ..., jetstream: _Optional[_Union[JetStreamOffer, _Mapping]] = ..., collective: _Optional[_Union[CollectiveOffer, _Mapping]] = ..., delta: bool = ...) -> None: ...
 
 class FolderOffer(_message.Message):
     __slots__ = ("path",)
@@ -77,17 +153,47 @@ class FolderOffer(_message.Message):
     path: str
     def __init__(self, path: _Optional[str] = ...) -> None: ...
 
+class S3Offer(_message.Message):
+    __slots__ = ("bucket", "prefix", "endpoint")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    bucket: str
+    prefix: str
+    endpoint: str
+    def __init__(self, bucket: _Optional[str] = ..., prefix: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
+class JetStreamOffer(_message.Message):
+    __slots__ = ("prefix",)
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    def __init__(self, prefix: _Optional[str] = ...) -> None: ...
+
+class CollectiveOffer(_message.Message):
+    __slots__ = ("epoch", "bucket_bytes")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    bucket_bytes: int
+    def __init__(self, epoch: _Optional[int] = ..., bucket_bytes: _Optional[int] = ...) -> None: ...
+
 class WeightVersion(_message.Message):
-    __slots__ = ("manifest", "state", "reason", "holders")
+    __slots__ = ("manifest", "state", "reason", "holders", "pinned", "committed", "measured")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
     manifest: Manifest
     state: VersionState
     reason: str
     holders: int
-    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., state: _Optional[_Union[VersionState, str]] = ..., reason: _Optional[str] = ..., holders: _Optional[int] = ...) -> None: ...
+    pinned: bool
+    committed: bool
+    measured: CanaryReport
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., state: _Optional[_Union[VersionState, str]] = ..., reason: _Optional[str] = ..., holders: _Optional[int] = ..., pinned: bool = ..., committed: bool = ..., measured: _Optional[_Union[CanaryReport, _Mapping]] = ...) -> None: ...
 
 class Capabilities(_message.Message):
     __slots__ = ("transports", "dtype", "tensor_parallel_size", "engines", "zone")
@@ -138,13 +244,45 @@ class WatchRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("live",)
+    __slots__ = ("live", "gate_step", "candidate", "epoch", "rejected")
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    GATE_STEP_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
     live: Manifest
-    def __init__(self, live: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
+    gate_step: int
+    candidate: Manifest
+    epoch: Epoch
+    rejected: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, live: _Optional[_Union[Manifest, _Mapping]] = ..., gate_step: _Optional[int] = ..., candidate: _Optional[_Union[Manifest, _Mapping]] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., rejected: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Epoch(_message.Message):
+    __slots__ = ("number", "backend", "store_address", "world_size", "members")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    backend: str
+    store_address: str
+    world_size: int
+    members: _containers.RepeatedCompositeFieldContainer[EpochMember]
+    def __init__(self, number: _Optional[int] = ..., backend: _Optional[str] = ..., store_address: _Optional[str] = ..., world_size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[EpochMember, _Mapping]]] = ...) -> None: ...
+
+class EpochMember(_message.Message):
+    __slots__ = ("explorer_id", "first_rank", "ranks")
+    EXPLORER_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_RANK_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    explorer_id: str
+    first_rank: int
+    ranks: int
+    def __init__(self, explorer_id: _Optional[str] = ..., first_rank: _Optional[int] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run", "lease_id", "version", "state", "tokens_per_second", "last_pause_seconds", "tokens_generated", "failed_version", "failure")
+    __slots__ = ("run", "lease_id", "version", "state", "tokens_per_second", "last_pause_seconds", "tokens_generated", "failed_version", "failure", "canaries", "transport")
     RUN_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +292,8 @@ class ReportRequest(_message.Message):
     TOKENS_GENERATED_FIELD_NUMBER: _ClassVar[int]
     FAILED_VERSION_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    CANARIES_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     run: str
     lease_id: str
     version: int
@@ -163,7 +303,9 @@ class ReportRequest(_message.Message):
     tokens_generated: int
     failed_version: int
     failure: str
-    def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., last_pause_seconds: _Optional[float] = ..., tokens_generated: _Optional[int] = ..., failed_version: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+    canaries: _containers.RepeatedCompositeFieldContainer[CanaryReport]
+    transport: str
+    def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., last_pause_seconds: _Optional[float] = ..., tokens_generated: _Optional[int] = ..., failed_version: _Optional[int] = ..., failure: _Optional[str] = ..., canaries: _Optional[_Iterable[_Union[CanaryReport, _Mapping]]] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ("lease_seconds",)
@@ -184,10 +326,14 @@ class LeaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class StageRequest(_message.Message):
-    __slots__ = ("manifest",)
+    __slots__ = ("manifest", "lease_id", "rollback")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     manifest: Manifest
-    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ...) -> None: ...
+    lease_id: str
+    rollback: int
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., lease_id: _Optional[str] = ..., rollback: _Optional[int] = ...) -> None: ...
 
 class StageResponse(_message.Message):
     __slots__ = ("state",)
@@ -196,6 +342,80 @@ class StageResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[VersionState, str]] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
+    __slots__ = ("run", "version", "lease_id", "versions_to_keep")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_TO_KEEP_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    version: int
+    lease_id: str
+    versions_to_keep: int
+    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., lease_id: _Optional[str] = ..., versions_to_keep: _Optional[int] = ...) -> None: ...
+
+class CommitResponse(_message.Message):
+    __slots__ = ("collectable", "state")
+    COLLECTABLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    collectable: _containers.RepeatedScalarFieldContainer[int]
+    state: VersionState
+    def __init__(self, collectable: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[VersionState, str]] = ...) -> None: ...
+
+class ClaimRequest(_message.Message):
+    __slots__ = ("run", "trainer_id", "pid", "host", "lease_id")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TRAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    trainer_id: str
+    pid: int
+    host: str
+    lease_id: str
+    def __init__(self, run: _Optional[str] = ..., trainer_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
+
+class ClaimResponse(_message.Message):
+    __slots__ = ("lease_id", "lease_seconds", "rollback")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    lease_seconds: float
+    rollback: RollbackRecord
+    def __init__(self, lease_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., rollback: _Optional[_Union[RollbackRecord, _Mapping]] = ...) -> None: ...
+
+class RollbackRecord(_message.Message):
+    __slots__ = ("number", "version", "withdrawn", "keep_experience", "reason", "at_seconds", "newest_step")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    KEEP_EXPERIENCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_STEP_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    version: int
+    withdrawn: _containers.RepeatedScalarFieldContainer[int]
+    keep_experience: bool
+    reason: str
+    at_seconds: float
+    newest_step: int
+    def __init__(self, number: _Optional[int] = ..., version: _Optional[int] = ..., withdrawn: _Optional[_Iterable[int]] = ..., keep_experience: bool = ..., reason: _Optional[str] = ..., at_seconds: _Optional[float] = ..., newest_step: _Optional[int] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("run", "lease_id")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    lease_id: str
+    def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetVersionRequest(_message.Message):
     __slots__ = ("run", "version")
     RUN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -203,11 +423,65 @@ class CommitRequest(_message.Message):
     version: int
     def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
-class CommitResponse(_message.Message):
-    __slots__ = ("collectable",)
-    COLLECTABLE_FIELD_NUMBER: _ClassVar[int]
-    collectable: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, collectable: _Optional[_Iterable[int]] = ...) -> None: ...
+class GetVersionResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: WeightVersion
+    def __init__(self, version: _Optional[_Union[WeightVersion, _Mapping]] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("run", "version", "pinned")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    version: int
+    pinned: bool
+    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., pinned: bool = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ("run", "version", "keep_experience", "reason")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEEP_EXPERIENCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    version: int
+    keep_experience: bool
+    reason: str
+    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., keep_experience: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RollbackResponse(_message.Message):
+    __slots__ = ("rollback",)
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    rollback: RollbackRecord
+    def __init__(self, rollback: _Optional[_Union[RollbackRecord, _Mapping]] = ...) -> None: ...
+
+class FormEpochRequest(_message.Message):
+    __slots__ = ("run", "lease_id", "backend", "store_address", "excluded", "renew")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    lease_id: str
+    backend: str
+    store_address: str
+    excluded: _containers.RepeatedScalarFieldContainer[str]
+    renew: bool
+    def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ..., backend: _Optional[str] = ..., store_address: _Optional[str] = ..., excluded: _Optional[_Iterable[str]] = ..., renew: bool = ...) -> None: ...
+
+class FormEpochResponse(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: Epoch
+    def __init__(self, epoch: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
 
 class ListVersionsRequest(_message.Message):
     __slots__ = ("run", "limit")
@@ -230,7 +504,7 @@ class ListMembersRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("explorer_id", "capabilities", "pid", "host", "address", "version", "lag", "state", "tokens_per_second", "seconds_since_report", "tokens_generated")
+    __slots__ = ("explorer_id", "capabilities", "pid", "host", "address", "version", "lag", "state", "tokens_per_second", "seconds_since_report", "tokens_generated", "transport", "last_pause_seconds", "failure", "canary_max_error")
     EXPLORER_ID_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +516,10 @@ class Member(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_REPORT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_GENERATED_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    LAST_PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    CANARY_MAX_ERROR_FIELD_NUMBER: _ClassVar[int]
     explorer_id: str
     capabilities: Capabilities
     pid: int
@@ -253,7 +531,11 @@ class Member(_message.Message):
     tokens_per_second: float
     seconds_since_report: float
     tokens_generated: int
-    def __init__(self, explorer_id: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[int] = ..., lag: _Optional[int] = ..., state: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., seconds_since_report: _Optional[float] = ..., tokens_generated: _Optional[int] = ...) -> None: ...
+    transport: str
+    last_pause_seconds: float
+    failure: str
+    canary_max_error: float
+    def __init__(self, explorer_id: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[int] = ..., lag: _Optional[int] = ..., state: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., seconds_since_report: _Optional[float] = ..., tokens_generated: _Optional[int] = ..., transport: _Optional[str] = ..., last_pause_seconds: _Optional[float] = ..., failure: _Optional[str] = ..., canary_max_error: _Optional[float] = ...) -> None: ...
 
 class ListMembersResponse(_message.Message):
     __slots__ = ("members",)

@@ -56,6 +56,16 @@ class SyncServiceStub(object):
                 request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.LeaveResponse.FromString,
                 _registered_method=True)
+        self.Claim = channel.unary_unary(
+                '/trinity.api.sync.v1.SyncService/Claim',
+                request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ClaimRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ClaimResponse.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/trinity.api.sync.v1.SyncService/Release',
+                request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ReleaseResponse.FromString,
+                _registered_method=True)
         self.Stage = channel.unary_unary(
                 '/trinity.api.sync.v1.SyncService/Stage',
                 request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.StageRequest.SerializeToString,
@@ -65,6 +75,26 @@ class SyncServiceStub(object):
                 '/trinity.api.sync.v1.SyncService/Commit',
                 request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitRequest.SerializeToString,
                 response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitResponse.FromString,
+                _registered_method=True)
+        self.GetVersion = channel.unary_unary(
+                '/trinity.api.sync.v1.SyncService/GetVersion',
+                request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.GetVersionRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.GetVersionResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/trinity.api.sync.v1.SyncService/Pin',
+                request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PinRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Rollback = channel.unary_unary(
+                '/trinity.api.sync.v1.SyncService/Rollback',
+                request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.RollbackResponse.FromString,
+                _registered_method=True)
+        self.FormEpoch = channel.unary_unary(
+                '/trinity.api.sync.v1.SyncService/FormEpoch',
+                request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.FormEpochRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.FormEpochResponse.FromString,
                 _registered_method=True)
         self.ListVersions = channel.unary_unary(
                 '/trinity.api.sync.v1.SyncService/ListVersions',
@@ -92,7 +122,7 @@ class SyncServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """The LIVE version now and at every change. Ends when the lease does.
+        """What to load, now and at every change. Ends when the lease does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,16 +142,62 @@ class SyncServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Claim(self, request, context):
+        """A trainer takes the run for itself, or renews its claim. ALREADY_EXISTS: another trainer's claim is alive.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """The trainer goes away in good order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stage(self, request, context):
-        """The trainer has made a version readable. Its files are checked against the manifest: STAGED -> VERIFIED or
-        REJECTED. Idempotent for the same manifest; FAILED_PRECONDITION for a version that is not newer than the newest.
+        """The trainer has made a version readable. Its files are checked against the manifest; with a canary the version
+        stays STAGED until an explorer has loaded it and computed the canary, without one it is VERIFIED at once.
+        Idempotent for the same manifest; FAILED_PRECONDITION for a version that is not newer than the newest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """VERIFIED -> LIVE; the version that was LIVE retires.
+        """VERIFIED -> LIVE; the version that was LIVE retires. A STAGED version goes LIVE as soon as it is VERIFIED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetVersion(self, request, context):
+        """One version, with its state and what the canary measured.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Keeps a version's files until it is unpinned.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollback(self, request, context):
+        """An older version LIVE again on every explorer; all newer ones are REJECTED as withdrawn. The buffer fences their
+        experience out of later batches and the trainer goes on from the older weights; both hear of it in KV.
+        Idempotent: rolling back to what is LIVE changes nothing. FAILED_PRECONDITION for a version that never was LIVE
+        or whose files are gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FormEpoch(self, request, context):
+        """The collective group for the next update: the same epoch while its members are the same, else a new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,6 +240,16 @@ def add_SyncServiceServicer_to_server(servicer, server):
                     request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.LeaveRequest.FromString,
                     response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.LeaveResponse.SerializeToString,
             ),
+            'Claim': grpc.unary_unary_rpc_method_handler(
+                    servicer.Claim,
+                    request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ClaimRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ClaimResponse.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ReleaseRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ReleaseResponse.SerializeToString,
+            ),
             'Stage': grpc.unary_unary_rpc_method_handler(
                     servicer.Stage,
                     request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.StageRequest.FromString,
@@ -173,6 +259,26 @@ def add_SyncServiceServicer_to_server(servicer, server):
                     servicer.Commit,
                     request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitRequest.FromString,
                     response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitResponse.SerializeToString,
+            ),
+            'GetVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVersion,
+                    request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.GetVersionRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.GetVersionResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PinRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PinResponse.SerializeToString,
+            ),
+            'Rollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.RollbackRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.RollbackResponse.SerializeToString,
+            ),
+            'FormEpoch': grpc.unary_unary_rpc_method_handler(
+                    servicer.FormEpoch,
+                    request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.FormEpochRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.FormEpochResponse.SerializeToString,
             ),
             'ListVersions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVersions,
@@ -306,6 +412,60 @@ class SyncService(object):
             _registered_method=True)
 
     @staticmethod
+    def Claim(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.sync.v1.SyncService/Claim',
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ClaimRequest.SerializeToString,
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ClaimResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.sync.v1.SyncService/Release',
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ReleaseRequest.SerializeToString,
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Stage(request,
             target,
             options=(),
@@ -349,6 +509,114 @@ class SyncService(object):
             '/trinity.api.sync.v1.SyncService/Commit',
             trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitRequest.SerializeToString,
             trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.sync.v1.SyncService/GetVersion',
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.GetVersionRequest.SerializeToString,
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.GetVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.sync.v1.SyncService/Pin',
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PinRequest.SerializeToString,
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.sync.v1.SyncService/Rollback',
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.RollbackRequest.SerializeToString,
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.RollbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FormEpoch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.sync.v1.SyncService/FormEpoch',
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.FormEpochRequest.SerializeToString,
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.FormEpochResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -112,13 +112,16 @@ class Feeder:
 
     def allowed(self) -> int:
         """Training tasks that may have been fed by now."""
-        if self._context.live_step < 0:
+        live = self._context.live
+        if live.version < 0:
             return 0
-        staleness = self._context.plan.staleness
-        batches = self._context.live_step // staleness.interval * staleness.interval
-        batches += staleness.interval + staleness.offset
-        batches = min(batches, self._context.last_step)
+        batches = min(self._context.plan.staleness.open_batches(live.gate_step), self._context.last_step)
         return batches * self._context.plan.groups_per_step + self._window.lost
+
+    def gate(self, ordinal: int) -> int:
+        """Lowest optimizer step whose weights may start a task that is fed now."""
+        batch = (ordinal - 1 - self._window.lost) // self._context.plan.groups_per_step
+        return self._context.plan.staleness.gate(batch)
 
     async def run(self) -> None:
         while True:
@@ -179,8 +182,7 @@ class Feeder:
 
     async def _feed_next(self) -> None:
         ordinal = self.fed + 1
-        batch = (ordinal - 1 - self._window.lost) // self._context.plan.groups_per_step
-        gate = self._context.plan.staleness.gate(batch)
+        gate = self.gate(ordinal)
         while self._injected and self._injected[0].stored.cancelled():
             self._injected.popleft()
         if not self._injected:

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from typing import Protocol
 
 from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.buffer.log import LogReader
@@ -15,20 +16,27 @@ from trinity.runtime.errors import InvalidInput, NotFound
 from trinity.runtime.wire import group_from_proto
 
 FedTask = Callable[[task_pb2.Task], Awaitable[task_pb2.Task]]
-NewestLive = Callable[[], Awaitable[int]]
+
+
+class Versions(Protocol):
+    """The part of LiveVersions that is needed here."""
+
+    async def was_live(self, version: int) -> bool: ...
+
+    async def meets(self, version: int, gate_step: int) -> bool: ...
 
 
 class Judge:
-    """Knows nothing of batches. `fed_task` finds a task as it was fed (NotFound), `newest_live` asks KV."""
+    """Knows nothing of batches. `fed_task` finds a task as it was fed (NotFound)."""
 
     def __init__(
-        self, context: RunContext, reader: LogReader, pipeline: Pipeline, fed_task: FedTask, newest_live: NewestLive
+        self, context: RunContext, reader: LogReader, pipeline: Pipeline, fed_task: FedTask, versions: Versions
     ) -> None:
         self._context = context
         self._reader = reader
         self._pipeline = pipeline
         self._fed_task = fed_task
-        self._newest_live = newest_live
+        self._versions = versions
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -83,21 +91,17 @@ class Judge:
         return processed(stored, self._pipeline.run(group_from_proto(message)))
 
     async def _check_versions(self, group: StoredGroup, gate_step: int, fenced: Collection[int]) -> None:
-        if group.oldest_version < gate_step and not self._withdrawn(gate_step, fenced):
+        # Weights that the task asks for may be withdrawn, so that older ones may start it.
+        if gate_step not in fenced and not await self._versions.meets(group.oldest_version, gate_step):
             raise InvalidInput(
                 "version_spans",
                 f"begin at version {group.oldest_version}; weights of step {gate_step} or newer may start this task",
             )
-        if group.newest_version > self._context.newest_live_step and group.newest_version not in fenced:
-            newest = await self._newest_live()
-            if group.newest_version > newest:
-                raise InvalidInput(
-                    "version_spans", f"name version {group.newest_version}; the newest that was ever LIVE is {newest}"
-                )
-
-    def _withdrawn(self, gate_step: int, fenced: Collection[int]) -> bool:
-        """Whether the weights that a task asks for were withdrawn, so that older ones may start it."""
-        return any(version >= gate_step for version in fenced)
+        if group.newest_version not in fenced and not await self._versions.was_live(group.newest_version):
+            newest = self._context.newest_live_step
+            raise InvalidInput(
+                "version_spans", f"name version {group.newest_version}; the newest that was ever LIVE is {newest}"
+            )
 
 
 def processed(group: StoredGroup, result: Processed) -> tuple[StoredGroup, str]:

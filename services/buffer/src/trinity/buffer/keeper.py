@@ -159,7 +159,7 @@ class Keeper:
         async with self._writing:
             while self._is_due(step := self._ledger.newest_step + 1):
                 late = self._time_is_over(step)
-                groups = self.window.next_batch(step, time.time(), late)
+                groups = self.window.next_batch(step, time.time(), late, self._context.lineage)
                 if groups is None:
                     break
                 entry = self._entry(step, groups, late)
@@ -173,6 +173,8 @@ class Keeper:
 
     def _is_due(self, step: int) -> bool:
         last = self._context.last_step
+        if self._context.unfenced is not None:
+            return False  # what it withdrew must not enter the entry
         return (not last or step <= last) and step <= self._context.wanted_step + _AHEAD[self._policy.kind]
 
     def _time_is_over(self, step: int) -> bool:
@@ -193,7 +195,7 @@ class Keeper:
         entry = pb.LedgerEntry(
             run=self._context.run,
             step=step,
-            groups=[group_to_proto(group, step) for group in groups],
+            groups=[group_to_proto(group, step, self._context.lineage) for group in groups],
             created_at_seconds=time.time(),
             policy=self._policy.kind,
             reward_mean=sum(g.reward_mean * (len(g.kept) or g.num_experiences) for g in groups) / experiences,

@@ -3,7 +3,6 @@
 The same ledger as of a run with explorers, so the same promise for step k.
 """
 
-import json
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from trinity.buffer.ledger import Ledger
 from trinity.buffer.selectors import make_selector
 from trinity.buffer.shared import RunContext
 from trinity.config import Plan
-from trinity.config.datasets import Row, read_buffer, sft_format, sft_messages
+from trinity.config.datasets import Row, read_buffer, reader
 from trinity.config.schema.buffer import ExperienceBufferConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.wire import encode_outcome
@@ -31,19 +30,18 @@ class _Source(Protocol):
     def part(self, row: int) -> pb.BatchPart: ...
 
 
-class _Messages:
-    """Conversations; the trainer tokenises them."""
+class _Examples:
+    """Rows of a dataset; the trainer tokenises them."""
 
-    def __init__(self, config: ExperienceBufferConfig) -> None:
+    def __init__(self, config: ExperienceBufferConfig, kind: str) -> None:
         self.rows: Sequence[Row] = read_buffer(config)
-        self._format = sft_format(config.format, self.rows[0])
+        self._example = reader(kind, config.format, self.rows[0])
 
     def members(self, rows: Iterable[int]) -> list[pb.LedgerGroup]:
         return []
 
     def part(self, row: int) -> pb.BatchPart:
-        messages = sft_messages(self.rows[row], self._format, row)
-        return pb.BatchPart(example=pb.Example(row=row, messages_json=json.dumps(messages)))
+        return pb.BatchPart(example=pb.Example(row=row, **self._example(self.rows[row], row)))
 
 
 class _Recorded:
@@ -115,4 +113,4 @@ def _open(plan: Plan, config: ExperienceBufferConfig) -> _Source:
         raise InvalidInput("buffer.trainer_input.experience_buffer.path", "is missing")
     if not plan.algorithm.offline or holds_experiences(config.path, config.name):
         return _Recorded(config)
-    return _Messages(config)
+    return _Examples(config, plan.algorithm.rows)

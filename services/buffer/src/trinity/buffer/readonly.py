@@ -49,7 +49,7 @@ class ReadOnlyRun(Run):
         self.context = context
         self.ledger = Ledger(context)
         self.reader = LogReader(context, settings.cache_mib * 2**20)
-        self.keeper = self.feeder = self.evaluator = self.retention = None
+        self.keeper = self.feeder = self.fences = self.evaluator = self.retention = None
         offline: Any = _WhenAsked(lambda: OfflineSource(context, self.ledger, plan.experience_buffer))
         auxiliary: Any = _WhenAsked(lambda: Auxiliary(plan))
         self.offline = offline if plan.offline else None

@@ -1,5 +1,6 @@
 """Metrics of exploration and evaluation, for the monitor's run `<name>_explorer`."""
 
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
@@ -29,7 +30,8 @@ class Reporter:
 
     def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None:
         values: _Values = defaultdict(list)
-        for experience in message.experiences:
+        everything = list(message.experiences)
+        for experience in [e for e in everything if _is_rollout(e.info_json)] or everything:
             values["reward"].append(experience.reward)
             for name, value in experience.metrics.items():
                 if name != "reward":  # a part of the reward may have the name of the whole
@@ -60,6 +62,17 @@ class Reporter:
         found = tally.metrics(self._plan.config.monitor.detailed_stats)
         if self.monitor is not None:
             self.monitor.log({f"{prefix}/{tally.taskset}/{name}": v for name, v in found.items()}, tally.step)
+
+
+def _is_rollout(info_json: str) -> bool:
+    """Not what led to one, such as a reflection: that names a group of its own, and its reward is not the task's."""
+    if '"group"' not in info_json:
+        return True
+    try:
+        info = json.loads(info_json)
+    except (ValueError, RecursionError):
+        return True
+    return not (isinstance(info, dict) and info.get("group"))
 
 
 def _dropped_metrics(entry: pb.LedgerEntry) -> dict[str, float]:

@@ -5,17 +5,17 @@ import contextlib
 import json
 from collections.abc import Iterable
 
-import structlog
-
-from trinity.api.common.v1 import experience_pb2, task_pb2
+from trinity.api.common.v1 import task_pb2
 from trinity.buffer.auxiliary import Auxiliary
 from trinity.buffer.batches import BatchServer
 from trinity.buffer.evaluation import Evaluator
 from trinity.buffer.feeder import Feeder
+from trinity.buffer.fences import Fences
 from trinity.buffer.judge import Judge
 from trinity.buffer.keeper import Keeper
 from trinity.buffer.ledger import Ledger
 from trinity.buffer.letters import DeadLetters
+from trinity.buffer.live import LiveVersions
 from trinity.buffer.log import LogReader
 from trinity.buffer.mirror import open_mirrors
 from trinity.buffer.mixture import Mixture
@@ -27,18 +27,13 @@ from trinity.buffer.selectors import DifficultyBased
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.shared import RunContext
 from trinity.buffer.tasks import TaskSource
-from trinity.buffer.window import FENCED
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket
-from trinity.runtime.errors import DataLoss, NotFound, Unavailable
+from trinity.runtime.errors import DataLoss, NotFound
 from trinity.runtime.experience import TaskKind
 from trinity.runtime.monitor import MonitorOptions, open_monitor
-
-log = structlog.get_logger(__name__)
-
-_FENCE_SECONDS = 30.0
 
 
 class Run:
@@ -48,10 +43,11 @@ class Run:
         plan: Plan = context.plan
         self.context = context
         self.ledger = Ledger(context)
-        self._versions = versions
+        self._versions = LiveVersions(context, versions)
         self._runs = runs
         self.reader = LogReader(context, settings.cache_mib * 2**20)
         self.keeper: Keeper | None = None
+        self.fences: Fences | None = None
         self.feeder: Feeder | None = None
         self.evaluator: Evaluator | None = None
         self.offline: OfflineSource | None = None
@@ -80,11 +76,11 @@ class Run:
         context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
         feeder = Feeder(context, tasks, lambda: keeper.window)
         pipeline = Pipeline(operators)
-        judge = Judge(context, self.reader, pipeline, feeder.task, self._newest_live)
+        judge = Judge(context, self.reader, pipeline, feeder.task, self._versions)
         self._reporter.pipeline = pipeline
         keeper = Keeper(context, self.ledger, judge, auxiliary, self._reporter)
         mirrors = open_mirrors(context, self.reader)
-        self.keeper, self.feeder = keeper, feeder
+        self.keeper, self.feeder, self.fences = keeper, feeder, Fences(context, keeper)
         self.retention = Retention(context, self.ledger, keeper, feeder, mirrors, settings)
 
     async def open(self) -> None:
@@ -99,7 +95,7 @@ class Run:
         commit = await self._runs.get(self.context.names.commit_key)
         value = json.loads(commit.value) if commit.revision else {"step": 0, "oldest_kept_step": 0}
         self.context.committed_step = value["step"]
-        self.context.newest_live_step = await self._newest_live()
+        await self._versions.look()
         if self.keeper is not None and self.feeder is not None and self.retention is not None:
             await self.keeper.recover()
             await self.feeder.recover()
@@ -125,11 +121,12 @@ class Run:
 
     async def run(self) -> None:
         """Until something fails; what ends by itself is a failure too."""
-        loops = [self._follow_live()]
+        loops = [self._versions.follow()]
         if self.offline is not None:
             loops.append(self.offline.run())
-        if self.keeper and self.feeder and self.retention:
+        if self.keeper and self.feeder and self.retention and self.fences:
             loops += [self.keeper.run(), self.feeder.run(), self.feeder.clear(), self.retention.run()]
+            loops.append(self.fences.run())
         if self.evaluator:
             loops += [self.evaluator.feed(), self.evaluator.collect()]
         try:
@@ -139,20 +136,6 @@ class Run:
         finally:
             if self._reporter.monitor is not None:
                 self._reporter.monitor.close()
-
-    async def _newest_live(self) -> int:
-        """The newest step whose weights were ever LIVE, as far as this process and KV know."""
-        entry = await self._versions.get(self.context.names.live_key)
-        live = json.loads(entry.value)["step"] if entry.revision else -1
-        self.context.newest_live_step = max(self.context.newest_live_step, live)
-        return self.context.newest_live_step
-
-    async def _follow_live(self) -> None:
-        async for entry in self._versions.watch(self.context.names.live_key):
-            if entry.revision:
-                live = self.context.live_step = json.loads(entry.value)["step"]
-                self.context.newest_live_step = max(self.context.newest_live_step, live)
-                await self.context.bell.ring()
 
     async def rewind(self, step: int) -> None:
         """The trainer goes on after `step`. DataLoss unless every later entry can still be served."""
@@ -184,18 +167,8 @@ class Run:
         return await self.retention.released(oldest_kept_step) + 1
 
     async def fence(self, versions: Iterable[int]) -> int:
-        """Keep what withdrawn versions sampled out of later batches. Returns the groups dropped so far for it."""
-        if self.keeper is None:
-            return 0
-        window, wanted = self.keeper.window, set(versions)
-        entry = experience_pb2.Outcome(fence=experience_pb2.Fence(versions=sorted(wanted)))
-        message_id = "fence/" + ",".join(map(str, sorted(wanted)))
-        stored = await self.context.broker.publish(
-            self.context.names.control, entry.SerializeToString(), message_id=message_id
-        )
-        if not await self.context.bell.wait_for(lambda: window.log_sequence >= stored.sequence, _FENCE_SECONDS):
-            raise Unavailable("the fence is in the log; the buffer has not come so far yet")
-        return window.dropped[FENCED]
+        """Keep what these versions sampled out of later batches. Returns the groups that fences have dropped so far."""
+        return await self.fences.fence(versions) if self.fences is not None else 0
 
     def _write_meta(self, step: int) -> None:
         """explorer_meta.json, for people: where exploration is at a checkpoint. The truth is in the streams."""

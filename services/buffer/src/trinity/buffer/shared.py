@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from trinity.buffer.lineage import Lineage
 from trinity.config import Plan
 from trinity.runtime.broker import Broker
 from trinity.runtime.names import RunNames
+from trinity.runtime.weights.pointer import Live, Rollback
 
 # Part of the log's limit that is given away in advance, to tasks whose groups are not there yet.
 _SAFE = 0.8
@@ -66,10 +68,10 @@ class Room:
 
 @dataclass
 class RunContext:
-    """One run in this process. `last_step` is where it ends; `live_step` -1 until weights are LIVE.
+    """One run in this process. `last_step` is where it ends; `fed` counts training tasks.
 
-    `newest_live_step` never falls, as `live_step` does when a version is withdrawn. `fed` counts training tasks.
-    `wanted_step` is the newest step that the trainer asked for, `wanted_since` when it began to wait for it, in
+    `live` is the pointer of its versions as this process heard of it last; rollbacks up to number `fenced_through` are
+    fenced. `wanted_step` is the newest step that the trainer asked for, `wanted_since` when it began to wait for it, in
     monotonic seconds.
     """
 
@@ -77,8 +79,8 @@ class RunContext:
     names: RunNames
     plan: Plan
     last_step: int = 0
-    live_step: int = -1
-    newest_live_step: int = -1
+    live: Live = field(default_factory=Live)
+    fenced_through: int = 0
     committed_step: int = 0
     fed: int = 0
     wanted_step: int = 0
@@ -95,3 +97,23 @@ class RunContext:
     @property
     def run(self) -> str:
         return self.names.run
+
+    @property
+    def live_step(self) -> int:
+        """Optimizer step of the LIVE version; -1 until there is one. It falls at a rollback."""
+        return self.live.step
+
+    @property
+    def newest_live_step(self) -> int:
+        """The newest step whose weights may ever have been LIVE; -1 for none."""
+        return max([self.live.step, *(newest for _, newest in self.live.withdrawn)])
+
+    @property
+    def lineage(self) -> Lineage:
+        return Lineage.of(self.live)
+
+    @property
+    def unfenced(self) -> Rollback | None:
+        """The oldest rollback whose experience is to be kept out of batches, and is not yet."""
+        due = (r for r in self.live.rollbacks if r.number > self.fenced_through and not r.keep_experience)
+        return next(due, None)

@@ -91,6 +91,7 @@ class TaskSource:
             evaluation_step=evaluation_step,
             timeout_seconds=config.explorer.max_timeout,
             max_attempts=config.explorer.max_retry_times + 1,
+            greedy_baseline=training and self.plan.algorithm.needs_greedy_baseline,
         )
 
 

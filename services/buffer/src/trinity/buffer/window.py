@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from trinity.buffer.lineage import NOTHING_WITHDRAWN, Lineage
 from trinity.buffer.policy import Policy
 
 STALE, FENCED, EVICTED = "stale", "fenced", "evicted"
@@ -45,14 +46,16 @@ class StoredGroup:
     use_count: int = 0
     reusable_at: float = 0.0
 
-    def staleness(self, step: int) -> int:
+    def staleness(self, step: int, lineage: Lineage = NOTHING_WITHDRAWN) -> int:
         """Optimizer steps between the weights that sampled its oldest token and those that `step` updates.
 
         A version's number is its optimizer step; step k updates the weights of step k - 1.
         """
-        return max(0, step - 1 - self.oldest_version)
+        return lineage.steps(self.oldest_version, step - 1)
 
     def sampled_by(self, versions: Collection[int]) -> bool:
+        if self.newest_version - self.oldest_version < len(versions):
+            return any(version in versions for version in range(self.oldest_version, self.newest_version + 1))
         return any(self.oldest_version <= version <= self.newest_version for version in versions)
 
 
@@ -180,11 +183,13 @@ class Window:
         self.refused += 1
         return Verdict.REFUSED
 
-    def next_batch(self, step: int, now: float = 0.0, partial: bool = False) -> list[StoredGroup] | None:
+    def next_batch(
+        self, step: int, now: float = 0.0, partial: bool = False, lineage: Lineage = NOTHING_WITHDRAWN
+    ) -> list[StoredGroup] | None:
         """The groups of a step; None while there are too few. `partial`: whatever there is, but not nothing."""
         if self.policy.kind == "replay":
             return self._by_priority(step, now, partial)
-        self._drop_stale(step)
+        self._drop_stale(step, lineage)
         wanted = self.policy.groups_per_step
         choice = self.unused if partial else self._ready
         if len(choice) < (1 if partial else wanted):
@@ -229,10 +234,12 @@ class Window:
         self.dropped[reason] += 1
         self.fresh_drops.append(Dropped(group.ordinal, group.log_sequence, reason, group.num_response_tokens))
 
-    def _drop_stale(self, step: int) -> None:
+    def _drop_stale(self, step: int, lineage: Lineage) -> None:
+        """Steps whose weights nobody may sample with do not count: dropping would only bring the same again."""
         limit = self.policy.staleness_limit
         if limit is not None:
-            for group in [g for g in self.unused.values() if g.staleness(step) > limit]:
+            limit += lineage.rejected
+            for group in [g for g in self.unused.values() if g.staleness(step, lineage) > limit]:
                 self._drop(group, STALE)
 
     def _priority(self, group: StoredGroup) -> tuple[float, int]:

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.lineage import NOTHING_WITHDRAWN, Lineage
 from trinity.buffer.policy import Policy
 from trinity.buffer.window import Dropped, Kept, StoredGroup, Window
 
@@ -29,11 +30,11 @@ _COUNTS = (
 )
 
 
-def group_to_proto(group: StoredGroup, step: int = 0) -> pb.LedgerGroup:
+def group_to_proto(group: StoredGroup, step: int = 0, lineage: Lineage = NOTHING_WITHDRAWN) -> pb.LedgerGroup:
     """With its staleness at `step`, if one is given."""
     message = pb.LedgerGroup(
         **{name: getattr(group, name) for name in _PLAIN},
-        staleness_steps=group.staleness(step) if step else 0,
+        staleness_steps=group.staleness(step, lineage) if step else 0,
         reusable_at_seconds=group.reusable_at,
     )
     for kept in group.kept:

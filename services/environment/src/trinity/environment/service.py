@@ -9,12 +9,17 @@ import grpc.aio
 from trinity import plugins
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.environment.environments import ENVIRONMENTS
-from trinity.environment.episodes import Arena
+from trinity.environment.hub import Hub
+from trinity.environment.scorers import find_scorer, scorer_names
 from trinity.environment.servicer import EnvironmentServicer
 from trinity.environment.settings import EnvironmentSettings
 from trinity.runtime.metrics import Gauge
+from trinity.sdk.arena import Arena
+from trinity.sdk.scoring import Scorer
 
 EPISODES = Gauge("trinity_environment_episodes_open", "Episodes open now", ["environment"])
+ATTACHED = Gauge("trinity_environment_providers_attached", "Providers attached now")
+ATTACHED_EPISODES = Gauge("trinity_environment_attached_episodes_open", "Episodes that attached providers play now")
 
 
 class EnvironmentService:
@@ -23,12 +28,17 @@ class EnvironmentService:
 
     def __init__(self, settings: EnvironmentSettings) -> None:
         plugins.load([folder for folder in settings.plugin_dirs.split(os.pathsep) if folder])
-        self._arena = Arena(ENVIRONMENTS, settings.threads)
-        for name in ENVIRONMENTS:
-            EPISODES.labels(name).set_function(partial(self._arena.open.__getitem__, name))
+        self._settings = settings
+        self._arena = Arena(ENVIRONMENTS.values(), _scorers(), settings.threads)
+        self._hub = Hub(self._arena, settings.attach_token)
+        for name, source in self._arena.sources.items():
+            EPISODES.labels(name).set_function(partial(getattr, source, "open"))
+        ATTACHED.set_function(lambda: len(self._hub.attachments))
+        ATTACHED_EPISODES.set_function(lambda: self._hub.open)
 
     def register(self, server: grpc.aio.Server) -> list[str]:
-        environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(EnvironmentServicer(self._arena), server)
+        servicer = EnvironmentServicer(self._arena, self._hub, self._settings.idle_seconds)
+        environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(servicer, server)
         return [environment_pb2.DESCRIPTOR.services_by_name["EnvironmentService"].full_name]
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
@@ -37,3 +47,9 @@ class EnvironmentService:
 
     async def drain(self, grace_seconds: float) -> None:
         await self._arena.drain(grace_seconds)
+
+
+def _scorers() -> dict[str, Scorer]:
+    """The built-in ones and those of plugins."""
+    found = {name: find_scorer(name) for name in scorer_names()}
+    return {name: scorer for name, scorer in found.items() if scorer is not None}

@@ -1,106 +1,76 @@
-"""The gRPC edge of the environment service."""
+"""The gRPC edge of the environment service: a provider like any other, to which others may attach."""
 
-import json
-import math
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.environment.environment import Observation
-from trinity.environment.episodes import Arena
-from trinity.environment.scorers import ScoreItem, find_scorer, scorer_names
-from trinity.runtime.errors import InvalidInput, NotFound
+from trinity.environment.attached import Attachment
+from trinity.environment.hub import Hub
+from trinity.runtime.errors import InvalidInput, TrinityError
+from trinity.sdk.arena import Arena
+from trinity.sdk.contract import PROTOCOL_VERSION
+from trinity.sdk.errors import status_of
+from trinity.sdk.servicer import IDLE_SECONDS, ProviderServicer
 
-MAX_ITEMS = 4096
-
-
-class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-
-    async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeResponse:
-        described = [
-            pb.EnvironmentDescription(
-                name=d.name,
-                summary=d.summary,
-                max_parallel_episodes=d.max_parallel_episodes,
-                step_timeout_seconds=d.step_timeout_seconds,
-            )
-            for d in (kind.description for kind in self._arena.environments.values())
-        ]
-        return pb.DescribeResponse(environments=described, scorers=scorer_names())
-
-    async def Episode(
-        self, requests: AsyncIterator[pb.EpisodeRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.EpisodeResponse]:
-        first = await anext(aiter(requests), None)
-        if first is None:
-            return
-        if first.WhichOneof("message") != "reset":
-            raise InvalidInput("reset", "is missing; it must be the first message of an episode")
-        reset = first.reset
-        async with self._arena.enter(reset.environment) as episode:
-            task = _object(reset.task_json, "reset.task_json")
-            args = _object(reset.args_json, "reset.args_json")
-            yield _response(await episode.reset(task, args, reset.seed))
-            async for request in requests:
-                if request.WhichOneof("message") != "action":
-                    raise InvalidInput("action", "is missing; after reset every message is an action")
-                yield _response(await episode.step(request.action.text))
-
-    async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
-        scorer = find_scorer(request.scorer)
-        if scorer is None:
-            raise NotFound(f"scorer: none is named {request.scorer!r}; known: {', '.join(scorer_names())}")
-        if len(request.items) > MAX_ITEMS:
-            raise InvalidInput("items", f"has {len(request.items)} items, at most {MAX_ITEMS} in one call")
-        args = _object(request.args_json, "args_json")
-
-        def score_all() -> list[pb.Score]:
-            return [_score(scorer, item, args) for item in request.items]
-
-        return pb.ScoreResponse(scores=await self._arena.call(score_all))
+_OFFER_SECONDS = 20.0
 
 
-def _score(scorer: Any, item: pb.ScoreItem, args: dict[str, Any]) -> pb.Score:
+class _Refused(TrinityError):
+    """An error of the SDK, as the edge of our services knows them."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class EnvironmentServicer(ProviderServicer):
+    def __init__(self, arena: Arena, hub: Hub, idle_seconds: float = IDLE_SECONDS) -> None:
+        super().__init__(arena, idle_seconds)
+        self._hub = hub
+
+    @contextlib.asynccontextmanager
+    async def edge(self, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if isinstance(getattr(error, "code", None), grpc.StatusCode):
+                raise _Refused(*status_of(error)) from None
+            raise
+
+    async def Attach(
+        self, requests: AsyncIterator[pb.AttachRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.AttachResponse]:
+        stream = aiter(requests)
+        try:
+            first = await asyncio.wait_for(anext(stream, None), _OFFER_SECONDS)
+        except TimeoutError:
+            raise InvalidInput("offer", f"did not come in {_OFFER_SECONDS:g} s") from None
+        if first is None or not first.HasField("offer"):
+            raise InvalidInput("offer", "is missing; it must be the first message")
+        attachment = self._hub.admit(first.offer)
+        reading = asyncio.create_task(_read(stream, attachment))
+        try:
+            yield pb.AttachResponse(accepted=pb.Accepted(protocol_version=PROTOCOL_VERSION))
+            while batches := await attachment.outbox.batches():
+                for batch in batches:
+                    yield pb.AttachResponse(calls=batch)
+            if reading.done():
+                reading.result()
+        finally:
+            reading.cancel()
+            self._hub.remove(attachment, f"the attached provider {attachment.provider} went away")
+
+
+async def _read(stream: AsyncIterator[pb.AttachRequest], attachment: Attachment) -> None:
+    """Deliver replies until the stream ends; then the sending side ends as well."""
     try:
-        result = scorer(
-            ScoreItem(
-                prompt=item.prompt,
-                response=item.response,
-                truth=item.truth,
-                task=_object(item.task_json, "items.task_json"),
-                truncated=item.truncated,
-                response_tokens=item.response_tokens,
-                token_ids=tuple(item.response_token_ids),
-            ),
-            args,
-        )
-        if not math.isfinite(result.reward):
-            return pb.Score(error=f"the scorer gave {result.reward}; rewards are finite")
-        return pb.Score(reward=result.reward, metrics=result.metrics)
-    except (Exception, SystemExit) as error:  # a bad item is that item's own failure, never the service's end
-        return pb.Score(error=f"{type(error).__name__}: {error}")
-
-
-def _response(observation: Observation) -> pb.EpisodeResponse:
-    return pb.EpisodeResponse(
-        observation=observation.text,
-        reward=observation.reward,
-        done=observation.done,
-        info_json=json.dumps(observation.info) if observation.info else "",
-        metrics=observation.metrics,
-    )
-
-
-def _object(text: str, field: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError as error:
-        raise InvalidInput(field, f"is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidInput(field, f"must be a JSON object, is {type(value).__name__}")
-    return value
+        async for request in stream:
+            if request.HasField("offer"):
+                raise InvalidInput("offer", "came twice")
+            for reply in request.replies:
+                attachment.take(reply)
+    finally:
+        attachment.end(f"the attached provider {attachment.provider} went away")

@@ -7,20 +7,24 @@ task is attempted again elsewhere, and the log's deduplication keeps the first g
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import structlog
 
 from trinity.api.common.v1 import experience_pb2
-from trinity.explorer.engine.engine import EngineFailed
+from trinity.explorer.engine.types import EngineFailed
 from trinity.explorer.environment import EnvironmentFailed, ScorerFailed
+from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow
+from trinity.explorer.workflows.base import Workflow
+from trinity.explorer.workflows.together import together
 from trinity.runtime import blobs, headers, tracing
 from trinity.runtime.broker import Broker, PublishRefused
 from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
-from trinity.runtime.experience import AttemptFailure, Group, Outcome, Task, TaskKind
+from trinity.runtime.experience import AttemptFailure, Experience, Group, Outcome, Task, TaskKind
 from trinity.runtime.metrics import Counter, Histogram
 from trinity.runtime.names import RunNames
 from trinity.runtime.wire import encode_outcome
@@ -38,9 +42,13 @@ SECONDS = Histogram(
 _CAUSES: list[tuple[type[BaseException], FailureCause]] = [
     (TimeoutError, FailureCause.TIMEOUT),
     (EngineFailed, FailureCause.ENGINE_ERROR),
+    (WeightsWithdrawn, FailureCause.ENGINE_ERROR),
     (ScorerFailed, FailureCause.SCORER_ERROR),
     (EnvironmentFailed, FailureCause.ENVIRONMENT_ERROR),
 ]
+# Sampling again helps at once against wrong or withdrawn weights, and it is no fault of the task's. What happens to it
+# so often in one attempt is one.
+_SAMPLED_AGAIN = 3
 _HEADROOM_BYTES = 64 * 1024
 
 _Stored = TypeVar("_Stored")
@@ -66,8 +74,7 @@ async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox) ->
             workflow = find_workflow(task.workflow)
             if workflow is None:
                 raise InvalidInput("task.workflow", f"{task.workflow!r} is unknown; known: {', '.join(WORKFLOWS)}")
-            async with asyncio.timeout(task.timeout_seconds):
-                experiences = await workflow(task, tools).run()
+            experiences = await _run(workflow, task, tools)
             group = Group(task, attempt, explorer_id, tuple(experiences), begin, time.time())
             try:
                 group.check()
@@ -83,6 +90,43 @@ async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox) ->
         return _failure(task, attempt, explorer_id, cause, error)
     finally:
         SECONDS.observe(time.time() - begin)
+
+
+async def _run(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Experience]:
+    """The workflow's experiences, sampled anew if weights were withdrawn meanwhile. Each run has the whole time."""
+    for left in reversed(range(_SAMPLED_AGAIN + 1)):
+        try:
+            async with asyncio.timeout(task.timeout_seconds):
+                experiences = await _rollouts(workflow, task, tools)
+            _refuse_older_after_newer(experiences)
+            return experiences
+        except WeightsWithdrawn as error:
+            if not left:
+                raise
+            log.info("explorer.attempt.sampled_again", task=task.task_id, reason=str(error))
+    raise AssertionError("unreachable")
+
+
+async def _rollouts(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Experience]:
+    """The group; a greedy baseline is one more run of the workflow, with the metric `greedy`."""
+    if not task.greedy_baseline:
+        return await workflow(task, tools).run()
+    others = task.repeat_times - 1
+    parts = (
+        replace(task, repeat_times=others, sampling=replace(task.sampling, n=others)),
+        replace(task, repeat_times=1, sampling=replace(task.sampling, n=1, temperature=0.0)),
+    )
+    sampled, greedy = await together(workflow(part, tools).run() for part in parts)
+    return sampled + [replace(e, rollout=others, metrics={**e.metrics, "greedy": 1.0}) for e in greedy]
+
+
+def _refuse_older_after_newer(experiences: Sequence[Experience]) -> None:
+    """A conversation that a rollback crossed began with weights that were withdrawn since."""
+    for experience in experiences:
+        versions = [span.version for span in experience.version_spans]
+        for before, after in pairwise(versions):
+            if after < before:
+                raise WeightsWithdrawn(f"tokens were sampled by version {before}, which a rollback withdrew")
 
 
 def lease_lost(task: Task, attempt: int, explorer_id: str) -> AttemptFailure:

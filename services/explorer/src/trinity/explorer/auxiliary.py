@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from trinity.config.names import auxiliary_name
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
 from trinity.explorer.chat import ChatTokenizer, Message
-from trinity.explorer.engine.engine import EngineFailed, start_vllm
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.engine.types import EngineOptions
+from trinity.explorer.engine.start import start_vllm
+from trinity.explorer.engine.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import SamplingParams
 
@@ -27,6 +29,19 @@ class Judge:
     async def chat(self, messages: Sequence[Message], sampling: SamplingParams) -> list[str]:
         completions = await self._pool.generate(self._tokenizer.prompt(messages), sampling)
         return [self._tokenizer.text(completion.token_ids) for completion in completions]
+
+    async def logprobs(self, token_ids: Sequence[int], prompt_length: int) -> np.ndarray:
+        """float32 [R]: of each token after the prompt, at temperature 1. Raises InvalidInput, EngineFailed."""
+        async with self._pool.least_busy() as engine:
+            limit, tokens = engine.options.max_model_len - 1, self._tokenizer.vocabulary_size
+            if len(token_ids) > limit:
+                raise InvalidInput("token_ids", f"are {len(token_ids)}, the auxiliary model takes {limit}")
+            if max(token_ids) >= tokens:
+                raise InvalidInput(
+                    "token_ids",
+                    f"has {max(token_ids)}, the auxiliary model knows {tokens}: a teacher needs the policy's tokenizer",
+                )
+            return (await engine.logprobs(token_ids))[prompt_length - 1 :]
 
     async def check(self) -> None:
         await self._pool.check()

@@ -1,6 +1,12 @@
-"""The model's tokenizer and chat template. Text becomes tokens once, on the way in; what was sampled stays tokens."""
+"""The model's tokenizer and chat template. Text becomes tokens once, on the way in; what was sampled stays tokens.
+
+A conversation of several turns grows by tokens alone: a reply as it was sampled, then `next_turn`: what the template
+writes between a reply and the next one. That is right only for templates that leave former turns as they were;
+`history_problem` finds the others.
+"""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +17,20 @@ from trinity.runtime.errors import InvalidInput
 
 Message = dict[str, Any]
 
+# Characters of a private use area: they stand for a reply in a rendered text, and nobody writes them.
+_REPLY = "\ue0a1\ue0a2\ue0a3"
+
 
 class ChatTokenizer:
-    """Loaded once from the model folder."""
+    """Loaded once from the model folder. InvalidInput if it has no tokenizer that can be used."""
 
     def __init__(self, model: ModelConfig) -> None:
         from transformers import AutoTokenizer
 
-        self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise InvalidInput("model.model_path", f"{model.model_path!r} has no usable tokenizer: {error}") from None
         if model.chat_template_path:
             self._tokenizer.chat_template = Path(model.chat_template_path).read_text(encoding="utf-8")
         elif model.custom_chat_template:
@@ -28,26 +40,78 @@ class ChatTokenizer:
                 "model.model_path", f"{model.model_path} has no chat template; set model.custom_chat_template"
             )
 
-    def prompt(self, messages: Sequence[Message], reply_prefix: str | None = None) -> list[int]:
-        """Token ids of a conversation, ready for the assistant to answer. InvalidInput if the template refuses it."""
-        try:
-            ids: Any = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
-            )
-        except Exception as error:  # Jinja templates raise what they like
-            raise InvalidInput("messages", f"the chat template refuses them: {error}") from None
-        if reply_prefix:
-            ids = ids + self._tokenizer.encode(reply_prefix, add_special_tokens=False)
-        return [int(token) for token in ids]
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        reply_prefix: str | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the assistant to answer. InvalidInput if the template refuses it.
+
+        tools: JSON schemas of functions the assistant may call.
+        """
+        return [*self._encode(self._render(messages, tools=tools)), *self._encode(reply_prefix or "")]
+
+    def next_turn(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids between a reply and the next one: the end of that reply's turn, the new messages, the next's begin.
+
+        They begin with the token that ends a turn. InvalidInput if the template refuses such messages here.
+        """
+        return self._encode(self._after_reply(messages))
 
     def conversation(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation that is over, for a reward model. InvalidInput if the template refuses it."""
-        try:
-            ids: Any = self._tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False)
-        except Exception as error:  # Jinja templates raise what they like
-            raise InvalidInput("messages", f"the chat template refuses them: {error}") from None
-        return [int(token) for token in ids]
+        return self._encode(self._render(messages, ask=False))
 
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         """For scorers and people; never tokenised again."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids it knows are below this."""
+        return len(self._tokenizer)
+
+    @cached_property
+    def history_problem(self) -> str:
+        """Why a conversation cannot grow by tokens under this template; empty if it can.
+
+        Some templates leave out what was thought in former turns, or begin a reply with words that they leave out
+        later: the prompt of the second turn is then no continuation of the first.
+        """
+        for reply, what in (
+            ("Yes.", "it writes former replies otherwise than it asked for them"),
+            ("<think>\nA thought.\n</think>\n\nYes.", "it leaves out what was thought in former turns"),
+        ):
+            asked: list[Message] = [{"role": "user", "content": text} for text in ("First?", "Second?", "Third?")]
+            said: Message = {"role": "assistant", "content": reply}
+            try:
+                whole = self._render([asked[0], said, asked[1], said, asked[2]])
+                grown = self._render(asked[:1]) + reply
+                grown += self._after_reply(asked[1:2]) + reply + self._after_reply(asked[2:])
+            except InvalidInput as error:
+                return f"it takes no conversation of several turns: {error}"
+            if whole != grown:
+                return what
+        return ""
+
+    def _after_reply(self, messages: Sequence[Message]) -> str:
+        before: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}]
+        _, found, after = self._render([*before, *messages]).partition(_REPLY)
+        if not found:
+            raise InvalidInput("messages", "the chat template leaves out a former reply")
+        return after
+
+    def _render(
+        self, messages: Sequence[Message], ask: bool = True, tools: Sequence[dict[str, Any]] | None = None
+    ) -> str:
+        try:
+            text: Any = self._tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=ask, tools=list(tools) if tools else None
+            )
+        except Exception as error:  # Jinja templates raise what they like
+            raise InvalidInput("messages", f"the chat template refuses them: {error}") from None
+        return str(text)
+
+    def _encode(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]

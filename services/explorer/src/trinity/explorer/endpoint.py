@@ -28,7 +28,7 @@ class PooledClient:
     async def generate(self, prompt: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         async with self._pool.least_busy() as engine:
             if isinstance(prompt, dict):  # key-value blocks of other weights are not reused
-                prompt = {**prompt, "cache_salt": f"v{engine.version}{prompt.get('cache_salt') or ''}"}
+                prompt = {**prompt, "cache_salt": f"{engine.cache_salt}{prompt.get('cache_salt') or ''}"}
             async for output in engine.llm.generate(prompt, *args, **kwargs):
                 yield output
 

@@ -42,6 +42,7 @@ class FolderFollower:
             log.warning("explorer.checkpoint.refused", step=step, reason=str(error))
             return
         files, tensors = manifest.load_arguments(model)
-        pause = await self._pool.load(step, files, tensors)
+        serial, pause = await self._pool.load(step, {"files": files, "tensors": [list(tensor) for tensor in tensors]})
+        self._pool.loads.trust(serial)
         self.version = step
         log.info("explorer.checkpoint.loaded", step=step, pause=round(pause, 4))

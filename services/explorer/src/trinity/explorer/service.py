@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 from dataclasses import asdict
+from pathlib import Path
 
 import grpc.aio
 import structlog
@@ -14,6 +15,8 @@ from trinity.config.service import load_plan
 from trinity.explorer import attempt, endpoint
 from trinity.explorer.auxiliary import AuxiliaryModels
 from trinity.explorer.chat import ChatTokenizer
+from trinity.explorer.collective import CollectiveMember
+from trinity.explorer.engine.devices import choose, has_nccl
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.types import EngineOptions
 from trinity.explorer.environment import EnvironmentClient
@@ -22,10 +25,14 @@ from trinity.explorer.leases import TaskQueue
 from trinity.explorer.servicer import ExplorerServicer
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.tools import ExplorerTools
-from trinity.explorer.weights import Activity, Membership, WeightFollower
+from trinity.explorer.weights.cache_folder import cache_folder
+from trinity.explorer.weights.follower import Activity, WeightFollower
+from trinity.explorer.weights.link import Membership
+from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime import names, process, tracing
 from trinity.runtime.broker import Broker, Message, connect
 from trinity.runtime.experience import Group, Task, TaskKind
+from trinity.runtime.weights.cache import WeightCache
 
 log = structlog.get_logger(__name__)
 
@@ -76,6 +83,8 @@ class ExplorerService:
             return "waiting for the log"
         if self.follower.updating:
             return "updating"
+        if self._evaluations:
+            return "evaluating"
         return "running" if self.running_tasks else "waiting"
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
@@ -86,31 +95,36 @@ class ExplorerService:
         devices, rest = self._devices_of_engines(options)
         self.pool = await EnginePool.start(options, len(devices), devices)
         try:
-            if self._settings.serve_listen:
-                await self._serve_openai(address, options, ready)
-            else:
-                await self._explore(address, options, rest, ready)
+            with cache_folder(self._settings.cache_dir, self.explorer_id) as cache:
+                if self._settings.serve_folder is None:
+                    self._follow(address, options, cache)
+                if self._settings.serve_listen:
+                    await self._serve_openai(options, ready)
+                else:
+                    await self._explore(options, rest, ready)
         finally:
             self.pool.close()
 
-    async def _explore(self, address: str, options: EngineOptions, cards: list[str], ready: asyncio.Event) -> None:
+    async def _explore(self, options: EngineOptions, cards: list[str], ready: asyncio.Event) -> None:
         assert self.pool is not None and self.tokenizer is not None
         plugins.load([folder for folder in self._settings.plugin_dirs.split(os.pathsep) if folder])
+        refuse_rewritten_history(self._plan, self.tokenizer.history_problem)
         self._auxiliary = auxiliary = await AuxiliaryModels.start(
             self._plan.config.explorer.auxiliary_models, options, cards
         )
-        environment = EnvironmentClient(self._settings.environment_address)
-        limit = self._plan.lengths.prompt
-        self._tools = ExplorerTools(self.pool, self.tokenizer, environment, auxiliary, limit)
+        explorer = self._plan.config.explorer
+        addressed = [(given.name, given.address) for given in explorer.environments if given.address != "attached"]
+        environment = EnvironmentClient(self._settings.environment_address, addressed, explorer.environment_wait)
+        lengths = self._plan.lengths
+        self._tools = ExplorerTools(self.pool, self.tokenizer, environment, auxiliary, lengths.prompt, lengths.model)
         try:
             async with await connect(self._settings.nats_url, f"trinity-explorer-{self.explorer_id}") as broker:
-                self._follow(address, options)
                 await self._serve(broker, ready)
         finally:
             await environment.close()
             auxiliary.close()
 
-    async def _serve_openai(self, address: str, options: EngineOptions, ready: asyncio.Event) -> None:
+    async def _serve_openai(self, options: EngineOptions, ready: asyncio.Event) -> None:
         """The OpenAI endpoint, following a live run's versions or a job folder's checkpoints."""
         assert self.pool is not None
         model, name = self._plan.config.model, self._plan.config.name
@@ -121,7 +135,6 @@ class ExplorerService:
                 await follower.load_newest()
                 group.create_task(follower.run())
             else:
-                self._follow(address, options)
                 assert self.follower is not None
                 group.create_task(self.follower.run())
                 await self.follower.wait_for_step(0)
@@ -131,11 +144,7 @@ class ExplorerService:
 
     def _engine_options(self) -> EngineOptions:
         config, rollout = self._plan.config, self._plan.config.explorer.rollout_model
-        device = self._settings.device
-        if device == "auto":
-            import torch
-
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = choose(self._settings.device)
         return EngineOptions(
             model=config.model.model_path,
             device=device,
@@ -166,8 +175,18 @@ class ExplorerService:
         used = rollout.engine_num * size
         return [",".join(cards[i * size : (i + 1) * size]) for i in range(rollout.engine_num)], cards[used:]
 
-    def _follow(self, address: str, options: EngineOptions) -> None:
+    def _follow(self, address: str, options: EngineOptions, cache_root: Path) -> None:
         assert self.pool is not None
+        pool = self.pool
+        stores = [name for name in self._settings.transports.split(",") if name != "collective"]
+        transports, collective = tuple(stores), None
+        asked_for_group = len(stores) < len(self._settings.transports.split(","))
+        if asked_for_group and options.device == "cuda" and not has_nccl():
+            log.warning("explorer.collective.no_nccl", advice="weights come by storage; install torch's build for CUDA")
+        elif asked_for_group:
+            timeout = self._plan.config.synchronizer.collective_timeout
+            collective = CollectiveMember(self.explorer_id, pool.enter_group, timeout)
+            transports += ("collective-nccl" if options.device == "cuda" else "collective-gloo",)
         membership = Membership(
             run=self.run_id,
             explorer_id=self.explorer_id,
@@ -175,16 +194,17 @@ class ExplorerService:
             base_model=options.model,
             dtype=options.engine_dtype,
             tensor_parallel_size=options.tensor_parallel_size,
-            engines=len(self.pool.engines),
+            engines=len(pool.engines),
+            transports=transports,
         )
-        pool = self.pool
         activity = Activity(
             state=self.state,
             tokens_per_second=pool.tokens_per_second,
             tokens_generated=lambda: pool.tokens_generated,
             busy_with_evaluation=lambda: self._evaluations > 0,
         )
-        self.follower = WeightFollower(self._settings.sync_address, membership, pool, activity)
+        cache = WeightCache(cache_root, self.run_id, stores, self._settings.nats_url)
+        self.follower = WeightFollower(self._settings.sync_address, membership, pool, cache, activity, collective)
 
     async def _serve(self, broker: Broker, ready: asyncio.Event) -> None:
         assert self.follower is not None and self.pool is not None
@@ -220,6 +240,7 @@ class ExplorerService:
         await self.follower.wait_for_step(task.gate_step)
         evaluation = task.kind is TaskKind.EVALUATION
         self._evaluations += evaluation
+        await self.follower.notify()
         try:
             with tracing.span("task.attempt", parent=tracing.extract(message.headers)):
                 if message.deliveries > task.max_attempts + _SILENT_DEATHS:

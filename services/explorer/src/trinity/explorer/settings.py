@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from trinity.runtime.settings import ServiceSettings
+
+_TRANSPORTS = ("folder", "s3", "jetstream", "collective")
 
 
 class ExplorerSettings(ServiceSettings):
@@ -22,4 +24,19 @@ class ExplorerSettings(ServiceSettings):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the engines run")
     serve_listen: str = Field("", description="Serve the OpenAI API at this host:port, and work on no tasks")
     serve_folder: Path | None = Field(None, description="Then follow this job folder's checkpoints, not a live run")
+    transports: str = Field(
+        "folder,s3,jetstream,collective", description="Ways this explorer may get weights, separated by commas"
+    )
+    cache_dir: Path | None = Field(
+        None, description="Where fetched weights are kept, twice a version's size; empty: a temporary folder"
+    )
     devices: str = Field("", description="CUDA devices of this explorer, as in CUDA_VISIBLE_DEVICES; empty: all")
+
+    @field_validator("transports")
+    @classmethod
+    def _known_transports(cls, value: str) -> str:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        unknown = [name for name in names if name not in _TRANSPORTS]
+        if unknown or not names:
+            raise ValueError(f"must name some of {', '.join(_TRANSPORTS)}; not {', '.join(unknown) or 'nothing'}")
+        return ",".join(names)

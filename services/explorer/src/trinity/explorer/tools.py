@@ -24,15 +24,29 @@ class ExplorerTools:
         environment: EnvironmentClient,
         auxiliary: AuxiliaryModels,
         max_prompt_tokens: int,
+        max_model_tokens: int,
     ) -> None:
         self._auxiliary = auxiliary
         self._pool = pool
         self._tokenizer = tokenizer
         self._environment = environment
         self.max_prompt_tokens = max_prompt_tokens
+        self.max_model_tokens = max_model_tokens
 
-    def prompt(self, messages: Sequence[Message], reply_prefix: str | None = None) -> list[int]:
-        return self._tokenizer.prompt(messages, reply_prefix)
+    @property
+    def history_problem(self) -> str:
+        return self._tokenizer.history_problem
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        reply_prefix: str | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> list[int]:
+        return self._tokenizer.prompt(messages, reply_prefix, tools)
+
+    def next_turn(self, messages: Sequence[Message]) -> list[int]:
+        return self._tokenizer.next_turn(messages)
 
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         return self._tokenizer.text(token_ids)
@@ -48,6 +62,13 @@ class ExplorerTools:
     async def rate(self, conversations: Sequence[Sequence[Message]], model: str = "") -> list[float]:
         with tracing.span("auxiliary.rate", model=model, conversations=len(conversations)):
             return await self._auxiliary.reward_model(model).rate(conversations)
+
+    async def teacher_logprobs(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> np.ndarray:
+        with tracing.span("auxiliary.logprobs", model=model, tokens=len(token_ids)):
+            return await self._auxiliary.judge(model).logprobs(token_ids, prompt_length)
+
+    def episode(self, environment: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> Any:
+        return self._environment.episode(environment, task, args, seed)
 
     async def score(
         self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]

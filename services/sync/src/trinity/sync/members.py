@@ -1,112 +1,202 @@
-"""Who rolls out for a run: explorers with a lease, renewed by every report, gone when it runs out."""
+"""Who rolls out for a run: explorers with a lease, renewed by every report, gone when it runs out.
 
-import json
+All members are in memory; a report is written to KV when it says something new, or when a third of the lease has
+passed. A lease is judged by how long this process has not heard of its member, from itself or through KV, so that hosts
+need not agree on the time.
+"""
+
+import asyncio
+import contextlib
+import re
 import time
 import uuid
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from trinity.runtime.broker import Bucket
+import structlog
+
+from trinity.runtime.broker import Bucket, SequenceConflict
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.runtime.names import RunNames
+from trinity.sync import clock, records
+from trinity.sync.mirror import Mirror
+from trinity.sync.records import Member
+from trinity.sync.state import Signal
+
+log = structlog.get_logger(__name__)
+
+# Other instances' reports may be this late: leases are long.
+_POLL_SECONDS = 0.25
+_SWEEP_SECONDS = 0.5
+_KEY = re.compile(r"[A-Za-z0-9_-]+")
+# What others decide by; the rest of a report can wait.
+_MATERIAL = ("version", "state", "failure", "transport")
 
 
-@dataclass(frozen=True)
-class Capabilities:
-    """What an explorer can do; free of judgement."""
+@dataclass
+class _Held:
+    """A member in memory; times are the clock's."""
 
-    transports: tuple[str, ...] = ()
-    dtype: str = ""
-    tensor_parallel_size: int = 1
-    engines: int = 1
-    zone: str = ""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One explorer, as of its last report. Times are Unix seconds."""
-
-    explorer_id: str
-    lease_id: str
-    pid: int
-    host: str
-    address: str
-    base_model: str
-    capabilities: Capabilities = field(default_factory=Capabilities)
-    version: int = -1
-    state: str = "starting"
-    tokens_per_second: float = 0.0
-    tokens_generated: int = 0
-    reported_at: float = 0.0
+    member: Member
+    heard_at: float
+    written_at: float
 
 
 class Members:
-    """The members of one run. Leases are judged by this host's clock, which wrote the times."""
+    """The members of one run. `changed` is rung when one comes or goes, or is in another state."""
 
     def __init__(self, bucket: Bucket, run: str, lease_seconds: float) -> None:
-        self._bucket = bucket
         self._names = RunNames(run)
+        self._mirror = Mirror(
+            bucket, self._names.members, self._on_change, every_seconds=_POLL_SECONDS, keep_when_lost=True
+        )
+        self._held: dict[str, _Held] = {}
+        self._ends: dict[str, asyncio.Future[None]] = {}
         self.lease_seconds = lease_seconds
+        self.changed = Signal()
+        self.ready = asyncio.Event()
 
-    def alive(self, member: Member) -> bool:
-        return time.time() - member.reported_at < self.lease_seconds
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._mirror.run())
+            group.create_task(self._sweep())
 
-    async def all(self) -> list[Member]:
-        """Members whose lease is alive, by id."""
-        entries = await self._bucket.entries(f"{self._names.run}.member")
-        members = [_decode(entry.value) for entry in entries.values()]
-        return sorted((m for m in members if self.alive(m)), key=lambda m: m.explorer_id)
+    async def _sweep(self) -> None:
+        await self._mirror.ready.wait()
+        self._drop_what_was_dead_before()
+        self.ready.set()
+        while True:
+            for key, held in list(self._held.items()):
+                if not self._is_alive(held):
+                    log.info("sync.member.expired", explorer=held.member.explorer_id, pid=held.member.pid)
+                    self._drop(key)
+            await asyncio.sleep(_SWEEP_SECONDS)
+
+    def _drop_what_was_dead_before(self) -> None:
+        """While no service ran nobody could report: leases are compared with the newest report, and begin anew."""
+        newest = max((held.member.reported_at for held in self._held.values()), default=0.0)
+        for key, held in list(self._held.items()):
+            if held.member.reported_at < newest - self.lease_seconds:
+                self._drop(key)
+
+    def _is_alive(self, held: _Held) -> bool:
+        return clock.now() - held.heard_at < self.lease_seconds
+
+    def _drop(self, key: str) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._end(held.member.lease_id)
+
+    def _end(self, lease_id: str) -> None:
+        end = self._ends.pop(lease_id, None)
+        if end is not None:
+            end.set_result(None)
+        self.changed.ring()
+
+    def _on_change(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._drop(key)
+            return
+        member, before = records.decode_member(value), self._held.get(key)
+        now = clock.now()
+        self._held[key] = _Held(member, now, now)
+        if before is None:
+            self.changed.ring()
+        elif before.member.lease_id != member.lease_id:
+            self._end(before.member.lease_id)
+        elif before.member.state != member.state:
+            self.changed.ring()
+
+    def all(self) -> list[Member]:
+        """Members whose lease is alive, by name."""
+        alive = (held.member for held in self._held.values() if self._is_alive(held))
+        return sorted(alive, key=lambda member: member.explorer_id)
+
+    def seconds_since_report(self, member: Member) -> float:
+        held = self._held.get(self._names.member_key(member.explorer_id))
+        return clock.now() - held.heard_at if held else 0.0
 
     async def join(self, member: Member) -> Member:
         """Enter, or come back after the old lease ran out or from the same process. AlreadyExists otherwise."""
         if not member.explorer_id:
             raise InvalidInput("explorer_id", "is empty")
-        joined = replace(member, lease_id=uuid.uuid4().hex, reported_at=time.time())
+        key = self._names.member_key(member.explorer_id)
+        lease_id = f"{key.rpartition('.')[2]}.{uuid.uuid4().hex}"
+        joined = replace(member, lease_id=lease_id, reported_at=time.time())
 
         def enter(value: bytes) -> bytes:
-            if value:
-                old = _decode(value)
-                if self.alive(old) and (old.pid, old.host) != (member.pid, member.host):
+            held = self._held.get(key)
+            if value and held is not None and self._is_alive(held):
+                old = held.member
+                if (old.pid, old.host) != (member.pid, member.host):
                     raise AlreadyExists(
                         f"explorer_id: {member.explorer_id!r} is taken by process {old.pid} on {old.host}; "
                         "explorer.name must differ between explorers of one run"
                     )
-            return _encode(joined)
+            return records.encode_member(joined)
 
-        await self._bucket.update(self._names.member_key(member.explorer_id), enter)
+        await self._mirror.change(key, enter)
+        log.info("sync.member.joined", explorer=joined.explorer_id, pid=joined.pid, host=joined.host)
         return joined
 
-    async def find(self, lease_id: str) -> Member:
-        """The member with a living lease. NotFound otherwise."""
-        for member in await self.all():
-            if member.lease_id == lease_id:
-                return member
+    async def find(self, lease_id: str, *, in_kv: bool = False) -> Member:
+        """The member with a living lease. NotFound otherwise. `in_kv`: not even another instance knows better."""
+        return (await self._find(lease_id, in_kv=in_kv))[1].member
+
+    async def _find(self, lease_id: str, *, in_kv: bool = False) -> tuple[str, _Held]:
+        tail = lease_id.rpartition(".")[0]
+        if _KEY.fullmatch(tail):
+            key = f"{self._names.members}.{tail}"
+            held = self._held.get(key)
+            if in_kv or held is None or held.member.lease_id != lease_id:  # it may have joined elsewhere just now
+                await self._mirror.fresh(key)
+                held = self._held.get(key)
+            if held is not None and held.member.lease_id == lease_id and self._is_alive(held):
+                return key, held
         raise NotFound("lease_id: no such lease; it ran out or was never given, join again")
 
-    async def report(self, explorer_id: str, lease_id: str, **changes: Any) -> Member:
+    async def report(self, lease_id: str, **changes: Any) -> Member:
         """Renew the lease and note what the explorer serves. NotFound if the lease is gone."""
-        reported: list[Member] = []
+        key, held = await self._find(lease_id)
+        before, now = held.member, clock.now()
+        member = replace(before, **changes, reported_at=time.time())
+        held.heard_at = now
+        is_news = any(getattr(before, name) != getattr(member, name) for name in _MATERIAL)
+        if not is_news and now - held.written_at < self.lease_seconds / 3:
+            held.member = member
+            return member
 
         def renew(value: bytes) -> bytes:
-            old = _decode(value) if value else None
-            if old is None or old.lease_id != lease_id or not self.alive(old):
+            if not value or records.decode_member(value).lease_id != lease_id:
                 raise NotFound("lease_id: the lease ran out; join again")
-            reported[:] = [replace(old, reported_at=time.time(), **changes)]
-            return _encode(reported[0])
+            return records.encode_member(member)
 
-        await self._bucket.update(self._names.member_key(explorer_id), renew)
-        return reported[0]
+        await self._mirror.change(key, renew, from_known=True)
+        return member
 
-    async def leave(self, explorer_id: str) -> None:
-        await self._bucket.delete(self._names.member_key(explorer_id))
+    async def leave(self, lease_id: str) -> None:
+        """Quietly if the lease is gone already."""
+        while True:
+            try:
+                key, held = await self._find(lease_id)
+            except NotFound:
+                return
+            entry = await self._mirror.fresh(key)
+            with contextlib.suppress(SequenceConflict):  # a report of its own may be under way
+                if entry.revision:
+                    await self._mirror.delete_if(key, entry.revision)
+                self._drop(key)
+                log.info("sync.member.left", explorer=held.member.explorer_id)
 
+    def seconds_left(self, lease_id: str) -> float:
+        """Until the lease runs out, if nothing is heard of its member."""
+        held = self._held.get(f"{self._names.members}.{lease_id.rpartition('.')[0]}")
+        if held is None or held.member.lease_id != lease_id:
+            return 0.0
+        return max(0.0, self.lease_seconds - (clock.now() - held.heard_at))
 
-def _encode(member: Member) -> bytes:
-    return json.dumps(asdict(member)).encode()
-
-
-def _decode(value: bytes) -> Member:
-    fields = json.loads(value)
-    capabilities = fields.pop("capabilities")
-    capabilities["transports"] = tuple(capabilities["transports"])
-    return Member(**fields, capabilities=Capabilities(**capabilities))
+    def end(self, lease_id: str) -> "asyncio.Future[None]":
+        """Done when the lease ends. To be waited for with asyncio.wait, which does not cancel it."""
+        if lease_id not in self._ends:
+            self._ends[lease_id] = asyncio.get_running_loop().create_future()
+        return self._ends[lease_id]

@@ -6,9 +6,26 @@ import grpc.aio
 
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.runtime import names
-from trinity.runtime.broker import Bucket, connect
+from trinity.runtime.broker import Broker, Bucket, connect
+from trinity.sync.runs import Buckets, Runs
 from trinity.sync.servicer import SyncServicer
 from trinity.sync.settings import SyncSettings
+
+# Members that are gone leave NATS by themselves. Far above any lease.
+_MEMBERS_SECONDS = 3600.0
+
+
+async def open_buckets(broker: Broker, settings: SyncSettings) -> Buckets:
+    """The buckets, made if missing. Leases are in memory: after a crash of NATS their holders join again."""
+    replicas = settings.nats_replicas
+    members_seconds = max(_MEMBERS_SECONDS, 10 * settings.lease_seconds)
+    return Buckets(
+        versions=await Bucket.open(broker, names.VERSIONS_BUCKET, replicas=replicas),
+        manifests=await Bucket.open(broker, names.MANIFESTS_BUCKET, replicas=replicas),
+        members=await Bucket.open(
+            broker, names.MEMBERS_BUCKET, ttl_seconds=members_seconds, replicas=replicas, in_memory=True
+        ),
+    )
 
 
 class SyncService:
@@ -17,20 +34,17 @@ class SyncService:
 
     def __init__(self, settings: SyncSettings) -> None:
         self._settings = settings
-        self._servicer = SyncServicer(settings.lease_seconds)
+        self._servicer = SyncServicer()
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         sync_pb2_grpc.add_SyncServiceServicer_to_server(self._servicer, server)
         return [sync_pb2.DESCRIPTOR.services_by_name["SyncService"].full_name]
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
-        settings = self._settings
-        async with await connect(settings.nats_url, "trinity-sync") as broker:
-            versions = await Bucket.open(broker, names.VERSIONS_BUCKET, replicas=settings.nats_replicas)
-            members = await Bucket.open(broker, names.MEMBERS_BUCKET, replicas=settings.nats_replicas)
-            self._servicer.attach(versions, members)
-            ready.set()
-            await asyncio.Event().wait()
+        async with await connect(self._settings.nats_url, "trinity-sync") as broker:
+            runs = Runs(await open_buckets(broker, self._settings), self._settings)
+            self._servicer.attach(runs)
+            await runs.work(ready)
 
     async def drain(self, grace_seconds: float) -> None:
         """Nothing to hand back: all state is in KV."""

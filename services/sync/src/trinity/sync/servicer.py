@@ -1,8 +1,5 @@
 """The gRPC edge of the sync service."""
 
-import asyncio
-import contextlib
-import time
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -10,169 +7,170 @@ import structlog
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
-from trinity.runtime.broker import Bucket
-from trinity.runtime.errors import InvalidInput, NotFound, Unavailable
-from trinity.runtime.weights import manifest_from_proto, manifest_to_proto
-from trinity.sync.members import Capabilities, Member, Members
-from trinity.sync.versions import Version, Versions
+from trinity.runtime.errors import Unavailable
+from trinity.runtime.weights import manifest_from_proto
+from trinity.sync import wire
+from trinity.sync.records import Member
+from trinity.sync.runs import Run, Runs
+from trinity.sync.state import Judged
 
 log = structlog.get_logger(__name__)
 
 _DEFAULT_LIMIT = 100
-# Versions older than this many before LIVE are given up as soon as nobody serves them.
-_KEEP_BEHIND_LIVE = 1
+# Of older versions a list gives the number and the step alone: thousands of manifests fit into no message.
+_WITH_MANIFEST = 100
 
 
 class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     """Serves every run of a NATS; a run exists as soon as somebody names it."""
 
-    def __init__(self, lease_seconds: float) -> None:
-        self._lease_seconds = lease_seconds
-        self._buckets: tuple[Bucket, Bucket] | None = None
+    def __init__(self) -> None:
+        self._runs: Runs | None = None
 
-    def attach(self, versions: Bucket, members: Bucket) -> None:
+    def attach(self, runs: Runs) -> None:
         """NATS answers: calls can be served from now on."""
-        self._buckets = versions, members
+        self._runs = runs
 
-    def _bucket(self, index: int, run: str) -> Bucket:
-        if self._buckets is None:
+    async def _run(self, name: str) -> Run:
+        if self._runs is None:
             raise Unavailable("the sync service is still starting")
-        if not run:
-            raise InvalidInput("run", "is empty")
-        return self._buckets[index]
-
-    def _versions(self, run: str) -> Versions:
-        return Versions(self._bucket(0, run), run)
-
-    def _members(self, run: str) -> Members:
-        return Members(self._bucket(1, run), run, self._lease_seconds)
+        return await self._runs.get(name)
 
     async def Join(self, request: pb.JoinRequest, context: grpc.aio.ServicerContext) -> pb.JoinResponse:
-        offered = request.capabilities
-        member = Member(
-            explorer_id=request.explorer_id,
-            lease_id="",
-            pid=request.pid,
-            host=request.host,
-            address=request.address,
-            base_model=request.base_model,
-            capabilities=Capabilities(
-                tuple(offered.transports), offered.dtype, offered.tensor_parallel_size, offered.engines, offered.zone
-            ),
-        )
-        joined = await self._members(request.run).join(member)
-        log.info("sync.member.joined", explorer=joined.explorer_id, pid=joined.pid, host=joined.host)
-        return pb.JoinResponse(lease_id=joined.lease_id, lease_seconds=self._lease_seconds)
+        members = (await self._run(request.run)).members
+        joined = await members.join(wire.member_from_join(request))
+        return pb.JoinResponse(lease_id=joined.lease_id, lease_seconds=members.lease_seconds)
 
     async def Watch(
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WatchResponse]:
-        versions, members = self._versions(request.run), self._members(request.run)
-        await members.find(request.lease_id)
-        changes = versions.watch()
-        try:
-            waiting = asyncio.ensure_future(anext(changes))
-            while True:
-                done, _ = await asyncio.wait([waiting], timeout=self._lease_seconds)
-                await members.find(request.lease_id)
-                if not done:
-                    continue
-                live = waiting.result()
-                waiting = asyncio.ensure_future(anext(changes))
-                if live.version < 0:
-                    yield pb.WatchResponse()
-                else:
-                    yield pb.WatchResponse(live=manifest_to_proto((await versions.get(live.version)).manifest))
-        finally:
-            waiting.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
-                await waiting
-            await changes.aclose()  # type: ignore[attr-defined]
+        run = await self._run(request.run)
+        async for response in run.watches.follow(request.lease_id):
+            yield response
 
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext) -> pb.ReportResponse:
-        members = self._members(request.run)
-        member = await members.find(request.lease_id)
+        run = await self._run(request.run)
+        before = await run.members.find(request.lease_id)
         if request.failure:
             log.warning(
                 "sync.member.load_failed",
-                explorer=member.explorer_id,
+                explorer=before.explorer_id,
                 version=request.failed_version,
                 reason=request.failure,
             )
-        if request.version != member.version:
-            log.info("sync.member.serves", explorer=member.explorer_id, version=request.version)
-        await members.report(
-            member.explorer_id,
-            request.lease_id,
-            version=request.version,
-            state=request.state,
-            tokens_per_second=request.tokens_per_second,
-            tokens_generated=request.tokens_generated,
-        )
-        return pb.ReportResponse(lease_seconds=self._lease_seconds)
+        if request.version != before.version:
+            log.info("sync.member.serves", explorer=before.explorer_id, version=request.version)
+        changes = _reported(request, before)
+        member = await run.members.report(request.lease_id, **changes)
+        for canary in request.canaries:
+            await run.canaries.measured(member, wire.measured_from_proto(canary, member.explorer_id))
+        if request.failure:
+            await run.canaries.failed(member, request.failed_version, request.failure)
+        return pb.ReportResponse(lease_seconds=run.members.lease_seconds)
 
     async def Leave(self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext) -> pb.LeaveResponse:
-        members = self._members(request.run)
-        with contextlib.suppress(NotFound):
-            member = await members.find(request.lease_id)
-            await members.leave(member.explorer_id)
-            log.info("sync.member.left", explorer=member.explorer_id)
+        await (await self._run(request.run)).members.leave(request.lease_id)
         return pb.LeaveResponse()
 
+    async def Claim(self, request: pb.ClaimRequest, context: grpc.aio.ServicerContext) -> pb.ClaimResponse:
+        run = await self._run(request.run)
+        claim = await run.claims.take(request.trainer_id, request.pid, request.host, request.lease_id)
+        return pb.ClaimResponse(
+            lease_id=claim.lease_id, lease_seconds=run.claims.claim_seconds, rollback=await _newest_rollback(run)
+        )
+
+    async def Release(self, request: pb.ReleaseRequest, context: grpc.aio.ServicerContext) -> pb.ReleaseResponse:
+        await (await self._run(request.run)).claims.release(request.lease_id)
+        return pb.ReleaseResponse()
+
     async def Stage(self, request: pb.StageRequest, context: grpc.aio.ServicerContext) -> pb.StageResponse:
-        manifest = manifest_from_proto(request.manifest)
-        version = await self._versions(manifest.run).stage(manifest)
-        return pb.StageResponse(state=version.state.wire_name)
+        run = await self._run(request.manifest.run)
+        rollback = request.rollback if request.HasField("rollback") else None
+        judged = await run.staging.stage(manifest_from_proto(request.manifest), request.lease_id, rollback)
+        return pb.StageResponse(state=judged.state.wire_name)
 
     async def Commit(self, request: pb.CommitRequest, context: grpc.aio.ServicerContext) -> pb.CommitResponse:
-        live = await self._versions(request.run).commit(request.version)
-        log.info("sync.version.live", version=live.version, step=live.step)
-        held = {member.version for member in await self._members(request.run).all()}
-        older = range(max(0, live.version - _KEEP_BEHIND_LIVE))
-        return pb.CommitResponse(collectable=[version for version in older if version not in held])
+        run = await self._run(request.run)
+        await run.claims.check(request.lease_id)
+        judged = await run.versions.commit(request.version)
+        held = {member.version for member in run.members.all()}
+        collectable = await run.collector.collect(held, request.versions_to_keep)
+        return pb.CommitResponse(collectable=collectable, state=judged.state.wire_name)
+
+    async def GetVersion(
+        self, request: pb.GetVersionRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetVersionResponse:
+        run = await self._run(request.run)
+        judged = await run.versions.get(request.version)
+        manifest = await run.manifests.message(judged.record)
+        return pb.GetVersionResponse(version=wire.version_to_proto(judged, manifest, run.members.all()))
+
+    async def Pin(self, request: pb.PinRequest, context: grpc.aio.ServicerContext) -> pb.PinResponse:
+        await (await self._run(request.run)).versions.pin(request.version, request.pinned)
+        return pb.PinResponse()
+
+    async def Rollback(self, request: pb.RollbackRequest, context: grpc.aio.ServicerContext) -> pb.RollbackResponse:
+        run = await self._run(request.run)
+        rollback = await run.rollbacks.to(
+            request.version, keep_experience=request.keep_experience, reason=request.reason
+        )
+        withdrawn = run.withdrawn_by(rollback) if rollback else []
+        return pb.RollbackResponse(rollback=wire.rollback_to_proto(rollback, withdrawn))
+
+    async def FormEpoch(self, request: pb.FormEpochRequest, context: grpc.aio.ServicerContext) -> pb.FormEpochResponse:
+        run = await self._run(request.run)
+        await run.claims.check(request.lease_id)
+        epoch = await run.epochs.form(
+            run.members.all(), request.backend, request.store_address, set(request.excluded), renew=request.renew
+        )
+        return pb.FormEpochResponse(epoch=wire.epoch_to_proto(epoch) if epoch.members else None)
 
     async def ListVersions(
         self, request: pb.ListVersionsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListVersionsResponse:
-        members = await self._members(request.run).all()
-        versions = (await self._versions(request.run).all())[: request.limit or _DEFAULT_LIMIT]
-        return pb.ListVersionsResponse(versions=[_version(version, members) for version in versions])
+        run = await self._run(request.run)
+        listed = run.versions.all()[: request.limit or _DEFAULT_LIMIT]
+        manifests = await run.manifests.messages([judged.record for judged in listed[:_WITH_MANIFEST]])
+        manifests += [_bare(run.name, judged) for judged in listed[_WITH_MANIFEST:]]
+        members: list[Member] = run.members.all()
+        return pb.ListVersionsResponse(
+            versions=[
+                wire.version_to_proto(judged, manifest, members)
+                for judged, manifest in zip(listed, manifests, strict=True)
+            ]
+        )
 
     async def ListMembers(
         self, request: pb.ListMembersRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListMembersResponse:
-        live = (await self._versions(request.run).live()).version
-        members = await self._members(request.run).all()
-        return pb.ListMembersResponse(members=[_member(member, live) for member in members])
+        run = await self._run(request.run)
+        live, members = run.state.live.version, run.members
+        return pb.ListMembersResponse(
+            members=[wire.member_to_proto(m, live, members.seconds_since_report(m)) for m in members.all()]
+        )
 
 
-def _version(version: Version, members: list[Member]) -> pb.WeightVersion:
-    return pb.WeightVersion(
-        manifest=manifest_to_proto(version.manifest),
-        state=version.state.wire_name,
-        reason=version.reason,
-        holders=sum(member.version == version.manifest.version for member in members),
-    )
+def _reported(request: pb.ReportRequest, before: Member) -> dict[str, object]:
+    """What changes in a member by its report. A failure stays shown until a later load has worked."""
+    failure = f"version {request.failed_version}: {request.failure}" if request.failure else before.failure
+    if not request.failure and request.version != before.version:
+        failure = ""
+    return {
+        "version": request.version,
+        "state": request.state,
+        "tokens_per_second": request.tokens_per_second,
+        "tokens_generated": request.tokens_generated,
+        "last_pause_seconds": request.last_pause_seconds,
+        "transport": request.transport or before.transport,
+        "failure": failure,
+        "canary_max_error": request.canaries[-1].max_error if request.canaries else before.canary_max_error,
+    }
 
 
-def _member(member: Member, live: int) -> pb.Member:
-    able = member.capabilities
-    return pb.Member(
-        explorer_id=member.explorer_id,
-        capabilities=pb.Capabilities(
-            transports=able.transports,
-            dtype=able.dtype,
-            tensor_parallel_size=able.tensor_parallel_size,
-            engines=able.engines,
-            zone=able.zone,
-        ),
-        pid=member.pid,
-        host=member.host,
-        address=member.address,
-        version=member.version,
-        lag=max(0, live - member.version),
-        state=member.state,
-        tokens_per_second=member.tokens_per_second,
-        seconds_since_report=time.time() - member.reported_at,
-        tokens_generated=member.tokens_generated,
-    )
+def _bare(run: str, judged: Judged) -> pb.Manifest:
+    return pb.Manifest(run=run, version=judged.record.version, step=judged.record.step)
+
+
+async def _newest_rollback(run: Run) -> pb.RollbackRecord | None:
+    rollback = (await run.state.pointer()).rollback
+    return wire.rollback_to_proto(rollback, run.withdrawn_by(rollback)) if rollback else None

@@ -1,155 +1,188 @@
-"""The versions of a run. State lies in KV alone and changes by compare-and-set: kill the service, or run it twice.
+"""The life of versions: STAGED, VERIFIED, LIVE, RETIRED, REJECTED. Every change is a compare-and-set on one key.
 
-A version's own record says STAGED, VERIFIED or REJECTED. Which one is LIVE is one pointer, and what was LIVE before is
-RETIRED by being older than the pointer: there is no second place that could disagree.
+A version's record says what was found out about it; which one is LIVE is one pointer. What needs both is done in an
+order that may end anywhere and is finished by `settle`, whoever calls it next: this instance, another one, or this one
+after a restart.
 """
 
-import asyncio
-import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 
 import structlog
 
-from trinity.api.sync.v1 import sync_pb2
-from trinity.runtime.broker import Bucket, SequenceConflict
-from trinity.runtime.errors import Conflict, InvalidInput, NotFound
+from trinity.runtime.broker import SequenceConflict
+from trinity.runtime.errors import Conflict
 from trinity.runtime.names import RunNames
-from trinity.runtime.weights import Manifest, VersionState, check_files, manifest_from_proto, manifest_to_proto
+from trinity.runtime.weights import VersionState
+from trinity.runtime.weights.pointer import Live, decode_live, encode_live
+from trinity.sync import records
+from trinity.sync.records import Measured, Record
+from trinity.sync.state import Judged, RunState, judge
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Version:
-    """A version as it is now."""
-
-    manifest: Manifest
-    state: VersionState
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Live:
-    """The pointer. version -1: nothing is LIVE yet."""
-
-    version: int = -1
-    step: int = -1
+def next_live(newest_first: Iterable[Record], live: Live) -> Record | None:
+    """The newest version that is VERIFIED and committed, if it is newer than the one that is LIVE."""
+    for record in newest_first:
+        if record.version <= live.version:
+            return None
+        if record.committed and judge(record, live).state is VersionState.VERIFIED:
+            return record
+    return None
 
 
-def encode_live(live: Live) -> bytes:
-    return json.dumps({"version": live.version, "step": live.step}).encode()
-
-
-def decode_live(value: bytes) -> Live:
-    return Live(**json.loads(value)) if value else Live()
+def gate_step(newest_first: Iterable[Record], live: Live) -> int:
+    """Step up to which gates are met: the LIVE version's, and on over the rejected versions that follow it at once."""
+    newer = [record for record in newest_first if record.version > live.version]
+    gate = max(live.gate_step, live.step)
+    for record in reversed(newer):
+        if judge(record, live).state is not VersionState.REJECTED:
+            break
+        gate = max(gate, record.step)
+    return gate
 
 
 class Versions:
     """Versions of one run."""
 
-    def __init__(self, bucket: Bucket, run: str) -> None:
-        self._bucket = bucket
-        self._names = RunNames(run)
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._names: RunNames = state.names
 
-    async def live(self) -> Live:
-        return decode_live((await self._bucket.get(self._names.live_key)).value)
-
-    async def get(self, version: int) -> Version:
+    async def get(self, version: int) -> Judged:
         """NotFound if there is no such version."""
-        entry = await self._bucket.get(self._names.version_key(version))
-        if not entry.revision:
-            raise NotFound(f"version: this run has no version {version}")
-        return _decode(entry.value, await self.live())
+        record = await self._state.record(version)
+        return judge(record, await self._state.pointer())
 
-    async def all(self) -> list[Version]:
-        """Newest first."""
-        entries = await self._bucket.entries(f"{self._names.run}.version")
-        live = await self.live()
-        return sorted((_decode(e.value, live) for e in entries.values()), key=lambda v: -v.manifest.version)
+    def all(self) -> list[Judged]:
+        """Newest first, as far as this process knows."""
+        return [judge(record, self._state.live) for record in self._state.newest_first]
 
-    async def stage(self, manifest: Manifest) -> Version:
-        """Take a version in and compare its files with the manifest. Idempotent for the same manifest.
+    async def take_in(self, record: Record, *, claim: int | None, rollback: int | None) -> Judged:
+        """Write a new version's record. Conflict if it is not newer than all others, or not its maker's turn.
 
-        Raises InvalidInput for a manifest that contradicts itself or its files (the version is then REJECTED), Conflict
-        for a version number that is taken or not newer than every other.
+        The number is taken in the pointer first, so that two versions, a version and a rollback, or an old trainer and
+        its successor, meet there in one order.
         """
-        manifest.check()
-        key = self._names.version_key(manifest.version)
-        entry = await self._bucket.get(key)
-        if entry.revision:
-            there = _decode(entry.value, await self.live())
-            if there.manifest != manifest:
-                raise Conflict(
-                    f"manifest.version: {manifest.version} exists with another content; versions never change"
-                )
-            if there.state is not VersionState.STAGED:
-                return there
-            revision = entry.revision
-        else:
-            newest = max((v.manifest.version for v in await self.all()), default=-1)
-            if manifest.version <= newest:
-                raise Conflict(f"manifest.version: is {manifest.version}, must be newer than {newest}")
-            try:
-                revision = await self._bucket.put_if(key, _encode(Version(manifest, VersionState.STAGED)), 0)
-            except SequenceConflict:
-                return await self.stage(manifest)
-        return await self._verify(key, revision, manifest)
 
-    async def _verify(self, key: str, revision: int, manifest: Manifest) -> Version:
-        version = Version(manifest, VersionState.VERIFIED)
-        problem: InvalidInput | None = None
-        if manifest.folder is not None:
-            try:
-                await asyncio.to_thread(check_files, manifest, manifest.folder)
-            except InvalidInput as error:
-                problem = error
-                version = Version(manifest, VersionState.REJECTED, str(error))
+        def take(live: Live) -> Live:
+            if claim is not None and live.claim > claim:
+                raise Conflict("lease_id: another trainer has taken the run over since; start again from a checkpoint")
+            if rollback is not None and live.rollback is not None and live.rollback.number != rollback:
+                to = live.rollback.version
+                raise Conflict(f"rollback: the run was rolled back to version {to}, which these weights do not follow")
+            there = self._state.records.get(record.version)
+            if there is not None and there.digest == record.digest:
+                return live  # another instance was asked too
+            newest = max([live.newest_version, *self._state.records])
+            if record.version < newest or there is not None or live.is_withdrawn(record.version):
+                raise Conflict(f"manifest.version: is {record.version}, must be newer than {newest}")
+            return replace(
+                live,
+                newest_version=record.version,
+                newest_step=max(live.newest_step, record.step),
+                claim=max(live.claim, claim or 0),
+            )
+
+        await self._state.change_pointer(take)
         try:
-            await self._bucket.put_if(key, _encode(version), revision)
-        except SequenceConflict:  # another instance judged it meanwhile
-            return await self.get(manifest.version)
-        log.info("sync.version.judged", version=manifest.version, state=version.state.name, reason=version.reason)
-        if problem is not None:
-            raise problem
-        return version
+            await self._state.mirror.put_if(self._names.version_key(record.version), records.encode(record), 0)
+            log.info("sync.version.staged", version=record.version, step=record.step, state=record.state.name)
+        except SequenceConflict:
+            there = await self._state.record(record.version)
+            if there.digest != record.digest:
+                raise Conflict(
+                    f"manifest.version: {record.version} exists with another content; versions never change"
+                ) from None
+        await self.settle()
+        return await self.get(record.version)
 
-    async def commit(self, version: int) -> Live:
-        """Make a VERIFIED version LIVE. Idempotent; Conflict if it is not VERIFIED or older than the LIVE one."""
-        record = await self.get(version)
-        if record.state in (VersionState.STAGED, VersionState.REJECTED):
-            why = f" ({record.reason})" if record.reason else ""
-            raise Conflict(f"version: {version} is {record.state.name}{why}; only a VERIFIED version goes LIVE")
-        live = Live(version, record.manifest.step)
+    async def verify(self, version: int, measured: Measured) -> None:
+        """The canary was reproduced. A version that was judged before stays what it is."""
 
-        def move(value: bytes) -> bytes | None:
-            current = decode_live(value)
-            if current.version > version:
-                raise Conflict(f"version: {version} is older than {current.version}, which is LIVE")
-            return encode_live(live)
+        def pass_(record: Record) -> Record | None:
+            if record.state is not VersionState.STAGED:
+                return None
+            return replace(record, state=VersionState.VERIFIED, measured=measured)
 
-        await self._bucket.update(self._names.live_key, move)
-        return live
+        if await self._state.change_record(version, pass_):
+            log.info("sync.version.verified", version=version, explorer=measured.explorer_id, error=measured.max_error)
+        await self.settle()
 
-    async def watch(self) -> AsyncIterator[Live]:
-        """The pointer now and after every change."""
-        async for entry in self._bucket.watch(self._names.live_key):
-            yield decode_live(entry.value)
+    async def reject(self, version: int, reason: str, measured: Measured | None = None) -> None:
+        """It failed a check. A version that was judged before stays what it is."""
 
+        def fail(record: Record) -> Record | None:
+            if record.state is not VersionState.STAGED:
+                return None
+            return replace(record, state=VersionState.REJECTED, reason=reason, measured=measured)
 
-def _encode(version: Version) -> bytes:
-    return sync_pb2.WeightVersion(
-        manifest=manifest_to_proto(version.manifest),
-        state=version.state.wire_name,
-        reason=version.reason,
-    ).SerializeToString()
+        if await self._state.change_record(version, fail):
+            log.warning("sync.version.rejected", version=version, reason=reason)
+        await self.settle()
 
+    async def commit(self, version: int) -> Judged:
+        """VERIFIED -> LIVE, now or as soon as it is VERIFIED. Idempotent.
 
-def _decode(value: bytes, live: Live) -> Version:
-    message = sync_pb2.WeightVersion.FromString(value)
-    manifest, state = manifest_from_proto(message.manifest), VersionState(message.state)
-    if state is VersionState.VERIFIED and manifest.version == live.version:
-        state = VersionState.LIVE
-    elif state is VersionState.VERIFIED and manifest.version < live.version:
-        state = VersionState.RETIRED
-    return Version(manifest, state, message.reason)
+        Conflict for a version that is REJECTED or older than the LIVE one.
+        """
+        judged = await self.get(version)
+        if judged.state is VersionState.REJECTED:
+            raise Conflict(f"version: {version} is REJECTED ({judged.reason}); only a VERIFIED version goes LIVE")
+        if not judged.record.committed:
+            live = await self._state.pointer()
+            if version < live.version:
+                raise Conflict(f"version: {version} is older than {live.version}, which is LIVE")
+            await self._state.change_record(version, lambda record: replace(record, committed=True))
+            log.info("sync.version.committed", version=version, state=judged.state.name)
+        await self.settle()
+        return await self.get(version)
+
+    async def pin(self, version: int, pinned: bool) -> None:
+        """Keep a version's files, or not. Conflict if they may be gone."""
+
+        def change(record: Record) -> Record:
+            if pinned and record.collected:
+                raise Conflict(f"version: the files of {version} were given up; a newer one can be pinned")
+            return replace(record, pinned=pinned)
+
+        await self._state.change_record(version, change)
+        log.info("sync.version.pinned" if pinned else "sync.version.unpinned", version=version)
+
+    def is_settled(self) -> bool:
+        """Whether nothing is left to do, as far as this process knows."""
+        state = self._state
+        if next_live(state.newest_first, state.live) is not None:
+            return False
+        return gate_step(state.newest_first, state.live) == state.live.gate_step
+
+    async def settle(self) -> None:
+        """Move the pointer to what is VERIFIED and committed, and the gate over what was rejected."""
+        state = self._state
+        while not self.is_settled():
+            entry = await state.mirror.fresh(self._names.live_key)
+            live = decode_live(entry.value)
+            record = next_live(state.newest_first, live)
+            moved = live
+            if record is not None:
+                await self._mark_was_live(live.version)
+                moved = replace(live, version=record.version, step=record.step)
+            moved = replace(moved, gate_step=gate_step(state.newest_first, moved))
+            if moved == live:
+                continue  # the copy has caught up
+            if moved.gate_step > max(live.gate_step, moved.step) and not await state.mirror.catches_up():
+                continue  # between the versions that were rejected there was one that may still come
+            try:
+                await state.mirror.put_if(self._names.live_key, encode_live(moved), entry.revision)
+            except SequenceConflict:
+                continue
+            if record is not None:
+                log.info("sync.version.live", version=moved.version, step=moved.step, before=live.version)
+            log.info("sync.gate.moved", step=moved.gate_step)
+
+    async def _mark_was_live(self, version: int) -> None:
+        """Before the pointer leaves a version: it was LIVE, and a rollback may go back to it."""
+        known = self._state.records.get(version)
+        if version >= 0 and (known is None or not known.was_live):
+            await self._state.change_record(version, lambda record: replace(record, was_live=True))

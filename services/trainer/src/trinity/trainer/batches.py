@@ -128,7 +128,8 @@ class BufferClient:
         got = [group.ordinal for group in batch.groups]
         if got != [member.ordinal for member in entry.groups]:
             raise DataLoss(f"step {entry.step}: the groups sent are not those of the ledger entry")
-        if [example.row for example in batch.examples] != list(entry.rows):
+        rows = [*entry.rows, *(expert.row for expert in entry.auxiliary)]
+        if [example.row for example in batch.examples] != rows:
             raise DataLoss(f"step {entry.step}: the rows sent are not those of the ledger entry")
 
     def _raise_unless_passing(self, error: grpc.RpcError) -> None:

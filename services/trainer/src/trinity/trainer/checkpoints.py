@@ -3,6 +3,7 @@
 <job>/global_step_<n>/
     actor/deepspeed/        model and optimizer shards of every rank
     actor/huggingface/      config and tokenizer; model.safetensors if the weights were asked for
+    critic/deepspeed/       of ppo: the same of the critic
     trainer_state.json      step, run, world size, tokens trained
     .full_checkpoint        written last, before the folder gets its name
 <job>/trainer_meta.json     the newest one's trainer_state.json
@@ -21,13 +22,17 @@ _STATE = "trainer_state.json"
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a resumed trainer must know beside the tensors. `step` is also the position in the ledger."""
+    """What a resumed trainer must know beside the tensors. `step` is also the position in the ledger.
+
+    `rollback` is the number of the newest rollback that is in the weights; 0: none.
+    """
 
     run: str
     step: int
     tokens_trained: int
     world_size: int
     zero_stage: int
+    rollback: int = 0
 
 
 class CheckpointStore:
@@ -49,11 +54,13 @@ class CheckpointStore:
 
     def newest(self) -> TrainerState | None:
         """State of the newest complete checkpoint."""
-        for step in reversed(self.steps()):
-            state = files.read_json(self.path(step) / _STATE)
-            if isinstance(state, dict):
-                return TrainerState(**state)
-        return None
+        states = (self.state(step) for step in reversed(self.steps()))
+        return next((state for state in states if state is not None), None)
+
+    def state(self, step: int) -> TrainerState | None:
+        """State of one checkpoint."""
+        state = files.read_json(self.path(step) / _STATE)
+        return TrainerState(**state) if isinstance(state, dict) else None
 
     def begin(self, step: int) -> Path:
         """An empty folder to write into; what a crash left there is removed."""

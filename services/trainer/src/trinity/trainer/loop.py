@@ -4,8 +4,11 @@
 
 After a crash it resumes from the newest whole checkpoint, and the ledger answers with the same batches as before.
 Versions that went out before the crash stay as they are: weights of a step are published once.
+
+A rollback is applied between steps: the older version's weights, the step count as it was, and a checkpoint at once.
 """
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -22,15 +25,21 @@ from trinity.runtime.checkpoints import copy_all_but_weights
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
-from trinity.trainer import record
-from trinity.trainer.batch import TrainBatch, experts_of, from_examples, from_groups
+from trinity.trainer import kept, record
+from trinity.trainer.bad_steps import BadStep, NotFinite
+from trinity.trainer.batch import TrainBatch, from_groups
 from trinity.trainer.batches import BufferClient, RawBatch
 from trinity.trainer.checkpoints import CheckpointStore, TrainerState
 from trinity.trainer.control import Control
 from trinity.trainer.engine import TrainEngine
+from trinity.trainer.examples import experts_of, from_examples
 from trinity.trainer.exchange import decode_batch, encode_batch, share_bytes
+from trinity.trainer.lora import write_adapters
 from trinity.trainer.ranks import Ranks
-from trinity.trainer.weights import Publisher, write_huggingface_index, write_shards
+from trinity.trainer.times import StepTimes
+from trinity.trainer.weights import CHECKPOINT_SHARD_BYTES, write_huggingface_index, write_shards
+from trinity.trainer.weights.publisher import Publisher
+from trinity.trainer.weights.releases import Releases
 
 log = structlog.get_logger(__name__)
 
@@ -39,8 +48,9 @@ SECONDS = Histogram(
     "trinity_trainer_step_seconds", "Parts of a step, in seconds", ["part"], buckets=(0.01, 0.1, 0.5, 1, 5, 30, 120)
 )
 
-# Instead of a batch: the buffer, or somebody, asks for a checkpoint while the batch is not there yet.
-_SAVE_FIRST = b"save"
+# Instead of a batch: the buffer, or somebody, asks for a checkpoint while the batch is not there yet; an operator has
+# gone back to an older version.
+_INSTEAD: dict[bytes, Literal["save", "roll back"]] = {b"save": "save", b"roll back": "roll back"}
 
 
 class TrainLoop:
@@ -67,11 +77,11 @@ class TrainLoop:
         self._engine = engine
         self._control = control
         self._buffer = buffer
-        self._publisher = publisher
-        self._publishes = not plan.offline
+        self._releases = Releases(plan, ranks, engine, control, publisher)
         self._store = CheckpointStore(self._folder)
         self._tokenizer: Any = None
         self._monitor: Monitor | None = None
+        self._times = StepTimes()
         self._last_step = 0
         self._saved_step = 0
         self._tokens_trained = 0
@@ -96,13 +106,19 @@ class TrainLoop:
             if raw is None:
                 log.info("trainer.stopped", step=step)
                 return
-            if not isinstance(raw, RawBatch):
+            if raw == "roll back":
+                self._roll_back(step)
+            elif raw == "save":
                 self._save(step)
+            if not isinstance(raw, RawBatch):
                 continue
             step = self._train(raw)
             self._publish(step)
             self._save_if_due(step)
+        if self._releases.rollback_is_due:
+            self._roll_back(step)
         self._control.update(state="finished", waiting_for="")
+        self._releases.finish()
         log.info("trainer.finished", step=step)
 
     def _resume(self) -> int:
@@ -114,36 +130,46 @@ class TrainLoop:
             self._tokens_trained = state.tokens_trained
             self._saved_step = step
             log.info("trainer.resumed", step=step, path=str(self._store.path(step)))
-        answer = json.dumps(self._announce(step)).encode() if self._ranks.is_first else None
-        self._last_step = json.loads(share_bytes(answer, self._ranks, self._engine.device))
+        answer = str(int(self._buffer.rewind(step).last_step)).encode() if self._buffer is not None else None
+        self._last_step = int(share_bytes(answer, self._ranks, self._engine.device))
         self._control.update(
             step=step, last_step=self._last_step, checkpoint_step=step, tokens_trained=self._tokens_trained
         )
+        self._releases.open(step, state.rollback if state else 0)
+        if self._releases.rollback_is_due:  # it happened while no trainer was there
+            self._roll_back(step)
+        elif step:
+            self._publish(step)  # nothing, unless the version of this step was lost
         return step
 
-    def _announce(self, step: int) -> int:
-        """Tell the buffer where this trainer goes on, and the sync service what version 0 is."""
-        assert self._buffer is not None
-        answer = self._buffer.rewind(step)
-        if self._publisher is not None:
-            self._publisher.open(self._plan.config.model.model_path)
-            self._control.update(version=self._publisher.live_version)
-        return int(answer.last_step)
+    def _roll_back(self, step: int) -> None:
+        """Go on from an older version's weights. The checkpoint says so from now on; at step 0 there is none yet.
 
-    def _receive(self, step: int) -> RawBatch | Literal["save"] | None:
-        """The batch of a step, on every rank; "save" if a checkpoint is wanted first, None if the loop is to stop."""
-        begin = time.monotonic()
+        A version that was due and could not be published meanwhile is made of them: the next batch may wait for it.
+        """
+        self._releases.roll_back(self._store)
+        if step:
+            self._save(step)
+            self._publish(step)
+
+    def _receive(self, step: int) -> RawBatch | Literal["save", "roll back"] | None:
+        """The batch of a step, on every rank; a word if something is to be done first, None if the loop is to stop."""
+        begin, began = time.monotonic(), time.time()
         data: bytes | None = None
         if self._buffer is not None:
             data = self._wait_for_batch(step)
         shared = share_bytes(data, self._ranks, self._engine.device)
-        SECONDS.labels("wait").observe(time.monotonic() - begin)
-        if shared == _SAVE_FIRST:
-            return "save"
-        return decode_batch(shared) if shared else None
+        batch = decode_batch(shared) if shared and shared not in _INSTEAD else None
+        seconds = time.monotonic() - begin
+        SECONDS.labels("wait").observe(seconds)
+        self._times.waited(began, began + seconds)
+        return _INSTEAD.get(shared, batch)
 
     def _wait_for_batch(self, step: int) -> bytes:
-        """Rank 0: the encoded batch; empty to stop. Serves requests for a pause or a checkpoint between steps."""
+        """Rank 0: the encoded batch; empty to stop. Serves requests for a pause or a checkpoint between steps.
+
+        Raises what must end the trainer: another one has the run, or a version was rejected.
+        """
         assert self._buffer is not None
         unsaved = self._saved_step < step - 1
         while not self._control.stopping:
@@ -151,9 +177,11 @@ class TrainLoop:
                 self._control.update(state="paused")
                 time.sleep(0.05)
                 continue
+            if self._releases.look():
+                return b"roll back"
             self._control.update(state="waiting", waiting_for=self._buffer.waiting_for or f"the batch of step {step}")
             if unsaved and (self._buffer.checkpoint_wanted or self._control.take_checkpoint_request()):
-                return _SAVE_FIRST
+                return b"save"
             batch = self._buffer.next(timeout_seconds=0.2)
             if batch is not None:
                 if batch.entry.step != step:
@@ -165,22 +193,57 @@ class TrainLoop:
     def _train(self, raw: RawBatch) -> int:
         begin = time.monotonic()
         step = raw.entry.step
-        batch = self._batch(raw)
-        links = [trace.Link(context) for context in _contexts(raw)]
-        with tracing.span("trainer.step", links=links, step=step) as span:
-            metrics = self._engine.train(batch, self._schedule_end(step))
-            _close_traces(raw, step, span)
-        self._tokens_trained += batch.response_tokens
+        batch, metrics = self._learn(raw)
+        learnt = "bad_step" not in metrics
+        self._tokens_trained += batch.response_tokens if learnt else 0
         seconds = time.monotonic() - begin
         SECONDS.labels("train").observe(seconds)
         STEP.set(step)
         if self._ranks.is_first:
             self._report(batch, metrics, seconds)
-            if self._plan.config.buffer.save_experiences:
+            if self._plan.config.buffer.save_experiences and learnt:
                 record.append(self._folder, raw.entry, batch)
             groups = [group.log_sequence for group in raw.entry.groups]
             self._note("batches.jsonl", {"step": step, "groups": groups, **self._circumstances(step)})
         return step
+
+    def _learn(self, raw: RawBatch) -> tuple[TrainBatch, dict[str, float]]:
+        """The batch, and what came of it; where the policy is to skip bad ones, nothing may have. Raises BadStep."""
+        step = raw.entry.step
+        batch = TrainBatch(step, ())
+        try:
+            batch = self._batch(raw)
+            self._releases.see(batch)
+            links = [trace.Link(context) for context in _contexts(raw)]
+            with tracing.span("trainer.step", links=links, step=step) as span:
+                metrics = self._engine.train(batch, self._schedule_end(step))
+                _close_traces(raw, step, span)
+            return batch, metrics
+        except BadStep as error:
+            policy = self._plan.config.trainer.on_bad_step
+            self._keep(raw, batch, error, policy)
+            if policy == "stop":
+                self._save_before(step, error)
+                raise
+        return batch, {"bad_step": 1.0}
+
+    def _keep(self, raw: RawBatch, batch: TrainBatch, error: BadStep, policy: str) -> None:
+        """The batch and what each of its groups does, into the job folder. Names the groups that are not finite."""
+        groups: list[dict[str, Any]] = []
+        if batch.sequences and isinstance(error, NotFinite):
+            with contextlib.suppress(BadStep):  # an advantage
+                groups = self._engine.figures(batch)
+        blamed = sorted({*error.groups, *(group["group"] for group in groups if not group["finite"])})
+        error.groups = blamed
+        if self._ranks.is_first:
+            folder = kept.keep(self._folder, raw, error, policy, groups)
+            log.error("trainer.step.bad", step=raw.entry.step, problem=error.problem, groups=blamed, policy=policy,
+                      kept=str(folder))  # fmt: skip
+
+    def _save_before(self, step: int, error: BadStep) -> None:
+        """Nothing that was learnt is lost with the run that ends here."""
+        if not error.updates and 0 < step - 1 != self._saved_step:
+            self._save(step - 1)
 
     def _schedule_end(self, step: int) -> int:
         """The step at which the learning rate's schedule ends, as it is seen from this one."""
@@ -193,6 +256,7 @@ class TrainLoop:
             "ranks": self._ranks.world_size,
             "device": self._engine.device.type,
             "threads": torch.get_num_threads(),
+            "rollback": self._releases.rollback,
         }
 
     def _batch(self, raw: RawBatch) -> TrainBatch:
@@ -210,13 +274,13 @@ class TrainLoop:
         return from_groups(raw.entry, outcomes, self._plan.algorithm, experts)
 
     def _report(self, batch: TrainBatch, metrics: dict[str, float], seconds: float) -> None:
-        named = {f"actor/{name}": value for name, value in metrics.items()}
-        named["time/step"] = seconds
+        named = {name if name.startswith("critic/") else f"actor/{name}": value for name, value in metrics.items()}
+        named |= {"time/step": seconds, **self._times.metrics(batch.made_at_seconds)}
         named["perf/tokens_per_second"] = sum(s.length for s in batch.sequences) / seconds
         named["sample/response_tokens"] = float(batch.response_tokens)
         if not self._plan.algorithm.offline:
-            rewards = [sequence.reward for sequence in batch.sequences]
-            named["sample/reward_mean"] = sum(rewards) / len(rewards)
+            rewards = [sequence.reward for sequence in batch.sequences if not sequence.expert]
+            named["sample/reward_mean"] = sum(rewards) / max(1, len(rewards))
             named["sample/staleness_mean"] = batch.staleness_mean
             named["sample/staleness_max"] = batch.staleness_max
         self._control.update(step=batch.step, tokens_trained=self._tokens_trained, metrics=named)
@@ -232,23 +296,15 @@ class TrainLoop:
             lines.write(json.dumps(entry) + "\n")
 
     def _publish(self, step: int) -> None:
-        if not self._publishes or not self._plan.staleness.publishes(step, self._last_step):
+        if not self._plan.staleness.publishes(step, self._last_step):
             return
-        published = self._publisher.newest_step if self._publisher is not None else 0
-        newest = int(share_bytes(str(published).encode() if self._ranks.is_first else None, self._ranks,
-                                 self._engine.device))  # fmt: skip
-        if step <= newest:
-            return  # went out before a crash; versions never change
         begin = time.monotonic()
-        weights = self._engine.weights()
-        if self._publisher is not None:
-            self._publisher.publish(step, weights)
-            files.write_atomic(self._plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())
-            self._control.update(version=self._publisher.live_version)
-        else:
-            for _ in weights:
-                pass
-        SECONDS.labels("publish").observe(time.monotonic() - begin)
+        if self._releases.publish(step):
+            if self._ranks.is_first:
+                files.write_atomic(self._plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())
+            seconds = time.monotonic() - begin
+            SECONDS.labels("publish").observe(seconds)
+            self._times.spent("publish", seconds)
 
     def _save_if_due(self, step: int) -> None:
         interval = self._plan.config.trainer.save_interval
@@ -266,6 +322,7 @@ class TrainLoop:
         share_bytes(b"begun" if self._ranks.is_first else None, self._ranks, self._engine.device)
         folder = self._store.temporary(step) / "actor"
         self._engine.save(folder, {"step": step})
+        self._save_adapters(folder / "lora_adapter")
         self._save_huggingface(folder / "huggingface", step)
         share_bytes(b"written" if self._ranks.is_first else None, self._ranks, self._engine.device)
         if not self._ranks.is_first:
@@ -276,12 +333,16 @@ class TrainLoop:
             tokens_trained=self._tokens_trained,
             world_size=self._ranks.world_size,
             zero_stage=self._engine.zero_stage,
+            rollback=self._releases.rollback,
         )
         oldest = self._store.finish(state, self._plan.config.trainer.max_checkpoints_to_keep)
+        committing = time.monotonic()
         self._commit(step, oldest)
         self._saved_step = step
         self._control.update(checkpoint_step=step)
         SECONDS.labels("save").observe(time.monotonic() - begin)
+        self._times.spent("save", committing - begin)
+        self._times.spent("buffer", time.monotonic() - committing)
         log.info("trainer.checkpoint.saved", step=step, path=str(self._store.path(step)))
 
     def _commit(self, step: int, oldest: int) -> None:
@@ -301,8 +362,19 @@ class TrainLoop:
         folder.mkdir(parents=True, exist_ok=True)
         save_model_files(self._plan.config.model.model_path, folder, self._engine.policy.model.config)
         if with_weights:
-            tensors, names = write_shards(self._engine.weights(), folder, "model-{:05d}.safetensors")
-            write_huggingface_index(folder, tensors, names)
+            layout, weights = self._engine.whole_weights()
+            found = write_shards(weights, layout, folder, "model-{:05d}.safetensors", CHECKPOINT_SHARD_BYTES)
+            write_huggingface_index(folder, *found)
+
+    def _save_adapters(self, folder: Path) -> None:
+        """Of LoRA, for peft: they are small, so every checkpoint has them. A collective under ZeRO-3."""
+        lora, weights = self._engine.lora, self._engine.weights()
+        if lora is None:
+            return
+        if self._ranks.is_first:
+            write_adapters(folder, lora, self._plan.config.model.model_path, weights)
+        for _ in weights:
+            pass
 
 
 def save_model_files(source: str, target: Path, config: Any) -> None:

@@ -31,6 +31,7 @@ def _line(step: int, group: pb.LedgerGroup, sequence: TrainSequence) -> dict[str
         "task_id": group.task_id,
         "ordinal": group.ordinal,
         "rollout": experience.rollout,
+        "turn": experience.step,
         "reward": experience.reward,
         "advantage": sequence.advantage,
         "versions": [[span.version, span.start, span.end] for span in experience.version_spans],

@@ -57,12 +57,15 @@ class ReplayLoop(TrainLoop):
         super().__init__(plan, run, ranks, engine, control, buffer, None, replay.folder)
         self._replay = replay
         self._of_the_run = CheckpointStore(plan.job_dir)
+        self._noted = _noted(plan.job_dir)
         self._ends = _schedule_ends(plan.job_dir)
 
     def _resume(self) -> int:
         """Load the run's newest checkpoint before the first step, or nothing: the base model is loaded already."""
         begin = max((step for step in self._of_the_run.steps() if step < self._replay.first), default=0)
         begin = self._shared(begin)
+        state = self._of_the_run.state(begin) if begin else None
+        refuse_rollbacks(self._noted, begin, self._replay.last, state.rollback if state else 0)
         if begin:
             self._engine.load(self._of_the_run.path(begin) / "actor")
         elif self._replay.first > 1:
@@ -138,12 +141,33 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(_WORDS[tensor.element_size()])
 
 
-def _schedule_ends(job_dir: Path) -> dict[int, int]:
-    """Of each step the run has trained, the last step it was to have then; the last time it trained the step."""
-    ends: dict[int, int] = {}
+def refuse_rollbacks(noted: dict[int, dict[str, Any]], begin: int, last: int, before: int) -> None:
+    """Steps after a rollback learnt on from an older version: nothing in log and ledger leads there.
+
+    `noted`: what the run wrote of its steps; `before`: number of the newest rollback that is in the weights of `begin`.
+    """
+    for step in range(begin + 1, last + 1):
+        rollback = noted.get(step, {}).get("rollback", before)
+        if rollback != before:
+            where = f"the checkpoint of step {begin}" if begin else "the run's base model"
+            raise InvalidInput(
+                "replay_to",
+                f"is {last}; rollback {max(rollback, before)} lies between {where}, where the replay would begin, and "
+                f"step {step}. Steps can be trained again up to the rollback, or from a checkpoint after it",
+            )
+
+
+def _noted(job_dir: Path) -> dict[int, dict[str, Any]]:
+    """What the run wrote of each step it has trained; the last time it trained the step."""
+    found: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError):
         for line in (job_dir / "monitor" / "batches.jsonl").read_text().splitlines():
             with contextlib.suppress(ValueError):  # a line that a crash cut off
                 entry = json.loads(line)
-                ends[entry["step"]] = entry.get("last_step", 0)
-    return ends
+                found[entry["step"]] = entry
+    return found
+
+
+def _schedule_ends(job_dir: Path) -> dict[int, int]:
+    """Of each step, the last step the run was to have then."""
+    return {step: entry.get("last_step", 0) for step, entry in _noted(job_dir).items()}

@@ -21,6 +21,10 @@ from trinity.trainer.settings import TrainerSettings
 log = structlog.get_logger(__name__)
 
 
+# What ends one rank mostly ends all of them: time for the first one to say it in words, in seconds.
+_WORDS_SECONDS = 2.0
+
+
 class RankDied(TrinityError):
     """One of the ranks ended before the run did: the group cannot go on without it."""
 
@@ -59,8 +63,10 @@ class TrainerService:
         self._training = loop.run_in_executor(None, train, self._plan, self._settings, self.ranks, self.control)
         await asyncio.wait([self._training, died], return_when=asyncio.FIRST_COMPLETED)
         if died.done():
-            log.error("service.failed", reason=str(died.exception()))
-            _exit_now(1)
+            await asyncio.wait([self._training], timeout=_WORDS_SECONDS)
+            if not (self._training.done() and isinstance(self._training.exception(), TrinityError)):
+                log.error("service.failed", reason=str(died.exception()))
+                _exit_now(1)
         await self._training
 
     async def drain(self, grace_seconds: float) -> None:

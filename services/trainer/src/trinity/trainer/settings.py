@@ -16,10 +16,18 @@ class TrainerSettings(ServiceSettings):
     stage: str = Field("", description="Stage of the YAML, if it has several")
     buffer_address: str = Field("127.0.0.1:7001", description="gRPC address of the buffer")
     sync_address: str = Field("127.0.0.1:7004", description="gRPC address of the sync service")
-    weights_dir: Path | None = Field(None, description="Folder of weight versions; default <job folder>/weights")
+    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream; for weights on JetStream alone")
+    weights_dir: Path | None = Field(
+        None,
+        description="Folder of weight versions; default <job folder>/weights, with sync_method memory one in /dev/shm",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where training runs")
+    collective_host: str = Field(
+        "", description="Name of this host for members of the collective group; empty: as seen by the sync service"
+    )
     num_ranks: int = Field(1, ge=1, description="Training processes, unless a launcher such as torchrun says")
     threads: int = Field(0, ge=0, description="CPU threads of each rank; 0: the cores, shared by the ranks")
     replay_folder: Path | None = Field(None, description="Train steps again into this folder, for comparison alone")
     replay_from: int = Field(1, ge=1, description="First step of the replay; it begins at the checkpoint before it")
+    replay_kept: int = Field(0, ge=0, description="Train the kept batch of this bad step into replay_folder; 0: none")
     replay_to: int = Field(1, ge=1, description="Last step of the replay")

@@ -15,10 +15,33 @@ class OptimizerConfig(Section):
     lr: PositiveFloat = Field(1e-6, description="Peak learning rate")
     lr_warmup_steps: int = Field(-1, ge=-1, description="Linear warm-up, in optimizer steps; -1: from the ratio")
     lr_warmup_steps_ratio: float = Field(0.0, ge=0, le=1, description="Warm-up as a part of all steps")
-    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Where cosine ends, as a part of lr")
-    lr_scheduler_type: Literal["constant", "cosine"] = Field("constant", description="After the warm-up")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Where cosine and linear end, as a part of lr")
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = Field("constant", description="After the warm-up")
     betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's betas")
     weight_decay: NonNegativeFloat = Field(0.01, description="AdamW's decoupled weight decay")
+
+
+class RolloutCorrectionConfig(Section):
+    """For experience that the trainer's weights would not sample exactly so: older weights, or the engine's kernels.
+
+    rho is the ratio of the trainer's probability of a token to that of the engine that sampled it.
+    """
+
+    decoupled: bool | None = Field(
+        None,
+        description="The loss clips around the trainer's own weights as the step begins, not the engine's; null: where "
+        "a batch makes several updates",
+    )
+    token_cap: PositiveFloat | None = Field(None, description="Weigh tokens by min(rho, cap); null: off")
+    sequence_cap: PositiveFloat | None = Field(
+        None, description="Weigh tokens by min(product of their sequence's rho, cap); null: off"
+    )
+    token_range: tuple[float, float] | None = Field(
+        None, description="Leave out tokens whose rho is outside (IcePop: [0.5, 5] beside token_cap 5); null: off"
+    )
+    geometric_range: tuple[float, float] | None = Field(
+        None, description="Leave out sequences the geometric mean of whose rho is outside; null: off"
+    )
 
 
 class AlgorithmConfig(Section):
@@ -31,6 +54,8 @@ class AlgorithmConfig(Section):
     advantage_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
     policy_loss_fn: str | None = Field(None, description="Policy loss; null: the algorithm's own")
     policy_loss_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
+    kl_penalty_fn: str | None = Field(None, description="KL taken from the reward of each token; null: none")
+    kl_penalty_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
     kl_loss_fn: str | None = Field(None, description="KL term of the loss; `none` switches it off")
     kl_loss_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
     entropy_loss_fn: str | None = Field(None, description="Entropy term of the loss; `none` switches it off")
@@ -43,3 +68,4 @@ class AlgorithmConfig(Section):
     )
     sample_strategy_args: dict[str, Any] | None = Field(None, description="Its arguments")
     loss_agg_mode: LossAggregation | None = Field(None, description="How token losses become one number")
+    rollout_correction: RolloutCorrectionConfig = Field(default_factory=RolloutCorrectionConfig)

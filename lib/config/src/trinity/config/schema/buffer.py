@@ -11,9 +11,11 @@ class FormatConfig(Section):
     """Which columns of a row mean what."""
 
     prompt_type: Literal["messages", "plaintext"] = Field("messages", description="For SFT rows: chat or plain text")
-    prompt_key: str = Field("prompt", description="Column of the prompt")
+    prompt_key: str = Field("prompt", description="Column of the prompt; of the whole text (cpt)")
     response_key: str = Field("response", description="Column of the reference answer")
     messages_key: str = Field("message", description="Column of a whole conversation (SFT)")
+    chosen_key: str = Field("chosen", description="Column of the preferred reply (dpo on a dataset)")
+    rejected_key: str = Field("rejected", description="Column of the other reply (dpo on a dataset)")
     system_prompt: str | None = Field(None, description="System message of every task; null: the workflow's own")
     system_prompt_key: str | None = Field(None, description="Column of a system message, wins over system_prompt")
     reply_prefix: str | None = Field(None, description="Text the reply begins with")

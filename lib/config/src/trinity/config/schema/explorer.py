@@ -36,6 +36,16 @@ class AuxiliaryModelConfig(RolloutModelConfig):
     trust_remote_code: bool = Field(False, description="Let transformers and vLLM run the model folder's own code")
 
 
+class EnvironmentConfig(Section):
+    """An environment or scoring function that somebody else provides. Several providers of one name share its load."""
+
+    name: str = Field(min_length=1, description="Environment or scoring function, as tasks name it")
+    address: str = Field(
+        pattern=r"^(attached|[^\s/]+:\d{1,5})$",
+        description="gRPC address of its provider, host:port; attached: it attaches itself to the environment service",
+    )
+
+
 class ExplorerConfig(Section):
     """Rollout engines and what runs on them."""
 
@@ -51,6 +61,12 @@ class ExplorerConfig(Section):
     proxy_port: int = Field(8010, ge=0, le=65535, description="Mode serve: its port; 0: any free one")
     rollout_model: RolloutModelConfig = Field(default_factory=RolloutModelConfig)
     auxiliary_models: list[AuxiliaryModelConfig] = Field(default_factory=list, description="Judges and reward models")
+    environments: list[EnvironmentConfig] = Field(
+        default_factory=list, description="Provided elsewhere; other names: the run's own environment service"
+    )
+    environment_wait: PositiveFloat = Field(
+        60, description="Longest wait for a provider that is full or away, in seconds"
+    )
 
 
 SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"]
@@ -59,7 +75,11 @@ SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"]
 class SynchronizerConfig(Section):
     """When weights travel, how, and how far explorers may be ahead of the trainer. See docs/staleness.md."""
 
-    sync_method: Literal["nccl", "checkpoint", "memory"] = Field("nccl", description="How weights should travel")
+    sync_method: Literal["nccl", "checkpoint", "memory"] = Field(
+        "nccl",
+        description="nccl: by a collective group where explorers can (gloo on CPUs), else by storage; checkpoint: "
+        "by storage alone; memory: by storage in this machine's memory",
+    )
     sync_style: SyncStyle = Field(
         "fixed",
         description="fixed: sync_offset batches ahead; explorer_driven, trainer_driven: one sync_interval more; "
@@ -68,3 +88,27 @@ class SynchronizerConfig(Section):
     sync_interval: PositiveInt = Field(1, description="Optimizer steps between weight versions")
     sync_offset: NonNegativeInt = Field(0, description="Batches explorers may be ahead")
     sync_timeout: PositiveFloat = Field(3600, description="Longest wait for the other side, in seconds")
+    storage: list[str] = Field(
+        default_factory=lambda: ["folder"],
+        description="Where versions are put, each of: folder (the job folder's weights), a path, s3://bucket/prefix, "
+        "jetstream (small models). Explorers use what they can reach",
+    )
+    full_interval: PositiveInt = Field(
+        10, description="On s3 and jetstream every so many versions are whole, those between are differences; 1: all"
+    )
+    versions_to_keep: PositiveInt = Field(
+        3, description="Versions whose files stay, for explorers that lag and rollback"
+    )
+    bucket_mib: PositiveInt = Field(512, description="Weights sent or gathered together, in MiB")
+    collective_timeout: PositiveFloat = Field(
+        30, description="Deadline of each step of a collective update, in seconds"
+    )
+    canary: bool = Field(True, description="An explorer must reproduce the trainer's log-probabilities first")
+    canary_tolerance: PositiveFloat | None = Field(
+        None,
+        description="Largest mean difference, in nats; ten times it for a single token. null: by the dtypes, and by "
+        "how much rounding moves the run's own logits",
+    )
+    on_rejected: Literal["stop", "continue"] = Field(
+        "stop", description="What the trainer does when a version is rejected; explorers keep the last good one"
+    )

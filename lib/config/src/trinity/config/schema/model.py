@@ -1,8 +1,24 @@
 """model: the policy and its lengths. cluster: the machines."""
 
+from typing import Literal
+
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from trinity.config.schema.base import Section
+
+
+class LoraConfig(Section):
+    """Low-rank adapters that train in place of the model: W + lora_alpha / lora_rank * B A."""
+
+    lora_rank: PositiveInt = Field(32, description="Rows of A, columns of B")
+    lora_alpha: PositiveFloat = Field(32, description="The product of B and A counts lora_alpha / lora_rank times")
+    lora_dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="Dtype of the adapters; auto, or what trainer.deepspeed.dtype is"
+    )
+    target_modules: str | list[str] = Field(
+        "all-linear", description="Last parts of the names of linear layers, or a regex of whole names; all-linear: all"
+    )
+    exclude_modules: str | list[str] | None = Field(None, description="Left out of target_modules; named like them")
 
 
 class ModelConfig(Section):
@@ -24,6 +40,14 @@ class ModelConfig(Section):
     max_prompt_tokens: PositiveInt | None = Field(None, description="Longest prompt, in tokens")
     max_response_tokens: PositiveInt | None = Field(None, description="Longest response, in tokens")
     min_response_tokens: NonNegativeInt = Field(0, description="Shortest response, in tokens")
+    lora_configs: list[LoraConfig] | None = Field(
+        None, max_length=1, description="Train adapters, not the model (docs/weights.md); at most one entry"
+    )
+
+    @property
+    def lora(self) -> LoraConfig | None:
+        """The adapters that train; None: the whole model does."""
+        return self.lora_configs[0] if self.lora_configs else None
 
 
 class ClusterConfig(Section):

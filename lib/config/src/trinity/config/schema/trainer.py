@@ -15,7 +15,12 @@ class DeepSpeedConfig(Section):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="Training dtype; auto: bfloat16 on GPUs (float32 master weights), float32 on CPUs"
     )
-    offload_optimizer: bool = Field(False, description="Keep optimizer states in host memory (GPUs only)")
+    offload_optimizer: bool = Field(
+        False, description="Keep optimizer states in host memory; needs zero_stage 1 or more; on CPUs they are there"
+    )
+    offload_param: bool = Field(
+        False, description="Keep parameters in host memory too; needs zero_stage 3; on CPUs they are there"
+    )
 
 
 class CriticConfig(Section):
@@ -42,8 +47,23 @@ class TrainerConfig(Section):
     max_checkpoints_to_keep: PositiveInt | None = Field(None, description="Older ones are removed; null: keep all")
     grad_clip: NonNegativeFloat = Field(1.0, description="Gradient norm limit; 0: off")
     gradient_checkpointing: bool = Field(True, description="Recompute activations in the backward pass")
+    mini_batch_size: PositiveInt | None = Field(
+        None, description="Experiences of one update of the weights; null: the whole batch, in one update"
+    )
+    epochs_per_batch: PositiveInt = Field(1, description="Passes over each batch, each in an order of its own")
+    on_bad_step: Literal["stop", "skip"] = Field(
+        "stop",
+        description="When a loss, advantage, reward or gradient is not finite, or memory runs out: end the run, or go "
+        "on without the batch; either way it is kept for `trinity replay-step`",
+    )
+    use_remove_padding: bool = Field(True, description="Micro-batches without padding: sequences one after the other")
     use_dynamic_bsz: bool = Field(True, description="Micro-batches by tokens, not by rows")
     max_token_len_per_gpu: PositiveInt | None = Field(
         None, description="Tokens of a micro-batch; null: twice the model's length"
     )
-    logprob_chunk_tokens: PositiveInt = Field(1024, description="Tokens whose logits exist at the same time")
+    micro_batch_size_per_gpu: PositiveInt = Field(
+        1, description="Sequences of a micro-batch where use_dynamic_bsz is false"
+    )
+    ulysses_sequence_parallel_size: PositiveInt = Field(1, description="Ranks that share the tokens of each sequence")
+    logprob_chunk_tokens: PositiveInt = Field(512, description="As many logits exist at a time as these tokens have")
+    lm_head_float32: bool = Field(True, description="Compute logits in float32 where the model is in bfloat16")

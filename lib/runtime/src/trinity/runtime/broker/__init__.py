@@ -6,12 +6,15 @@ back-pressure. A permission error is an error and not a time-out. Fetches are bo
 
 from trinity.runtime.broker.connection import Broker, PublishRefused, SequenceConflict, StoredMessage, connect
 from trinity.runtime.broker.consume import Gap, Message, PullConsumer, tail
-from trinity.runtime.broker.kv import Bucket, Entry
+from trinity.runtime.broker.kv import ABSENT, Bucket, Change, Changes, Entry, is_cancelled
 from trinity.runtime.broker.streams import StreamSpec, ensure_streams
 
 __all__ = [
+    "ABSENT",
     "Broker",
     "Bucket",
+    "Change",
+    "Changes",
     "Entry",
     "Gap",
     "Message",
@@ -22,5 +25,6 @@ __all__ = [
     "StreamSpec",
     "connect",
     "ensure_streams",
+    "is_cancelled",
     "tail",
 ]

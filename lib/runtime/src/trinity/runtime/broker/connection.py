@@ -254,14 +254,17 @@ class Broker:
         """The first message at or above a sequence whose subject fits a filter. NotFound if there is none."""
         return await self._get(stream, seq=from_sequence, subject=subject, next=True)
 
-    async def several(self, stream: str, from_sequence: int, most: int) -> list[StoredMessage]:
+    async def several(self, stream: str, from_sequence: int, most: int, subject: str = "") -> list[StoredMessage]:
         """The first messages at or above a sequence, in one question. Some only: for a reader ahead of its need.
 
         The answer is bounded in bytes, and a server that falls silent ends it; one older than 2.11 sends one message.
+        With `subject` only those that fit this filter.
         """
         inbox = self.client.new_inbox()
         subscription = await self.client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
-        question = {"seq": from_sequence, "batch": most, "max_bytes": _MOST_BYTES}
+        question: dict[str, int | str] = {"seq": from_sequence, "batch": most, "max_bytes": _MOST_BYTES}
+        if subject:
+            question["next_by_subj"] = subject
         found: list[StoredMessage] = []
         try:
             await self.client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(question).encode(), reply=inbox)

@@ -2,18 +2,25 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 import nats.errors
 import nats.js.errors
+import structlog
 from nats.js.api import KeyValueConfig, StorageType
 from nats.js.kv import KeyValue
 
-from trinity.runtime.broker.connection import Broker, SequenceConflict
+from trinity.runtime.broker.connection import Broker, SequenceConflict, StoredMessage
+from trinity.runtime.errors import Unavailable
+
+log = structlog.get_logger(__name__)
 
 _POLL_SECONDS = 1.0
 _AFTER_HINT_SECONDS = (0.0, 0.01, 0.05)
+_READ_TOGETHER = 1000
+_OPERATION = "KV-Operation"
 
 
 @dataclass(frozen=True)
@@ -27,30 +34,59 @@ class Entry:
 ABSENT = Entry(b"", 0)
 
 
-class Bucket:
-    """One KV bucket. `put_if` is the only way to write: every change is a compare-and-set."""
+@dataclass(frozen=True)
+class Change:
+    """A value that was written under a key, or None: the key was deleted."""
 
-    def __init__(self, broker: Broker, name: str, store: KeyValue) -> None:
+    key: str
+    value: bytes | None
+    revision: int
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes in order. `lost`: the bucket is another one than before, and what was in the old one is gone."""
+
+    changes: tuple[Change, ...]
+    lost: bool = False
+
+
+class Bucket:
+    """One KV bucket. Every change is a compare-and-set."""
+
+    def __init__(self, broker: Broker, name: str, store: KeyValue, config: KeyValueConfig | None = None) -> None:
         self._broker = broker
         self._store = store
+        self._config = config
         self.name = name
 
     @classmethod
-    async def open(cls, broker: Broker, name: str, *, ttl_seconds: float | None = None, replicas: int = 0) -> "Bucket":
-        """The bucket, made if missing. `replicas` 0: as many as usual on this broker."""
+    async def open(
+        cls,
+        broker: Broker,
+        name: str,
+        *,
+        ttl_seconds: float | None = None,
+        replicas: int = 0,
+        in_memory: bool = False,
+    ) -> "Bucket":
+        """The bucket, made if missing. `replicas` 0: as many as usual on this broker.
+
+        A bucket in memory is empty after a restart of the only server that has it; `follow` makes it again.
+        """
+        config = KeyValueConfig(
+            bucket=name,
+            history=1 if in_memory else 4,
+            ttl=ttl_seconds,
+            storage=StorageType.MEMORY if in_memory else StorageType.FILE,
+            replicas=replicas or broker.usual_replicas,
+            direct=True,
+        )
         try:
             store = await broker.request(lambda: broker.js.key_value(name), f"open {name}")
         except (nats.js.errors.NotFoundError, nats.js.errors.BucketNotFoundError):
-            config = KeyValueConfig(
-                bucket=name,
-                history=4,
-                ttl=ttl_seconds,
-                storage=StorageType.FILE,
-                replicas=replicas or broker.usual_replicas,
-                direct=True,
-            )
             store = await broker.request(lambda: broker.js.create_key_value(config), f"create {name}")
-        return cls(broker, name, store)
+        return cls(broker, name, store, config)
 
     async def get(self, key: str) -> Entry:
         """The value, or ABSENT."""
@@ -91,6 +127,13 @@ class Bucket:
         with contextlib.suppress(nats.js.errors.NotFoundError):
             await self._broker.request(lambda: self._store.delete(key), f"delete {key}")
 
+    async def delete_if(self, key: str, revision: int) -> None:
+        """Delete if the key is still at `revision`. SequenceConflict otherwise."""
+        try:
+            await self._store.delete(key, last=revision)
+        except nats.js.errors.BadRequestError:
+            raise SequenceConflict(f"{self.name}/{key} is no longer at revision {revision}") from None
+
     async def entries(self, prefix: str) -> dict[str, Entry]:
         """All values whose key begins with `prefix` followed by a dot."""
         stream, subject = f"KV_{self.name}", f"$KV.{self.name}."
@@ -129,3 +172,118 @@ class Bucket:
         finally:
             with contextlib.suppress(Exception):
                 await subscription.unsubscribe()
+
+    async def follow(self, prefix: str, every_seconds: float | None = None) -> AsyncIterator[Changes]:
+        """All that lies under a prefix now, at first; then every change, for ever, whatever happens to the server.
+
+        A plain subscription is the hint to look, or, where changes come thick and fast and may wait, the clock:
+        `every_seconds`.
+        """
+        hint = asyncio.Event()
+
+        async def on_message(_: object) -> None:
+            hint.set()
+
+        tail = _Tail(self._broker, self.name, prefix, self._config)
+        subscription = None
+        if every_seconds is None:
+            subscription = await self._broker.client.subscribe(tail.subject, cb=on_message)
+        try:
+            yield Changes(await tail.read())
+            while not is_cancelled():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(every_seconds or _POLL_SECONDS):
+                        await hint.wait()
+                pauses = _AFTER_HINT_SECONDS if hint.is_set() else (0.0,)
+                hint.clear()
+                await tail.look()
+                for pause in pauses:
+                    await asyncio.sleep(pause)
+                    changes = await tail.read()
+                    if changes:
+                        break
+                if changes or tail.lost:
+                    yield Changes(changes, tail.lost)
+                    tail.lost = False
+            raise asyncio.CancelledError
+        finally:
+            if subscription is not None:
+                with contextlib.suppress(Exception):
+                    await subscription.unsubscribe()
+
+
+def is_cancelled() -> bool:
+    """Whether this task was cancelled: nats-py forgets it if a message comes at the same moment."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class _Tail:
+    """A reader of the stream that a bucket is: in order, many changes in one question."""
+
+    def __init__(self, broker: Broker, bucket: str, prefix: str, config: KeyValueConfig | None) -> None:
+        self._broker = broker
+        self._bucket = bucket
+        self._stream = f"KV_{bucket}"
+        self._config = config
+        self._position = 1
+        self._born: object = None
+        self._looked_at = 0.0
+        self.lost = False
+        self.subject = f"$KV.{bucket}.{prefix}.>"
+
+    async def read(self) -> tuple[Change, ...]:
+        """What was written since the last time."""
+        if self._born is None:
+            await self.look()
+        changes: list[Change] = []
+        while True:
+            found = await self._broker.several(self._stream, self._position, _READ_TOGETHER, self.subject)
+            changes += map(self._change, found)
+            if found:
+                self._position = found[-1].sequence + 1
+            if found[-1].headers.get("Nats-Num-Pending") == "0" if found else await self._is_at_the_end():
+                return tuple(changes)
+
+    async def _is_at_the_end(self) -> bool:
+        """Whether there is nothing to read; a server that merely did not answer says nothing."""
+        js = self._broker.js
+
+        def look() -> Awaitable[object]:
+            return js.get_msg(self._stream, seq=self._position, subject=self.subject, next=True, direct=True)
+
+        try:
+            await self._broker.request(look, f"read {self._stream}", _POLL_SECONDS)
+        except nats.js.errors.NotFoundError:
+            return True
+        except Unavailable:
+            self._looked_at = 0.0
+            await self.look()
+        return False
+
+    async def look(self) -> None:
+        """Once a second, whether this is another bucket than before: then it is read from its beginning."""
+        if time.monotonic() - self._looked_at < _POLL_SECONDS:
+            return
+        born = await self._when_made()
+        if self._born is not None and born != self._born:
+            log.warning("broker.bucket.new", bucket=self._bucket)
+            self._position, self.lost = 1, True
+        self._born, self._looked_at = born, time.monotonic()
+
+    async def _when_made(self) -> object:
+        """By the server's clock. A bucket that is gone is made again; waits for ever while NATS is away."""
+        js, stream = self._broker.js, self._stream
+        while True:
+            try:
+                return (await self._broker.request(lambda: js.stream_info(stream), f"look at {stream}")).created
+            except nats.js.errors.NotFoundError:
+                with contextlib.suppress(Unavailable, nats.js.errors.Error):
+                    await self._broker.request(lambda: js.create_key_value(self._config), f"make {stream}")
+            except Unavailable as error:
+                log.info("broker.bucket.unavailable", bucket=self._bucket, reason=str(error))
+            await asyncio.sleep(_POLL_SECONDS / 10)
+
+    def _change(self, message: StoredMessage) -> Change:
+        key = message.subject.removeprefix(f"$KV.{self._bucket}.")
+        return Change(key, None if _OPERATION in message.headers else message.data, message.sequence)

@@ -156,6 +156,7 @@ def _line(row: dict[str, Any]) -> bytes:
         "token_ids": row["token_ids"].tolist(),
         "logprobs": _short(row["logprobs"]),
         "action_mask": row["action_mask"].tolist(),
+        "teacher_logprobs": None if row["teacher_logprobs"] is None else _short(row["teacher_logprobs"]),
         "started_at_seconds": number(row["started_at_seconds"]),
         "finished_at_seconds": number(row["finished_at_seconds"]),
     }

@@ -35,7 +35,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("log_sequence", "ordinal"), pyarrow.int64()),
     **dict.fromkeys(("reward", "started_at_seconds", "finished_at_seconds"), pyarrow.float64()),
     "token_ids": pyarrow.list_(pyarrow.int32()),
-    "logprobs": pyarrow.list_(pyarrow.float32()),
+    **dict.fromkeys(("logprobs", "teacher_logprobs"), pyarrow.list_(pyarrow.float32())),
     "action_mask": pyarrow.list_(pyarrow.bool_()),
 }
 SCHEMA = pyarrow.schema([(column, _TYPES[column]) for column in COLUMNS])

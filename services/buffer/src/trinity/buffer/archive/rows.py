@@ -41,6 +41,7 @@ COLUMNS = (
     "token_ids",
     "logprobs",
     "action_mask",
+    "teacher_logprobs",  # null without a teacher
     "version_spans",  # [[version, start, end], ...]
     "metrics",  # an object
     "info",  # the workflow's JSON as it wrote it, hence text
@@ -51,7 +52,7 @@ COLUMNS = (
     "finished_at_seconds",
 )
 KEY = ("run", "log_sequence", "index_in_group")
-ARRAYS = {"token_ids": "<i4", "logprobs": "<f4", "action_mask": "|b1"}
+ARRAYS = {"token_ids": "<i4", "logprobs": "<f4", "action_mask": "|b1", "teacher_logprobs": "<f4"}
 OBJECTS = ("version_spans", "metrics", "task")
 REQUIRED = ("token_ids", "prompt_length", "reward")
 
@@ -213,6 +214,7 @@ def _experience(row: Row, place: str, index: int) -> Experience:
         truncation=Truncation(truncation),
         metrics={name: _float(metrics, name, place) for name in metrics if metrics[name] is not None},
         info_json=_text(row, "info", place),
+        teacher_logprobs=None if row.get("teacher_logprobs") is None else _array(row, "teacher_logprobs", place),
         prompt_text=_text(row, "prompt_text", place),
         response_text=_text(row, "response_text", place),
     )
@@ -266,8 +268,8 @@ def _array(row: Row, column: str, place: str, default: np.ndarray | None = None)
 
 def _converted(value: Any, column: str, place: str, dtype: np.dtype[Any]) -> np.ndarray:
     """A list as an array of `dtype`, without changing any number that it holds (but to the nearest float32)."""
-    kinds = {"token_ids": "iu", "logprobs": "iufU", "action_mask": "iub"}[column]
-    rule = {"token_ids": "ids (int32)", "logprobs": "numbers", "action_mask": "true or false"}[column]
+    kinds = {"token_ids": "iu", "action_mask": "iub"}.get(column, "iufU")
+    rule = {"token_ids": "ids (int32)", "action_mask": "true or false"}.get(column, "numbers")
     try:
         given = np.asarray(value)
     except ValueError:  # lists of different lengths
@@ -280,7 +282,7 @@ def _converted(value: Any, column: str, place: str, dtype: np.dtype[Any]) -> np.
         array = given.astype(dtype)
     except ValueError:
         raise wrong(place, column, f"is {_shown(value)}, must be a list of {rule}") from None
-    if column != "logprobs" and not np.array_equal(array, given):
+    if dtype.kind != "f" and not np.array_equal(array, given):
         bad = given[array != given][0]
         raise wrong(place, column, f"has {bad}, must be a list of {rule}")
     return array

@@ -4,7 +4,7 @@ Table `<name>` has one row an experience, keyed by (run, log_sequence, index_in_
 far each run came. Several runs may share both. An append is one transaction that begins by locking its run's position:
 it is there whole or not at all, and two writers cannot both store a group.
 
-Arrays are bytes, little-endian (token_ids int32, logprobs float32, action_mask a byte each); objects are JSON text.
+Arrays are bytes, little-endian (token_ids int32, log-probabilities float32, action_mask a byte each); objects are JSON.
 """
 
 import contextlib
@@ -210,7 +210,8 @@ def _tables(name: str) -> tuple[sa.Table, sa.Table]:
 
 
 def _encoded(row: dict[str, Any]) -> dict[str, Any]:
-    arrays = {column: row[column].astype(dtype, copy=False).tobytes() for column, dtype in ARRAYS.items()}
+    given = {column: dtype for column, dtype in ARRAYS.items() if row[column] is not None}
+    arrays = {column: row[column].astype(dtype, copy=False).tobytes() for column, dtype in given.items()}
     objects = {column: json.dumps(row[column], ensure_ascii=False) for column in OBJECTS}
     return row | arrays | objects
 

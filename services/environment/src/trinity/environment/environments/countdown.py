@@ -1,40 +1,57 @@
 """Countdown over several turns: a wrong try is answered with what was wrong."""
 
-import re
+import random
 from typing import Any
 
+from trinity.environment.arithmetic import find_expression
 from trinity.environment.countdown_rules import Puzzle
-from trinity.environment.environment import Description, Environment, Observation
-from trinity.runtime.errors import InvalidInput
+from trinity.environment.environment import Description
+from trinity.environment.environments.arguments import Arguments
+from trinity.environment.environments.attempts import AttemptsGame
+from trinity.environment.environments.game import Unsolvable, replies
 
-_ANSWER = re.compile(r"<answer>(.{0,400}?)</answer>", re.DOTALL)
 
+class Countdown(AttemptsGame):
+    """Reach the target with each number once. Reward 1 at the first right try, 0 after `max_attempts` wrong ones.
 
-class Countdown(Environment):
-    """Reach the target with each number once. Reward 1 at the first right try, 0 after `max_attempts` wrong ones."""
+    A row is {"nums": [...], "target": n}.
+    """
 
     description = Description("countdown", "Reach a target with + - * / and every given number exactly once.")
+    isolation = "none"
 
-    def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
-        self.puzzle = Puzzle.of(task)
-        self.max_attempts = args.get("max_attempts", 3)
-        if type(self.max_attempts) is not int or self.max_attempts < 1:
-            raise InvalidInput("args.max_attempts", f"is {self.max_attempts!r}, must be an integer >= 1")
-        self.attempts = 0
-        return Observation(
+    def ask(self, task: Arguments, args: Arguments) -> str:
+        self.puzzle = Puzzle.of(task.values)
+        return (
             f"Using the numbers {list(self.puzzle.numbers)}, make an expression that equals {self.puzzle.target}. "
             "You may use + - * / and parentheses, and must use each number exactly once. "
-            "Reply with <answer>expression</answer>."
+            "Reply with <think>...</think><answer>expression</answer>."
         )
 
-    def step(self, action: str) -> Observation:
-        self.attempts += 1
-        found = _ANSWER.findall(action[-100_000:])
-        problem = self.puzzle.judge(found[-1].strip()) if found else "there is no <answer>...</answer> in the reply"
-        metrics = {"attempts": float(self.attempts), "success": float(not problem)}
-        if not problem:
-            return Observation("Correct.", reward=1.0, done=True, metrics=metrics)
-        if self.attempts >= self.max_attempts:
-            return Observation(f"Incorrect: {problem}.", done=True, metrics=metrics)
-        left = self.max_attempts - self.attempts
-        return Observation(f"Incorrect: {problem}. Try again; {left} left.", metrics=metrics)
+    def judge(self, answer: str) -> str:
+        return self.puzzle.judge(answer)
+
+    @classmethod
+    def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:
+        puzzle = Puzzle.of(task)
+        found = find_expression(puzzle.numbers, puzzle.target)
+        if found is None:
+            raise Unsolvable(f"{list(puzzle.numbers)} cannot make {puzzle.target}")
+        return replies([found], cls.tag)
+
+
+def generate(count: int, seed: int, numbers: int = 4, highest: int = 50, highest_target: int = 200) -> list[dict]:
+    """Rows that can be solved, by construction: a random expression is written first, its value is the target."""
+    random_numbers = random.Random(f"countdown {seed}")
+    rows: list[dict[str, Any]] = []
+    while len(rows) < count:
+        chosen = [random_numbers.randint(1, highest) for _ in range(numbers)]
+        value = chosen[0]
+        for number in chosen[1:]:
+            made = [value + number, value - number, value * number]
+            made += [value // number] if value % number == 0 else []
+            value = random_numbers.choice([v for v in made if 0 <= v <= 10 * highest_target] or [value + number])
+        if 0 < value <= highest_target:
+            random_numbers.shuffle(chosen)
+            rows.append({"nums": chosen, "target": value})
+    return rows

@@ -3,12 +3,13 @@
 from trinity import plugins
 from trinity.environment.scorers.base import ScoreItem, Scorer, ScoreResult, as_result
 from trinity.environment.scorers.countdown import countdown_reward
-from trinity.environment.scorers.math import accuracy_reward, math_boxed_reward, math_reward
+from trinity.environment.scorers.math import accuracy_reward, math_boxed_reward, math_dapo_reward, math_reward
 
 SCORERS: dict[str, Scorer] = {
     "accuracy_reward": accuracy_reward,
     "math_reward": math_reward,
     "math_boxed_reward": math_boxed_reward,
+    "math_dapo_reward": math_dapo_reward,
     "countdown_reward": countdown_reward,
 }
 

@@ -1,11 +1,16 @@
-"""Finding the answer in a reply and comparing it with the reference: exact arithmetic on short strings."""
+"""Finding the answer in a reply and comparing it with the reference."""
 
 import re
 from fractions import Fraction
 
+from trinity.environment.scorers.verifier import Verifier, shared
+
 _MAX_TEXT = 200_000
 _MAX_ANSWER = 200
 _MAX_OPEN_BOXES = 100
+_MAX_COMPARED = 1000
+_MAX_NESTED = 50
+_SURELY_DIFFERENT = Fraction(1, 10_000)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:/\d+)?", re.ASCII)
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
 _FRACTION = re.compile(r"([-+]?\d+)/(\d+)", re.ASCII)
@@ -43,6 +48,13 @@ def reference_answer(truth: str) -> str:
     return last_boxed(truth) or truth.strip()
 
 
+def answer_line(text: str) -> str | None:
+    """What follows the last `Answer:` on its line; None without one."""
+    _, mark, rest = text[-_MAX_TEXT:].rpartition("Answer:")
+    line = rest.split("\n", 1)[0].strip() if mark else ""
+    return line or None
+
+
 def given_answer(response: str) -> str | None:
     """The answer of a reply: \\boxed{}, else <answer>, else after `####`, else the last number. None if nothing."""
     response = response[-_MAX_TEXT:]
@@ -64,6 +76,7 @@ def normalise(answer: str) -> str:
     text = answer.strip().strip("$").replace("\\!", "").replace("\\,", "").replace("\\%", "").replace("\\$", "")
     text = re.sub(r"\\(?:text|mathrm|mathbf)\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"^[a-zA-Z]\s*=\s*", "", text)
+    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?:\D|$))", "", text, flags=re.ASCII)
     return text.replace("$", "").replace("%", "").replace(" ", "").rstrip(".")
 
@@ -84,10 +97,30 @@ def number(text: str) -> Fraction | None:
     return None
 
 
-def same_answer(given: str, reference: str) -> bool:
-    """Equal as numbers if both are, as text otherwise."""
-    given, reference = normalise(given[:1000]), normalise(reference[:1000])
-    values = number(given), number(reference)
+def same_answer(given: str, reference: str, verifier: Verifier | None = None) -> bool:
+    """Whether two answers are the same: plain numbers by their exact values, everything else as math-verify says.
+
+    Only what neither equal text nor exact numbers decide goes to math-verify, which is a thousand times slower.
+    `verifier`: by default that of this process.
+    """
+    if len(given) > _MAX_COMPARED or not given.strip():
+        return False
+    plain_given, plain_reference = normalise(given), normalise(reference[:_MAX_COMPARED])
+    if plain_given and plain_given == plain_reference:
+        return True
+    values = number(plain_given), number(plain_reference)
     if values[0] is not None and values[1] is not None:
-        return values[0] == values[1]
-    return bool(given) and given == reference
+        if values[0] == values[1]:
+            return True
+        # Percentages have two readings, and rounded decimals are near: those are math-verify's to decide.
+        if "%" not in given + reference and abs(values[0] - values[1]) > _SURELY_DIFFERENT:
+            return False
+    if not _mathematical(given) or not _mathematical(reference):
+        return False
+    return (verifier or shared()).same(reference.strip().strip("$"), given.strip().strip("$"))
+
+
+def _mathematical(text: str) -> bool:
+    """Whether math-verify may have something to say about it: one line of ASCII that is not nested beyond reason."""
+    plain = text.isascii() and text.strip().isprintable() and any(c.isalnum() for c in text)
+    return plain and len(text) <= _MAX_COMPARED and max(text.count(c) for c in "({[") <= _MAX_NESTED

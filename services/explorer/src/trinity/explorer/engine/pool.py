@@ -5,19 +5,25 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.types import Completion, EngineOptions
+from trinity.explorer.weights import canary as canaries
+from trinity.explorer.weights.loads import Loads
 from trinity.runtime.experience import SamplingParams
+from trinity.runtime.weights import Canary
 
 _RATE_SECONDS = 30.0
 
 
 class EnginePool:
-    """Engines of one model, all at the same version (apart from the moment of an update)."""
+    """Engines of one model, all with the same weights (apart from the moment of an update)."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
+        self.loads = Loads()
         self._running = dict.fromkeys(range(len(self.engines)), 0)
         self._recent: deque[tuple[float, int]] = deque()
 
@@ -33,11 +39,6 @@ class EnginePool:
                 engine.close()
             raise
         return cls(engines)
-
-    @property
-    def version(self) -> int:
-        """The oldest version any engine serves."""
-        return min(engine.version for engine in self.engines)
 
     @property
     def tokens_generated(self) -> int:
@@ -61,14 +62,40 @@ class EnginePool:
             self._running[index] -= sequences
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+        """As Engine.generate, with spans of versions. Returns once all weights that took part are known to be good;
+        raises WeightsWithdrawn if some are not."""
+        await self.loads.usable()
         async with self.least_busy(sampling.n) as engine:
             completions = await engine.generate(prompt_token_ids, sampling)
         self._recent.append((time.monotonic(), sum(len(c.token_ids) for c in completions)))
-        return completions
+        return [replace(c, version_spans=await self.loads.settle(c.version_spans)) for c in completions]
 
-    async def load(self, version: int, files: Sequence[str], tensors: Sequence[tuple[str, int]]) -> float:
-        """Load a version everywhere; returns the longest pause in seconds."""
-        return max(await asyncio.gather(*(engine.load(version, files, tensors) for engine in self.engines)))
+    async def load(self, version: int, update_info: dict[str, Any]) -> tuple[int, float]:
+        """Load a version everywhere; returns the load's serial and the longest pause in seconds.
+
+        If it fails anywhere, that engine is paused, the load is BAD, and only a full load makes it good again.
+        """
+        serial = self.loads.begin(version)
+        loading = (engine.load(serial, update_info) for engine in self.engines)
+        results = await asyncio.gather(*loading, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                self.loads.condemn(serial, f"could not be loaded: {result}")
+                raise result
+        return serial, max(result for result in results if not isinstance(result, BaseException))
+
+    async def measure(self, canary: Canary) -> canaries.Measured:
+        """The canary on every engine: the worst one's. Raises EngineFailed."""
+        limit = min(engine.options.max_model_len for engine in self.engines) - 1
+        return await canaries.measure(self.engines, canary, limit)
+
+    async def enter_group(self, init_info: dict[str, Any], first_rank: int) -> None:
+        """Let all engines enter a collective group: worker.InitInfo without its first rank, and the first one's."""
+        entering = [
+            engine.enter_group({**init_info, "first_rank": first_rank + index * engine.options.tensor_parallel_size})
+            for index, engine in enumerate(self.engines)
+        ]
+        await asyncio.gather(*entering)
 
     async def check(self) -> None:
         await asyncio.gather(*(engine.check() for engine in self.engines))

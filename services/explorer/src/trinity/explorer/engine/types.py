@@ -1,15 +1,23 @@
-"""What an engine gives back."""
+"""What an engine is given, and what it gives back."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from trinity.runtime.errors import TrinityError
 from trinity.runtime.experience import VersionSpan
+
+
+class EngineFailed(TrinityError):
+    """vLLM raised, or its core is gone. The process must be started anew."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """R sampled tokens. token_ids int32 [R], logprobs float32 [R] at the sampling temperature."""
+    """R sampled tokens. token_ids int32 [R], logprobs float32 [R] at the sampling temperature.
+
+    `version_spans` are of serials where it comes from an Engine, of weight versions where it comes from an EnginePool.
+    """
 
     token_ids: np.ndarray
     logprobs: np.ndarray

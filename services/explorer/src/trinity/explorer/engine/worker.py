@@ -3,6 +3,7 @@
 vLLM imports this module by `worker_extension_cls`, which is what registers the transfer engine there.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,59 +17,179 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
+from trinity.explorer.engine import sampled_logprobs
+from trinity.runtime.weights import TensorInfo
+from trinity.runtime.weights.collective import Group, GroupBroken, Store, receive
+from trinity.runtime.weights.lora import merged
+
 BACKEND = "trinity"
 
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Nothing to agree on before the first update."""
+    """A collective group to enter; it takes the place of the one before it. Fields as in sync.v1.Epoch."""
+
+    epoch: int
+    backend: str
+    store_address: str
+    first_rank: int  # of this engine's workers
+    world_size: int
+    timeout_seconds: float
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """One update: safetensors files on a local disk, and the tensors in the order of the model's layers."""
+    """One update: by safetensors files on a local disk, or (`epoch` > 0) as rank 0 of a collective group sends it."""
 
     files: list[str] = field(default_factory=list)
-    # (tensor name, index in `files`)
-    tensors: list[tuple[str, int]] = field(default_factory=list)
+    # In the order of the model's layers. Of files: (name, index in `files`); of a group: (name, dtype, shape, bytes).
+    tensors: list[list[Any]] = field(default_factory=list)
+    epoch: int = 0
+    bucket_bytes: int = 0
+    # Of adapters alone: the base model's files and tensors, like those above, and what the product B A is scaled by.
+    base_files: list[str] = field(default_factory=list)
+    base_tensors: list[list[Any]] = field(default_factory=list)
+    scale: float = 0.0
 
 
 class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Loads checkpoint-format weights through vLLM's layerwise reload."""
+    """Loads checkpoint-format weights: into the parameters as they are, or through vLLM's layerwise reload."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
 
+    _membership: "Membership | None" = None
+
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        return
+        """Begin to enter a group; generation goes on meanwhile."""
+        if self._membership is not None:
+            self._membership.close()
+        self._membership = Membership(init_info, self.vllm_config.parallel_config.rank, self.device)
+
+    @property
+    def in_place(self) -> bool:
+        return loads_in_place(self.model, self.device)
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        initialize_layerwise_reload(self.model)
+        if not self.in_place:
+            initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         model: Any = self.model
-        model.load_weights(_read(update_info))
+        try:
+            model.load_weights(self._tensors(update_info))
+        except BaseException:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """After a load that broke off: be ready for the next one. The model is a mixture of two versions now."""
+        if not self.in_place:
+            _abandon_reload(self.model, self.model_config)
+
+    def _tensors(self, update: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+        """The whole model's."""
+        if not update.base_files:
+            return self._given(update)
+        adapters = {name: tensor.clone() for name, tensor in self._given(update)}  # a bucket is larger than they are
+        return merged(_read(update.base_files, update.base_tensors), adapters, update.scale, self.device)
+
+    def _given(self, update: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the version is made of."""
+        if not update.epoch:
+            return _read(update.files, update.tensors)
+        if self._membership is None:
+            raise GroupBroken(f"this worker is in no collective group; epoch {update.epoch} is needed")
+        infos = [TensorInfo(name, dtype, tuple(shape), size, "") for name, dtype, shape, size in update.tensors]
+        return receive(self._membership.group(update.epoch), infos, update.bucket_bytes)
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+        if self.in_place:
+            return
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             _repack_tied_heads(self.model)
 
     def shutdown(self) -> None:
-        return
+        if self._membership is not None:
+            self._membership.close()
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
         raise RuntimeError("Trinity's trainer publishes through the sync service")
 
 
-def _read(update: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
-    files = [safe_open(path, framework="pt") for path in update.files]
-    for name, index in update.tensors:
+class Membership:
+    """This worker's part in one epoch, entered in a thread: whoever enters waits for all the others."""
+
+    def __init__(self, info: InitInfo, rank: int, device: torch.device) -> None:
+        self._info, self._rank, self._device = info, info.first_rank + rank, device
+        self._group: Group | None = None
+        self._failure = ""
+        self._thread = threading.Thread(target=self._enter, daemon=True, name=f"epoch-{info.epoch}")
+        self._thread.start()
+
+    def _enter(self) -> None:
+        info = self._info
+        try:
+            store = Store.connect(info.store_address, info.timeout_seconds)
+            self._group = Group(
+                store, info.epoch, info.backend, self._rank, info.world_size, self._device, info.timeout_seconds
+            )
+        except Exception as error:  # said when the group is asked for
+            self._failure = f"{type(error).__name__}: {error}"
+
+    def group(self, epoch: int) -> Group:
+        """The group, once all have entered. GroupBroken if it never came to be or is another one."""
+        self._thread.join(self._info.timeout_seconds)
+        if self._info.epoch != epoch or self._group is None:
+            raise GroupBroken(f"epoch {epoch} is needed, this worker is in {self._info.epoch}; {self._failure}")
+        return self._group
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+
+def loads_in_place(model: torch.nn.Module, device: torch.device) -> bool:
+    """Whether the parameters a forward pass computes with are the checkpoint's, unchanged but for fusing and slicing.
+
+    Then a weight can be copied over the old one, where CUDA graphs look for it. The layerwise reload, which makes every
+    layer anew, takes some 0.1 s more, however small the model is.
+    """
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    plain = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod, type(None))
+    methods = {type(getattr(module, "quant_method", None)) for module in model.modules()}
+    latent = any("MLA" in type(module).__name__ for module in model.modules())  # absorbs weights into others
+    return device.type == "cuda" and methods <= set(plain) and not latent
+
+
+def _abandon_reload(model: torch.nn.Module, model_config: Any) -> None:
+    """Layers that got only a part of their weights get their old ones back.
+
+    vLLM would go on counting from there, and take a later load's weights for the missing ones. The model is a mixture
+    of two versions now; a full load must follow.
+    """
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.load_numel = 0
+            info.loaded_weights.clear()
+    finalize_layerwise_reload(model, model_config)
+
+
+def _read(paths: list[str], tensors: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    files = [safe_open(path, framework="pt") for path in paths]
+    for name, index in tensors:
         yield name, files[index].get_tensor(name)
 
 
@@ -88,8 +209,17 @@ def _repack_tied_heads(model: torch.nn.Module) -> None:
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker. Its module is what matters."""
+    """Mixed into vLLM's worker."""
+
+    def abandon_weight_update(self: Any) -> None:
+        """After an update that failed on some worker: be ready for the next one."""
+        if self._weight_update_active:
+            engine = self.weight_transfer_engine
+            engine.abandon()
+            engine.reset_weight_update_target()
+            self._weight_update_active = False
 
 
+sampled_logprobs.install()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, TrinityTransferEngine)

@@ -2,12 +2,38 @@
 
 from trinity import plugins
 from trinity.explorer.workflows.base import Toolbox, Workflow
-from trinity.explorer.workflows.single_turn import MathRewardModelWorkflow, MathWorkflow, SimpleWorkflow
+from trinity.explorer.workflows.distill import DistillMathWorkflow, DistillWorkflow
+from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS
+from trinity.explorer.workflows.judges import MathRulerWorkflow, RubricJudgeWorkflow
+from trinity.explorer.workflows.r3l import R3L_WORKFLOWS
+from trinity.explorer.workflows.single_turn import (
+    MathBoxedWorkflow,
+    MathEvalWorkflow,
+    MathRewardModelWorkflow,
+    MathWorkflow,
+    SimpleWorkflow,
+)
+from trinity.explorer.workflows.tool_calls import ToolCallWorkflow
 
-WORKFLOWS: dict[str, type[Workflow]] = {
+# Trinity-RFT has these a second time as async_*: here all are.
+_SINGLE_TURN: dict[str, type[Workflow]] = {
     "simple_workflow": SimpleWorkflow,
     "math_workflow": MathWorkflow,
+    "math_boxed_workflow": MathBoxedWorkflow,
+    "math_eval_workflow": MathEvalWorkflow,
     "math_rm_workflow": MathRewardModelWorkflow,
+    "math_ruler_workflow": MathRulerWorkflow,
+}
+
+WORKFLOWS: dict[str, type[Workflow]] = {
+    **_SINGLE_TURN,
+    **{f"async_{name}": workflow for name, workflow in _SINGLE_TURN.items()},
+    "rubric_judge_workflow": RubricJudgeWorkflow,
+    "on_policy_distill_workflow": DistillWorkflow,
+    "on_policy_distill_math_workflow": DistillMathWorkflow,
+    "tool_call_workflow": ToolCallWorkflow,
+    **ENVIRONMENT_WORKFLOWS,
+    **R3L_WORKFLOWS,
 }
 
 

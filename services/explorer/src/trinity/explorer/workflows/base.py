@@ -22,9 +22,22 @@ class Toolbox(Protocol):
     """What the explorer lends a workflow."""
 
     max_prompt_tokens: int
+    max_model_tokens: int
 
-    def prompt(self, messages: Sequence[Message], reply_prefix: str | None = None) -> list[int]:
-        """Token ids of a conversation under the chat template."""
+    @property
+    def history_problem(self) -> str:
+        """Why a conversation cannot grow by tokens under this chat template; empty if it can."""
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        reply_prefix: str | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation under the chat template. `tools`: JSON schemas of functions."""
+
+    def next_turn(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids between a reply and the next one, with new messages; they begin with what ends a turn."""
 
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         """Token ids as text, special tokens left out."""
@@ -37,6 +50,15 @@ class Toolbox(Protocol):
 
     async def rate(self, conversations: Sequence[Sequence[Message]], model: str = "") -> list[float]:
         """What an auxiliary reward model gives for each whole conversation; empty name: the first one."""
+
+    async def teacher_logprobs(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> np.ndarray:
+        """float32 [R]: an auxiliary model's log-probabilities of the tokens after the prompt, at temperature 1."""
+
+    def episode(self, environment: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> Any:
+        """An episode of the environment service, as an asynchronous context.
+
+        Its reset() and step(text) give observation, reward, done, info and metrics. Raises EnvironmentFailed.
+        """
 
     async def score(
         self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]

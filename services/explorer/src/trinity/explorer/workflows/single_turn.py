@@ -1,6 +1,7 @@
 """One prompt, one reply, one score."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ class SimpleWorkflow(Workflow):
     """Asks the row's prompt `repeat_times` times and scores every reply."""
 
     default_system_prompt = ""
+    reward_function = ""  # empty: the task's
 
     async def run(self) -> list[Experience]:
         prompt = self.tools.prompt(self.messages(), self.format["reply_prefix"])
@@ -50,7 +52,16 @@ class SimpleWorkflow(Workflow):
     async def scores(self, answers: list[Answer]) -> list[Score]:
         """A score for each answer: here, by the task's reward function."""
         args = json.loads(self.task.reward_args_json or "{}")
-        return await self.tools.score(self.task.reward_function, answers, self.row, args)
+        return await self.tools.score(self.reward_function or self.task.reward_function, answers, self.row, args)
+
+    async def checked(self, answers: Sequence[Answer], rewards: Sequence[float], metric: str) -> list[Score]:
+        """Rewards that came from elsewhere, also as a metric, beside the metrics of the reward function.
+
+        Where the row has no reference answer, the reward function does not run.
+        """
+        found = await SimpleWorkflow.scores(self, list(answers)) if self.truth() else [Score(0.0, {}) for _ in answers]
+        pairs = zip(rewards, found, strict=True)
+        return [Score(reward, {**score.metrics, metric: reward}) for reward, score in pairs]
 
     def messages(self) -> list[Message]:
         key = self.format["system_prompt_key"]
@@ -102,6 +113,21 @@ class MathWorkflow(SimpleWorkflow):
     default_system_prompt = _MATH_SYSTEM_PROMPT
 
 
+class MathBoxedWorkflow(SimpleWorkflow):
+    """Asks for the answer in \\boxed{} and scores it with math_boxed_reward."""
+
+    default_system_prompt = (
+        "You solve mathematical problems. Reason step by step, and put your final answer inside \\boxed{}."
+    )
+    reward_function = "math_boxed_reward"
+
+
+class MathEvalWorkflow(MathBoxedWorkflow):
+    """For test sets: as math_boxed_workflow, scored with accuracy alone, wherever in the reply the answer stands."""
+
+    reward_function = "accuracy_reward"
+
+
 class MathRewardModelWorkflow(MathWorkflow):
     """As math_workflow, rewarded by an auxiliary reward model: workflow_args.reward_model, or the first there is.
 
@@ -109,12 +135,7 @@ class MathRewardModelWorkflow(MathWorkflow):
     """
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
-        args = json.loads(self.task.workflow_args_json or "{}")
         asked = self.messages()
         conversations = [[*asked, {"role": "assistant", "content": answer.response}] for answer in answers]
-        rewards = await self.tools.rate(conversations, str(args.get("reward_model", "")))
-        checked = await super().scores(answers) if self.truth() else [Score(0.0, {}) for _ in answers]
-        return [
-            Score(reward, {**score.metrics, "reward_model": reward})
-            for reward, score in zip(rewards, checked, strict=True)
-        ]
+        rewards = await self.tools.rate(conversations, str(self.task.workflow_args.get("reward_model", "")))
+        return await self.checked(answers, rewards, "reward_model")

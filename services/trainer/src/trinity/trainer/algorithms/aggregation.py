@@ -1,17 +1,23 @@
 """How token losses become one number. Always over the global batch, whatever micro-batch or rank a token is in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Of the whole batch, over all ranks: trained tokens, sequences with at least one, longest response in tokens."""
+    """Of the whole batch, over all ranks: trained tokens, sequences with at least one, longest response in tokens.
+
+    pairs: preference pairs. rolled_out, expert: the same of these sequences alone.
+    """
 
     tokens: int
     sequences: int
     longest: int
+    pairs: int = 0
+    rolled_out: "Totals | None" = None
+    expert: "Totals | None" = None
 
 
 def aggregate(values_BR: torch.Tensor, mask_BR: torch.Tensor, mode: str, totals: Totals) -> torch.Tensor:
@@ -32,3 +38,32 @@ def aggregate(values_BR: torch.Tensor, mask_BR: torch.Tensor, mode: str, totals:
     if mode == "seq-mean-token-sum-norm":
         return masked.sum() / max(totals.longest, 1)
     raise ValueError(f"unknown loss_agg_mode {mode!r}")
+
+
+@dataclass(frozen=True)
+class Share:
+    """`aggregate` as a loss gets it: with the batch's totals, the chosen mode, and the weights of a correction.
+
+    weights float [B, R] or [B, 1], without gradient; None: 1.
+    """
+
+    mode: str
+    totals: Totals
+    weights: torch.Tensor | None = None
+
+    def __call__(self, values_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
+        """The share of a loss for every token."""
+        weighted = values_BR if self.weights is None else values_BR * self.weights
+        return aggregate(weighted, mask_BR, self.mode, self.totals)
+
+    def of_sequences(self, values_B: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
+        """The share of a loss for every sequence: what its tokens' losses would add up to. Without tokens it is 0."""
+        lengths = mask_BR.sum(-1, keepdim=True).clamp(min=1)
+        return self(values_B[:, None] / lengths * torch.ones_like(mask_BR), mask_BR)
+
+    def by(self, mode: str) -> "Share":
+        return replace(self, mode=mode)
+
+    def among(self, totals: Totals | None) -> "Share":
+        """Of a part of the batch's sequences; the same of all if the part is not told."""
+        return replace(self, totals=totals or self.totals)

@@ -1,40 +1,89 @@
 """KL estimators between the policy and the reference, per token. Schulman, http://joschu.net/blog/kl-approx.html.
 
-lp, ref: log-probabilities of the sampled token under policy and reference, any shape; d = ref - lp.
+lp, ref, old: log-probabilities of the sampled token under policy, reference and the policy that sampled, any shape;
+d = ref - lp.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-KlFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+from trinity.config.algorithms import AlgorithmPlan, Part
+
+KlFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def k1(lp: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+def k1(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """-d: unbiased, may be negative."""
     return lp - ref
 
 
-def k2(lp: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+def k2(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """d^2 / 2: biased, low variance; its gradient is that of the reverse KL."""
     return 0.5 * (lp - ref).square()
 
 
-def k3(lp: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+def k3(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """exp(d) - 1 - d: unbiased, never negative."""
     d = ref - lp
     return d.exp() - 1 - d
 
 
-def low_var_kl(lp: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+def low_var_kl(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """k3 with d clamped to +-20 and the result to +-10."""
     d = (ref - lp).clamp(-20, 20)
     return (d.exp() - 1 - d).clamp(-10, 10)
 
 
-def absolute(lp: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
+def absolute(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """|d|."""
     return (lp - ref).abs()
 
 
-KL: dict[str, KlFn] = {"k1": k1, "k2": k2, "k3": k3, "low_var_kl": low_var_kl, "abs": absolute}
+def corrected_k3(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """min(exp(lp - old), 2) k3, the ratio differentiated too: unbiased also for tokens of older weights.
+
+    DeepSeek-V3.2, arXiv:2512.02556, section 3.1.
+    """
+    return (lp - old).clamp(max=20).exp().clamp(max=2.0) * k3(lp, ref, old)
+
+
+KL: dict[str, KlFn] = {
+    "k1": k1,
+    "k2": k2,
+    "k3": k3,
+    "low_var_kl": low_var_kl,
+    "abs": absolute,
+    "corrected_k3": corrected_k3,
+}
+
+
+@dataclass(frozen=True)
+class KlCoefficients:
+    """What the KL of the loss and that of the reward are multiplied with in the next step. A part of checkpoints."""
+
+    loss: float
+    reward: float
+
+    @classmethod
+    def of(cls, plan: AlgorithmPlan) -> "KlCoefficients":
+        """As the YAML has them."""
+        return cls(plan.kl_loss.args.get("kl_coef", 0.0), plan.kl_penalty.args.get("kl_coef", 0.0))
+
+    def after(
+        self, plan: AlgorithmPlan, loss_kl: float | None, reward_kl: float | None, sequences: int
+    ) -> "KlCoefficients":
+        """After a step with this mean KL in loss and reward; None: it had none, and the coefficient stays."""
+        return KlCoefficients(
+            adapted(self.loss, plan.kl_loss, loss_kl, sequences),
+            adapted(self.reward, plan.kl_penalty, reward_kl, sequences),
+        )
+
+
+def adapted(coefficient: float, part: Part, kl: float | None, sequences: int) -> float:
+    """coefficient (1 + clip(kl / target - 1, +-0.2) sequences / horizon) if adaptive. arXiv:1909.08593, section 2.2."""
+    if not part.args.get("adaptive") or kl is None:
+        return coefficient
+    error = min(max(kl / part.args["target_kl"] - 1, -0.2), 0.2)
+    return coefficient * (1 + error * sequences / part.args["horizon"])

@@ -1,48 +1,59 @@
 """The whole loss of a micro-batch: policy term + KL term - entropy term, each aggregated over the global batch."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 
+from trinity.config.algorithm_parts import EXPERT_LOSSES
 from trinity.config.algorithms import AlgorithmPlan
-from trinity.trainer.algorithms.aggregation import Totals, aggregate
+from trinity.trainer.algorithms.aggregation import Share, Totals
+from trinity.trainer.algorithms.correction import correct
+from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.kl import KL
-from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES, aggregation_of
+from trinity.trainer.algorithms.mismatch import mismatch
+from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES
 from trinity.trainer.algorithms.report import Report, masked_sum
 
-
-@dataclass(frozen=True)
-class LossInputs:
-    """Response-aligned tensors of one micro-batch, [B, R] float32. The optional ones are those the algorithm needs."""
-
-    logprobs: torch.Tensor
-    entropy: torch.Tensor
-    mask: torch.Tensor
-    old_logprobs: torch.Tensor
-    advantages: torch.Tensor
-    reference_logprobs: torch.Tensor | None = None
+__all__ = ["LossInputs", "compute_loss", "wants_entropy_gradient"]
 
 
-def compute_loss(plan: AlgorithmPlan, inputs: LossInputs, totals: Totals) -> tuple[torch.Tensor, Report]:
-    """This micro-batch's share of the batch's loss (a scalar), and its report."""
-    name, args = plan.policy_loss.name, plan.policy_loss.args
-    mode = aggregation_of(name, args, plan.loss_aggregation)
-    mask = inputs.mask
-    token_loss, report = POLICY_LOSSES[name](inputs.logprobs, inputs.old_logprobs, inputs.advantages, mask, **args)
-    loss = aggregate(token_loss, mask, mode, totals)
-    report["entropy"] = masked_sum(inputs.entropy.detach(), mask)
+def compute_loss(
+    plan: AlgorithmPlan, inputs: LossInputs, totals: Totals, kl_coef: float | None = None
+) -> tuple[torch.Tensor, Report]:
+    """This micro-batch's share of the batch's loss (a scalar), and its report. kl_coef: in place of the plan's.
+
+    Expert rows have neither reward nor sampler: only the losses that are made for them see them.
+    """
+    if plan.policy_loss.name not in EXPERT_LOSSES:
+        inputs, totals = replace(inputs, mask=inputs.mask * (1 - inputs.expert)), totals.rolled_out or totals
+    x = inputs.only_masked()
+    share = Share(plan.loss_aggregation, totals)
+    corrected, weights, about = correct(x, plan.correction)
+    loss, report = POLICY_LOSSES[plan.policy_loss.name](
+        corrected, replace(share, weights=weights), **plan.policy_loss.args
+    )
+    report |= about
+    report["entropy"] = masked_sum(x.entropy.detach(), x.mask)
     if not plan.offline:
-        report["pg_loss"] = masked_sum(token_loss.detach(), mask)
-        report["rollout_logprob_diff"] = masked_sum((inputs.logprobs - inputs.old_logprobs).detach().abs(), mask)
-    if plan.needs_reference:
-        assert inputs.reference_logprobs is not None
-        kl = KL[plan.kl_loss.name](inputs.logprobs, inputs.reference_logprobs)
-        loss = loss + plan.kl_loss.args["kl_coef"] * aggregate(kl, mask, mode, totals)
-        report["kl_loss"] = masked_sum(kl.detach(), mask)
+        # Shares add up to the loss: the weights are such that their mean is their sum.
+        report["pg_loss"] = torch.stack([loss.detach() * max(totals.tokens, 1), x.mask.sum()]).float()
+        report |= mismatch(x)
+    if plan.kl_in_loss:
+        assert x.reference_logprobs is not None
+        kl = KL[plan.kl_loss.name](x.logprobs, x.reference_logprobs, x.old_logprobs)
+        loss = loss + (plan.kl_loss.args["kl_coef"] if kl_coef is None else kl_coef) * share(kl, x.mask)
+        report["kl_loss"] = masked_sum(kl.detach(), x.mask)
     coefficient = plan.entropy_loss.args.get("entropy_coef", 0.0)
     if coefficient:
-        loss = loss - coefficient * aggregate(inputs.entropy, mask, mode, totals)
+        loss = loss - coefficient * _entropy(plan.entropy_loss.name, x, share)
     return loss, report
+
+
+def _entropy(name: str, x: LossInputs, share: Share) -> torch.Tensor:
+    """default: of all sequences; mix: of the rolled-out ones alone, as a mean over these."""
+    if name == "mix":
+        return share.among(share.totals.rolled_out)(x.entropy, x.mask * (1 - x.expert))
+    return share(x.entropy, x.mask)
 
 
 def wants_entropy_gradient(plan: AlgorithmPlan) -> bool:

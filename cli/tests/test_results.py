@@ -1,0 +1,117 @@
+"""`trinity results`: curves and peaks of many runs in one table, whatever their files hold."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from trinity.cli.errors import RunError
+from trinity.cli.main import app
+from trinity.cli.results import METRICS, Curve, as_csv, collect, markdown, points_csv
+
+
+def write(job: Path, *lines: Any) -> Path:
+    file = job / "monitor/explorer.jsonl"
+    file.parent.mkdir(parents=True)
+    texts = [line if isinstance(line, str) else json.dumps({"time": 0.0, **line}) for line in lines]
+    file.write_text("\n".join(texts) + "\n")
+    return job
+
+
+def evaluation(step: int, **values: float) -> dict[str, Any]:
+    return {"step": step, **{f"eval/test/{name}/mean@1": value for name, value in values.items()}}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write(
+        tmp_path / "ALFWORLD/grpo",
+        evaluation(0, success=0.1, steps=24),
+        evaluation(60, success=0.4, steps=15),
+        {"step": 61, "rollout/reward/mean": 0.5, "eval/test/success/std@1": 3},
+        evaluation(120, success=0.3, steps=20),
+    )
+    write(
+        tmp_path / "ALFWORLD/r3l/rft",
+        {"step": 1, "rollout/second_improve/mean": 0.25},
+        {"step": 2, "rollout/second_improve/mean": 0.5},
+        {"step": 2, "eval/aime/24/accuracy/mean@8": 0.7},
+    )
+    return tmp_path
+
+
+def test_every_run_and_stage_has_its_curves_with_their_peaks(root: Path) -> None:
+    curves = collect([root], METRICS)
+    found = {(c.run, c.taskset, c.metric): (c.peak, c.points[0], c.points[-1]) for c in curves}
+    assert found == {
+        ("ALFWORLD/grpo", "test", "success"): ((60, 0.4), (0, 0.1), (120, 0.3)),
+        ("ALFWORLD/grpo", "test", "steps"): ((60, 15.0), (0, 24.0), (120, 20.0)),
+        ("ALFWORLD/r3l/rft", "aime/24", "accuracy@8"): ((2, 0.7), (2, 0.7), (2, 0.7)),
+        ("ALFWORLD/r3l/rft", "rollout", "second_improve"): ((2, 0.5), (1, 0.25), (2, 0.5)),
+    }
+
+
+def test_a_step_evaluated_again_after_a_crash_counts_once_and_broken_lines_do_not(tmp_path: Path) -> None:
+    job = write(
+        tmp_path / "job",
+        evaluation(10, success=0.9),
+        '{"step": 20, "eval/te',
+        "[1, 2]",
+        '{"step": "x"}',
+        "",
+        {"step": 15, "eval/test/success/mean@1": None},
+        evaluation(10, success=0.2),
+    )
+    (curve,) = collect([job], METRICS)
+    assert (curve.run, curve.points) == ("job", ((10, 0.2),))
+
+
+def test_the_earliest_of_equal_peaks_counts() -> None:
+    assert Curve("r", "t", "success", ((0, 0.5), (10, 0.7), (20, 0.7))).peak == (10, 0.7)
+
+
+def test_the_table_is_markdown_and_csv(root: Path) -> None:
+    curves = collect([root], METRICS)
+    lines = markdown(curves).splitlines()
+    assert [cell.strip() for cell in lines[0].split("|")[1:4]] == ["run", "taskset", "metric"]
+    assert set(lines[1]) == {"|", "-"}
+    assert len({len(line) for line in lines}) == 1
+    found = list(csv.DictReader(io.StringIO(as_csv(curves))))
+    success = next(row for row in found if row["metric"] == "success")
+    assert (success["peak"], success["at step"], success["last"], success["evaluations"]) == ("0.4", "60", "0.3", "3")
+    points = list(csv.DictReader(io.StringIO(points_csv(curves))))
+    assert {"run": "ALFWORLD/grpo", "taskset": "test", "metric": "steps", "step": "60", "value": "15.0"} in points
+    assert len(points) == sum(len(curve.points) for curve in curves)
+
+
+def test_names_cannot_break_the_table(tmp_path: Path) -> None:
+    write(tmp_path / "job", {"step": 1, "eval/a|b\x1b[31m/success/mean@1": 0.5})
+    text = markdown(collect([tmp_path], METRICS))
+    assert "\x1b" not in text
+    assert "a\\|b" in text
+
+
+def test_nothing_to_show_is_said_in_words(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no folder"):
+        collect([tmp_path / "none"], METRICS)
+    write(tmp_path / "job", {"step": 1, "rollout/reward/mean": 1.0})
+    with pytest.raises(RunError, match=r"no evaluation of success, accuracy, .* --metric chooses others"):
+        collect([tmp_path], METRICS)
+
+
+def test_the_command_prints_and_writes(root: Path, tmp_path: Path) -> None:
+    out = {name: tmp_path / name for name in ("table.md", "table.csv", "curves.csv")}
+    arguments = ["--metric", "steps", "--markdown", str(out["table.md"]), "--csv", str(out["table.csv"])]
+    done = CliRunner().invoke(app, ["results", str(root), *arguments, "--curves", str(out["curves.csv"])])
+    assert done.exit_code == 0, done.output
+    assert "ALFWORLD/grpo" in done.output
+    assert "success" not in done.output
+    assert out["table.md"].read_text().strip() == done.output.strip()
+    assert out["table.csv"].read_text().startswith("run,taskset,metric,first,peak,at step")
+    assert out["curves.csv"].read_text().count("steps") == 3
+    refused = CliRunner().invoke(app, ["results", str(root), "--csv", str(tmp_path / "no/such/folder.csv")])
+    assert refused.exit_code == 2

@@ -1,0 +1,266 @@
+"""What this machine's GPUs can take of a plan, found before anything starts: in words, with numbers and a way out.
+
+look -> problems. Nothing here imports torch, or touches a GPU: nvidia-smi is asked, and torch's folder is read.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity.config.errors import Problem
+from trinity.config.memory import (
+    Sharding,
+    cache_gib,
+    certain_gib,
+    cpu_gib,
+    host_gib,
+    parameters_of,
+    tokens_in,
+    weights_gib,
+)
+from trinity.config.plan import Plan
+from trinity.config.schema.explorer import RolloutModelConfig
+
+_QUERY = "index,uuid,name,memory.total,memory.free,driver_version"
+_ZERO = "trainer.deepspeed.zero_stage"
+# The oldest driver for each major version of CUDA: https://docs.nvidia.com/deploy/cuda-compatibility
+_OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
+_HIGHEST_UTILIZATION = 0.95
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """`index` is what CUDA_VISIBLE_DEVICES calls it."""
+
+    index: str
+    name: str
+    total_gib: float
+    free_gib: float
+    driver: str
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.name}, {self.total_gib:.1f} GiB)"
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """cuda: the version it was built for; empty: none."""
+
+    version: str
+    cuda: str
+
+
+def look(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
+    """The GPUs that this process may use, in its order. Empty without an NVIDIA driver."""
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        listing = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return visible(listing.stdout, environment.get("CUDA_VISIBLE_DEVICES")) if listing.returncode == 0 else []
+
+
+def visible(listing: str, limited: str | None) -> list[Gpu]:
+    """Of nvidia-smi's lines, those that CUDA_VISIBLE_DEVICES names by index or by the beginning of their uuid."""
+    found: list[tuple[str, Gpu]] = []
+    for line in listing.splitlines():
+        index, uuid, name, total, free, driver = (cell.strip() for cell in line.split(","))
+        if total.isdigit() and free.isdigit():
+            found.append((uuid, Gpu(index, name, int(total) / 1024, int(free) / 1024, driver)))
+    if limited is None:
+        return [gpu for _, gpu in found]
+    named = [name.strip() for name in limited.split(",") if name.strip()]
+    return [
+        gpu for name in named for uuid, gpu in found if name == gpu.index or (len(name) > 4 and uuid.startswith(name))
+    ]
+
+
+def torch_build() -> TorchBuild | None:
+    """Of the torch that is installed here, read and not imported; None if there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text()
+    except OSError:
+        return None
+    found = {name: re.search(rf"^{name}\b[^=\n]*= *'([^']*)'", text, re.MULTILINE) for name in ("__version__", "cuda")}
+    version, cuda = found["__version__"], found["cuda"]
+    return TorchBuild(version[1] if version else "", cuda[1] if cuda else "")
+
+
+def mismatch(gpus: Sequence[Gpu], torch: TorchBuild | None) -> str:
+    """Why torch cannot use the GPUs that are here, and what to do; empty if nothing speaks against it."""
+    if not gpus or torch is None:
+        return ""
+    here = f"this machine has {len(gpus)} GPU(s) ({gpus[0].name}, driver {gpus[0].driver})"
+    otherwise = "or set CUDA_VISIBLE_DEVICES to nothing, to run on the CPU"
+    if not torch.cuda:
+        return (
+            f"torch {torch.version} is built without CUDA, and {here}; install a build of torch with CUDA, {otherwise}"
+        )
+    major, driver = int(torch.cuda.split(".")[0]), int(gpus[0].driver.split(".")[0] or 0)
+    oldest = _OLDEST_DRIVERS.get(major, 0)
+    if driver and driver < oldest:
+        fits = [cuda for cuda, least in _OLDEST_DRIVERS.items() if least <= driver]
+        older = f", a build of torch for CUDA {max(fits)}" if fits else ""
+        return (
+            f"torch {torch.version} is built for CUDA {torch.cuda}, which needs driver {oldest} or newer, and {here}; "
+            f"install a newer driver{older}, {otherwise}"
+        )
+    return ""
+
+
+def device_of(asked: str, field: str, available: bool, gpus: Sequence[Gpu], torch: TorchBuild | None) -> str:
+    """ "cpu" or "cuda", of a service whose setting `field` is `asked` (auto, cpu, cuda). `available`: what torch says.
+
+    GPUs that torch cannot use are never passed over in silence: ValueError with the reason.
+    """
+    if asked == "cpu" or (asked == "auto" and not available and not gpus):
+        return "cpu"
+    if available:
+        return "cuda"
+    why = mismatch(gpus, torch)
+    if not why and gpus:
+        why = (
+            f"torch finds none of the {len(gpus)} GPU(s) that nvidia-smi lists; see `python -m torch.utils.collect_env`"
+        )
+    why = why or "this machine shows no GPU (nvidia-smi finds none, or CUDA_VISIBLE_DEVICES hides them)"
+    raise ValueError(f"is {asked}, but {why}; or set {field}=cpu")
+
+
+def problems(plan: Plan, gpus: Sequence[Gpu], torch: TorchBuild | None, host_memory_gib: float) -> Iterator[Problem]:
+    """Why the plan cannot run on these GPUs; without any, on this machine's CPU."""
+    if not gpus:
+        yield from _check_cpu(plan, host_memory_gib)
+        return
+    if why := mismatch(gpus, torch):
+        yield Problem("cluster.gpu_per_node", why)
+        return
+    cards = list(gpus[: plan.config.cluster.gpu_per_node or len(gpus)])
+    split, trains = plan.gpus, plan.config.mode in ("both", "train")
+    wanted = split.explorer + split.auxiliary
+    if wanted + trains > len(cards):
+        yield _too_few(plan, len(cards), wanted, trains)
+        return
+    if split.explorer:
+        yield from _check_engines(plan, cards[:wanted])
+    if trains:
+        yield from _check_trainer(plan, cards[wanted:][: plan.config.trainer.num_ranks], host_memory_gib)
+
+
+def host_memory() -> float:
+    """GiB that processes can still get here; 0 where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0.0
+    found = next((line for line in lines if line.startswith("MemAvailable")), "MemAvailable: 0")
+    return int(found.split()[1]) / 2**20
+
+
+def _too_few(plan: Plan, here: int, wanted: int, trains: bool) -> Problem:
+    rollout, auxiliary = plan.config.explorer.rollout_model, plan.gpus.auxiliary
+    needs = f"{rollout.engine_num} engine(s) of {rollout.tensor_parallel_size} GPU(s)"
+    needs += f", auxiliary models on {auxiliary}" if auxiliary else ""
+    needs += " and at least one for the trainer" if trains else ""
+    room = (here - trains - auxiliary) // rollout.tensor_parallel_size
+    if room > 0:
+        advice = f"set it to {room}"
+    elif here - trains - auxiliary > 0:
+        advice = f"set explorer.rollout_model.tensor_parallel_size to {here - trains - auxiliary} or less"
+    else:
+        advice = f"this takes {wanted + trains} GPUs; set CUDA_VISIBLE_DEVICES to nothing, to run on the CPU"
+    return Problem("explorer.rollout_model.engine_num", f"{needs} do not fit on the {here} GPU(s) here; {advice}")
+
+
+def _check_cpu(plan: Plan, host_memory_gib: float) -> Iterator[Problem]:
+    known = parameters_of(plan.config.model.model_path)
+    if known is None or not host_memory_gib:
+        return
+    needed = cpu_gib(plan, known[0])
+    if needed > host_memory_gib:
+        yield Problem(
+            "model.model_path",
+            f"has {known[0] / 1e9:.2f} billion parameters {known[1]}; there is no GPU here, and on the CPU they take "
+            f"{needed:.1f} GiB, of which {host_memory_gib:.1f} are available; use GPUs or a smaller model",
+        )
+
+
+def _check_trainer(plan: Plan, cards: Sequence[Gpu], host_memory_gib: float) -> Iterator[Problem]:
+    known = parameters_of(plan.config.model.model_path)
+    if known is None or not cards:
+        return
+    count, least = known[0], min(cards, key=lambda card: card.total_gib)
+    now = Sharding.of(plan, len(cards))
+    needed = certain_gib(plan, count, now)
+    if needed > least.total_gib:
+        yield Problem(
+            _ZERO,
+            f"is {now.zero_stage}: weights and training states of {count / 1e9:.2f} billion parameters take "
+            f"{needed:.1f} GiB on each of {now.ranks} rank(s), more than {least} has; "
+            f"{way_out(plan, count, now, least.total_gib, host_memory_gib)}",
+        )
+    elif (beside := host_gib(plan, count, now) * now.ranks) > host_memory_gib > 0:
+        yield Problem(
+            "trainer.deepspeed.offload_optimizer",
+            f"needs {beside:.1f} GiB of this machine's memory, {host_memory_gib:.1f} are available; "
+            f"without it a rank takes {certain_gib(plan, count, now.without_offload()):.1f} GiB of its GPU",
+        )
+
+
+def way_out(plan: Plan, count: float, now: Sharding, room_gib: float, host_memory_gib: float) -> str:
+    """The first of more sharding, offloading and more GPUs by which the training states fit into `room_gib`."""
+    for said, sharding in now.smaller():
+        gib, host = certain_gib(plan, count, sharding), host_gib(plan, count, sharding) * sharding.ranks
+        if gib < room_gib and (not host_memory_gib or host < host_memory_gib):
+            beside = f" and {host:.1f} GiB of host memory" if host else ""
+            return f"with {said} it is {gib:.1f} GiB a rank{beside}"
+    ranks = next((n for n in range(now.ranks + 1, 1025) if certain_gib(plan, count, Sharding(n, 3)) < room_gib), None)
+    more = f"ZeRO 3 needs {ranks} such GPUs for the trainer" if ranks else "no number of such GPUs is enough"
+    return f"{more}; or train adapters alone (model.lora_configs)"
+
+
+def _check_engines(plan: Plan, cards: Sequence[Gpu]) -> Iterator[Problem]:
+    rollout, config = plan.config.explorer.rollout_model, plan.config
+    models: list[tuple[str, str, RolloutModelConfig, int]] = [
+        ("explorer.rollout_model", config.model.model_path, rollout, plan.lengths.model)
+    ]
+    for index, further in enumerate(config.explorer.auxiliary_models):
+        length = further.max_model_len or plan.lengths.model
+        models.append((f"explorer.auxiliary_models.{index}", further.model_path, further, length))
+    first = 0
+    for key, path, model, length in models:
+        taken = cards[first : first + model.engine_num * model.tensor_parallel_size]
+        first += len(taken)
+        if taken:
+            yield from _check_engine(key, path, model, length, min(taken, key=lambda card: card.total_gib))
+
+
+def _check_engine(key: str, path: str, model: RolloutModelConfig, length: int, card: Gpu) -> Iterator[Problem]:
+    """Weights and the key-value cache of one sequence must fit into what the engine may take."""
+    known, parallel, part = parameters_of(path), model.tensor_parallel_size, model.gpu_memory_utilization
+    if known is None:
+        return
+    weights, cache, room = weights_gib(known[0], model), cache_gib(path, length, parallel), part * card.total_gib
+    if weights + cache <= room:
+        return
+    said = (
+        f"is {part:g}: {room:.1f} of {card}; the weights take {weights:.1f} GiB a GPU, and the key-value cache of one "
+        f"sequence of {length} tokens {cache:.1f} GiB"
+    )
+    needed = (weights + cache) / card.total_gib
+    if needed < _HIGHEST_UTILIZATION:
+        advice = f"set it to {needed + 0.05:.2f} at least"
+    elif weights < _HIGHEST_UTILIZATION * card.total_gib and (
+        fits := tokens_in(path, _HIGHEST_UTILIZATION * card.total_gib - weights, parallel)
+    ):
+        advice = f"set it to {_HIGHEST_UTILIZATION}, and the lengths to {fits} tokens together at most"
+    else:
+        parts = next((n for n in (2, 4, 8, 16) if (weights + cache) * parallel / n <= room), 16)
+        advice = f"set {key}.tensor_parallel_size to {parts}"
+    yield Problem(f"{key}.gpu_memory_utilization", f"{said}; {advice}")

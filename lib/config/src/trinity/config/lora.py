@@ -1,0 +1,88 @@
+"""Which linear layers of a model get adapters: model.lora_configs, matched with the names of the model's modules."""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+
+from trinity.config.errors import Problem
+from trinity.config.schema import Config
+from trinity.config.schema.model import LoraConfig
+
+ALL_LINEAR = "all-linear"
+PLACE = "model.lora_configs.0"
+# Embeddings and output heads by their names in the models of transformers; they are not adapted.
+_ENDS = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe"}
+
+
+def modules_of(weights: Iterable[tuple[str, int]]) -> list[str]:
+    """Names of the linear layers of a checkpoint, from the name and the number of dimensions of each of its tensors."""
+    matrices = (name.removesuffix(".weight") for name, rank in weights if rank == 2 and name.endswith(".weight"))
+    return [name for name in matrices if _last(name) not in _ENDS]
+
+
+def select(lora: LoraConfig, modules: Iterable[str]) -> tuple[list[str], list[Problem]]:
+    """The modules that get adapters, of the linear layers `modules` by whole name; and what is wrong with the choice.
+
+    A name stands for every module that it is the end of: q_proj for model.layers.0.self_attn.q_proj and all others.
+    """
+    known = list(modules)
+    problems = [*_unknown("target_modules", lora.target_modules, known)]
+    if lora.exclude_modules is not None:
+        problems += _unknown("exclude_modules", lora.exclude_modules, known)
+    if problems:
+        return [], problems
+    excluded = lora.exclude_modules or []
+    found = [name for name in known if _matches(lora.target_modules, name) and not _matches(excluded, name)]
+    if not found:
+        problems.append(Problem(f"{PLACE}.target_modules", "and exclude_modules leave no layer to adapt"))
+    return found, problems
+
+
+def _unknown(key: str, wanted: str | list[str], known: list[str]) -> Iterator[Problem]:
+    """Names and patterns that are those of no module."""
+    place = f"{PLACE}.{key}"
+    if isinstance(wanted, str):
+        try:
+            if wanted != ALL_LINEAR and not any(re.fullmatch(wanted, name) for name in known):
+                near = _near(wanted, known) if _last(wanted).isidentifier() else "it must match whole names"
+                yield Problem(place, f"is {wanted!r}, a regex that no linear layer's whole name matches; {near}")
+        except re.error as error:
+            yield Problem(place, f"is {wanted!r}, which is no regex: {error}")
+        return
+    for name in wanted:
+        if not any(_ends_with(module, name) for module in known):
+            what = "embeddings and output heads are not adapted" if _last(name) in _ENDS else _near(name, known)
+            yield Problem(place, f"has {name!r}, which no linear layer of the model is called; {what}")
+
+
+def _near(name: str, known: list[str]) -> str:
+    names = sorted({_last(module) for module in known})
+    near = difflib.get_close_matches(_last(name), names, n=1, cutoff=0.5)
+    return f"did you mean [{near[0]}]?" if near else f"it has {', '.join(names) or 'none'}"
+
+
+def _matches(wanted: str | list[str], name: str) -> bool:
+    if isinstance(wanted, str):
+        return wanted == ALL_LINEAR or re.fullmatch(wanted, name) is not None
+    return any(_ends_with(name, end) for end in wanted)
+
+
+def _ends_with(name: str, end: str) -> bool:
+    return name == end or name.endswith(f".{end}")
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def check_lora(config: Config) -> Iterator[Problem]:
+    """Contradictions that show without the model."""
+    lora = config.model.lora
+    if lora is None:
+        return
+    if not lora.target_modules:
+        yield Problem(f"{PLACE}.target_modules", f"is empty; give names of layers, or {ALL_LINEAR}")
+    dtype = config.trainer.deepspeed.dtype
+    if "auto" not in (lora.lora_dtype, dtype) and lora.lora_dtype != dtype:
+        problem = f"is {lora.lora_dtype}, but trainer.deepspeed.dtype is {dtype}; adapters train in that, use auto"
+        yield Problem(f"{PLACE}.lora_dtype", problem)

@@ -1,0 +1,152 @@
+"""Memory of a model's weights, training states and key-value cache, by the number of its parameters.
+
+Adam with float32 masters: 2 bytes of bfloat16 weights a parameter, 4 of gradients, 12 of states; in float32 4, 4 and 8.
+ZeRO shares out states (1), gradients too (2), weights too (3); offloading moves states, or weights too, to host memory.
+Of adapters (LoRA) the states are small, and the base model's weights are there alone.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trinity.config.plan import Plan
+from trinity.config.schema.explorer import RolloutModelConfig
+
+_GIB = 2**30
+_SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bBmM])(?![a-zA-Z0-9])")
+
+
+def parameters_of(model_path: str) -> tuple[float, str] | None:
+    """Parameters of a model and where the number is from: its folder, or its name (`Qwen2.5-1.5B`). None: unknown."""
+    folder = Path(model_path).expanduser()
+    files = list(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if files:
+        width = 4 if _dtype(folder) == "float32" else 2
+        return sum(file.stat().st_size for file in files) / width, "by its files"
+    found = _SIZE_IN_NAME.findall(model_path.rpartition("/")[2])
+    if not found:
+        return None
+    number, unit = found[-1]
+    return float(number) * (1e9 if unit in "bB" else 1e6), "by its name"
+
+
+def _model_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _dtype(folder: Path) -> str:
+    config = _model_config(folder)
+    return str(config.get("dtype") or config.get("torch_dtype") or "")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How training states are shared out and where they are kept."""
+
+    ranks: int
+    zero_stage: int
+    offload_optimizer: bool = False
+    offload_param: bool = False
+
+    @classmethod
+    def of(cls, plan: Plan, ranks: int) -> "Sharding":
+        chosen = plan.config.trainer.deepspeed
+        return cls(ranks, chosen.zero_stage, chosen.offload_optimizer, chosen.offload_param)
+
+    def without_offload(self) -> "Sharding":
+        return replace(self, offload_optimizer=False, offload_param=False)
+
+    def smaller(self) -> "Iterator[tuple[str, Sharding]]":
+        """What takes less of a GPU's memory, the fastest first, and how it is asked for."""
+        place, stage = "trainer.deepspeed", max(self.zero_stage, 2)
+        if self.ranks > 1 and self.zero_stage < 3:
+            yield f"{place}.zero_stage 3", replace(self, zero_stage=3)
+        if not self.offload_optimizer:
+            asked = "" if self.zero_stage else f"{place}.zero_stage 2 and "
+            yield f"{asked}{place}.offload_optimizer", replace(self, zero_stage=stage, offload_optimizer=True)
+        if not self.offload_param:
+            asked = f"{place}.zero_stage 3, offload_optimizer and offload_param"
+            yield asked, Sharding(self.ranks, 3, offload_optimizer=True, offload_param=True)
+
+
+def _bytes(plan: Plan) -> tuple[float, float, float]:
+    """Of weights, gradients and states, a parameter."""
+    if plan.config.model.lora is not None:  # adapters' own states are small
+        return 2.0, 0.0, 0.0
+    return (4.0, 4.0, 8.0) if plan.config.trainer.deepspeed.dtype == "float32" else (2.0, 4.0, 12.0)
+
+
+def _reference(plan: Plan) -> float:
+    """Bytes a parameter of a frozen copy, whole on every rank; with adapters it is the policy itself."""
+    return _bytes(plan)[0] if plan.algorithm.needs_reference and plan.config.model.lora is None else 0.0
+
+
+def _shared(plan: Plan, sharding: Sharding) -> tuple[float, float, float]:
+    """Bytes a parameter on one rank of weights, gradients and states, wherever they are kept."""
+    weights, gradients, states = _bytes(plan)
+    return (
+        weights / (sharding.ranks if sharding.zero_stage >= 3 else 1),
+        gradients / (sharding.ranks if sharding.zero_stage >= 2 else 1),
+        states / (sharding.ranks if sharding.zero_stage >= 1 else 1),
+    )
+
+
+def training_gib(plan: Plan, count: float, sharding: Sharding) -> float:
+    """On one rank's GPU, without activations: weights, gradients, states, and the reference model if there is one."""
+    gradients = _shared(plan, sharding)[1]
+    return certain_gib(plan, count, sharding) + count * (0 if sharding.offload_optimizer else gradients) / _GIB
+
+
+def certain_gib(plan: Plan, count: float, sharding: Sharding) -> float:
+    """What is on a rank's GPU all the time: as training_gib, without gradients. A critic is as large as the policy."""
+    weights, _, states = _shared(plan, sharding)
+    held = (0 if sharding.offload_param else weights) + (0 if sharding.offload_optimizer else states)
+    return count * (held * (2 if plan.algorithm.critic else 1) + _reference(plan)) / _GIB
+
+
+def host_gib(plan: Plan, count: float, sharding: Sharding) -> float:
+    """What a rank keeps in host memory."""
+    weights, gradients, states = _shared(plan, sharding)
+    held = (weights if sharding.offload_param else 0) + (gradients + states if sharding.offload_optimizer else 0)
+    return count * held * (2 if plan.algorithm.critic else 1) / _GIB
+
+
+def cpu_gib(plan: Plan, count: float) -> float:
+    """Of everything in float32 on one CPU: training, and an engine beside it."""
+    trains, explores = plan.config.mode in ("both", "train"), not plan.offline and plan.config.mode != "train"
+    training = 4.0 if plan.config.model.lora else 16.0 + (4.0 if plan.algorithm.needs_reference else 0.0)
+    return count * (training * trains + 4.0 * explores) / _GIB
+
+
+def weights_gib(count: float, model: RolloutModelConfig) -> float:
+    """Of an engine, on each of its GPUs."""
+    return count * (4.0 if model.dtype == "float32" else 2.0) / model.tensor_parallel_size / _GIB
+
+
+def cache_gib(model_path: str, tokens: int, parallel: int) -> float:
+    """Of the keys and values of so many tokens on each GPU of an engine; 0 where the model's shape is not known."""
+    return tokens * _cache_bytes(model_path, parallel) / _GIB
+
+
+def tokens_in(model_path: str, gib: float, parallel: int) -> int:
+    """Tokens whose keys and values fit; 0 where the model's shape is not known."""
+    each = _cache_bytes(model_path, parallel)
+    return int(gib * _GIB / each) if each else 0
+
+
+def _cache_bytes(model_path: str, parallel: int) -> float:
+    """A token's keys and values in bfloat16: 2 x layers x key-value heads x width x 2 bytes, shared by the GPUs."""
+    config = _model_config(Path(model_path).expanduser())
+    heads = config.get("num_attention_heads")
+    if not heads or not config.get("hidden_size") or not config.get("num_hidden_layers"):
+        return 0.0
+    width = config.get("head_dim") or config["hidden_size"] // heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    return 4.0 * config["num_hidden_layers"] * max(kv_heads / parallel, 1) * width

@@ -1,0 +1,30 @@
+"""What learning from a teacher needs beside its advantage: a workflow that asks one, and one to ask."""
+
+from collections.abc import Iterator
+
+from trinity.config.algorithms import ALGORITHMS
+from trinity.config.errors import Problem
+from trinity.config.names import DEFAULT_WORKFLOW
+from trinity.config.schema import Config
+from trinity.config.workflows import WORKFLOWS
+
+ADVANTAGES = ("on_policy_distill", "jsd")
+TEACHER_WORKFLOWS = ("on_policy_distill_workflow", "on_policy_distill_math_workflow")
+
+
+def check_teacher(config: Config) -> Iterator[Problem]:
+    """Workflows of plugins may ask a teacher, for all that is known here."""
+    algorithm, source = config.algorithm, config.buffer.explorer_input
+    name = algorithm.advantage_fn or ALGORITHMS[algorithm.algorithm_type].advantage
+    if name not in ADVANTAGES:
+        return
+    tasksets = [("taskset", source.taskset)] if source.taskset else []
+    tasksets += [(f"tasksets.{index}", taskset) for index, taskset in enumerate(source.tasksets)]
+    for key, taskset in tasksets:
+        workflow = taskset.default_workflow_type or source.default_workflow_type or DEFAULT_WORKFLOW
+        if workflow in WORKFLOWS and workflow not in TEACHER_WORKFLOWS:
+            problem = f"is {workflow!r}, which asks no teacher; {name} needs {' or '.join(TEACHER_WORKFLOWS)}"
+            yield Problem(f"buffer.explorer_input.{key}.default_workflow_type", problem)
+        elif workflow in TEACHER_WORKFLOWS and not config.explorer.auxiliary_models:
+            problem = f"is empty; {workflow} asks the teacher there, a model with the policy's tokenizer"
+            yield Problem("explorer.auxiliary_models", problem)

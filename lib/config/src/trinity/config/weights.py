@@ -1,0 +1,115 @@
+"""What the synchronizer section says of stores and transports: what cannot be, what a user should know, in words."""
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from trinity.config.errors import Problem
+from trinity.config.schema import Config
+
+FOLDER, JETSTREAM, S3 = "folder", "jetstream", "s3://"
+# A store on JetStream takes no version above this.
+JETSTREAM_LIMIT_MIB = 256
+_LARGEST_BUCKET_MIB = 16 * 1024
+_BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_KINDS = f"{FOLDER}, {JETSTREAM}, an absolute path, or {S3}bucket/prefix"
+
+
+def check_synchronizer(config: Config, model_parameters: float | None) -> Iterator[Problem]:
+    """Contradictions of stores and sizes. `model_parameters`: None where the size of the model is not known."""
+    sync = config.synchronizer
+    if not sync.storage:
+        yield Problem("synchronizer.storage", f"is empty; explorers that join need a store: {_KINDS}")
+    for index, entry in enumerate(sync.storage):
+        place = f"synchronizer.storage.{index}"
+        problem = _entry_problem(entry)
+        if problem:
+            yield Problem(place, f"is {entry!r}{problem}")
+        elif entry in sync.storage[:index]:
+            yield Problem(place, f"is {entry!r}, which the list has already")
+    # bfloat16, the smallest that is published.
+    mib = 2 * model_parameters / 2**20 if model_parameters and config.model.lora is None else 0
+    if JETSTREAM in sync.storage and mib > JETSTREAM_LIMIT_MIB:
+        yield Problem(
+            "synchronizer.storage",
+            f"has {JETSTREAM}, which takes versions of at most {JETSTREAM_LIMIT_MIB} MiB; the model has {mib:.0f} MiB "
+            f"or more. Use {FOLDER} or {S3}bucket/prefix",
+        )
+    if sync.bucket_mib > _LARGEST_BUCKET_MIB:
+        problem = f"is {sync.bucket_mib}; a bucket is held in memory on both sides, at most {_LARGEST_BUCKET_MIB}"
+        yield Problem("synchronizer.bucket_mib", problem)
+
+
+def _entry_problem(entry: str) -> str:
+    """Why an entry of the list is no store, to follow its name; empty if it is one."""
+    if entry in (FOLDER, JETSTREAM):
+        return ""
+    if entry.startswith(S3):
+        bucket = entry.removeprefix(S3).partition("/")[0]
+        return "" if _BUCKET_NAME.fullmatch(bucket) else f"; {bucket!r} is no name of a bucket: {S3}bucket/prefix"
+    if "://" in entry:
+        return f"; other storage than {S3} is not known. An endpoint that speaks S3 is AWS_ENDPOINT_URL"
+    if entry.startswith("/"):
+        return ""
+    near = difflib.get_close_matches(entry.lower(), (FOLDER, JETSTREAM), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f", must be {_KINDS}"
+
+
+def weights_advice(config: Config) -> Iterator[str]:
+    """Sentences of the form `key: what about it`."""
+    sync = config.synchronizer
+    given = sync.model_fields_set
+    if not sync.canary:
+        yield "synchronizer.canary: is false; a version is served as soon as its files are whole, right or wrong"
+    if sync.versions_to_keep == 1 and "versions_to_keep" in given:
+        yield "synchronizer.versions_to_keep: is 1; `trinity weights rollback` has nothing to go back to but what is " \
+              "pinned"  # fmt: skip
+    if "full_interval" in given and config.model.lora is not None:
+        yield "synchronizer.full_interval: has no effect: a version is adapters, and never a difference to another"
+    elif "full_interval" in given and not _has_differences(config):
+        yield "synchronizer.full_interval: has no effect: versions in folders are always whole"
+    if sync.sync_method == "checkpoint" and "collective_timeout" in given:
+        yield "synchronizer.collective_timeout: has no effect with sync_method checkpoint"
+    strategy = config.algorithm.sample_strategy
+    if sync.on_rejected == "continue" and strategy == "staleness_control":
+        yield "synchronizer.on_rejected: continue beside staleness_control; while the newest version is rejected the " \
+              "one before it is not too old"  # fmt: skip
+
+
+def _has_differences(config: Config) -> bool:
+    """Whether a version may travel as a difference to another one."""
+    elsewhere = any(entry == JETSTREAM or entry.startswith(S3) for entry in config.synchronizer.storage)
+    return elsewhere and config.model.lora is None
+
+
+def transports(config: Config) -> str:
+    """How a version reaches explorers, in words."""
+    sync = config.synchronizer
+    first = {
+        "nccl": "by a collective group (NCCL on GPUs, gloo without), and to others by storage",
+        "checkpoint": "by storage",
+        "memory": "by storage in the memory of the trainer's machine",
+    }[sync.sync_method]
+    what = "a version" if config.model.lora is None else "a version (adapters, merged by the explorers)"
+    return f"{what} every {sync.sync_interval} step(s), {first}"
+
+
+def stores(config: Config) -> str:
+    """Where versions are put, in words."""
+    sync = config.synchronizer
+    named = {FOLDER: "the job folder's weights", JETSTREAM: "JetStream"}
+    places = ", ".join(named.get(entry, entry) for entry in sync.storage)
+    kept = f"the newest {sync.versions_to_keep} kept"
+    if sync.full_interval > 1 and _has_differences(config):
+        kept += f"; on S3 and JetStream whole at every {sync.full_interval}th, differences between"
+    return f"{places}: {kept}"
+
+
+def canary(config: Config) -> str:
+    """What becomes of a version before it is served, in words."""
+    sync = config.synchronizer
+    if not sync.canary:
+        return "none: a version is served as soon as its files are whole"
+    tolerance = f"{sync.canary_tolerance:g} nats" if sync.canary_tolerance else "what the dtypes allow"
+    ends = "stops the trainer" if sync.on_rejected == "stop" else "is left out"
+    return f"one explorer loads a version first; log-probabilities within {tolerance}, else it {ends}"

@@ -1,0 +1,222 @@
+"""Workflows by name, and the rules of those that play environments: their workflow_args, with defaults by name.
+
+The explorer implements them; a test compares. What a reply must look like, which actions there are and what an illegal
+one costs is the environment's business, set by `environment_args`. The rules here are of every conversation, and for
+environments that take bare actions.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from trinity import plugins
+
+
+class ActionForm(StrEnum):
+    """Where the action stands in a reply."""
+
+    REPLY = "reply"  # the reply as it is
+    ACTION = "action"  # <action>...</action>
+    ANSWER = "answer"  # <answer>...</answer>
+    FENCE = "fence"  # the last block between triple backticks
+
+
+class Policy(StrEnum):
+    """What follows from a reply that breaks a rule."""
+
+    END = "end"  # the episode ends, with early_end_reward
+    PENALTY = "penalty"  # the policy is told, loses `penalty`, and goes on
+    NO_OP = "no_op"  # the policy is told, and goes on
+    PASS = "pass"  # the environment decides
+
+
+@dataclass(frozen=True)
+class EpisodeRules:
+    """`system_prompt` null: the environment's own instructions. Lengths are in tokens, rewards as the environment's.
+
+    `max_response_tokens` are of one turn, null: of the taskset; `max_context_tokens` of the whole conversation, null:
+    of the model. on_bad_format: there is no action of `action_form`; on_long_reply: it reached its limit. max_repeats:
+    so many equal actions in a row end the episode; 0: no limit. step_wise: every turn is an experience of its own.
+    """
+
+    environment: str = ""
+    environment_args: dict[str, Any] = field(default_factory=dict)
+    system_prompt: str | None = None
+    action_form: ActionForm = ActionForm.REPLY
+    require_thinking: bool = False
+    max_turns: int = 100
+    max_response_tokens: int | None = None
+    max_context_tokens: int | None = None
+    max_observation_characters: int = 20_000
+    on_bad_format: Policy = Policy.END
+    on_long_reply: Policy = Policy.PASS
+    max_repeats: int = 0
+    penalty: float = 0.1
+    early_end_reward: float = 0.0
+    step_wise: bool = False
+
+    def with_args(self, args: dict[str, Any]) -> "EpisodeRules":
+        """With a YAML's workflow_args, which have no problem, over these."""
+        given = {OTHER_NAMES.get(name, name): value for name, value in args.items()}
+        if "environment_args" in given:
+            given["environment_args"] = {**self.environment_args, **given["environment_args"]}
+        for name, value in given.items():
+            kind = type(getattr(self, name))
+            given[name] = kind(value) if issubclass(kind, StrEnum) else value
+        return replace(self, **given)
+
+    def problems(self, args: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        """(argument, what is wrong) of a YAML's workflow_args."""
+        known = [f.name for f in fields(self)]
+        for name, value in args.items():
+            own = OTHER_NAMES.get(name, name)
+            if own not in known:
+                yield name, f"is not known; known: {', '.join(known)}"
+                continue
+            problem = _problem(own, value, getattr(self, own))
+            if problem:
+                yield name, problem
+        if not args.get("environment", self.environment):
+            yield "environment", "is missing; give the name of an environment"
+
+
+# Names of the same in Trinity-RFT's YAMLs.
+OTHER_NAMES = {"max_env_steps": "max_turns", "agent_max_steps": "max_turns"}
+_OPTIONAL = {"max_response_tokens": int, "max_context_tokens": int, "system_prompt": str}
+
+
+def _problem(name: str, value: Any, default: Any) -> str:
+    """Empty if there is none."""
+    kind: type = _OPTIONAL.get(name, type(default))
+    if value is None and name in _OPTIONAL:
+        return ""
+    if isinstance(default, StrEnum):
+        return "" if value in list(type(default)) else f"is {value!r}, must be one of {', '.join(type(default))}"
+    if name == "max_repeats":
+        return "" if type(value) is int and (value == 0 or value > 1) else f"is {value!r}, must be 0 or at least 2"
+    if name.startswith("max_"):
+        return "" if type(value) is int and value >= 1 else f"is {value!r}, must be a whole number >= 1"
+    if isinstance(default, float):
+        good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+        return "" if good else f"is {value!r}, must be a number"
+    words = {dict: "a mapping", bool: "true or false", str: "text"}
+    return "" if isinstance(value, kind) else f"is {value!r}, must be {words[kind]}"
+
+
+# What R3L plays by: strict replies, and a reply that is none ends the episode.
+_STRICT = {"reply_format": "strict", "on_invalid_format": "end"}
+_ALFWORLD = {**_STRICT, "on_invalid_action": "end", "end_penalty": 0.0, "max_repeats": 3, "max_steps": 25}
+_WEBSHOP = {
+    **_STRICT,
+    "on_invalid_action": "penalty",
+    "penalty": 0.1,
+    "end_penalty": 0.1,
+    "max_repeats": 2,
+    "max_steps": 15,
+}
+_SCIENCEWORLD = {**_STRICT, "end_penalty": 0.0, "max_repeats": 3, "max_steps": 30}
+_SOKOBAN = {**_STRICT, "rewards": "sparse", "max_steps": 30}
+R3L_RULES: dict[str, EpisodeRules] = {
+    "alfworld": EpisodeRules("alfworld", _ALFWORLD, max_turns=25, max_response_tokens=512),
+    "webshop": EpisodeRules("webshop", _WEBSHOP, max_turns=15, max_response_tokens=512),
+    "scienceworld": EpisodeRules("scienceworld", _SCIENCEWORLD, max_turns=30, max_response_tokens=512),
+    "dapo": EpisodeRules("math", {"max_attempts": 3}, max_turns=3, max_response_tokens=4096),
+    "countdown": EpisodeRules("countdown", {"max_attempts": 3}, max_turns=3, max_response_tokens=1024),
+    "sokoban": EpisodeRules("sokoban", _SOKOBAN, max_turns=30, max_response_tokens=512),
+    "gym_card": EpisodeRules("gym_card", {**_STRICT}, max_turns=20, max_response_tokens=512),
+}
+# The environments' own rules: lenient replies, an illegal action costs its turn.
+PLAIN_RULES: dict[str, EpisodeRules] = {
+    "environment_workflow": EpisodeRules(),
+    "step_wise_environment_workflow": EpisodeRules(step_wise=True),
+    "alfworld_workflow": EpisodeRules("alfworld", {"max_steps": 30}, max_turns=30),
+    "step_wise_alfworld_workflow": EpisodeRules("alfworld", {"max_steps": 30}, max_turns=30, step_wise=True),
+    "RAFT_alfworld_workflow": EpisodeRules("alfworld", {"max_steps": 30}, max_turns=30),
+    "sciworld_workflow": EpisodeRules("scienceworld", {"max_steps": 30}, max_turns=30),
+    "webshop_workflow": EpisodeRules("webshop", {"max_steps": 15}, max_turns=15),
+    "frozen_lake_workflow": EpisodeRules("frozen_lake", {"max_steps": 10}, max_turns=10),
+    "sokoban_workflow": EpisodeRules("sokoban"),
+    "gym_card_workflow": EpisodeRules("gym_card"),
+    "countdown_workflow": EpisodeRules("countdown"),
+    "dapo_workflow": EpisodeRules("math", {"max_attempts": 3}, max_turns=3),
+}
+EPISODE_WORKFLOWS: dict[str, EpisodeRules] = {
+    **PLAIN_RULES,
+    **{f"grpo_baseline_{name}_workflow": rules for name, rules in R3L_RULES.items()},
+}
+R3L_WORKFLOWS: dict[str, EpisodeRules] = {
+    "R3L_workflow": EpisodeRules(),
+    **{f"R3L_{name}_workflow": rules for name, rules in R3L_RULES.items()},
+}
+LEAST_REFLECTION_TOKENS = 16
+R3L_ARGS: dict[str, Any] = {"max_reflection_tokens": 4096, "retry_from": "step", "retry_environment_args": {}}
+
+TOOL_ARGS: dict[str, Any] = {
+    "tools": [],
+    "environment": "",
+    "environment_args": {},
+    "max_turns": 8,
+    "max_response_tokens": None,
+    "tool_timeout_seconds": 30.0,
+}
+
+_SINGLE_TURN = ("simple", "math", "math_boxed", "math_eval", "math_rm", "math_ruler")
+WORKFLOWS: tuple[str, ...] = (
+    *(f"{name}_workflow" for name in _SINGLE_TURN),
+    *(f"async_{name}_workflow" for name in _SINGLE_TURN),
+    "rubric_judge_workflow",
+    "on_policy_distill_workflow",
+    "on_policy_distill_math_workflow",
+    "tool_call_workflow",
+    *EPISODE_WORKFLOWS,
+    *R3L_WORKFLOWS,
+)
+
+
+def workflow_problems(workflow: str, args: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(argument, what is wrong) of the workflow_args of a built-in workflow of several turns; others check theirs."""
+    if workflow in EPISODE_WORKFLOWS:
+        yield from EPISODE_WORKFLOWS[workflow].problems(args)
+    elif workflow in R3L_WORKFLOWS:
+        yield from R3L_WORKFLOWS[workflow].problems({n: v for n, v in args.items() if n not in R3L_ARGS})
+        yield from r3l_problems(args)
+    elif workflow == "tool_call_workflow":
+        yield from tool_problems(args)
+
+
+def is_one_sequence(workflow: str, args: dict[str, Any]) -> bool:
+    """Whether a workflow makes one sequence of several turns, which takes a template that leaves history as it is."""
+    if workflow == "tool_call_workflow":
+        return True
+    rules = {**EPISODE_WORKFLOWS, **R3L_WORKFLOWS}.get(workflow)
+    return rules is not None and not args.get("step_wise", rules.step_wise)
+
+
+def r3l_problems(args: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    tokens = args.get("max_reflection_tokens", LEAST_REFLECTION_TOKENS)
+    if type(tokens) is not int or tokens < LEAST_REFLECTION_TOKENS:
+        yield "max_reflection_tokens", f"is {tokens!r}, must be a whole number >= {LEAST_REFLECTION_TOKENS}"
+    if args.get("retry_from", "step") not in ("step", "start"):
+        yield "retry_from", f"is {args['retry_from']!r}, must be step or start"
+    if not isinstance(args.get("retry_environment_args", {}), dict):
+        yield "retry_environment_args", f"is {args['retry_environment_args']!r}, must be a mapping"
+    if args.get("step_wise") is True:
+        yield "step_wise", "is true; R3L learns whole episodes, use false"
+
+
+def tool_problems(args: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The plugins that register tools are loaded."""
+    for name, value in args.items():
+        if name not in TOOL_ARGS:
+            yield name, f"is not known; known: {', '.join(TOOL_ARGS)}"
+        elif name == "tools":
+            known = ", ".join(plugins.TOOLS) or "none"
+            if not isinstance(value, list):
+                yield name, f"is {value!r}, must be a list of names"
+            elif unknown := [tool for tool in value if tool not in plugins.TOOLS]:
+                yield name, f"names {unknown[0]!r}, which no plugin registers; known: {known}"
+        elif problem := _problem(name, value, TOOL_ARGS[name]):
+            yield name, problem
+        elif name == "tool_timeout_seconds" and not value > 0:
+            yield name, f"is {value!r}, must be above 0"

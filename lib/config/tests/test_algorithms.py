@@ -1,0 +1,194 @@
+"""Every algorithm by its name: what it is made of, and what is wrong with a choice of parts and arguments."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity.config import Config, ConfigError
+from trinity.config.algorithm_parts import ADVANTAGES, KL_LOSSES, POLICY_LOSSES, argument_problem
+from trinity.config.algorithms import ALGORITHMS, PARTS, AlgorithmPlan, resolve
+from trinity.config.load import parse
+from trinity.config.schema.algorithm import AlgorithmConfig
+
+# algorithm_type of Trinity-RFT -> advantage, policy loss, KL term, entropy term
+TABLE = {
+    "sft": (None, "sft", "none", "none"),
+    "ppo": ("ppo", "ppo", "k2", "default"),
+    "grpo": ("grpo", "ppo", "k2", "default"),
+    "grpo_verl": ("grpo_verl", "ppo", "k2", "default"),
+    "dapo": ("grpo", "ppo", "none", "default"),
+    "reinforceplusplus": ("reinforceplusplus", "ppo", "k2", "default"),
+    "rloo": ("rloo", "ppo", "k2", "default"),
+    "opmd": ("opmd", "opmd", "k2", "default"),
+    "asymre": ("asymre", "opmd", "none", "none"),
+    "dpo": (None, "dpo", "k2", "default"),
+    "topr": ("reinforce", "topr", "k2", "default"),
+    "cispo": ("grpo", "cispo", "k2", "default"),
+    "gspo": ("grpo", "gspo", "k2", "default"),
+    "sapo": ("grpo", "sapo", "k2", "default"),
+    "mix": ("grpo", "mix", "k2", "mix"),
+    "mix_chord": ("grpo", "mix_chord", "k2", "mix"),
+    "raft": (None, "sft", "none", "none"),
+    "sppo": ("opmd", "sppo", "none", "none"),
+    "rec": ("rec", "rec", "k2", "default"),
+    "multi_step_grpo": ("step_wise_grpo", "ppo", "k2", "default"),
+    "gigpo": ("gigpo", "ppo", "k2", "default"),
+    "on_policy_distill": ("on_policy_distill", "ppo", "none", "none"),
+    "jsd": ("jsd", "ppo", "none", "none"),
+    "opmd_reweight_adv": ("opmd_reweight_adv", "opmd", "k2", "default"),
+}
+
+
+def plan_of(**algorithm: Any) -> AlgorithmPlan:
+    return resolve(AlgorithmConfig.model_validate({"repeat_times": 4, **algorithm}))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_parts_of_an_algorithm(name: str) -> None:
+    plan = plan_of(algorithm_type=name)
+    found = (plan.advantage.name if plan.advantage else None, plan.policy_loss.name, plan.kl_loss.name)
+    assert (*found, plan.entropy_loss.name) == TABLE[name]
+    assert plan.kl_penalty.name == "none"
+    assert plan.needs_reference == (plan.kl_loss.name != "none")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_is_made_of_registered_parts(name: str) -> None:
+    chosen = ALGORITHMS[name]
+    for key, registry, attribute in PARTS:
+        part = getattr(chosen, attribute)
+        assert part is None or part in registry
+        assert set(chosen.args.get(key, {})) <= set(registry.get(part, {}))
+        for argument, value in {**registry.get(part, {}), **chosen.args.get(key, {})}.items():
+            assert argument_problem(argument, value, registry[part][argument]) is None
+
+
+def test_every_part_belongs_to_an_algorithm_or_is_a_choice_of_its_own() -> None:
+    used = {value for a in ALGORITHMS.values() for value in (a.advantage, a.policy_loss)}
+    assert set(POLICY_LOSSES) - used == {"importance_sampling", "sft_is", "sft_phi"}
+    assert set(ADVANTAGES) - used == {"opmd_verl", "asymre_verl"}
+
+
+def test_arguments_are_merged_over_those_of_the_algorithm_and_of_the_part() -> None:
+    assert plan_of(algorithm_type="dapo").policy_loss.args["clip_range_high"] == 0.28
+    dapo = plan_of(algorithm_type="dapo", policy_loss_fn_args={"clip_ratio_c": 10})
+    assert (dapo.policy_loss.args["clip_range_high"], dapo.policy_loss.args["clip_ratio_c"]) == (0.28, 10)
+    both = plan_of(algorithm_type="dapo", policy_loss_fn_args={"clip_range": 0.3}).policy_loss.args
+    assert (both["clip_range"], both["clip_range_low"], both["clip_range_high"]) == (0.3, None, None)
+    assert plan_of(algorithm_type="dr_grpo").advantage.args["std_cal_level"] == "none"  # type: ignore[union-attr]
+    other = plan_of(algorithm_type="dr_grpo", advantage_fn="step_wise_grpo").advantage
+    assert other is not None
+    assert other.args["std_cal_level"] == "group", "not the algorithm's own part"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mode"),
+    [
+        ({"algorithm_type": "grpo"}, "token-mean"),
+        ({"algorithm_type": "gspo"}, "seq-mean-token-mean"),
+        ({"algorithm_type": "gspo", "loss_agg_mode": "token-mean"}, "token-mean"),
+        ({"algorithm_type": "dr_grpo"}, "seq-mean-token-sum-norm"),
+        ({"policy_loss_fn_args": {"loss_agg_mode": "seq-mean-token-sum"}}, "seq-mean-token-sum"),
+        ({"algorithm_type": "opmd_kimi"}, "seq-mean-token-sum"),
+    ],
+)
+def test_the_aggregation_is_the_algorithms_key_or_the_losses_own(algorithm: dict[str, Any], mode: str) -> None:
+    plan = plan_of(**algorithm)
+    assert plan.loss_aggregation == mode
+    assert "loss_agg_mode" not in plan.policy_loss.args
+
+
+def parsed(algorithm: str, repeat_times: int = 4) -> Config:
+    text = "model: {model_path: m, max_prompt_tokens: 16, max_response_tokens: 16}\n"
+    text += f"algorithm: {{repeat_times: {repeat_times}, {algorithm}}}\n"
+    return parse(text + "buffer: {batch_size: 8, total_steps: 2, explorer_input: {taskset: {path: d.jsonl}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ("algorithm_type: gppo", "algorithm_type: is 'gppo', which is not registered; did you mean 'ppo'"),
+        ("advantage_fn: rlo", "algorithm.advantage_fn: is 'rlo', which is not registered; did you mean 'rloo'"),
+        (
+            "policy_loss_fn: cipso",
+            "algorithm.policy_loss_fn: is 'cipso', which is not registered; did you mean 'cispo'",
+        ),
+        ("kl_penalty_fn: kl3", "algorithm.kl_penalty_fn: is 'kl3', which is not registered; did you mean 'k3'"),
+        ("policy_loss_fn_args: {clip_rang: 0.1}", "ppo has no such argument; did you mean 'clip_range'"),
+        ("algorithm_type: gspo, policy_loss_fn_args: {clip_range: 0.1}", "gspo has no such argument"),
+        ("algorithm_type: rloo, advantage_fn_args: {epsilon: 0.1}", "rloo has no such argument"),
+        ("advantage_fn_args: {epsilon: small}", "advantage_fn_args.epsilon: is 'small', must be a number"),
+        ("advantage_fn_args: {std_cal_level: task}", "is 'task', must be one of group, batch, none"),
+        ("advantage_fn_args: {duplicate_experiences: 1}", "is 1, must be true or false"),
+        ("advantage_fn: rec, advantage_fn_args: {drop: all}", "is 'all', must be one of null, balance"),
+        ("advantage_fn: gigpo, advantage_fn_args: {step_reward_key: 3}", "is 3, must be text"),
+        ("policy_loss_fn_args: {clip_ratio_c: 0.5}", "is 0.5, must be at least 1"),
+        ("kl_loss_fn_args: {kl_coef: -1}", "is -1, must be at least 0"),
+        ("advantage_fn: ppo, advantage_fn_args: {lam: 1.5}", "is 1.5, must be in [0, 1]"),
+        ("kl_loss_fn_args: {adaptive: true}", "kl_loss_fn_args.adaptive: is true, which needs target_kl and horizon"),
+        ("algorithm_type: m2po, loss_agg_mode: seq-mean-token-mean", "m2po is a mean over tokens"),
+        ("algorithm_type: opmd_pairwise, policy_loss_fn_args: {tau: 0}", "is 0, must be above 0"),
+        ("algorithm_type: opmd, rollout_correction: {token_cap: 2, sequence_cap: 2}", "given beside token_cap"),
+        ("rollout_correction: {token_cap: 2}", "weighs by a ratio that ppo has already; set decoupled: true"),
+        ("algorithm_type: opmd_kimi, rollout_correction: {token_range: [0.5, 2]}", "one loss for a sequence"),
+        ("algorithm_type: dpo, rollout_correction: {decoupled: true}", "which dpo does not compare with"),
+        ("rollout_correction: {token_caps: 2}", "did you mean 'token_cap'"),
+        ("rollout_correction: {token_range: [2, 0.5]}", "must be [low, high] with 0 <= low < high"),
+    ],
+)
+def test_a_wrong_choice_is_said(algorithm: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parsed(algorithm)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["dpo", "opmd_pairwise", "remax"])
+def test_what_compares_the_rollouts_of_a_task_needs_two(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.repeat_times: is 1; .* 2"):
+        parsed(f"algorithm_type: {name}", repeat_times=1)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "advantage_fn_args: {epsilon: 1e-6, std_threshold: null}",
+        "kl_penalty_fn: low_var_kl, kl_penalty_fn_args: {adaptive: true, target_kl: 0.1, horizon: 1000}",
+        "algorithm_type: opmd, rollout_correction: {token_cap: 2}",
+        "rollout_correction: {decoupled: true, token_cap: 5, token_range: [0.5, 5]}",
+        "rollout_correction: {geometric_range: [0.99, 1.01]}",
+        "entropy_loss_fn: basic, entropy_loss_fn_args: {entropy_coef: 0.01}",
+    ],
+)
+def test_a_good_choice_is_taken(algorithm: str) -> None:
+    assert parsed(algorithm).algorithm
+
+
+def rows_of_the_docs() -> dict[str, list[str]]:
+    lines = (Path(__file__).parents[3] / "docs/algorithms.md").read_text().splitlines()
+    rows: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith("| `"):
+            rows.setdefault(line.split("`")[1], []).append(line)
+    return rows
+
+
+def shown(value: Any) -> str:
+    return {"None": "null", "True": "true", "False": "false", "1e-06": "1e-6"}.get(str(value), str(value))
+
+
+def test_the_docs_name_every_part_with_its_arguments_and_defaults() -> None:
+    rows = rows_of_the_docs()
+    for registry in (ADVANTAGES, POLICY_LOSSES, KL_LOSSES):
+        for name, args in registry.items():
+            wanted = ", ".join(f"`{key}` {shown(value)}" for key, value in args.items())
+            assert any(f"| {wanted} |" in row or not wanted for row in rows[name]), f"{name}: {wanted}"
+
+
+def test_the_docs_have_the_parts_of_every_algorithm() -> None:
+    rows = rows_of_the_docs()
+    for name, chosen in ALGORITHMS.items():
+        parts = (chosen.advantage, chosen.policy_loss, chosen.kl_loss, chosen.entropy_loss)
+        row = next(row for row in rows[name] if row.count("|") == 8)
+        found = [cell.split("`")[1] if "`" in cell else None for cell in row.split("|")[2:6]]
+        assert (*found, int(row.split("|")[6])) == (*parts, chosen.repeat_times)

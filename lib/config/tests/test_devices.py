@@ -1,0 +1,221 @@
+"""What GPUs are seen, and what of a plan they cannot take: with the numbers, and the next best choice."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trinity.config import Plan, make_plan
+from trinity.config.devices import Gpu, TorchBuild, device_of, look, mismatch, problems, torch_build, visible
+from trinity.config.load import parse
+from trinity.config.memory import Sharding, cache_gib, certain_gib, host_gib
+
+BASE = """
+model: {model_path: a/model-7.0B, max_model_len: 4096}
+algorithm: {algorithm_type: grpo, repeat_times: 4, kl_loss_fn: none}
+buffer:
+  batch_size: 8
+  explorer_input: {taskset: {name: t, path: d.jsonl}}
+"""
+CUDA_13 = TorchBuild("2.11.0+cu130", "13.0")
+HOST = 2000.0
+LISTING = """0, GPU-aaaa1111, NVIDIA H200, 143771, 143155, 580.65.06
+1, GPU-bbbb2222, NVIDIA H200, 143771, 100, 580.65.06
+"""
+
+
+def plan_of(*overrides: str, text: str = BASE) -> Plan:
+    return make_plan(parse(text, overrides=overrides))
+
+
+def gpus(count: int, gib: float = 140.0, driver: str = "580.65.06") -> list[Gpu]:
+    return [Gpu(str(index), "NVIDIA Some", gib, gib, driver) for index in range(count)]
+
+
+def found(plan: Plan, cards: list[Gpu], torch: TorchBuild | None = CUDA_13, host: float = HOST) -> dict[str, str]:
+    return {problem.path: problem.message for problem in problems(plan, cards, torch, host)}
+
+
+def test_cuda_visible_devices_says_which_and_in_what_order() -> None:
+    both = visible(LISTING, None)
+    assert [(gpu.index, gpu.name, gpu.driver) for gpu in both] == [("0", "NVIDIA H200", "580.65.06"),
+                                                                   ("1", "NVIDIA H200", "580.65.06")]  # fmt: skip
+    assert both[1].total_gib == pytest.approx(140.4, abs=0.1)
+    assert both[1].free_gib < 0.1
+    assert [gpu.index for gpu in visible(LISTING, "1,0")] == ["1", "0"]
+    assert [gpu.index for gpu in visible(LISTING, "GPU-bbbb")] == ["1"]
+    assert visible(LISTING, "") == visible(LISTING, "-1") == []
+
+
+def test_a_card_that_does_not_say_its_memory_is_left_out() -> None:
+    assert visible("0, GPU-a, Orin, [N/A], [N/A], 540.4\n", None) == []
+
+
+def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert look() == []
+
+
+def test_the_drivers_tool_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{LISTING}'\n".replace("\n0", "0", 1))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert [gpu.index for gpu in look({})] == ["0", "1"]
+    tool.write_text("#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n")
+    assert look({}) == []
+
+
+def test_the_installed_torch_is_read_without_its_import() -> None:
+    import torch
+
+    build = torch_build()
+    assert build is not None
+    assert (build.version, build.cuda) == (torch.__version__, torch.version.cuda or "")
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch", "said"),
+    [
+        ("580.65", CUDA_13, ""),
+        ("610.1", CUDA_13, ""),
+        ("550.54.15", CUDA_13, "built for CUDA 13.0, which needs driver 580 or newer, and this machine has 2 GPU(s) "
+                               "(NVIDIA Some, driver 550.54.15); install a newer driver, a build of torch for CUDA 12"),
+        ("550.54.15", TorchBuild("2.6.0", "12.4"), ""),
+        ("580.65", TorchBuild("2.13.0+cpu", ""), "torch 2.13.0+cpu is built without CUDA, and this machine has 2 GPU"),
+        ("580.65", None, ""),
+    ],
+)  # fmt: skip
+def test_a_torch_that_cannot_use_the_driver_is_found(driver: str, torch: TorchBuild | None, said: str) -> None:
+    why = mismatch(gpus(2, driver=driver), torch)
+    assert said in why if said else why == ""
+    assert (found(plan_of(), gpus(2, driver=driver), torch).get("cluster.gpu_per_node", "") == why) or not why
+
+
+def test_gpus_that_torch_cannot_use_are_not_passed_over_in_silence() -> None:
+    field, two = "TRINITY_TRAINER_DEVICE", gpus(2)
+    assert device_of("auto", field, True, two, CUDA_13) == "cuda"
+    assert device_of("auto", field, False, [], CUDA_13) == "cpu"
+    assert device_of("cpu", field, True, two, CUDA_13) == "cpu"
+    for asked, cards, torch, said in (
+        ("cuda", [], CUDA_13, "this machine shows no GPU"),
+        ("auto", two, TorchBuild("2.13.0+cpu", ""), "is built without CUDA"),
+        ("auto", two, CUDA_13, "torch finds none of the 2 GPU(s) that nvidia-smi lists"),
+    ):
+        with pytest.raises(ValueError, match=f"^is {asked}, but ") as refused:
+            device_of(asked, field, False, cards, torch)
+        assert said in str(refused.value)
+        assert str(refused.value).endswith(f"or set {field}=cpu")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "here", "said"),
+    [
+        (["engine_num=4"], 4, "4 engine(s) of 1 GPU(s) and at least one for the trainer do not fit on the 4 GPU(s) "
+                              "here; set it to 3"),
+        (["engine_num=1", "tensor_parallel_size=4"], 4, "set explorer.rollout_model.tensor_parallel_size to 3 or less"),
+        (["engine_num=1"], 1, "this takes 2 GPUs; set CUDA_VISIBLE_DEVICES to nothing"),
+    ],
+)  # fmt: skip
+def test_too_few_gpus_are_said_with_what_would_fit(overrides: list[str], here: int, said: str) -> None:
+    plan = plan_of(*(f"explorer.rollout_model.{override}" for override in overrides))
+    problem = found(plan, gpus(here))["explorer.rollout_model.engine_num"]
+    assert said in problem
+
+
+def test_what_fits_is_no_problem() -> None:
+    assert found(plan_of(), gpus(2)) == {}
+    assert found(plan_of("explorer.rollout_model.engine_num=3"), gpus(4, gib=200)) == {}
+    assert found(plan_of("mode=train"), gpus(1)) == {}
+
+
+def test_the_cluster_of_the_yaml_limits_what_is_used() -> None:
+    rollout = "explorer.rollout_model.engine_num=2"
+    assert "engine_num" in str(found(plan_of(rollout, "cluster.node_num=1", "cluster.gpu_per_node=3"), gpus(2)))
+    assert found(plan_of("cluster.node_num=1", "cluster.gpu_per_node=2"), gpus(8)) == {}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gib", "host", "overrides", "said"),
+    [
+        # 7e9 x (2 + 12) bytes = 91.3 GiB on one rank; 2 ranks of ZeRO 2: 52.2, of ZeRO 3: 45.6.
+        (1, 80.0, HOST, [], "take 91.3 GiB on each of 1 rank(s), more than GPU 1 (NVIDIA Some, 80.0 GiB) has; with "
+                            "trainer.deepspeed.offload_optimizer it is 13.0 GiB a rank and 104.3 GiB of host memory"),
+        (2, 48.0, HOST, [], "with trainer.deepspeed.zero_stage 3 it is 45.6 GiB a rank"),
+        (2, 40.0, 64.0, [], "ZeRO 3 needs 3 such GPUs for the trainer; or train adapters alone"),
+        (1, 12.0, HOST, ["trainer.deepspeed.offload_optimizer=true"],
+         "with trainer.deepspeed.zero_stage 3, offload_optimizer and offload_param it is 0.0 GiB a rank"),
+    ],
+)  # fmt: skip
+def test_training_states_that_do_not_fit_name_the_next_best_choice(
+    ranks: int, gib: float, host: float, overrides: list[str], said: str
+) -> None:
+    cards = [*gpus(1), *(Gpu(str(1 + rank), "NVIDIA Some", gib, gib, "580.65") for rank in range(ranks))]
+    problem = found(plan_of(*overrides), cards, host=host)["trainer.deepspeed.zero_stage"]
+    assert problem.startswith("is 2: weights and training states of 7.00 billion parameters")
+    assert said in problem
+
+
+def test_what_is_recommended_is_not_refused_itself() -> None:
+    cards = gpus(2, gib=48)
+    assert "offload_optimizer" in found(plan_of(), cards)["trainer.deepspeed.zero_stage"]
+    assert found(plan_of("trainer.deepspeed.offload_optimizer=true"), cards) == {}
+
+
+def test_offloading_needs_host_memory() -> None:
+    plan = plan_of("trainer.deepspeed.offload_optimizer=true")
+    problem = found(plan, gpus(2), host=64.0)["trainer.deepspeed.offload_optimizer"]
+    assert "needs 104.3 GiB of this machine's memory, 64.0 are available" in problem
+
+
+def test_adapters_need_the_base_weights_alone() -> None:
+    lora = "model.lora_configs=[{lora_rank: 8}]"
+    sharding = Sharding(1, 2)
+    assert certain_gib(plan_of(lora), 7e9, sharding) == pytest.approx(14e9 / 2**30)
+    assert host_gib(plan_of(lora), 7e9, sharding) == 0
+
+
+def engine_model(folder: Path, layers: int = 32) -> Path:
+    """32 layers, 8 key-value heads of 128, in bf16: 128 KiB a token."""
+    (folder / "config.json").write_text(json.dumps({
+        "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "num_hidden_layers": layers,
+    }))  # fmt: skip
+    (folder / "model.safetensors").open("wb").truncate(14 * 2**30)
+    return folder
+
+
+def test_the_cache_of_a_sequence_is_by_the_models_shape(tmp_path: Path) -> None:
+    model = str(engine_model(tmp_path))
+    assert cache_gib(model, 8192, 1) == pytest.approx(1.0)
+    assert cache_gib(model, 8192, 4) == pytest.approx(0.25)
+    assert cache_gib("owner/unknown", 8192, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("gib", "length", "said"),
+    [
+        (17.0, 8192, "is 0.8: 13.6 of GPU 0 (NVIDIA Some, 17.0 GiB); the weights take 14.0 GiB a GPU, and the "
+                     "key-value cache of one sequence of 8192 tokens 1.0 GiB; set it to 0.93 at least"),
+        (15.5, 8192, "set it to 0.95, and the lengths to 5939 tokens together at most"),
+        (12.0, 8192, "set explorer.rollout_model.tensor_parallel_size to 2"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_does_not_fit_names_the_next_best_choice(
+    gib: float, length: int, said: str, tmp_path: Path
+) -> None:
+    changes = (f"model.model_path={engine_model(tmp_path)}", f"model.max_model_len={length}", "mode=explore")
+    plan = plan_of(*changes, "explorer.rollout_model.gpu_memory_utilization=0.8")
+    assert said in found(plan, gpus(1, gib))["explorer.rollout_model.gpu_memory_utilization"]
+
+
+def test_auxiliary_models_are_looked_at_with_keys_of_their_own() -> None:
+    judges = "explorer.auxiliary_models=[{model_path: x/judge-1.0B}, {model_path: y/judge-72B}]"
+    keys = found(plan_of(judges, "mode=explore"), gpus(3))
+    assert list(keys) == ["explorer.auxiliary_models.1.gpu_memory_utilization"]
+
+
+def test_without_gpus_the_models_memory_on_the_cpu_counts() -> None:
+    problem = found(plan_of(), [], host=24.0)["model.model_path"]
+    assert "there is no GPU here, and on the CPU they take 130.4 GiB, of which 24.0 are available" in problem
+    assert found(plan_of(text=BASE.replace("7.0B", "0.5B")), [], host=24.0) == {}
+    assert found(plan_of(), [], host=0.0) == {}, "where the system does not say, nothing is refused"

@@ -1,0 +1,104 @@
+"""model.lora_configs: what is taken, what is refused, and what `trinity check` says of it."""
+
+from typing import Any
+
+import pytest
+
+from trinity.config.checks import check
+from trinity.config.compat import translate
+from trinity.config.lora import modules_of, select
+from trinity.config.schema import Config
+from trinity.config.schema.model import LoraConfig
+from trinity.config.weights import check_synchronizer, stores, transports, weights_advice
+
+WEIGHTS = [
+    ("model.embed_tokens.weight", 2),
+    *((f"model.layers.{layer}.self_attn.{name}_proj.weight", 2) for layer in (0, 1) for name in "qkvo"),
+    ("model.layers.0.self_attn.q_proj.bias", 1),
+    ("model.layers.0.mlp.gate_up.weight", 3),
+    ("model.norm.weight", 1),
+    ("lm_head.weight", 2),
+]
+
+
+def config(lora: dict[str, Any], **sections: dict[str, Any]) -> Config:
+    model = {"model_path": "/m", "max_prompt_tokens": 8, "max_response_tokens": 8, "lora_configs": [lora]}
+    taskset = {"explorer_input": {"taskset": {"name": "t", "path": "d.jsonl"}}}
+    return Config.model_validate({"project": "p", "name": "n", "model": model, "buffer": taskset, **sections})
+
+
+def test_linear_layers_are_read_off_a_checkpoint() -> None:
+    assert modules_of(WEIGHTS) == [name.removesuffix(".weight") for name, _ in WEIGHTS[1:9]]
+
+
+def test_names_stand_for_every_layer_that_ends_with_them() -> None:
+    modules = modules_of(WEIGHTS)
+    assert select(LoraConfig(), modules) == (modules, [])
+    found, _ = select(LoraConfig(target_modules=["q_proj", "layers.1.self_attn.v_proj"]), modules)
+    assert [name.removeprefix("model.layers.") for name in found] == [
+        "0.self_attn.q_proj", "1.self_attn.q_proj", "1.self_attn.v_proj",
+    ]  # fmt: skip
+    assert select(LoraConfig(target_modules=r".*\.1\..*[qk]_proj"), modules)[0] == [modules[4], modules[5]]
+    rest, _ = select(LoraConfig(exclude_modules=["q_proj", "k_proj", "v_proj"]), modules)
+    assert rest == [modules[3], modules[7]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "key", "words"),
+    [
+        ({"target_modules": ["q_porj"]}, "target_modules", "did you mean [q_proj]?"),
+        ({"target_modules": ["embed_tokens"]}, "target_modules", "embeddings and output heads are not adapted"),
+        ({"target_modules": ["xyzzy"]}, "target_modules", "it has k_proj, o_proj, q_proj, v_proj"),
+        ({"target_modules": "all_linear"}, "target_modules", "a regex that no linear layer's whole name matches"),
+        ({"exclude_modules": "["}, "exclude_modules", "which is no regex"),
+        ({"exclude_modules": ".*"}, "target_modules", "leave no layer to adapt"),
+    ],
+)
+def test_layers_that_are_not_there_are_named_with_the_nearest(choice: dict[str, Any], key: str, words: str) -> None:
+    found, problems = select(LoraConfig(**choice), modules_of(WEIGHTS))
+    assert found == []
+    assert problems[0].path == f"model.lora_configs.0.{key}"
+    assert words in problems[0].message
+
+
+def test_a_dtype_that_training_does_not_have_is_refused() -> None:
+    trainer = {"deepspeed": {"dtype": "float32"}}
+    problems = [p for p in check(config({"lora_dtype": "bfloat16"}, trainer=trainer)) if "lora" in p.path]
+    assert [problem.path for problem in problems] == ["model.lora_configs.0.lora_dtype"]
+    assert "trainer.deepspeed.dtype is float32" in problems[0].message
+    assert not [p for p in check(config({"lora_dtype": "float32"}, trainer=trainer)) if "lora" in p.path]
+    empty = [p for p in check(config({"target_modules": []})) if "lora" in p.path]
+    assert "all-linear" in empty[0].message
+
+
+@pytest.mark.parametrize("wrong", [{"lora_rank": 0}, {"lora_alpha": -1}, {"lora_dtype": "float16"}, {"rank": 3}])
+def test_values_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        config(wrong)
+
+
+def test_one_set_of_adapters_trains() -> None:
+    with pytest.raises(ValueError, match="lora_configs"):
+        Config.model_validate({"project": "p", "name": "n", "model": {"model_path": "/m", "lora_configs": [{}, {}]}})
+
+
+def test_keys_of_trinity_rft_are_taken_and_a_given_adapter_is_refused() -> None:
+    known = {"name": "lora", "lora_rank": 8, "base_model_name": None, "path": None, "is_dummy": True}
+    found = translate({"model": {"lora_configs": [known], "max_cpu_loras": 4}})
+    assert (found.refused, found.values["model"]) == ([], {"lora_configs": [{"lora_rank": 8}]})
+    refused = translate({"model": {"lora_configs": [{"path": "/adapters"}]}}).refused
+    assert [notice.path for notice in refused] == ["model.lora_configs.0.path"]
+    assert "merge those into the model first" in refused[0].message
+
+
+def test_versions_of_adapters_are_small_and_never_differences() -> None:
+    storage = {"synchronizer": {"storage": ["folder", "jetstream"], "full_interval": 5}}
+    with_lora, without = config({}, **storage), config({}, **storage)
+    without = without.model_copy(update={"model": without.model.model_copy(update={"lora_configs": None})})
+    parameters = 7e9
+    assert [p.path for p in check_synchronizer(without, parameters)] == ["synchronizer.storage"]
+    assert not list(check_synchronizer(with_lora, parameters))
+    assert any("never a difference" in sentence for sentence in weights_advice(with_lora))
+    assert "differences" in stores(without)
+    assert "differences" not in stores(with_lora)
+    assert "adapters, merged by the explorers" in transports(with_lora)

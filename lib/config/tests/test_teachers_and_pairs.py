@@ -1,0 +1,65 @@
+"""What distillation and preference pairs need is said by `trinity check`, before anything starts."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from trinity.config import ConfigError, make_plan
+from trinity.config.load import parse
+from trinity.config.plan import Plan
+
+TASKSET = {"name": "t", "path": "d.jsonl", "default_workflow_type": "on_policy_distill_workflow"}
+
+
+def plan_of(**sections: Any) -> Plan:
+    base: dict[str, Any] = {
+        "project": "p",
+        "name": "n",
+        "checkpoint_root_dir": "/tmp/none",
+        "model": {"model_path": "m", "max_prompt_tokens": 16, "max_response_tokens": 16},
+    }
+    return make_plan(parse(yaml.safe_dump({**base, **sections}), "test"))
+
+
+def distilling(**changes: Any) -> dict[str, Any]:
+    taskset = {**TASKSET, **changes.pop("taskset", {})}
+    sections: dict[str, Any] = {
+        "algorithm": {"algorithm_type": "on_policy_distill", "repeat_times": 4},
+        "buffer": {"batch_size": 2, "explorer_input": {"taskset": taskset}},
+        "explorer": {"auxiliary_models": [{"name": "teacher", "model_path": "m"}]},
+    }
+    return {**sections, **changes}
+
+
+def test_distillation_has_a_workflow_that_asks_a_teacher_and_one_to_ask() -> None:
+    assert plan_of(**distilling()).algorithm.algorithm_type == "on_policy_distill"
+    with pytest.raises(ConfigError, match=r"taskset.default_workflow_type.*simple_workflow.*asks no teacher"):
+        plan_of(**distilling(taskset={"default_workflow_type": "simple_workflow"}))
+    with pytest.raises(ConfigError, match=r"explorer.auxiliary_models.*is empty"):
+        plan_of(**distilling(explorer={}))
+
+
+def pairs(storage: str | None, **algorithm: Any) -> dict[str, Any]:
+    source = {"path": "pairs.jsonl", **({"storage_type": storage} if storage else {})}
+    return {
+        "mode": "train",
+        "algorithm": {"algorithm_type": "dpo", **algorithm},
+        "buffer": {"train_batch_size": 8, "total_steps": 2, "trainer_input": {"experience_buffer": source}},
+    }
+
+
+def test_dpo_on_a_dataset_takes_rows_as_pairs() -> None:
+    plan = plan_of(**pairs("file"))
+    assert (plan.offline, plan.algorithm.offline, plan.algorithm.rows) == (True, True, "pairs")
+    assert plan.groups_per_step == 8
+    assert plan_of(**pairs("file", repeat_times=2)).groups_per_step == 4, "a pair counts as two experiences"
+
+
+def test_dpo_on_rollouts_still_compares_the_rollouts_of_a_task() -> None:
+    taskset = {"taskset": {"name": "t", "path": "d.jsonl"}}
+    rolled_out: dict[str, Any] = {"buffer": {"batch_size": 2, "explorer_input": taskset}}
+    plan = plan_of(algorithm={"algorithm_type": "dpo", "repeat_times": 4}, **rolled_out)
+    assert (plan.offline, plan.algorithm.offline) == (False, False)
+    with pytest.raises(ConfigError, match=r"algorithm.repeat_times.*compares the rollouts of a task"):
+        plan_of(algorithm={"algorithm_type": "dpo", "repeat_times": 1}, **rolled_out)

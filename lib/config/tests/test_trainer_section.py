@@ -1,0 +1,45 @@
+"""What sharding, offload, packing and sequence parallelism cannot do together is said before anything starts."""
+
+from typing import Any
+
+import pytest
+
+from trinity.config.schema.trainer import TrainerConfig
+from trinity.config.trainer import check_trainer
+
+
+def problems(**values: Any) -> list[str]:
+    return [f"{problem.path} {problem.message}" for problem in check_trainer(TrainerConfig.model_validate(values))]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"deepspeed": {"zero_stage": 0, "offload_optimizer": True}}, "offload_optimizer needs"),
+        (
+            {"deepspeed": {"zero_stage": 2, "offload_optimizer": True, "offload_param": True}},
+            "zero_stage 3, which is 2",
+        ),
+        ({"deepspeed": {"zero_stage": 3, "offload_param": True}}, "offload_param needs trainer.deepspeed.offload_opt"),
+        ({"ulysses_sequence_parallel_size": 2, "use_remove_padding": False}, "use_remove_padding: true"),
+        ({"ulysses_sequence_parallel_size": 2, "num_ranks": 3}, "does not divide trainer.num_ranks, 3"),
+    ],
+)
+def test_contradictions_are_named_with_the_other_key(values: dict[str, Any], said: str) -> None:
+    found = problems(**values)
+    assert len(found) == 1
+    assert said in found[0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"deepspeed": {"zero_stage": 1, "offload_optimizer": True}},
+        {"deepspeed": {"zero_stage": 3, "offload_optimizer": True, "offload_param": True}},
+        {"ulysses_sequence_parallel_size": 2, "num_ranks": 4},
+        {"use_remove_padding": False, "use_dynamic_bsz": False, "micro_batch_size_per_gpu": 4},
+    ],
+)
+def test_what_works_together_passes(values: dict[str, Any]) -> None:
+    assert problems(**values) == []

@@ -1,0 +1,230 @@
+"""The collective group over which the trainer broadcasts weights to the explorers' engines. Both sides; needs torch.
+
+Members meet in a store that the trainer serves. An epoch is one group; it is never repaired, only replaced:
+
+    member: here -> (trainer: go) -> group                       forming, between steps
+    member: ready v -> (trainer: go v) -> pause, receive, resume  one update
+
+Every wait has a deadline. A member that says "no", or nothing, costs the others nothing but the deadline: the update is
+called off before anybody has paused. Who breaks off later breaks the epoch, and all of it goes back to storage.
+"""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trinity.runtime.errors import InvalidInput, TrinityError
+from trinity.runtime.weights.buckets import Bucket, plan_buckets
+from trinity.runtime.weights.manifest import TensorInfo
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_POLL_SECONDS = 0.005
+_SPIN_SECONDS = 0.0001
+_YES, _NO = b"yes", b"no"
+
+
+class GroupBroken(TrinityError):
+    """A member of the group is gone, hangs or refuses; the epoch is over."""
+
+
+class Store:
+    """Where trainer and members meet: torch's TCPStore, with deadlines and without blocking reads."""
+
+    def __init__(self, store: Any, host: str) -> None:
+        self._store = store
+        self.address = f"{host}:{store.port}"
+
+    @classmethod
+    def serve(cls, host: str) -> "Store":
+        """On a free port. A loopback host is bound alone, any other name means all interfaces."""
+        loopback = host in ("127.0.0.1", "localhost")
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1" if loopback else "0.0.0.0", 0))
+            listening.listen(128)
+            descriptor = listening.detach()
+        port = socket.socket(fileno=os.dup(descriptor)).getsockname()[1]
+        options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": descriptor}
+        return cls(dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=10), **options), host)
+
+    @classmethod
+    def connect(cls, address: str, timeout_seconds: float) -> "Store":
+        """GroupBroken if nobody serves it."""
+        host, _, port = address.rpartition(":")
+        try:
+            limit = timedelta(seconds=timeout_seconds)
+            return cls(dist.TCPStore(host, int(port), timeout=limit, wait_for_workers=False), host)
+        except (RuntimeError, ValueError) as error:
+            raise GroupBroken(f"the trainer's store at {address} does not answer: {error}") from None
+
+    def prefixed(self, prefix: str) -> Any:
+        """For a process group."""
+        return dist.PrefixStore(prefix, self._store)
+
+    def say(self, key: str, yes: bool = True) -> None:
+        with _broken_store():
+            self._store.set(key, _YES if yes else _NO)
+
+    def heard(self, key: str) -> bool | None:
+        """What was said; None: nothing yet."""
+        with _broken_store():
+            return bytes(self._store.get(key)) == _YES if self._store.check([key]) else None
+
+    def wait(self, key: str, timeout_seconds: float) -> bool:
+        """Whether "yes" was said in time."""
+        return self.wait_all([key], timeout_seconds)[0] is True
+
+    def wait_all(self, keys: Sequence[str], timeout_seconds: float) -> list[bool | None]:
+        """What was said under each key; ends early when all have said yes, or one has said no."""
+        end = time.monotonic() + timeout_seconds
+        while True:
+            heard = [self.heard(key) for key in keys]
+            if all(heard) or False in heard or time.monotonic() >= end:
+                return heard
+            time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def _broken_store() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch.distributed.DistError is one
+        raise GroupBroken(f"the trainer's store is gone: {error}") from None
+
+
+class Group:
+    """One epoch's group, rank 0 the trainer. `broadcast` is a collective: every rank calls it, in the same order.
+
+    Made by every rank together. Raises GroupBroken when a rank does not come, or is not done, within the timeout.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        epoch: int,
+        backend: str,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        timeout_seconds: float,
+    ) -> None:
+        self.rank, self.device, self._timeout = rank, device, timeout_seconds
+        self._options = dist.BroadcastOptions()
+        self._options.rootRank = 0
+        self._options.timeout = timedelta(seconds=timeout_seconds)
+        place = store.prefixed(f"group/{epoch}")
+        try:
+            self._group = _process_group(backend, place, rank, world_size, device, timeout_seconds)
+        except RuntimeError as error:
+            raise GroupBroken(f"epoch {epoch} could not be formed: {error}") from None
+        self.wait(self.broadcast(torch.zeros(1, dtype=torch.uint8, device=device)))  # connects all ranks
+
+    def broadcast(self, buffer: torch.Tensor) -> Any:
+        """Begin to send `buffer` (uint8) from rank 0 to the others; give the result to `wait`."""
+        try:
+            return self._group.broadcast([buffer], self._options)
+        except RuntimeError as error:
+            raise GroupBroken(f"broadcast failed: {error}") from None
+
+    def wait(self, work: Any) -> None:
+        """Until a broadcast is done. After GroupBroken the group is of no use."""
+        try:
+            if self.device.type == "cpu":
+                work.wait(timedelta(seconds=self._timeout))
+                return
+            end = time.monotonic() + self._timeout
+            while not work.is_completed():
+                if time.monotonic() > end:
+                    raise RuntimeError(f"no end within {self._timeout:g} s")
+                time.sleep(_SPIN_SECONDS)
+            work.wait()  # orders this stream after the broadcast; raises what went wrong
+        except RuntimeError as error:
+            self.close()
+            raise GroupBroken(f"a broadcast was broken off: {str(error).splitlines()[0]}") from None
+
+    def close(self) -> None:
+        """Give the group up, without waiting for the others."""
+        with contextlib.suppress(Exception):
+            self._group.abort()
+
+
+def _process_group(
+    backend: str, place: Any, rank: int, world_size: int, device: torch.device, timeout_seconds: float
+) -> Any:
+    timeout = timedelta(seconds=timeout_seconds)
+    if backend == "gloo":
+        return dist.ProcessGroupGloo(place, rank, world_size, timeout)
+    if backend != "nccl":
+        raise InvalidInput("backend", f"is {backend!r}; gloo and nccl are known")
+    torch.cuda.set_device(device)
+    # torch ends the process when a collective is late; here it is the group alone that ends.
+    quiet = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+    before = {name: os.environ.get(name) for name in quiet}
+    os.environ.update(quiet)
+    try:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(place, rank, world_size, options)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def send(group: Group, tensors: Sequence[TensorInfo], weights: Iterable[tuple[str, torch.Tensor]], size: int) -> None:
+    """Rank 0: broadcast a version. `weights` gives the tensors in the order of `tensors`; `size` is bucket_bytes.
+
+    A bucket is packed while the one before it travels. Raises InvalidInput for other weights than those announced.
+    """
+    given = iter(weights)
+    under_way: tuple[Any, torch.Tensor] | None = None
+    for bucket in plan_buckets(tensors, size):
+        buffer = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=group.device)
+        _pack(bucket, given, buffer)
+        if under_way is not None:
+            group.wait(under_way[0])
+        under_way = group.broadcast(buffer), buffer
+    if under_way is not None:
+        group.wait(under_way[0])
+
+
+def _pack(bucket: Bucket, weights: Iterator[tuple[str, torch.Tensor]], buffer: torch.Tensor) -> None:
+    for slot in bucket.slots:
+        name, tensor = next(weights, ("nothing", torch.empty(0)))
+        info = slot.tensor
+        if (name, tuple(tensor.shape), tensor.dtype) != (info.name, tuple(info.shape), _DTYPES[info.dtype]):
+            raise InvalidInput("weights", f"{info.name} is due, {name} {list(tensor.shape)} {tensor.dtype} came")
+        if info.size_bytes:
+            raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            buffer[slot.offset : slot.offset + info.size_bytes].copy_(raw)
+
+
+def receive(group: Group, tensors: Sequence[TensorInfo], size: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Other ranks: the tensors of a version as they come. A bucket's memory is free once its tensors are dropped."""
+    buckets = plan_buckets(tensors, size)
+    coming = _begin(group, buckets[0]) if buckets else None
+    for index, bucket in enumerate(buckets):
+        assert coming is not None
+        work, buffer = coming
+        group.wait(work)
+        coming = _begin(group, buckets[index + 1]) if index + 1 < len(buckets) else None
+        for slot in bucket.slots:
+            info = slot.tensor
+            raw = buffer[slot.offset : slot.offset + info.size_bytes]
+            yield info.name, raw.view(_DTYPES[info.dtype]).view(tuple(info.shape))
+
+
+def _begin(group: Group, bucket: Bucket) -> tuple[Any, torch.Tensor]:
+    buffer = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=group.device)
+    return group.broadcast(buffer), buffer

@@ -1,0 +1,40 @@
+"""Environments for Trinity, written as a class and served or attached.
+
+from trinity.sdk import Environment, Observation, attach
+
+class Guess(Environment):
+    isolation = "none"
+
+    def reset(self, task, args, seed):
+        self.number = task["number"]
+        return Observation("Guess a number.")
+
+    def step(self, action):
+        right = action.strip() == str(self.number)
+        return Observation("Right." if right else "Wrong.", reward=float(right), done=right)
+
+attach(Guess, address="host:7002", token="...")  # or serve(Guess, address="0.0.0.0:7010")
+"""
+
+from trinity.sdk.attach import AttachRefused, attach, attach_async, attaching
+from trinity.sdk.environment import AsyncEnvironment, Description, Environment, Observation
+from trinity.sdk.errors import InvalidInput
+from trinity.sdk.scoring import ScoreItem, ScoreResult
+from trinity.sdk.serve import serve, serve_async, serving
+
+__all__ = [
+    "AsyncEnvironment",
+    "AttachRefused",
+    "Description",
+    "Environment",
+    "InvalidInput",
+    "Observation",
+    "ScoreItem",
+    "ScoreResult",
+    "attach",
+    "attach_async",
+    "attaching",
+    "serve",
+    "serve_async",
+    "serving",
+]

@@ -1,0 +1,161 @@
+"""All episodes of a process: each has its place, its time limits and its checks, and is closed exactly once."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+
+import grpc
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk import contract
+from trinity.sdk.environment import EnvironmentClass
+from trinity.sdk.errors import Away, Failed, InvalidInput, Lying, NotFound, OutOfTurn, status_of
+from trinity.sdk.players import Message, Player
+from trinity.sdk.scoring import Scorer, score_all
+from trinity.sdk.sources import ClassSource, Source
+
+log = logging.getLogger(__name__)
+
+AsyncScorer = Callable[[pb.ScoreRequest], Awaitable[pb.ScoreResponse]]
+
+
+class Arena:
+    """Environments and scorers by name; `sources` and `scorers` may change while episodes run."""
+
+    def __init__(
+        self,
+        environments: Iterable[EnvironmentClass] = (),
+        scorers: Mapping[str, Scorer] | None = None,
+        scoring_threads: int = 16,
+    ) -> None:
+        self.sources: dict[str, Source] = {}
+        for kind in environments:
+            source = ClassSource(kind)
+            name = source.description.name
+            if name in self.sources:
+                raise ValueError(f"two environments are named {name!r}")
+            self.sources[name] = source
+        self.scorers: dict[str, AsyncScorer] = {}
+        for name, scorer in (scorers or {}).items():
+            self.scorers[name] = partial(self._score, scorer)
+        self.episodes = 0
+        self._closing: set[asyncio.Task[None]] = set()
+        self._pool = ThreadPoolExecutor(scoring_threads, thread_name_prefix="score")
+        self._draining = False
+
+    def enter(self, name: str) -> "Episode":
+        """A fresh episode. Raises NotFound, or Full if the environment's limit is reached."""
+        if self._draining:
+            raise Away("this environment service is shutting down")
+        source = self.sources.get(name)
+        if source is None:
+            known = ", ".join(sorted(self.sources))
+            raise NotFound(f"reset.environment: no environment is named {name[:200]!r}; known: {known}")
+        return Episode(self, source)
+
+    async def score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
+        """Raises NotFound, InvalidInput."""
+        scorer = self.scorers.get(request.scorer)
+        if scorer is None:
+            known = ", ".join(sorted(self.scorers))
+            raise NotFound(f"scorer: none is named {request.scorer[:200]!r}; known: {known}")
+        return await scorer(request)
+
+    async def _score(self, scorer: Scorer, request: pb.ScoreRequest) -> pb.ScoreResponse:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, score_all, scorer, request)
+
+    def closing(self, player: Player, name: str) -> "asyncio.Task[None]":
+        """Closes it, whatever becomes of whoever waits."""
+        task = asyncio.create_task(_close(player, name))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
+
+    @property
+    def open(self) -> int:
+        """Places that are taken, by episodes or by what is still being released."""
+        return sum(source.open for source in self.sources.values())
+
+    async def drain(self, grace_seconds: float) -> None:
+        """No new episodes; those that run get the grace to end."""
+        self._draining = True
+        deadline = asyncio.get_running_loop().time() + grace_seconds
+        while (self.episodes or self._closing) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        for source in list(self.sources.values()):
+            await source.shut()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _close(player: Player, name: str) -> None:
+    try:
+        await player.close()
+    except (Exception, SystemExit):
+        log.exception("close of %s failed", name)
+
+
+class Episode:
+    """One episode: reset -> step ... -> closed. Use as `async with`."""
+
+    def __init__(self, arena: Arena, source: Source) -> None:
+        self._arena = arena
+        self._description = source.description
+        self._player: Player | None = source.player()
+        self._turn = -1
+        self._done = False
+        arena.episodes += 1
+
+    async def __aenter__(self) -> "Episode":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        player, self._player = self._player, None
+        if player is None:
+            return
+        self._arena.episodes -= 1
+        await asyncio.shield(self._arena.closing(player, self._description.name))
+
+    async def reset(self, reset: pb.Reset) -> pb.EpisodeResponse:
+        if self._turn >= 0:
+            raise InvalidInput("reset", "came twice; an episode is reset once")
+        self._turn = 0
+        return await self._play(reset, self._description.reset_timeout_seconds)
+
+    async def step(self, action: pb.Action) -> pb.EpisodeResponse:
+        if self._turn < 0:
+            raise InvalidInput("action", "came before reset")
+        if self._done:
+            raise OutOfTurn("action: the episode is done; open a new one")
+        self._turn += 1
+        if action.turn != self._turn:
+            raise InvalidInput("action.turn", f"is {action.turn}, must be {self._turn}")
+        if contract.too_long(action.text):
+            raise InvalidInput("action.text", f"is longer than {contract.MAX_TEXT_BYTES} bytes")
+        return await self._play(action, self._description.step_timeout_seconds)
+
+    async def _play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
+        assert self._player is not None
+        name = self._description.name
+        try:
+            answer = await self._player.play(message, seconds)
+        except InvalidInput:
+            self._done = True
+            raise
+        except (Exception, SystemExit) as error:
+            self._done = True
+            if not isinstance(getattr(error, "code", None), grpc.StatusCode):
+                log.exception("%s failed", name)
+            code, text = status_of(error)
+            raise Failed(code, f"{name}: {text}") from None
+        # Attached providers' answers were looked at in whole where they came in.
+        problem = contract.answer_problem(answer, self._turn, own=True)
+        if problem:
+            self._done = True
+            raise Lying(f"{name}: {problem}")
+        self._done = answer.done
+        return answer

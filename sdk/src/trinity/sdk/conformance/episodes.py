@@ -1,0 +1,231 @@
+"""The checks of one environment: whole episodes, messages out of turn, hostile texts, many at once, clients that go."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import grpc
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.sdk.conformance.result import Broken, Noted, Result, Skipped, Verdict, judge
+from trinity.sdk.conformance.stream import Refused, Stream, refused
+from trinity.sdk.contract import MAX_TEXT_BYTES
+
+T = TypeVar("T")
+
+_SILENCE_SECONDS = 0.3
+_RELEASE_SECONDS = 10.0
+_PARALLEL = 8
+_MOST_AT_ONCE = 256
+_HOSTILE = {
+    "nothing": "",
+    "control characters": "\x00\x1b[31m\u202e\r\n\t\x7f",
+    "other digits": "٤٢ ④② Ⅷ",
+    "a power tower": "<answer>9**9**9**9</answer><action>9**9**9</action>",
+    "open tags": "<think>" * 10_000 + "<answer>" * 10_000,
+    "open parentheses": "(" * 50_000,
+    "a megabyte": "x" * MAX_TEXT_BYTES,
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is played: the task's row and arguments as JSON objects, and the text of every action."""
+
+    task_json: str = "{}"
+    args_json: str = ""
+    action: str = "look"
+    max_steps: int = 20
+
+
+class EpisodeChecks:
+    def __init__(
+        self,
+        stub: environment_pb2_grpc.EnvironmentServiceStub,
+        described: pb.EnvironmentDescription,
+        sample: Sample,
+    ) -> None:
+        self._stub = stub
+        self._described = described
+        self._sample = sample
+
+    async def run(self) -> AsyncIterator[Result]:
+        """Nothing more is tried where not even a reset works."""
+        name = self._described.name
+        yield (first := await judge(name, "a reset is answered", self._a_reset()))
+        if first.verdict is not Verdict.OK:
+            return
+        checks: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("an episode is played, one sound answer per action", self._an_episode),
+            ("nothing comes that was not asked for", self._silence),
+            ("a second reset is INVALID_ARGUMENT", self._a_second_reset),
+            ("an action with another turn is INVALID_ARGUMENT", self._another_turn),
+            ("a task that is no JSON is INVALID_ARGUMENT", self._no_json),
+            ("a text over 1 MiB is INVALID_ARGUMENT", self._too_long),
+            *((f"hostile text: {kind}", partial(self._hostile, text)) for kind, text in _HOSTILE.items()),
+            ("episodes side by side do not mix", self._side_by_side),
+            ("closing the client's side ends with OK", self._half_close),
+            ("cancelled episodes free their places", self._cancelled),
+            ("the announced limit is kept", self._the_limit),
+            ("the same seed gives the same episode", self._same_seed),
+        ]
+        for check, work in checks:
+            yield await judge(name, check, self._expected(work))
+
+    async def _expected(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await self._when_there_is_room(work)
+        except Refused as refusal:
+            raise Broken(f"it was refused: {refusal}") from None
+
+    async def _when_there_is_room(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Tries again for a while: episodes before it may take their time to be released."""
+        deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
+        while True:
+            try:
+                return await work()
+            except Refused as refusal:
+                late = asyncio.get_running_loop().time() > deadline
+                if refusal.code is not grpc.StatusCode.RESOURCE_EXHAUSTED or late:
+                    raise
+            await asyncio.sleep(0.05)
+
+    def _stream(self) -> Stream:
+        return Stream(self._stub, self._described)
+
+    def _reset(self, seed: int = 1) -> pb.Reset:
+        sample = self._sample
+        return pb.Reset(
+            environment=self._described.name, task_json=sample.task_json, args_json=sample.args_json, seed=seed
+        )
+
+    async def _a_reset(self) -> None:
+        async with self._stream() as stream:
+            try:
+                await stream.reset(self._reset())
+            except Refused as refusal:
+                if refusal.code is grpc.StatusCode.INVALID_ARGUMENT:
+                    raise Skipped(f"the task is refused, give one of its own: {refusal.details}") from None
+                raise Broken(f"it was refused: {refusal}") from None
+
+    async def _an_episode(self) -> None:
+        async with self._stream() as stream:
+            answer, turn = await stream.reset(self._reset()), 0
+            if answer.reward:
+                raise Broken(f"the reward of the reset is {answer.reward}, must be 0")
+            while not answer.done and turn < self._sample.max_steps:
+                turn += 1
+                answer = await stream.act(self._sample.action, turn)
+            if answer.done:
+                await refused(stream.act(self._sample.action, turn + 1), grpc.StatusCode.FAILED_PRECONDITION)
+
+    async def _silence(self) -> None:
+        async with self._stream() as stream:
+            answer = await stream.reset(self._reset())
+            if not answer.done:
+                await stream.act(self._sample.action, 1)
+            await stream.silent(_SILENCE_SECONDS)
+
+    async def _a_second_reset(self) -> None:
+        async with self._stream() as stream:
+            await stream.reset(self._reset())
+            await refused(stream.reset(self._reset()), grpc.StatusCode.INVALID_ARGUMENT)
+
+    async def _another_turn(self) -> None:
+        async with self._stream() as stream:
+            await stream.reset(self._reset())
+            await refused(stream.act(self._sample.action, 2), grpc.StatusCode.INVALID_ARGUMENT)
+
+    async def _no_json(self) -> None:
+        for text in ("{", "[1]"):
+            async with self._stream() as stream:
+                reset = pb.Reset(environment=self._described.name, task_json=text)
+                await refused(stream.reset(reset), grpc.StatusCode.INVALID_ARGUMENT)
+
+    async def _too_long(self) -> None:
+        async with self._stream() as stream:
+            await stream.reset(self._reset())
+            # A server that takes no message of that length at all says so in its own way.
+            codes = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
+            await refused(stream.act("x" * (MAX_TEXT_BYTES + 1), 1), *codes)
+
+    async def _hostile(self, text: str) -> None:
+        async with self._stream() as stream:
+            await stream.reset(self._reset())
+            try:
+                await stream.act(text, 1)
+            except Refused as refusal:
+                if refusal.code is not grpc.StatusCode.INVALID_ARGUMENT:
+                    raise
+
+    async def _side_by_side(self) -> None:
+        limit = self._described.max_parallel_episodes
+        count = min(_PARALLEL, limit) if limit else _PARALLEL
+
+        await self._released(count)
+        alone = [await self._script(seed) for seed in range(count)]
+        together = await asyncio.gather(*(self._script(seed) for seed in range(count)))
+        if alone != list(together) and alone == [await self._script(seed) for seed in range(count)]:
+            raise Broken("episodes side by side differ from the same ones played alone")
+
+    async def _half_close(self) -> None:
+        async with self._stream() as stream:
+            await stream.reset(self._reset())
+            await stream.finish(_RELEASE_SECONDS)
+
+    async def _cancelled(self) -> None:
+        limit = self._described.max_parallel_episodes
+        await self._released(min(limit, _PARALLEL) if limit else _PARALLEL)
+
+    async def _released(self, count: int) -> None:
+        """So many episodes can be open, twice in a row; those before may take a while to be released."""
+        for _ in range(2):
+            deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
+            while not await self._open(count):
+                if asyncio.get_running_loop().time() > deadline:
+                    raise Broken(f"{count} places are not free {_RELEASE_SECONDS:g} s after their clients left")
+                await asyncio.sleep(0.1)
+
+    async def _open(self, count: int) -> bool:
+        """Whether so many can be open at once; they are cancelled then."""
+        streams = [self._stream() for _ in range(count)]
+        try:
+            results = await asyncio.gather(*(stream.reset(self._reset()) for stream in streams), return_exceptions=True)
+        finally:
+            for stream in streams:
+                await stream.__aexit__(None, None, None)
+        for result in results:
+            full = isinstance(result, Refused) and result.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            if isinstance(result, BaseException) and not full:
+                raise result
+        return not any(isinstance(result, Refused) for result in results)
+
+    async def _the_limit(self) -> None:
+        limit = self._described.max_parallel_episodes
+        if not limit or limit > _MOST_AT_ONCE:
+            raise Skipped("none is announced" if not limit else f"{limit} is more than is tried")
+        await self._released(limit)
+        if await self._open(limit + 1):
+            raise Broken(f"{limit + 1} episodes were open at once; {limit} are announced")
+
+    async def _same_seed(self) -> None:
+        first, second = await self._script(7), await self._script(7)
+        if first != second:
+            raise Noted("it does not; where an episode is played again, what follows may differ")
+
+    async def _script(self, seed: int) -> list[tuple[str, float, bool]]:
+        return await self._when_there_is_room(partial(self._played, seed))
+
+    async def _played(self, seed: int) -> list[tuple[str, float, bool]]:
+        async with self._stream() as stream:
+            answer = await stream.reset(self._reset(seed))
+            seen = [(answer.observation, answer.reward, answer.done)]
+            for turn in range(1, min(self._sample.max_steps, 5) + 1):
+                if answer.done:
+                    break
+                answer = await stream.act(self._sample.action, turn)
+                seen.append((answer.observation, answer.reward, answer.done))
+            return seen

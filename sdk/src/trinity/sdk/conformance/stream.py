@@ -1,0 +1,116 @@
+"""One episode as the suite plays it: message by message, in or out of turn."""
+
+import asyncio
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk.conformance.result import Broken
+from trinity.sdk.contract import answer_problem
+
+# Beyond the announced time.
+GRACE_SECONDS = 2.0
+
+
+class Refused(Exception):
+    """The provider ended the episode with a status."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self.code = code
+        self.details = details
+
+
+async def refused(work: Awaitable[object], *codes: grpc.StatusCode) -> None:
+    """Raises Broken unless it is refused with one of these codes."""
+    names = " or ".join(code.name for code in codes)
+    try:
+        await work
+    except Refused as refusal:
+        if refusal.code not in codes:
+            raise Broken(f"it was refused with {refusal}; must be {names}") from None
+        return
+    raise Broken(f"it was answered; must be refused with {names}")
+
+
+class Stream:
+    """Use as `async with`; leaving it cancels the episode."""
+
+    def __init__(self, stub: Any, described: pb.EnvironmentDescription) -> None:
+        self._call = stub.Episode()
+        self._step_seconds = described.step_timeout_seconds + GRACE_SECONDS
+        self._reset_seconds = (described.reset_timeout_seconds or described.step_timeout_seconds) + GRACE_SECONDS
+
+    async def __aenter__(self) -> "Stream":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call.cancel()
+
+    async def reset(self, reset: pb.Reset) -> pb.EpisodeResponse:
+        """A sound answer. Raises Refused, and Broken if there is none."""
+        return await self._exchange(pb.EpisodeRequest(reset=reset), self._reset_seconds, 0, "reset")
+
+    async def act(self, text: str, turn: int) -> pb.EpisodeResponse:
+        """A sound answer. Raises Refused, and Broken if there is none."""
+        request = pb.EpisodeRequest(action=pb.Action(text=text, turn=turn))
+        return await self._exchange(request, self._step_seconds, turn, f"action {turn}")
+
+    async def _exchange(self, request: pb.EpisodeRequest, seconds: float, turn: int, what: str) -> pb.EpisodeResponse:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._call.write(request)
+                answer = await self._call.read()
+        except TimeoutError:
+            raise Broken(f"no answer to {what} in {seconds:g} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise Refused(error.code(), str(error.details())) from None
+        except asyncio.InvalidStateError:
+            raise await self._status(what) from None
+        if answer is grpc.aio.EOF:
+            raise await self._status(what)
+        problem = answer_problem(answer, turn)
+        if problem:
+            raise Broken(f"the answer to {what} breaks the contract: {problem}")
+        return answer
+
+    async def _status(self, what: str) -> Exception:
+        code = await self._call.code()
+        if code is grpc.StatusCode.OK:
+            return Broken(f"the stream ended instead of an answer to {what}")
+        return Refused(code, str(await self._call.details()))
+
+    async def silent(self, seconds: float) -> None:
+        """Raises Broken if something comes that was not asked for. The stream is of no use afterwards."""
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._call.read()
+        except TimeoutError:
+            return
+        except grpc.aio.AioRpcError as error:
+            raise Broken(f"the episode ended by itself: {error.code().name}: {error.details()}") from None
+        if answer is grpc.aio.EOF:
+            raise Broken("the episode ended by itself")
+        raise Broken("there was a second answer to one message")
+
+    async def finish(self, seconds: float) -> None:
+        """Half-close, as a client does that needs no more. Raises Broken unless the provider ends with OK."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._call.done_writing()
+                answer = await self._call.read()
+                code = await self._call.code()
+        except TimeoutError:
+            raise Broken(f"the stream was still open {seconds:g} s after the client had closed its side") from None
+        except grpc.aio.AioRpcError as error:
+            code, answer = error.code(), grpc.aio.EOF
+        if answer is not grpc.aio.EOF:
+            raise Broken("there was a second answer to one message")
+        if code is not grpc.StatusCode.OK:
+            raise Broken(f"the stream ended with {code.name} after the client had closed its side, must be OK")

@@ -1,0 +1,80 @@
+"""Limits of the contract (trinity/api/environment/v1), and what is wrong with an answer that breaks them."""
+
+import json
+import math
+from typing import Any
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+
+PROTOCOL_VERSION = 2
+MAX_TEXT_BYTES = 1024 * 1024
+MAX_METRICS = 100
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+
+def answer_problem(answer: pb.EpisodeResponse, turn: int, *, own: bool = False) -> str:
+    """What an observation does against the contract, as a sentence; empty if it is sound. `own`: made here."""
+    if answer.turn != turn:
+        return f"it answers turn {answer.turn} instead of {turn}"
+    if not math.isfinite(answer.reward):
+        return f"its reward is {answer.reward}; rewards are finite"
+    for field, text in (("observation", answer.observation), ("info_json", answer.info_json)):
+        if too_long(text):
+            return f"its {field} is longer than {MAX_TEXT_BYTES} bytes"
+    if len(answer.metrics) > MAX_METRICS:
+        return f"it has {len(answer.metrics)} metrics, at most {MAX_METRICS}"
+    for name, value in answer.metrics.items():
+        if not math.isfinite(value):
+            return f"its metric {name} is {value}; metrics are finite"
+    return "" if own or not answer.info_json else _object_problem(answer.info_json)
+
+
+def score_problem(request: pb.ScoreRequest, answer: pb.ScoreResponse) -> str:
+    """What the answer to a Score call does against the contract; empty if it is sound."""
+    if len(answer.scores) != len(request.items):
+        return f"it has {len(answer.scores)} scores for {len(request.items)} items"
+    for score in answer.scores:
+        if not score.error and not math.isfinite(score.reward):
+            return f"a reward is {score.reward}; rewards are finite"
+        if not all(map(math.isfinite, score.metrics.values())):
+            return "a metric is not finite"
+    return ""
+
+
+def description_problem(described: pb.EnvironmentDescription) -> str:
+    """What an announcement does against the contract; empty if it is sound."""
+    if not described.name or len(described.name) > 200 or not described.name.isprintable():
+        return f"name: is {described.name[:200]!r}, must be 1 to 200 printable characters"
+    if described.max_parallel_episodes < 0:
+        return f"max_parallel_episodes: is {described.max_parallel_episodes}, must be 0 (no limit) or more"
+    if not (math.isfinite(described.step_timeout_seconds) and described.step_timeout_seconds > 0):
+        return f"step_timeout_seconds: is {described.step_timeout_seconds}, must be above 0"
+    if not (math.isfinite(described.reset_timeout_seconds) and described.reset_timeout_seconds >= 0):
+        return f"reset_timeout_seconds: is {described.reset_timeout_seconds}, must be 0 (as a step) or more"
+    return ""
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object; empty text is an empty one. Raises ValueError saying what it is instead."""
+    try:
+        value = json.loads(text) if text else {}
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a JSON object, is {type(value).__name__}")
+    return value
+
+
+def _object_problem(info_json: str) -> str:
+    try:
+        json_object(info_json)
+    except ValueError as error:
+        return f"its info_json {error}"
+    return ""
+
+
+def too_long(text: str) -> bool:
+    """Encodes only what could be too long."""
+    return len(text) * 4 > MAX_TEXT_BYTES and len(text.encode(errors="surrogatepass")) > MAX_TEXT_BYTES

@@ -1,0 +1,162 @@
+"""How one episode's object is played: in the event loop, or in a thread of its own.
+
+A player plays one episode: `play` a reset, then actions, one at a time, each within its time; then `close`, once, which
+never waits for a call that hangs. The place that the episode takes is given back when everything is released.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk import wire
+from trinity.sdk.environment import EnvironmentClass
+from trinity.sdk.errors import TimedOut
+
+log = logging.getLogger(__name__)
+
+Message = pb.Reset | pb.Action
+Release = Callable[[], None]
+
+
+class Player(Protocol):
+    """One episode."""
+
+    async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
+        """The answer. Raises what went wrong, TimedOut after so many seconds; nothing is played after that."""
+
+    async def close(self) -> None:
+        """Release everything, or see to it that it is released."""
+
+
+def too_slow(message: Message, seconds: float) -> TimedOut:
+    return TimedOut(f"it took longer than {seconds:g} s for one {_method(message)}")
+
+
+def _method(message: Message) -> str:
+    return "reset" if isinstance(message, pb.Reset) else "step"
+
+
+def arguments(message: Message) -> tuple[Any, ...]:
+    """Of the method that the message calls."""
+    return wire.reset_arguments(message) if isinstance(message, pb.Reset) else (message.text,)
+
+
+def _turn(message: Message) -> int:
+    return message.turn if isinstance(message, pb.Action) else 0
+
+
+class LoopPlayer:
+    """isolation "none"."""
+
+    def __init__(self, kind: EnvironmentClass, release: Release) -> None:
+        self._kind = kind
+        self._environment: Any = None
+        self._release = release
+
+    async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
+        if self._environment is None:
+            self._environment = self._kind()
+        observation = getattr(self._environment, _method(message))(*arguments(message))
+        if inspect.isawaitable(observation):
+            limit = asyncio.timeout(seconds)  # in this task: in one of its own SystemExit would end the loop
+            try:
+                async with limit:
+                    observation = await observation
+            except TimeoutError:
+                if limit.expired():
+                    raise too_slow(message, seconds) from None
+                raise
+        return wire.answer(observation, _turn(message))
+
+    async def close(self) -> None:
+        try:
+            closing = self._environment.close() if self._environment is not None else None
+            if inspect.isawaitable(closing):
+                await closing
+        finally:
+            self._release()
+
+
+class ThreadPlayer:
+    """isolation "thread": all calls of the episode run in one thread, which ends with it."""
+
+    def __init__(self, kind: EnvironmentClass, release: Release) -> None:
+        self._kind = kind
+        self._release = release
+        self._loop = asyncio.get_running_loop()
+        self._work: queue.SimpleQueue[tuple[asyncio.Future[Any], Message] | None] = queue.SimpleQueue()
+        self._ended = self._loop.create_future()
+        self._hangs = False
+        # A daemon: the process may end while a call hangs.
+        threading.Thread(target=self._run, daemon=True, name=f"episode-{kind.description.name}").start()
+
+    async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
+        future = self._loop.create_future()
+        self._work.put((future, message))
+        self._hangs = True
+        try:
+            async with asyncio.timeout(seconds):
+                answer: pb.EpisodeResponse = await future
+        except TimeoutError:
+            if future.done() and not future.cancelled():  # the environment's own
+                self._hangs = False
+                raise
+            raise too_slow(message, seconds) from None
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._hangs = False
+            raise
+        self._hangs = False
+        return answer
+
+    async def close(self) -> None:
+        self._work.put(None)
+        if not self._hangs:
+            await asyncio.shield(self._ended)
+
+    def _run(self) -> None:
+        environment: Any = None
+        while (item := self._work.get()) is not None:
+            future, message = item
+            try:
+                if environment is None:
+                    environment = self._kind()
+                observation = getattr(environment, _method(message))(*arguments(message))
+                result, error = wire.answer(observation, _turn(message)), None
+            except BaseException as raised:
+                result, error = None, raised
+            self._tell(_resolve, future, result, error)
+            future = observation = result = error = None  # type: ignore[assignment]  # nothing outlives its call
+        try:
+            if environment is not None:
+                environment.close()
+        except Exception:
+            log.exception("close of %s failed", self._kind.description.name)
+        self._tell(self._finish)
+
+    def _tell(self, function: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _finish(self) -> None:
+        self._release()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+
+def _resolve(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if future.done():  # whoever waited is gone
+        return
+    if error is None:
+        future.set_result(result)
+    elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+        future.set_exception(error)
+    else:  # SystemExit and the like of an environment end its episode, never the service; the other no future takes
+        future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))

@@ -1,0 +1,73 @@
+"""What a scoring function gets and gives. It is a pure function: bounded time on any text, no evaluation of code."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk.errors import InvalidInput
+from trinity.sdk.wire import parsed
+
+MAX_ITEMS = 4096
+
+
+@dataclass(frozen=True)
+class ScoreItem:
+    """One finished answer. `task` is the dataset row, `truth` its reference answer, `token_ids` the response's."""
+
+    prompt: str
+    response: str
+    truth: str
+    task: dict[str, Any] = field(default_factory=dict)
+    truncated: bool = False
+    response_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ScoreResult:
+    """A finite reward, and its parts by name."""
+
+    reward: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+Scorer = Callable[[ScoreItem, dict[str, Any]], Any]
+
+
+def as_result(value: Any) -> ScoreResult:
+    """What a scoring function may return: a number, or a mapping of parts whose sum is the reward."""
+    if isinstance(value, ScoreResult):
+        return value
+    if isinstance(value, Mapping):
+        parts = {str(name): float(part) for name, part in value.items()}
+        return ScoreResult(sum(parts.values()), parts)
+    return ScoreResult(float(value))
+
+
+def score_all(scorer: Scorer, request: pb.ScoreRequest) -> pb.ScoreResponse:
+    """Each item on its own. Raises InvalidInput for a request that is wrong as a whole."""
+    if len(request.items) > MAX_ITEMS:
+        raise InvalidInput("items", f"has {len(request.items)} items, at most {MAX_ITEMS} in one call")
+    args = parsed(request.args_json, "args_json")
+    return pb.ScoreResponse(scores=[_score(scorer, item, args) for item in request.items])
+
+
+def _score(scorer: Scorer, item: pb.ScoreItem, args: dict[str, Any]) -> pb.Score:
+    try:
+        given = ScoreItem(
+            prompt=item.prompt,
+            response=item.response,
+            truth=item.truth,
+            task=parsed(item.task_json, "items.task_json"),
+            truncated=item.truncated,
+            response_tokens=item.response_tokens,
+            token_ids=tuple(item.response_token_ids),
+        )
+        result = as_result(scorer(given, args))
+        if not math.isfinite(result.reward):
+            return pb.Score(error=f"the scorer gave {result.reward}; rewards are finite")
+        return pb.Score(reward=result.reward, metrics=result.metrics)
+    except (Exception, SystemExit) as error:  # a bad item is that item's own failure, never the service's end
+        return pb.Score(error=f"{type(error).__name__}: {error}")

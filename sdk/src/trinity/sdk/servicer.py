@@ -1,0 +1,84 @@
+"""The gRPC edge of a provider: Describe, Episode, Score."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.sdk import contract, wire
+from trinity.sdk.arena import Arena
+from trinity.sdk.arena import Episode as PlayedEpisode
+from trinity.sdk.errors import InvalidInput, TimedOut, status_of
+
+SERVER_OPTIONS = [
+    ("grpc.max_receive_message_length", contract.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", contract.MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.so_reuseport", 0),
+]
+# An episode whose client sends nothing for so long is over.
+IDLE_SECONDS = 3600.0
+
+
+class ProviderServicer(environment_pb2_grpc.EnvironmentServiceServicer):
+    def __init__(self, arena: Arena, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._arena = arena
+        self._idle_seconds = idle_seconds
+
+    @contextlib.asynccontextmanager
+    async def edge(self, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+        """Turns errors into statuses."""
+        try:
+            yield
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            await context.abort(*status_of(error))
+
+    async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeResponse:
+        return pb.DescribeResponse(
+            environments=[wire.described(source.description) for source in self._arena.sources.values()],
+            scorers=sorted(self._arena.scorers),
+            protocol_version=contract.PROTOCOL_VERSION,
+        )
+
+    async def Episode(
+        self, requests: AsyncIterator[pb.EpisodeRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.EpisodeResponse]:
+        async with self.edge(context):
+            stream = aiter(requests)
+            first = await self._next(stream)
+            if first is None:
+                return
+            if first.WhichOneof("message") != "reset":
+                raise InvalidInput("reset", "is missing; it must be the first message of an episode")
+            async with self._arena.enter(first.reset.environment) as episode:
+                yield await episode.reset(first.reset)
+                async for response in self._turns(episode, stream):
+                    yield response
+
+    async def _turns(
+        self, episode: PlayedEpisode, requests: AsyncIterator[pb.EpisodeRequest]
+    ) -> AsyncIterator[pb.EpisodeResponse]:
+        while (request := await self._next(requests)) is not None:
+            if request.WhichOneof("message") != "action":
+                raise InvalidInput("action", "is missing; after reset every message is an action")
+            yield await episode.step(request.action)
+
+    async def _next(self, requests: AsyncIterator[pb.EpisodeRequest]) -> pb.EpisodeRequest | None:
+        try:
+            async with asyncio.timeout(self._idle_seconds):
+                return await anext(requests, None)
+        except TimeoutError:
+            raise TimedOut(f"the client sent nothing for {self._idle_seconds:g} s; the episode is over") from None
+
+    async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
+        async with self.edge(context):
+            return await self._arena.score(request)
+        raise AssertionError  # the edge has ended the call

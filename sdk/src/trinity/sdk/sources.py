@@ -1,0 +1,94 @@
+"""Where the players of one environment come from, and how many there may be."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from trinity.sdk.environment import AsyncEnvironment, Description, Environment, EnvironmentClass
+from trinity.sdk.errors import Full
+from trinity.sdk.players import LoopPlayer, Player, Release, ThreadPlayer
+from trinity.sdk.workers import WORKER_START_SECONDS, Workers
+
+# Threads that one environment may have, unless it says otherwise.
+MAX_THREADS = 256
+
+
+class Source(Protocol):
+    """One environment by name."""
+
+    open: int
+
+    @property
+    def description(self) -> Description:
+        """What is announced."""
+
+    def player(self) -> Player:
+        """A place and its player. Raises Full."""
+
+    async def shut(self) -> None:
+        """Nothing is played any more: release what stays between episodes."""
+
+
+class ClassSource:
+    """An environment class of this process."""
+
+    def __init__(self, kind: EnvironmentClass) -> None:
+        _check(kind)
+        self.open = 0
+        self._make: Callable[[Release], Player]
+        self._workers: Workers | None = None
+        description = kind.description
+        limit = description.max_parallel_episodes
+        if kind.isolation == "none":
+            self._make = partial(LoopPlayer, kind)
+        elif kind.isolation == "thread":
+            limit = limit or MAX_THREADS
+            self._make = partial(ThreadPlayer, kind)
+        else:
+            processes = kind.processes or os.cpu_count() or 1
+            places = processes * kind.episodes_per_process
+            limit = min(limit or places, places)
+            self._workers = Workers(kind, processes)
+            self._make = self._workers.player
+            start = max(description.reset_timeout_seconds, description.step_timeout_seconds) + WORKER_START_SECONDS
+            description = replace(description, reset_timeout_seconds=start)
+        self._description = replace(description, max_parallel_episodes=limit)
+
+    @property
+    def description(self) -> Description:
+        return self._description
+
+    def player(self) -> Player:
+        limit = self.description.max_parallel_episodes
+        if limit and self.open >= limit:
+            raise Full(f"{self.description.name} plays {self.open} episodes, its limit; try again later")
+        self.open += 1
+        try:
+            return self._make(self._release)
+        except BaseException:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        self.open -= 1
+
+    async def shut(self) -> None:
+        if self._workers is not None:
+            await self._workers.shut()
+
+
+def _check(kind: EnvironmentClass) -> None:
+    """Raises TypeError for a class that cannot be played."""
+    name = getattr(kind, "__name__", repr(kind))
+    if not (isinstance(kind, type) and issubclass(kind, (Environment, AsyncEnvironment))):
+        raise TypeError(f"{name} must be a subclass of Environment or AsyncEnvironment")
+    if kind.isolation not in ("none", "thread", "process"):
+        raise TypeError(f"{name}.isolation is {kind.isolation!r}, must be 'none', 'thread' or 'process'")
+    if issubclass(kind, AsyncEnvironment) and kind.isolation == "thread":
+        raise TypeError(f"{name}.isolation is 'thread', but coroutines run in an event loop: 'none' or 'process'")
+    if kind.isolation == "process" and "<locals>" in kind.__qualname__:
+        raise TypeError(f"{name} is defined inside a function, so no worker process can import it: move it out")
+    if kind.memory_limit_mib is not None and kind.isolation != "process":
+        raise TypeError(f"{name}.memory_limit_mib needs isolation = 'process'")

@@ -1,0 +1,61 @@
+"""Between the contract's messages and an environment's own arguments and observations."""
+
+import json
+from typing import Any
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk.contract import json_object
+from trinity.sdk.environment import Description, Observation
+from trinity.sdk.errors import Broken, InvalidInput
+
+
+def described(description: Description) -> pb.EnvironmentDescription:
+    return pb.EnvironmentDescription(
+        name=description.name,
+        summary=description.summary,
+        max_parallel_episodes=description.max_parallel_episodes,
+        step_timeout_seconds=description.step_timeout_seconds,
+        reset_timeout_seconds=description.reset_timeout_seconds,
+    )
+
+
+def description_of(message: pb.EnvironmentDescription) -> Description:
+    return Description(
+        message.name,
+        message.summary[:1000],
+        message.max_parallel_episodes,
+        message.step_timeout_seconds,
+        message.reset_timeout_seconds or message.step_timeout_seconds,
+    )
+
+
+def reset_arguments(reset: pb.Reset) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """task, args and seed. Raises InvalidInput."""
+    return parsed(reset.task_json, "reset.task_json"), parsed(reset.args_json, "reset.args_json"), reset.seed
+
+
+def parsed(text: str, field: str) -> dict[str, Any]:
+    """A JSON object. Raises InvalidInput."""
+    try:
+        return json_object(text)
+    except ValueError as error:
+        raise InvalidInput(field, str(error)) from None
+
+
+def answer(observation: Any, turn: int) -> pb.EpisodeResponse:
+    """What an environment returned, as a message. Raises Broken if it is no observation."""
+    if not isinstance(observation, Observation):
+        raise Broken(f"it returned {type(observation).__name__}, must be an Observation")
+    if not isinstance(observation.info, dict):
+        raise Broken(f"the info of its observation is {type(observation.info).__name__}, must be a dict")
+    try:
+        return pb.EpisodeResponse(
+            observation=observation.text,
+            reward=observation.reward,
+            done=bool(observation.done),
+            info_json=json.dumps(observation.info) if observation.info else "",
+            metrics=observation.metrics,
+            turn=turn,
+        )
+    except (TypeError, ValueError) as error:
+        raise Broken(f"its observation cannot be sent: {error}") from None

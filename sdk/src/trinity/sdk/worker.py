@@ -1,0 +1,100 @@
+"""A worker process: plays episodes of one environment class, one call after the other.
+
+Started by trinity.sdk.workers with one end of a socket pair. The first message names the class; each further one is a
+ProviderCall and is answered by a ProviderReply, `close` by one that has only the id.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import importlib
+import inspect
+import json
+import runpy
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk import wire
+from trinity.sdk.errors import number_of, status_of
+from trinity.sdk.frames import frame, read_frame
+from trinity.sdk.players import arguments
+
+_PR_SET_PDEATHSIG = 1
+
+
+def find_class(about: dict[str, Any]) -> Any:
+    """The class that the parent names; one of the parent's main script is found by the script's path."""
+    sys.path[:] = about["path"]
+    if about["script"]:
+        found: Any = runpy.run_path(about["script"], run_name="__trinity_worker__")
+        first, *rest = about["name"].split(".")
+        found = found[first]
+    else:
+        found, rest = importlib.import_module(about["module"]), about["name"].split(".")
+    for part in rest:
+        found = getattr(found, part)
+    return found
+
+
+class Stage:
+    """The episodes of this process."""
+
+    def __init__(self, kind: Any, run: Callable[[Any], Any]) -> None:
+        self._kind = kind
+        self._run = run
+        self._open: dict[int, Any] = {}
+
+    def answer(self, call: pb.ProviderCall) -> pb.ProviderReply:
+        """Never raises, except what ends the process."""
+        try:
+            if call.WhichOneof("call") == "close":
+                self._close(call.id)
+                return pb.ProviderReply(id=call.id)
+            response = self._play(call)
+            return pb.ProviderReply(id=call.id, response=response)
+        except (Exception, SystemExit) as error:
+            code, text = status_of(error)
+            return pb.ProviderReply(id=call.id, failure=pb.Failure(code=number_of(code), message=text))
+
+    def _play(self, call: pb.ProviderCall) -> pb.EpisodeResponse:
+        if call.WhichOneof("call") == "reset":
+            environment = self._open[call.id] = self._kind()
+            return wire.answer(self._value(environment.reset(*arguments(call.reset))), 0)
+        return wire.answer(self._value(self._open[call.id].step(call.action.text)), call.action.turn)
+
+    def _close(self, identity: int) -> None:
+        environment = self._open.pop(identity, None)
+        if environment is not None:
+            self._value(environment.close())
+
+    def _value(self, result: Any) -> Any:
+        return self._run(result) if inspect.isawaitable(result) else result
+
+
+def main(descriptor: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone can do that
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    pipe = socket.socket(fileno=descriptor)
+    pipe.set_inheritable(False)  # a process of the environment's own must not keep it open
+    about = read_frame(pipe)
+    if about is None:
+        return
+    with asyncio.Runner() as runner:
+        stage = Stage(find_class(json.loads(about)), lambda awaitable: runner.run(_await(awaitable)))
+        pipe.sendall(frame(pb.ProviderReply().SerializeToString()))
+        while (data := read_frame(pipe)) is not None:
+            reply = stage.answer(pb.ProviderCall.FromString(data))
+            pipe.sendall(frame(reply.SerializeToString()))
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,203 @@
+"""Isolation "process": worker processes that are killed when a call hangs or memory runs over, and started again.
+
+A worker plays one call at a time, so that the time a call takes is its own; a killed one takes the episodes it held
+with it. Idle workers stay for the next episodes. A worker ends with this process, however it ends.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk.environment import EnvironmentClass
+from trinity.sdk.errors import Broken, Full, failed
+from trinity.sdk.frames import frame
+from trinity.sdk.memory import resident_mib
+from trinity.sdk.players import Message, Release, too_slow
+
+log = logging.getLogger(__name__)
+
+# Time to start an interpreter and import the environment.
+WORKER_START_SECONDS = 60.0
+_CLOSE_SECONDS = 10.0
+_MEMORY_LOOKS_SECONDS = 0.1
+
+
+class Workers:
+    """All workers of one class."""
+
+    def __init__(self, kind: EnvironmentClass, processes: int) -> None:
+        self._kind = kind
+        self._processes = processes
+        self._workers: list[Worker] = []
+
+    def player(self, release: Release) -> "WorkerPlayer":
+        """A place in the worker with the fewest episodes; a new worker if all have some. Raises Full."""
+        self._workers = [worker for worker in self._workers if worker.fit()]
+        worker = min(self._workers, key=lambda one: one.open, default=None)
+        if (worker is None or worker.open) and len(self._workers) < self._processes:
+            worker = Worker(self._kind)
+            self._workers.append(worker)
+        if worker is None or worker.open >= self._kind.episodes_per_process:
+            raise Full(f"all {self._processes} workers of {self._kind.description.name} are taken; try again later")
+        return WorkerPlayer(worker, release)
+
+    async def shut(self) -> None:
+        for worker in self._workers:
+            worker.kill("the service ends")
+        self._workers = []
+
+
+class Worker:
+    """One process. Alive from its first call until it is killed, or dies."""
+
+    def __init__(self, kind: EnvironmentClass) -> None:
+        self._kind = kind
+        self.open = 0
+        self.dead = ""
+        self._ids = 0
+        self._turn = asyncio.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    def new_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def fit(self) -> bool:
+        """Whether it may take episodes: alive, or not started yet."""
+        if self._process is not None and self._process.poll() is not None:
+            self.kill("its worker process died")
+        return not self.dead
+
+    async def call(self, call: pb.ProviderCall, seconds: float) -> pb.ProviderReply:
+        """The reply; the time begins when it is this call's turn. Raises TimeoutError and Broken, and is dead then."""
+        async with self._turn:
+            if self._process is None and not self.dead:
+                await self._start()
+            return await self._exchange(call.SerializeToString(), seconds)
+
+    async def _exchange(self, data: bytes, seconds: float) -> pb.ProviderReply:
+        if self.dead:
+            raise Broken(self.dead)
+        assert self._reader is not None and self._writer is not None
+        try:
+            async with asyncio.timeout(seconds):
+                self._writer.write(frame(data))
+                await self._writer.drain()
+                size = int.from_bytes(await self._reader.readexactly(4), "big")
+                return pb.ProviderReply.FromString(await self._reader.readexactly(size))
+        except TimeoutError:
+            self.kill("its worker process was killed: an episode was over its time limit")
+            raise
+        except (EOFError, OSError):
+            self.kill("its worker process died")
+            raise Broken(self.dead) from None
+
+    async def _start(self) -> None:
+        here, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - returns at once
+                [sys.executable, "-m", "trinity.sdk.worker", str(there.fileno())],
+                pass_fds=[there.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # killed together with whatever it starts
+            )
+        self._reader, self._writer = await asyncio.open_connection(sock=here)
+        if self._kind.memory_limit_mib is not None:
+            self._watch = asyncio.create_task(self._watch_memory(self._process.pid, self._kind.memory_limit_mib))
+        try:
+            await self._exchange(json.dumps(_reference(self._kind)).encode(), WORKER_START_SECONDS)
+        except TimeoutError:
+            raise Broken(f"its worker process did not start in {WORKER_START_SECONDS:g} s") from None
+
+    async def _watch_memory(self, pid: int, limit_mib: int) -> None:
+        while True:
+            await asyncio.sleep(_MEMORY_LOOKS_SECONDS)
+            if resident_mib(pid) > limit_mib:
+                self.kill(f"its worker process was killed: it used more than {limit_mib} MiB")
+                return
+
+    def kill(self, reason: str) -> None:
+        """End the process and everything it started; the first reason stays."""
+        if self.dead:
+            return
+        self.dead = reason
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = self._process.wait()
+        if code != -signal.SIGKILL:
+            self.dead = f"{reason} (exit code {code})"
+        log.info("worker of %s ended: %s", self._kind.description.name, self.dead)
+
+
+class WorkerPlayer:
+    """One episode in a worker."""
+
+    def __init__(self, worker: Worker, release: Release) -> None:
+        self._worker = worker
+        self._release = release
+        self._id = worker.new_id()
+        self._begun = False
+        self._running: asyncio.Task[pb.ProviderReply] | None = None
+        worker.open += 1
+
+    async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
+        call = pb.ProviderCall(id=self._id)
+        if isinstance(message, pb.Reset):
+            call.reset.CopyFrom(message)
+        else:
+            call.action.CopyFrom(message)
+        self._begun = True
+        # A client that goes away must not leave half a message in the pipe: the call goes on to its own end.
+        self._running = asyncio.create_task(self._worker.call(call, seconds))
+        try:
+            reply = await asyncio.shield(self._running)
+        except TimeoutError:
+            raise too_slow(message, seconds) from None
+        if reply.WhichOneof("reply") == "failure":
+            raise failed(reply.failure.code, reply.failure.message)
+        return reply.response
+
+    async def close(self) -> None:
+        try:
+            if self._running is not None:
+                await asyncio.wait([self._running])
+            if self._begun and not self._worker.dead:
+                with contextlib.suppress(TimeoutError, Broken):
+                    reply = await self._worker.call(pb.ProviderCall(id=self._id, close=pb.Close()), _CLOSE_SECONDS)
+                    if reply.WhichOneof("reply") == "failure":
+                        log.error("close of %s failed: %s", self._id, reply.failure.message)
+        finally:
+            if self._running is not None and self._running.done() and not self._running.cancelled():
+                self._running.exception()  # heard already
+            self._worker.open -= 1
+            self._release()
+
+
+def _reference(kind: EnvironmentClass) -> dict[str, Any]:
+    """How a worker finds the class."""
+    script, module = "", kind.__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        if spec is not None:
+            module = spec.name
+        else:
+            script = os.path.abspath(str(main.__file__))
+    return {"module": module, "script": script, "name": kind.__qualname__, "path": [os.getcwd(), *sys.path]}

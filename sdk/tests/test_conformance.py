@@ -1,0 +1,253 @@
+"""The conformance suite passes who keeps the contract, and fails who does not by the right check."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from support.odd_environments import EvenCoroutine, EvenInProcess, OddInLoop
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.sdk import Description, Environment, Observation, serving
+from trinity.sdk.arena import Arena
+from trinity.sdk.conformance import Result, Sample, Verdict, check_provider, episodes, stream
+from trinity.sdk.scoring import ScoreItem
+from trinity.sdk.servicer import ProviderServicer
+
+PLAYED = "an episode is played, one sound answer per action"
+
+
+class Count(Environment):
+    """Counts to three."""
+
+    description = Description("count", "Counts to three.", 12, step_timeout_seconds=3.0)
+    isolation = "none"
+
+    def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
+        self.count = 0
+        return Observation(f"seed {seed}")
+
+    def step(self, action: str) -> Observation:
+        self.count += 1
+        return Observation(f"{self.count}", reward=0.5, done=self.count == 3)
+
+
+class Shared(Count):
+    counts = itertools.count()
+
+    def step(self, action: str) -> Observation:
+        return Observation(f"{self.count}", reward=len(self.boards), done=False)
+
+    def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
+        self.boards.append(self)
+        return super().reset(task, args, seed)
+
+    def close(self) -> None:
+        self.boards.remove(self)
+
+    boards: list[object] = []  # noqa: RUF012 - the mistake that is to be found
+
+
+class Random(Count):
+    numbers = itertools.count()
+
+    def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
+        super().reset(task, args, seed)
+        return Observation(str(next(self.numbers)))
+
+
+class Fragile(Count):
+    def step(self, action: str) -> Observation:
+        if "<think>" in action:
+            raise RecursionError("too deep")
+        return super().step(action)
+
+
+def length(item: ScoreItem, args: dict[str, Any]) -> float:
+    return float(len(item.response))
+
+
+class Liar(ProviderServicer):
+    """An honest provider whose messages are changed on their way."""
+
+    def __init__(self, kind: str, environment: type[Environment] = Count) -> None:
+        self.kind = kind
+        self.numbers = itertools.count()
+        super().__init__(Arena([environment], {"length": length}))
+
+    async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeResponse:
+        answer = await super().Describe(request, context)
+        if self.kind == "version":
+            answer.protocol_version = 1
+        if self.kind == "silent":
+            answer.environments[0].step_timeout_seconds = 0.1
+        if self.kind == "endless time":
+            answer.environments[0].step_timeout_seconds = 0
+        if self.kind == "limit":
+            answer.environments[0].max_parallel_episodes = 3
+        return answer
+
+    async def Episode(
+        self, requests: AsyncIterator[pb.EpisodeRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.EpisodeResponse]:
+        async for response in super().Episode(self._changed(requests), context):
+            if response.turn == 1:
+                if self.kind == "nan":
+                    response.reward = float("nan")
+                elif self.kind == "turn":
+                    response.turn = 4
+                elif self.kind == "silent":
+                    await asyncio.sleep(60)
+                elif self.kind == "twice":
+                    yield response
+            if self.kind == "reward of reset":
+                response.reward = 1.0
+            yield response
+        if self.kind == "never ends":
+            await asyncio.sleep(60)
+
+    async def _changed(self, requests: AsyncIterator[pb.EpisodeRequest]) -> AsyncIterator[pb.EpisodeRequest]:
+        turn = 0
+        async for request in requests:
+            if request.HasField("reset") and self.kind == "any environment":
+                request.reset.environment = "count"
+            if request.HasField("reset") and self.kind == "any json" and request.reset.task_json != "{}":
+                request.reset.task_json = "{}"
+            if request.HasField("action"):
+                turn += 1
+                if self.kind == "any turn":
+                    request.action.turn = turn
+                if self.kind == "any length":
+                    request.action.text = request.action.text[:10]
+            yield request
+
+    async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
+        answer = await super().Score(request, context)
+        if self.kind == "short" and answer.scores:
+            del answer.scores[-1]
+        if self.kind == "moody":
+            for score in answer.scores:
+                score.reward = next(self.numbers)
+        return answer
+
+
+@asynccontextmanager
+async def lying(servicer: ProviderServicer) -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(grace=0)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(episodes, "_RELEASE_SECONDS", 1.0)
+
+
+async def check(address: str, sample: Sample | None = None, only: str = "") -> list[Result]:
+    return [result async for result in check_provider(address, sample or Sample(), only)]
+
+
+def failed(results: list[Result]) -> dict[str, str]:
+    return {result.check: result.detail for result in results if result.verdict is Verdict.FAILED}
+
+
+@pytest.mark.parametrize("kind", [Count, OddInLoop, EvenCoroutine, EvenInProcess])
+async def test_who_keeps_the_contract_passes(kind: type[Environment]) -> None:
+    async with serving(kind, scorers={"length": length}) as address:
+        results = await check(address)
+    assert failed(results) == {}
+    assert len(results) >= 25
+
+
+@pytest.mark.parametrize(
+    ("kind", "checks", "said"),
+    [
+        ("version", {"Describe is sound"}, "is 1, must be 2"),
+        ("endless time", {"Describe is sound"}, "step_timeout_seconds: is 0.0, must be above 0"),
+        ("any environment", {"an unknown environment is NOT_FOUND"}, "it was answered"),
+        ("any turn", {"an action with another turn is INVALID_ARGUMENT"}, "answers turn 1 instead of 2"),
+        ("any json", {"a task that is no JSON is INVALID_ARGUMENT"}, "it was answered"),
+        ("any length", {"a text over 1 MiB is INVALID_ARGUMENT"}, "it was answered"),
+        ("limit", {"the announced limit is kept"}, "4 episodes were open at once; 3 are announced"),
+        ("never ends", {"closing the client's side ends with OK"}, "still open"),
+        ("reward of reset", {PLAYED}, "the reward of the reset is 1.0"),
+        ("short", {"scores are in order, finite or errors"}, "8 scores for 9 items"),
+        ("moody", {"scores are in order, finite or errors"}, "other scores the second time"),
+    ],
+)
+async def test_a_lie_fails_its_own_check_and_no_other(kind: str, checks: set[str], said: str) -> None:
+    async with lying(Liar(kind)) as address:
+        found = failed(await check(address))
+    assert set(found) == checks
+    assert said in " ".join(found.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "check_name", "said"),
+    [
+        ("nan", PLAYED, "its reward is nan"),
+        ("turn", PLAYED, "it answers turn 4 instead of 1"),
+        ("silent", PLAYED, "no answer to action 1"),
+        ("twice", "nothing comes that was not asked for", "a second answer"),
+    ],
+)
+async def test_a_lie_in_every_episode_is_named(kind: str, check_name: str, said: str) -> None:
+    async with lying(Liar(kind)) as address:
+        found = failed(await check(address, only="count"))
+    assert said in found[check_name]
+
+
+async def test_places_that_are_never_free_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    servicer = Liar("honest")
+    source = servicer._arena.sources["count"]
+    monkeypatch.setattr(source, "_release", lambda: None)
+    async with lying(servicer) as address:
+        found = failed(await check(address))
+    assert {"cancelled episodes free their places", "the announced limit is kept"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("environment", "check_name", "verdict"),
+    [
+        (Shared, "episodes side by side do not mix", Verdict.FAILED),
+        (Fragile, "hostile text: open tags", Verdict.FAILED),
+        (Random, "the same seed gives the same episode", Verdict.NOTE),
+    ],
+)
+async def test_an_environment_with_a_fault_is_told_which(
+    environment: type[Environment], check_name: str, verdict: Verdict
+) -> None:
+    async with lying(Liar("honest", environment)) as address:
+        results = await check(address)
+    assert {result.check: result.verdict for result in results}[check_name] is verdict
+    assert set(failed(results)) <= {check_name}
+
+
+async def test_a_task_that_is_needed_is_asked_for() -> None:
+    async with serving(OddInLoop) as address:
+        results = await check(address, Sample(task_json='{"bad": true}'))
+    (skipped,) = [result for result in results if result.check == "a reset is answered"]
+    assert skipped.verdict is Verdict.SKIPPED
+    assert "task.bad: is true" in skipped.detail
+
+
+async def test_a_name_that_is_not_there_fails() -> None:
+    async with serving(OddInLoop) as address:
+        assert "nothing is named 'even'; known: odd" in failed(await check(address, only="even"))["Describe is sound"]
+
+
+async def test_nobody_at_the_address_is_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trinity.sdk.conformance import suite
+
+    monkeypatch.setattr(suite, "_CALL_SECONDS", 0.5)
+    (result,) = await check("127.0.0.1:1")
+    assert (result.check, result.verdict) == ("Describe answers", Verdict.FAILED)

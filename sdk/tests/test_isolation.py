@@ -1,0 +1,242 @@
+"""Where an episode's calls run, and what happens to one that hangs, dies or eats memory."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from support import odd_environments as odd
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk import AsyncEnvironment, Description, Environment, Observation
+from trinity.sdk.arena import Arena, Episode
+from trinity.sdk.environment import EnvironmentClass
+from trinity.sdk.errors import Full, InvalidInput, status_of
+
+ALL = (odd.Odd, odd.OddInLoop, odd.OddInProcess, odd.OddShared, odd.OddCoroutine, odd.OddCoroutineInProcess)
+SEPARATE = (odd.Odd, odd.OddInProcess, odd.OddCoroutine, odd.OddCoroutineInProcess)
+IN_PROCESSES = (odd.OddInProcess, odd.OddCoroutineInProcess)
+
+
+@pytest.fixture
+async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
+    made = Arena([request.param])
+    yield made
+    await made.drain(2)
+
+
+def reset(**task: Any) -> pb.Reset:
+    return pb.Reset(environment="odd", task_json=json.dumps(task), seed=7)
+
+
+async def step(episode: Episode, text: str, turn: int = 1) -> pb.EpisodeResponse:
+    return await episode.step(pb.Action(text=text, turn=turn))
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("arena", ALL, indirect=True)
+async def test_an_episode_is_played_and_closed_once(arena: Arena, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    async with arena.enter("odd") as episode:
+        first = await episode.reset(reset(closed_file=str(closed)))
+        assert json.loads(first.info_json) == {"seed": 7}
+        second = await step(episode, "on")
+        assert (second.reward, second.turn, second.done) == (0.5, 1, False)
+        assert (await step(episode, "done", 2)).done
+    await until(lambda: arena.open == 0)
+    assert closed.read_text() == "closed\n"
+
+
+@pytest.mark.parametrize("arena", ALL, indirect=True)
+@pytest.mark.parametrize(("action", "said"), [("raise", "odd: ValueError: broken inside"), ("exit", "SystemExit: 3")])
+async def test_what_the_environment_raises_is_said_and_it_is_closed(
+    arena: Arena, action: str, said: str, tmp_path: Path
+) -> None:
+    closed = tmp_path / "closed"
+    with pytest.raises(Exception, match=said) as failed:
+        async with arena.enter("odd") as episode:
+            await episode.reset(reset(closed_file=str(closed)))
+            await step(episode, action)
+    assert status_of(failed.value)[0] is grpc.StatusCode.INTERNAL
+    await until(lambda: arena.open == 0)
+    assert closed.read_text() == "closed\n"
+
+
+@pytest.mark.parametrize("arena", ALL, indirect=True)
+async def test_a_bad_task_is_refused_by_its_field(arena: Arena) -> None:
+    with pytest.raises(Exception, match=r"task\.bad: is true") as failed:
+        async with arena.enter("odd") as episode:
+            await episode.reset(reset(bad=True))
+    assert status_of(failed.value)[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("arena", SEPARATE, indirect=True)
+async def test_a_call_that_hangs_fails_its_episode_at_the_limit_and_leaves_nothing(arena: Arena) -> None:
+    threads = threading.active_count()
+    begin = time.monotonic()
+    with pytest.raises(Exception, match=r"longer than 1 s for one step") as failed:
+        async with arena.enter("odd") as episode:
+            await episode.reset(reset())
+            begin = time.monotonic()
+            await step(episode, "hang")
+    assert time.monotonic() - begin > 0.9
+    assert status_of(failed.value)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: arena.open == 0)
+    assert threading.active_count() <= threads
+    async with arena.enter("odd") as episode:
+        await episode.reset(reset())
+        assert (await step(episode, "on")).reward == 0.5
+
+
+@pytest.mark.parametrize("arena", IN_PROCESSES, indirect=True)
+async def test_a_worker_that_dies_is_started_again(arena: Arena) -> None:
+    with pytest.raises(Exception, match=r"worker process died \(exit code 7\)"):
+        async with arena.enter("odd") as episode:
+            await episode.reset(reset())
+            await step(episode, "die")
+    async with arena.enter("odd") as episode:
+        await episode.reset(reset())
+        assert (await step(episode, "on")).reward == 0.5
+
+
+@pytest.mark.parametrize("arena", [odd.OddHungry], indirect=True)
+async def test_a_worker_over_its_memory_is_killed_and_its_neighbour_goes_on(arena: Arena) -> None:
+    async with arena.enter("odd") as neighbour:
+        await neighbour.reset(reset())
+        with pytest.raises(Exception, match="more than 300 MiB"):
+            async with arena.enter("odd") as episode:
+                await episode.reset(reset())
+                await step(episode, "eat")
+        assert (await step(neighbour, "on")).reward == 0.5
+
+
+@pytest.mark.parametrize("arena", [odd.OddInProcess], indirect=True)
+async def test_what_a_worker_started_is_killed_with_it(arena: Arena) -> None:
+    with pytest.raises(Exception, match="longer than"):
+        async with arena.enter("odd") as episode:
+            await episode.reset(reset())
+            pid = int((await step(episode, "spawn")).observation)
+            assert psutil.pid_exists(pid)
+            await step(episode, "hang", 2)
+    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("arena", [odd.OddInProcess], indirect=True)
+async def test_workers_are_reused_limited_and_gone_after_the_drain(arena: Arena) -> None:
+    assert arena.sources["odd"].description.max_parallel_episodes == 2
+    pids = set()
+    for _ in range(3):
+        async with arena.enter("odd") as episode:
+            pids.add((await episode.reset(reset())).observation.split()[0])
+        await until(lambda: arena.open == 0)
+    assert len(pids) == 1
+    assert str(os.getpid()) not in pids
+    async with arena.enter("odd") as one, arena.enter("odd") as two:
+        pids = {(await episode.reset(reset())).observation.split()[0] for episode in (one, two)}
+        assert len(pids) == 2
+        with pytest.raises(Full, match="its limit"):
+            arena.enter("odd")
+    await arena.drain(2)
+    assert not any(psutil.pid_exists(int(pid)) for pid in pids)
+
+
+@pytest.mark.parametrize("arena", [odd.OddShared], indirect=True)
+async def test_episodes_that_share_a_worker_keep_their_time_and_end_with_it(arena: Arena) -> None:
+    async with arena.enter("odd") as one, arena.enter("odd") as two, arena.enter("odd") as three:
+        pids = {(await episode.reset(reset())).observation.split()[0] for episode in (one, two, three)}
+        assert len(pids) == 1
+        await asyncio.gather(*(step(episode, "on") for episode in (one, two)))
+        hung = asyncio.create_task(step(three, "hang"))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Exception, match="worker process was killed: an episode was over its time limit"):
+            await step(one, "on", 2)
+        with pytest.raises(Exception, match="longer than"):
+            await hung
+    async with arena.enter("odd") as episode:
+        await episode.reset(reset())
+
+
+@pytest.mark.parametrize("arena", [odd.OddInProcess, odd.Odd], indirect=True)
+async def test_a_client_that_leaves_mid_call_frees_the_place_when_the_call_ends(arena: Arena, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    episode = arena.enter("odd")
+    await episode.reset(reset(closed_file=str(closed)))
+
+    async def play() -> None:
+        async with episode:
+            await step(episode, "hang")
+
+    playing = asyncio.create_task(play())
+    await asyncio.sleep(0.2)
+    playing.cancel()
+    await asyncio.gather(playing, return_exceptions=True)
+    await until(lambda: arena.open == 0)
+
+
+@pytest.mark.parametrize("arena", [odd.Odd], indirect=True)
+async def test_all_calls_of_an_episode_run_in_one_thread_of_its_own(arena: Arena) -> None:
+    async with arena.enter("odd") as one, arena.enter("odd") as two:
+        first = {(await episode.reset(reset())).observation for episode in (one, two)}
+        second = {(await step(episode, "on")).observation for episode in (one, two)}
+    assert first == second
+    assert len(first) == 2
+    assert f"{os.getpid()} {threading.get_ident()}" not in first
+
+
+def declared(base: Any, **attributes: Any) -> EnvironmentClass:
+    methods = {name: (lambda self, *_: Observation("")) for name in ("reset", "step")}
+    return type("Declared", (base,), {**methods, **attributes})
+
+
+@pytest.mark.parametrize(
+    ("base", "attributes", "said"),
+    [
+        (Environment, {"isolation": "vm"}, "isolation is 'vm'"),
+        (AsyncEnvironment, {"isolation": "thread"}, "coroutines run in an event loop"),
+        (Environment, {"memory_limit_mib": 5}, "needs isolation = 'process'"),
+        (Environment, {"isolation": "process", "__qualname__": "f.<locals>.Declared"}, "move it out"),
+        (object, {}, "must be a subclass"),
+    ],
+)
+def test_a_declaration_that_cannot_hold_is_refused(base: Any, attributes: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        Arena([declared(base, **attributes)])
+
+
+def test_a_class_without_a_description_gets_its_name_and_first_line() -> None:
+    class GuessANumber(Environment):
+        """Guess it.
+
+        More words.
+        """
+
+        def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
+            return Observation("")
+
+        def step(self, action: str) -> Observation:
+            return Observation("")
+
+    assert GuessANumber.description == Description("guess_anumber", "Guess it.")
+
+
+async def test_a_turn_that_is_not_the_next_one_is_refused() -> None:
+    arena = Arena([odd.OddInLoop])
+    async with arena.enter("odd") as episode:
+        with pytest.raises(InvalidInput, match="before reset"):
+            await step(episode, "on")
+        await episode.reset(reset())
+        with pytest.raises(InvalidInput, match="is 3, must be 1"):
+            await step(episode, "on", 3)
+    await arena.drain(0)

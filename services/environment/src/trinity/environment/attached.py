@@ -1,0 +1,158 @@
+"""One attached provider: a stream that brings environments and scorers, and how well it has served so far."""
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk.contract import answer_problem, score_problem
+from trinity.sdk.environment import Description
+from trinity.sdk.errors import Failed, Lying, TimedOut
+from trinity.sdk.outbox import Outbox
+from trinity.sdk.peer import Peer
+from trinity.sdk.players import Message, Release, too_slow
+
+log = structlog.get_logger(__name__)
+
+_FIRST_AVOIDED_SECONDS, _MAX_AVOIDED_SECONDS = 1.0, 60.0
+# What an answer may take beyond the announced time, for the way there and back.
+_GRACE_SECONDS = 2.0
+_SCORE_SECONDS = 60.0
+# Replies that belong to nobody, after which a provider is no longer listened to.
+_MAX_STRAYS = 100_000
+# The task's or the moment's fault, not the provider's.
+_BLAMELESS = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.CANCELLED,
+}
+
+
+@dataclass
+class _Record:
+    """Failures in a row under one name."""
+
+    failures: int = 0
+    avoided_until: float = 0.0
+
+
+@dataclass(eq=False)
+class Attachment:
+    """Lives from the offer until the stream ends."""
+
+    provider: str
+    instance: str
+    environments: dict[str, Description]
+    scorers: frozenset[str]
+    outbox: Outbox[pb.ProviderCall] = field(default_factory=Outbox)
+    open: Counter[str] = field(default_factory=Counter)
+    _records: dict[str, _Record] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.peer = Peer(self.outbox.put)
+
+    def take(self, reply: pb.ProviderReply) -> None:
+        """A reply came in."""
+        self.peer.deliver(reply)
+        if self.peer.strays > _MAX_STRAYS:
+            self.end(f"the attached provider {self.provider} sent {_MAX_STRAYS} replies to calls that were not made")
+
+    def end(self, reason: str) -> None:
+        """Everything it plays fails; the stream is closed."""
+        self.peer.fail(grpc.StatusCode.UNAVAILABLE, reason)
+        self.outbox.shut()
+
+    def has_room(self, name: str) -> bool:
+        limit = self.environments[name].max_parallel_episodes
+        return not limit or self.open[name] < limit
+
+    def avoided_until(self, name: str) -> float:
+        """Time (monotonic) until which others are asked first."""
+        return self._records[name].avoided_until if name in self._records else 0.0
+
+    def praise(self, name: str) -> None:
+        self._records.pop(name, None)
+
+    def blame(self, name: str, error: Exception) -> None:
+        """Avoid it for a second after a first failure, twice as long after each further one in a row."""
+        record = self._records.setdefault(name, _Record())
+        record.failures += 1
+        seconds = min(_MAX_AVOIDED_SECONDS, _FIRST_AVOIDED_SECONDS * 2 ** min(record.failures - 1, 10))
+        record.avoided_until = time.monotonic() + seconds
+        log.warning(
+            "attached.avoided", provider=self.provider, environment=name, seconds=seconds, reason=str(error)[:300]
+        )
+
+    async def score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
+        """Scores that keep the contract. Raises Failed, TimedOut, Lying."""
+        identity = self.peer.begin()
+        self.open[request.scorer] += 1
+        try:
+            async with asyncio.timeout(_SCORE_SECONDS):
+                reply = await self.peer.ask(pb.ProviderCall(id=identity, score=request))
+            problem = score_problem(request, reply.scores) if reply.HasField("scores") else "it has no scores"
+            if problem:
+                raise Lying(f"{request.scorer} by {self.provider}: {problem}")
+        except TimeoutError:
+            slow = TimedOut(f"{request.scorer} by {self.provider}: no scores in {_SCORE_SECONDS:g} s")
+            self.blame(request.scorer, slow)
+            raise slow from None
+        except (Failed, Lying) as error:
+            if error.code not in _BLAMELESS:
+                self.blame(request.scorer, error)
+            raise
+        finally:
+            self.open[request.scorer] -= 1
+            self.peer.end(identity)
+        self.praise(request.scorer)
+        return reply.scores
+
+
+class AttachedPlayer:
+    """One episode that an attached provider plays."""
+
+    def __init__(self, attachment: Attachment, name: str, release: Release) -> None:
+        self._attachment = attachment
+        self._name = name
+        self._release = release
+        self._id = attachment.peer.begin()
+        attachment.open[name] += 1
+
+    async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
+        call = pb.ProviderCall(id=self._id)
+        description, turn = self._attachment.environments[self._name], 0
+        if isinstance(message, pb.Reset):
+            call.reset.CopyFrom(message)
+            seconds = min(seconds, description.reset_timeout_seconds)
+        else:
+            call.action.CopyFrom(message)
+            seconds, turn = min(seconds, description.step_timeout_seconds), message.turn
+        try:
+            return await self._ask(call, seconds, turn)
+        except TimeoutError:
+            error: TimedOut | Failed | Lying = too_slow(message, seconds)
+        except (Failed, Lying) as failed:
+            error = failed
+        if error.code not in _BLAMELESS:
+            self._attachment.blame(self._name, error)
+        raise Failed(error.code, f"{error} (attached provider {self._attachment.provider})")
+
+    async def _ask(self, call: pb.ProviderCall, seconds: float, turn: int) -> pb.EpisodeResponse:
+        async with asyncio.timeout(seconds + _GRACE_SECONDS):
+            reply = await self._attachment.peer.ask(call)
+        problem = answer_problem(reply.response, turn) if reply.HasField("response") else "it answered with scores"
+        if problem:
+            raise Lying(problem)
+        if reply.response.done:
+            self._attachment.praise(self._name)
+        return reply.response
+
+    async def close(self) -> None:
+        self._attachment.peer.end(self._id)
+        self._attachment.open[self._name] -= 1
+        self._release()

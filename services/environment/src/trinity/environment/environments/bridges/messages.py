@@ -1,0 +1,80 @@
+"""Messages of a chat as the text of observations, and a reply as a message."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from trinity.runtime.errors import InvalidInput
+
+_MAX_CALLS = 8  # of one reply
+Messages = Sequence[dict[str, Any]] | str
+
+
+def content(message: dict[str, Any]) -> str:
+    """The text of a message. Raises InvalidInput for images and sound: the policy reads text alone."""
+    found = message.get("content") or ""
+    if isinstance(found, str):
+        return found
+    texts = []
+    for part in found:
+        if part.get("type") != "text":
+            raise InvalidInput("prompt", f"holds a part of type {part.get('type')!r}; observations are text")
+        texts.append(str(part["text"]))
+    return "\n".join(texts)
+
+
+def split_system(messages: Messages) -> tuple[str, Messages]:
+    """The system prompt, and the other messages."""
+    if isinstance(messages, str) or not messages or messages[0]["role"] != "system":
+        return "", messages
+    return content(messages[0]), messages[1:]
+
+
+def shown(messages: Messages) -> str:
+    """As one text; who said it is told where somebody else than the user did."""
+    if isinstance(messages, str):
+        return messages
+    if any(message["role"] == "assistant" for message in messages):
+        return "\n\n".join(f"{message['role'].capitalize()}: {content(message)}" for message in messages)
+    return "\n\n".join(_one(message) for message in messages)
+
+
+def _one(message: dict[str, Any]) -> str:
+    text = content(message)
+    return f"<tool_response>\n{text}\n</tool_response>" if message["role"] == "tool" else text
+
+
+def news(before: Messages, reply: str, after: Messages) -> str:
+    """What came since the policy was last asked; all there is if the conversation was rewritten."""
+    if isinstance(before, str) or isinstance(after, str):
+        return after.removeprefix(f"{before}{reply}") if isinstance(after, str) else shown(after)
+    same = len(after) > len(before) + 1 and list(after[: len(before)]) == list(before)
+    return shown(after[len(before) + 1 :] if same and after[len(before)]["role"] == "assistant" else after)
+
+
+def has_replied(completion: Any) -> Messages:
+    """The messages after the policy's last one."""
+    if not isinstance(completion, list):
+        return ""
+    last = max((n for n, message in enumerate(completion) if message["role"] == "assistant"), default=-1)
+    return completion[last + 1 :]
+
+
+def assistant(reply: str, calls: bool) -> dict[str, Any]:
+    """A reply as an assistant's message. `calls`: read <tool_call>{"name", "arguments"}</tool_call> in it; one that
+    cannot be read is a call all the same, so that whoever runs the tools says what is wrong with it.
+    """
+    parts = reply.split("<tool_call>")[1 : _MAX_CALLS + 1] if calls else []
+    if not parts:
+        return {"content": reply}
+    made = [_call(part.partition("</tool_call>")[0], number) for number, part in enumerate(parts)]
+    return {"content": reply.partition("<tool_call>")[0], "tool_calls": made}
+
+
+def _call(text: str, number: int) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+        name, arguments = str(found["name"]), json.dumps(found.get("arguments") or {})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        name, arguments = "", text.strip()
+    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,0 +1,1 @@
+"""Sokoban: rules, a generator of levels, a solver, and the environment."""

@@ -1,0 +1,192 @@
+"""All attached providers: who may attach, and who of several plays the next episode."""
+
+import hmac
+import random
+import time
+from collections.abc import Collection, Iterable, Iterator
+
+import grpc
+import structlog
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.environment.attached import AttachedPlayer, Attachment
+from trinity.runtime.errors import AlreadyExists, Conflict, InvalidInput, TrinityError
+from trinity.sdk import wire
+from trinity.sdk.arena import Arena
+from trinity.sdk.contract import PROTOCOL_VERSION, description_problem
+from trinity.sdk.environment import Description
+from trinity.sdk.errors import Away, Full
+
+log = structlog.get_logger(__name__)
+
+_MAX_NAMES = 1000
+_TOKEN = "TRINITY_ENVIRONMENT_ATTACH_TOKEN"
+
+
+class Unauthenticated(TrinityError):
+    """Whoever offers does not know the token."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class AttachedSource:
+    """One environment, played by whichever attached provider of it has the fewest open episodes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.attachments: list[Attachment] = []
+        self.open = 0
+
+    @property
+    def description(self) -> Description:
+        """Limits together: room adds up; the time limits are those of the slowest."""
+        each = [attachment.environments[self.name] for attachment in self.attachments]
+        if not each:
+            return Description(self.name)
+        rooms = [one.max_parallel_episodes for one in each]
+        return Description(
+            self.name,
+            each[0].summary,
+            sum(rooms) if all(rooms) else 0,
+            max(one.step_timeout_seconds for one in each),
+            max(one.reset_timeout_seconds for one in each),
+        )
+
+    def player(self) -> AttachedPlayer:
+        if not self.attachments:
+            raise Away(f"{self.name}: its attached provider went away")
+        roomy = [attachment for attachment in self.attachments if attachment.has_room(self.name)]
+        if not roomy:
+            raise Full(f"{self.name} plays {self.open} episodes, the limit of its attached providers; try again later")
+        player = AttachedPlayer(choose(roomy, self.name), self.name, self._release)
+        self.open += 1
+        return player
+
+    def _release(self) -> None:
+        self.open -= 1
+
+    async def shut(self) -> None:
+        """The streams end with the server."""
+
+
+class AttachedScorer:
+    """One scoring function, likewise."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.attachments: list[Attachment] = []
+
+    async def __call__(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
+        return await choose(self.attachments, self.name).score(request)
+
+
+class Hub:
+    """Admits providers into an arena, and takes them out again."""
+
+    def __init__(self, arena: Arena, token: str) -> None:
+        self._arena = arena
+        self._token = token
+        self._built_in = frozenset(arena.sources), frozenset(arena.scorers)
+        self._sources: dict[str, AttachedSource] = {}
+        self._scorers: dict[str, AttachedScorer] = {}
+        self.attachments: dict[str, Attachment] = {}
+
+    @property
+    def open(self) -> int:
+        """Episodes and scorings of all attached providers."""
+        return sum(attachment.open.total() for attachment in self.attachments.values())
+
+    def admit(self, offer: pb.Offer) -> Attachment:
+        """Raises Unauthenticated, Conflict (version), InvalidInput, AlreadyExists; nothing is changed then."""
+        self._check(offer)
+        earlier = self.attachments.get(offer.provider)
+        if earlier is not None:
+            self.remove(earlier, f"the attached provider {offer.provider} connected again")
+        attachment = Attachment(
+            offer.provider,
+            offer.instance,
+            {one.name: wire.description_of(one) for one in offer.environments},
+            frozenset(offer.scorers),
+        )
+        self.attachments[offer.provider] = attachment
+        for name in attachment.environments:
+            source = self._sources.setdefault(name, AttachedSource(name))
+            source.attachments.append(attachment)
+            self._arena.sources[name] = source
+        for name in attachment.scorers:
+            scorer = self._scorers.setdefault(name, AttachedScorer(name))
+            scorer.attachments.append(attachment)
+            self._arena.scorers[name] = scorer
+        log.info(
+            "attached.came",
+            provider=offer.provider,
+            environments=sorted(attachment.environments),
+            scorers=sorted(attachment.scorers),
+        )
+        return attachment
+
+    def remove(self, attachment: Attachment, reason: str) -> None:
+        """Its episodes fail. Does nothing the second time."""
+        attachment.end(reason)
+        if self.attachments.get(attachment.provider) is not attachment:
+            return
+        del self.attachments[attachment.provider]
+        for name in attachment.environments:
+            self._sources[name].attachments.remove(attachment)
+            if not self._sources[name].attachments:
+                del self._sources[name], self._arena.sources[name]
+        for name in attachment.scorers:
+            self._scorers[name].attachments.remove(attachment)
+            if not self._scorers[name].attachments:
+                del self._scorers[name], self._arena.scorers[name]
+        log.info("attached.went", provider=attachment.provider, reason=reason)
+
+    def _check(self, offer: pb.Offer) -> None:
+        if not self._token:
+            raise Unauthenticated(f"offer.token: nobody may attach here, because {_TOKEN} is not set")
+        if not hmac.compare_digest(offer.token.encode(), self._token.encode()):
+            raise Unauthenticated(f"offer.token: is not the service's {_TOKEN}")
+        if offer.protocol_version != PROTOCOL_VERSION:
+            found = offer.protocol_version
+            raise Conflict(f"offer.protocol_version: is {found}; this service speaks version {PROTOCOL_VERSION}")
+        if not 1 <= len(offer.provider) <= 200 or not offer.provider.isprintable():
+            raise InvalidInput("offer.provider", f"is {offer.provider[:200]!r}, must be 1 to 200 printable characters")
+        earlier = self.attachments.get(offer.provider)
+        if earlier is not None and earlier.instance != offer.instance:
+            raise AlreadyExists(f"offer.provider: a provider named {offer.provider!r} is attached; take another name")
+        for described in offer.environments:
+            if problem := description_problem(described):
+                raise InvalidInput(f"offer.environments.{described.name[:200]}", problem)
+        _check_names([one.name for one in offer.environments], "offer.environments", self._built_in[0])
+        _check_names(offer.scorers, "offer.scorers", self._built_in[1])
+        if not offer.environments and not offer.scorers:
+            raise InvalidInput("offer", "has neither environments nor scorers")
+
+
+def _check_names(names: Collection[str], field: str, built_in: Collection[str]) -> None:
+    if len(names) > _MAX_NAMES:
+        raise InvalidInput(field, f"has {len(names)} names, at most {_MAX_NAMES}")
+    for name in names:
+        if not 1 <= len(name) <= 200 or not name.isprintable():
+            raise InvalidInput(field, f"names {name[:200]!r}, must be 1 to 200 printable characters")
+        if name in built_in:
+            raise AlreadyExists(f"{field}: the name {name!r} is built in; take another one")
+    for name in _twice(names):
+        raise InvalidInput(field, f"names {name!r} twice")
+
+
+def _twice(names: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield name
+        seen.add(name)
+
+
+def choose(attachments: list[Attachment], name: str) -> Attachment:
+    """Among those not avoided the least busy one; else the one whose time is up first."""
+    now = time.monotonic()
+    fit = [one for one in attachments if one.avoided_until(name) <= now]
+    if not fit:
+        return min(attachments, key=lambda one: one.avoided_until(name))
+    return min(fit, key=lambda one: (one.open[name], random.random()))

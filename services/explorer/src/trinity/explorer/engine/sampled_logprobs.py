@@ -1,0 +1,72 @@
+"""The log-probability of the sampled token alone, in vLLM's workers.
+
+vLLM also ranks the token among the whole vocabulary, and computes the normalisation in one serial loop a row: together
+about half of a decoding step of a small model on an H200. Nobody here reads ranks, and the normalisation is one
+reduction. What asks for more than the sampled token goes vLLM's own way.
+"""
+
+from typing import Any
+
+import torch
+from vllm.v1.outputs import LogprobsTensors
+
+_ROWS = 256  # whose logits exist in float32 at the same time
+
+
+def sampled_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """float32 [B, 1]: logits[b, token_ids[b]] - log sum exp logits[b]. logits [B, V], -inf where excluded."""
+    parts = [
+        part.gather(-1, ids[:, None]).float() - torch.logsumexp(part.float(), -1, keepdim=True)
+        for part, ids in zip(logits.split(_ROWS), token_ids.long().split(_ROWS), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def install() -> None:
+    """Put it into both of vLLM's samplers; a vLLM that has neither of the places keeps its own."""
+    from vllm.v1.sample.sampler import Sampler
+
+    Sampler.gather_logprobs = staticmethod(_in_place_of(Sampler.gather_logprobs))  # type: ignore[method-assign]
+    try:
+        from vllm.v1.worker.gpu.sample import sampler
+    except ImportError:
+        return
+    if hasattr(sampler, "compute_topk_scores"):
+        setattr(sampler, "compute_topk_scores", _instead_of_scores(sampler.compute_topk_scores))  # noqa: B010
+
+
+def _in_place_of(gather: Any) -> Any:
+    """Of the first model runner's sampler, whose log-probabilities are normalised already."""
+
+    def gather_logprobs(logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
+        if num_logprobs:
+            found: LogprobsTensors = gather(logprobs, num_logprobs, token_ids)
+            return found
+        ids = token_ids[:, None]
+        return LogprobsTensors(ids.to(torch.int32), logprobs.gather(-1, ids), _no_ranks(token_ids))
+
+    return gather_logprobs
+
+
+def _instead_of_scores(compute: Any) -> Any:
+    """Of the second model runner's."""
+
+    def compute_topk_scores(
+        logits: torch.Tensor, num_logprobs: int, sampled_token_ids: torch.Tensor, cu_num_logits: Any = None, *rest: Any,
+        max_per_req_token_ids: int = 0, logits_mode: bool = False, **others: Any,
+    ) -> LogprobsTensors:  # fmt: skip
+        if num_logprobs or max_per_req_token_ids or logits_mode or rest or isinstance(cu_num_logits, torch.Tensor):
+            found: LogprobsTensors = compute(
+                logits, num_logprobs, sampled_token_ids, cu_num_logits, *rest,
+                max_per_req_token_ids=max_per_req_token_ids, logits_mode=logits_mode, **others,
+            )  # fmt: skip
+            return found
+        scores = sampled_logprobs(logits, sampled_token_ids)
+        ranks = _no_ranks(sampled_token_ids)
+        return LogprobsTensors(sampled_token_ids.unsqueeze(-1), scores, ranks, cu_num_logits)
+
+    return compute_topk_scores
+
+
+def _no_ranks(token_ids: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(token_ids), dtype=torch.int64, device=token_ids.device)

@@ -1,0 +1,80 @@
+"""Starting vLLM in this process, its core in a child."""
+
+import os
+from contextlib import contextmanager
+from typing import Any
+
+from trinity.explorer.engine.devices import check_room
+from trinity.explorer.engine.types import EngineFailed, EngineOptions
+from trinity.runtime.errors import InvalidInput
+
+_WORKER = "trinity.explorer.engine.worker.WorkerExtension"
+_SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"
+
+
+def start_vllm(options: EngineOptions, devices: str | None) -> Any:
+    """A running AsyncLLM. Raises InvalidInput for what vLLM refuses before it starts anything, EngineFailed else."""
+    check_room(options, devices)
+    with _environment(options, devices):
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine import output_processor
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from trinity.explorer.engine.held_outputs import WholeLogprobs
+
+        setattr(output_processor, "LogprobsProcessor", WholeLogprobs)  # noqa: B010 (it is a type there)
+        arguments: dict[str, Any] = {
+            "model": options.model,
+            "dtype": options.engine_dtype,
+            "max_model_len": options.max_model_len,
+            "tensor_parallel_size": options.tensor_parallel_size,
+            "seed": options.seed,
+            "enforce_eager": options.enforce_eager or options.device == "cpu",
+            "enable_prefix_caching": options.enable_prefix_caching and not options.pooling,
+            "enable_chunked_prefill": options.enable_chunked_prefill and not options.pooling,
+            "trust_remote_code": options.trust_remote_code,
+            "disable_log_stats": True,
+        }
+        if not options.pooling:
+            arguments |= {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+        if options.weights_change:
+            arguments |= {
+                "worker_extension_cls": _WORKER,
+                "weight_transfer_config": {"backend": "trinity"},
+                "scheduler_cls": _SCHEDULER,
+                "scheduling_policy": "priority",  # canaries do not queue behind rollouts
+            }
+        if options.max_num_seqs:
+            arguments["max_num_seqs"] = options.max_num_seqs
+        if options.device == "cuda":
+            arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+            arguments["attention_backend"] = "FLASH_ATTN"
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        except ValueError as error:
+            raise InvalidInput("explorer.rollout_model", f"vLLM refuses {options.model}: {error}") from error
+        except RuntimeError as error:
+            raise EngineFailed(f"vLLM did not start with {options.model}: {error}") from error
+
+
+@contextmanager
+def _environment(options: EngineOptions, devices: str | None) -> Any:
+    """Environment of vLLM's child processes while one engine starts."""
+    values = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
+    if options.device == "cpu":
+        values["VLLM_CPU_KVCACHE_SPACE"] = f"{max(1, round(options.cpu_kvcache_gib))}"
+        # Compiling the few jitted helpers costs 20 s at the first batch and gains nothing measurable on a CPU.
+        values["TORCH_COMPILE_DISABLE"] = "1"
+    if devices is not None:
+        values["CUDA_VISIBLE_DEVICES"] = devices
+    values = {name: value for name, value in values.items() if name == "CUDA_VISIBLE_DEVICES" or name not in os.environ}
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,64 @@
+"""Why an episode or a scoring could not be finished: a cause that can be counted, never a reward."""
+
+from enum import StrEnum
+
+import grpc
+import grpc.aio
+
+from trinity.runtime.errors import TrinityError
+
+
+class EnvironmentCause(StrEnum):
+    """Also the metric key."""
+
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    REFUSED = "refused"
+    LYING = "lying"
+
+
+class ScorerFailed(TrinityError):
+    """An answer could not be scored. Never a zero reward."""
+
+
+class EnvironmentFailed(TrinityError):
+    """The provider of an environment is too slow, went away, refuses, or answers against the contract.
+
+    `passing`: nothing is wrong with the task; the same call may succeed soon, or at another provider now.
+    """
+
+    def __init__(
+        self, message: str, cause: EnvironmentCause = EnvironmentCause.CRASH, *, passing: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.passing = passing
+
+
+_REFUSALS = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+# Full; away; not attached yet.
+_PASSING = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND}
+
+
+def failure_of(address: str, name: str, error: grpc.aio.AioRpcError) -> EnvironmentFailed:
+    """What a gRPC status means for the episode or the scoring of `name`."""
+    code = error.code()
+    cause = EnvironmentCause.CRASH
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        cause = EnvironmentCause.TIMEOUT
+    elif code is grpc.StatusCode.DATA_LOSS:
+        cause = EnvironmentCause.LYING
+    elif code in _REFUSALS:
+        cause = EnvironmentCause.REFUSED
+    message = f"{name} at {address}: {code.name}: {error.details()}"
+    return EnvironmentFailed(message, cause, passing=code in _PASSING)

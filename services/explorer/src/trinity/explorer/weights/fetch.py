@@ -1,0 +1,99 @@
+"""Where a version's files come from: the cache of transports, or for version 0 the model the engines began with."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.weights import Lora, Manifest, manifest_of_folder
+
+Result = TypeVar("Result")
+
+
+class Fetched(Protocol):
+    """A folder with all files of a version, checked."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def transport(self) -> str: ...
+
+
+class Cache(Protocol):
+    """The part of trinity.runtime.weights.cache.WeightCache that is needed here. Its calls block."""
+
+    def fetch(self, manifest: Manifest) -> Fetched:
+        """Raises InvalidInput for files that are missing or damaged, Unavailable for a store that does not answer."""
+
+    def keep_only(self, versions: Iterable[int]) -> None:
+        """Forget all other versions."""
+
+
+def fetch(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, Any], str]:
+    """What the engines are to load (worker.UpdateInfo), all of it on a local disk and checked, and by which transport.
+
+    Blocks. Raises InvalidInput or Unavailable.
+    """
+    if manifest.version == 0:
+        folder, transport = base_folder(base_model), "folder"
+        manifest = manifest_of_folder(manifest.run, 0, folder, checksums=False)
+    else:
+        fetched = cache.fetch(manifest)
+        folder, transport = fetched.folder, fetched.transport
+    files, tensors = manifest.load_arguments(folder)
+    update_info = {"files": files, "tensors": [list(tensor) for tensor in tensors]}
+    return {**update_info, **base_of(manifest.lora, base_model)}, transport
+
+
+def base_of(lora: Lora | None, base_model: str) -> dict[str, Any]:
+    """What adapters are merged with, for worker.UpdateInfo; nothing for whole models. Blocks. Raises InvalidInput."""
+    if lora is None:
+        return {}
+    folder = base_folder(base_model)
+    base = manifest_of_folder("base", 0, folder, checksums=False)
+    lora.check_base({tensor.name: tensor.shape for tensor in base.tensors})
+    files, tensors = base.load_arguments(folder)
+    return {"base_files": files, "base_tensors": [list(tensor) for tensor in tensors], "scale": lora.scale}
+
+
+def base_folder(model: str) -> Path:
+    """The folder of a model given by path or hub name; nothing is downloaded. Raises InvalidInput."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except Exception as error:  # the hub's own errors, and those of a name that is none
+        raise InvalidInput(
+            "model.model_path", f"{model!r} is neither a folder nor a downloaded model: {error}"
+        ) from None
+
+
+async def aside(call: Callable[..., Result], *arguments: Any) -> Result:
+    """As asyncio.to_thread, but a process that ends does not wait for the call."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Any, error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = call(*arguments)
+        except Exception as error:  # goes to whoever waits
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=work, daemon=True, name=f"aside-{call.__name__}").start()
+    return await done

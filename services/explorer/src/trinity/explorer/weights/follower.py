@@ -1,0 +1,280 @@
+"""Keeps the engines at the version the sync service wants, and says what becomes of it.
+
+The LIVE version is loaded, or as the run's canary explorer a candidate. What is sampled counts once its load is known
+to be good (see loads.py). From weights that turn out wrong, or are withdrawn by a rollback, the engines go back to the
+LIVE version by a full load. A LIVE version that these engines cannot compute with ends the explorer, in words.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.explorer.engine.types import EngineFailed
+from trinity.explorer.weights import loader
+from trinity.explorer.weights.fetch import Cache, aside
+from trinity.explorer.weights.link import Membership, SyncLink
+from trinity.explorer.weights.loader import Engines, Loaded, Loader
+from trinity.explorer.weights.loads import Verdict
+from trinity.explorer.weights.view import Held, View, epoch_number, next_load
+from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
+from trinity.runtime.metrics import Gauge
+from trinity.runtime.weights import Manifest, VersionState
+
+log = structlog.get_logger(__name__)
+
+VERSION = Gauge("trinity_explorer_weight_version", "Weight version served")
+
+_RETRY_SECONDS = 5.0
+_ASK_SECONDS = 2.0
+
+
+class WeightsWrong(TrinityError):
+    """A version that others load and compute right cannot be computed here."""
+
+
+class Collective(loader.Collective, Protocol):
+    """A collective group as the follower sees it."""
+
+    async def epoch(self, epoch: pb.Epoch | None) -> None:
+        """Membership news: the epoch this explorer belongs to now, if any. One call at a time."""
+
+    async def close(self) -> None:
+        """The explorer goes away."""
+
+
+@dataclass
+class Activity:
+    """What the rest of the explorer says in each report."""
+
+    state: Callable[[], str]
+    tokens_per_second: Callable[[], float]
+    tokens_generated: Callable[[], int]
+    busy_with_evaluation: Callable[[], bool]
+
+
+class WeightFollower:
+    """`version`, `step`, `transport`, `last_pause_seconds`: of the newest load whose canary passed; -1 before it."""
+
+    def __init__(
+        self,
+        address: str,
+        membership: Membership,
+        engines: Engines,
+        cache: Cache,
+        activity: Activity,
+        collective: Collective | None = None,
+    ) -> None:
+        transport = next((t for t in membership.transports if t.startswith("collective")), "collective")
+        self._loads = engines.loads
+        self._loads.withhold_start()
+        self._loader = Loader(engines, cache, membership.base_model, collective, transport)
+        self._link = SyncLink(address, membership, self._see, self._make_report, self._reported)
+        self._cache = cache
+        self._activity = activity
+        self._collective = collective
+        self._view = View()
+        self._held = Held()
+        self._gate = -1
+        self._evaluating = False
+        self._changed = asyncio.Condition()
+        self._failed: tuple[int, str] = (-1, "")
+        self._given_up: dict[int, float] = {}
+        self._canaries: list[pb.CanaryReport] = []
+        self.version = -1
+        self.step = -1
+        self.updates = 0
+        self.last_pause_seconds = 0.0
+        self.transport = ""
+
+    @property
+    def updating(self) -> bool:
+        return self._loader.updating
+
+    async def wait_for_step(self, step: int) -> None:
+        """Until the engines serve weights that meet a gate of that optimizer step, and that are known to be good."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._gate >= step and not self._loads.spoiled)
+
+    async def notify(self) -> None:
+        """What the explorer is busy with may have changed."""
+        evaluating = self._activity.busy_with_evaluation()
+        if evaluating is not self._evaluating:
+            self._evaluating = evaluating
+            self._link.report_soon()
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._link.run())
+            group.create_task(self._load_what_is_wanted())
+            group.create_task(self._ask_about_verdicts())
+            if self._collective is not None:
+                group.create_task(self._tell_the_group(self._collective))
+
+    async def leave(self) -> None:
+        if self._collective is not None:
+            await self._collective.close()
+        await self._link.leave()
+
+    async def _see(self, view: View) -> None:
+        """News from the sync service."""
+        self._view = view
+        self._loads.reject(view.rejected, "was rejected or withdrawn")
+        if view.live is not None:
+            self._loads.verify(view.live.version)
+            if view.live.version == self._held.version:
+                self._held = replace(self._held, was_live=True)
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """Everybody here, and the sync service, that something about the weights has changed."""
+        held, live = self._held, self._view.live
+        if held.version >= 0 and self._loads.verdict(self._loads.newest) is Verdict.GOOD:
+            is_live = live is not None and live.version == held.version
+            self._gate = max(self.step, self._view.gate_step) if is_live else self.step
+        self._link.report_soon()
+        await self.notify()
+
+    def _next(self) -> Manifest | None:
+        later = {version for version, until in self._given_up.items() if until > time.monotonic()}
+        spoiled = self._held.version >= 0 and self._loads.spoiled
+        held = replace(self._held, spoiled=spoiled, refused=self._held.refused | later)
+        found = next_load(self._view, held, self._activity.busy_with_evaluation())
+        return None if found is not None and found.version in later else found
+
+    def _is_live(self, manifest: Manifest) -> bool:
+        return self._view.live is not None and self._view.live.version == manifest.version
+
+    async def _load_what_is_wanted(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):  # a version that was given up may be tried again
+                async with asyncio.timeout(_RETRY_SECONDS), self._changed:
+                    await self._changed.wait_for(lambda: self._next() is not None)
+            wanted = self._next()
+            if wanted is None:
+                continue
+            try:
+                await self._load(wanted)
+            except (InvalidInput, Unavailable, EngineFailed) as error:
+                if isinstance(error, EngineFailed) and self._is_live(wanted):
+                    raise
+                await self._give_up_for_now(wanted, error)
+
+    async def _load(self, wanted: Manifest) -> None:
+        def still_wanted() -> bool:
+            named = {m.version for m in (self._view.live, self._view.candidate) if m is not None}
+            waits = self._activity.busy_with_evaluation() and not self._loads.spoiled
+            return wanted.version in named - self._view.rejected and not waits
+
+        loaded = await self._loader.load(wanted, partial(self._is_live, wanted), still_wanted)
+        if loaded is None:
+            return
+        self._note_canary(loaded)
+        if loaded.right:
+            self._hold(loaded)
+            await aside(self._cache.keep_only, self._needed())
+        elif self._is_live(wanted):
+            raise WeightsWrong(
+                f"version {wanted.version} is LIVE, but these engines do not compute its canary, though it was loaded "
+                f"again in full: {loaded.measured}. Is it the same model in a dtype like the trainer's? A vLLM that "
+                "does not reload tied embeddings needs a model with tie_word_embeddings: false"
+            )
+        else:
+            self._held = replace(self._held, refused=self._held.refused | {wanted.version})
+        await self._see(self._view)  # what was said of the version while it was loaded
+
+    def _hold(self, loaded: Loaded) -> None:
+        manifest = loaded.manifest
+        self._held = Held(manifest.version, was_live=self._is_live(manifest), refused=self._held.refused)
+        self.version, self.step = manifest.version, manifest.step
+        if loaded.transport:
+            self.updates += 1
+            self.transport, self.last_pause_seconds = loaded.transport, loaded.pause_seconds
+        VERSION.set(manifest.version)
+
+    def _needed(self) -> set[int]:
+        live = {self._view.live.version} if self._view.live is not None else set()
+        return {self._held.version} | live
+
+    async def _give_up_for_now(self, wanted: Manifest, error: TrinityError) -> None:
+        """Damaged, collected, or out of reach: what is good serves on until the version can be had or another comes."""
+        self._failed = (wanted.version, str(error))
+        self._given_up[wanted.version] = time.monotonic() + _RETRY_SECONDS
+        log.warning("explorer.weights.refused", version=wanted.version, reason=str(error))
+        await self._tell()
+
+    async def _ask_about_verdicts(self) -> None:
+        """What becomes of versions that were loaded before they were LIVE."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(self._loads.unverified)
+            for version in self._loads.unverified():
+                state = await self._link.state_of(version)
+                if state in (VersionState.VERIFIED, VersionState.LIVE, VersionState.RETIRED):
+                    self._loads.verify(version)
+                elif state is VersionState.REJECTED:
+                    self._loads.reject([version], "was rejected")
+                elif state is VersionState.STAGED and self._view.live and self._view.live.version > version:
+                    self._loads.reject([version], "was never judged")
+            await self._tell()
+            await asyncio.sleep(_ASK_SECONDS)
+
+    async def _tell_the_group(self, collective: Collective) -> None:
+        """Which epoch this explorer is in, and that nobody need wait for it while an evaluation runs."""
+        told = -1
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(partial(self._has_news_for_the_group, told))
+            epoch = self._view.epoch
+            if epoch_number(epoch) != told:
+                told = epoch_number(epoch)
+                await collective.epoch(epoch)
+            elif self._view.candidate is not None:
+                await self._loader.decline(self._view.candidate)
+
+    def _has_news_for_the_group(self, told: int) -> bool:
+        candidate = self._view.candidate
+        refuses = candidate is not None and self._activity.busy_with_evaluation() and self._loader.is_offered(candidate)
+        return refuses or epoch_number(self._view.epoch) != told
+
+    def _note_canary(self, loaded: Loaded) -> None:
+        measured = loaded.measured
+        if measured is not None:
+            report = pb.CanaryReport(
+                version=loaded.manifest.version,
+                mean_error=measured.mean_error,
+                max_error=measured.max_error,
+                expected=measured.expected,
+                computed=measured.computed,
+            )
+            self._canaries = [c for c in self._canaries if c.version != report.version] + [report]
+
+    def _make_report(self) -> pb.ReportRequest:
+        failed_version, failure = self._failed
+        return pb.ReportRequest(
+            version=self.version,
+            state=self._activity.state(),
+            tokens_per_second=self._activity.tokens_per_second(),
+            tokens_generated=self._activity.tokens_generated(),
+            last_pause_seconds=self.last_pause_seconds,
+            failed_version=failed_version,
+            failure=failure,
+            canaries=self._canaries,
+            transport=self.transport,
+        )
+
+    def _reported(self, request: pb.ReportRequest) -> None:
+        """It arrived. What the service still waits for is said again: it may have been restarted in between."""
+        if self._failed == (request.failed_version, request.failure):
+            self._failed = (-1, "")
+        awaited = self._view.candidate.version if self._view.candidate is not None else -1
+        arrived = {canary.SerializeToString() for canary in request.canaries}
+        self._canaries = [c for c in self._canaries if c.version == awaited or c.SerializeToString() not in arrived]

@@ -1,0 +1,171 @@
+"""One version into the engines, by the ways there are, and its canary afterwards.
+
+What is loaded is fetched and checked before the engines pause. A load that breaks off leaves them paused, with part of
+the weights new: only another load, in full, makes them go on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+
+from trinity.explorer.engine.types import EngineFailed
+from trinity.explorer.weights.canary import Measured
+from trinity.explorer.weights.fetch import Cache, aside, base_of, fetch
+from trinity.explorer.weights.loads import Loads
+from trinity.runtime.metrics import Gauge, Histogram
+from trinity.runtime.weights import Canary, Manifest
+
+log = structlog.get_logger(__name__)
+
+PAUSE = Histogram(
+    "trinity_explorer_update_pause_seconds",
+    "Pause of the engines for one update, in seconds",
+    buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10),
+)
+CANARY = Gauge("trinity_explorer_canary_max_error_nats", "Largest difference of the newest canary, in nats")
+
+
+class Engines(Protocol):
+    """The part of EnginePool that is needed here."""
+
+    loads: Loads
+
+    async def load(self, version: int, update_info: dict[str, Any]) -> tuple[int, float]: ...
+    async def measure(self, canary: Canary) -> Measured: ...
+
+
+class Collective(Protocol):
+    """This explorer's part in the trainer's collective group; none unless the explorer has one."""
+
+    async def ready(self, manifest: Manifest, willing: bool = True) -> dict[str, Any] | None:
+        """What to give to the engines at once, without a fetch; None: this version comes another way.
+
+        Asked once for a version. With `willing` False it only tells the others not to wait for this explorer.
+        """
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A version that the engines hold now. `right`: they compute its canary, if it has one.
+
+    `transport` is empty, and the pause 0, for the model they started with.
+    """
+
+    manifest: Manifest
+    serial: int
+    transport: str
+    pause_seconds: float
+    measured: Measured | None
+    right: bool
+
+
+class Loader:
+    """Loads into the engines. One version at a time."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        cache: Cache,
+        base_model: str,
+        collective: Collective | None = None,
+        collective_transport: str = "collective",
+    ) -> None:
+        self._engines = engines
+        self._cache = cache
+        self._base_model = base_model
+        self._collective = collective
+        self._collective_transport = collective_transport
+        self._asked: set[int] = set()  # versions whose broadcast was taken, missed or declined
+        self.updating = False
+
+    async def load(
+        self, manifest: Manifest, is_live: Callable[[], bool], still_wanted: Callable[[], bool]
+    ) -> Loaded | None:
+        """Load a version; None if it was no longer wanted before it touched the engines.
+
+        A LIVE version whose canary fails is loaded again in full, since others could load it; so is any version whose
+        load broke off. Raises EngineFailed if the second load breaks off as well, InvalidInput and Unavailable if the
+        files cannot be had.
+        """
+        if manifest.version == 0 and self._engines.loads.newest == 0:
+            loaded = await self._check(manifest, self._engines.loads.adopt_start(), "", 0.0)
+            if loaded.right or not is_live():
+                return loaded
+        received = await self._receive(manifest)
+        if received is not None and received.right:
+            return received
+        return await self._load_files(manifest, is_live, still_wanted)
+
+    async def decline(self, manifest: Manifest) -> None:
+        """Tell the collective group not to wait for this explorer."""
+        if self._collective is not None and self.is_offered(manifest):
+            self._asked.add(manifest.version)
+            await self._collective.ready(manifest, willing=False)
+
+    def is_offered(self, manifest: Manifest) -> bool:
+        """Whether a broadcast of this version may still come."""
+        return manifest.collective is not None and manifest.version not in self._asked
+
+    async def _receive(self, manifest: Manifest) -> Loaded | None:
+        """By the collective group, if this explorer is in it; None if it is not or the load broke off."""
+        if self._collective is None or not self.is_offered(manifest):
+            return None
+        self._asked.add(manifest.version)
+        base = await aside(base_of, manifest.lora, self._base_model)
+        update_info = await self._collective.ready(manifest)
+        if update_info is None:
+            return None
+        try:
+            return await self._put(manifest, {**update_info, **base}, self._collective_transport)
+        except EngineFailed as error:
+            log.warning("explorer.weights.broadcast_failed", version=manifest.version, error=str(error))
+            return None
+
+    async def _load_files(
+        self, manifest: Manifest, is_live: Callable[[], bool], still_wanted: Callable[[], bool]
+    ) -> Loaded | None:
+        for again in (False, True):
+            update_info, transport = await aside(fetch, self._cache, manifest, self._base_model)
+            if not still_wanted():
+                return None
+            try:
+                loaded = await self._put(manifest, update_info, transport)
+            except EngineFailed as error:
+                log.warning("explorer.weights.load_failed", version=manifest.version, error=str(error))
+                if again:
+                    raise
+                continue
+            if loaded.right or again or not is_live():
+                return loaded
+        return None
+
+    async def _put(self, manifest: Manifest, update_info: dict[str, Any], transport: str) -> Loaded:
+        self.updating = True
+        try:
+            serial, pause = await self._engines.load(manifest.version, update_info)
+        finally:
+            self.updating = False
+        PAUSE.observe(pause)
+        told = {"version": manifest.version, "step": manifest.step, "transport": transport, "pause": round(pause, 4)}
+        log.info("explorer.weights.loaded", **told)
+        return await self._check(manifest, serial, transport, pause)
+
+    async def _check(self, manifest: Manifest, serial: int, transport: str, pause: float) -> Loaded:
+        """Compute the canary, and tell what came of it."""
+        loads, canary = self._engines.loads, manifest.canary
+        measured: Measured | None = None
+        if canary is not None:
+            try:
+                measured = await self._engines.measure(canary)
+            except EngineFailed as error:
+                loads.condemn(serial, f"could not be checked: {error}")
+                raise
+            CANARY.set(measured.max_error)
+            if not measured.within(canary):
+                log.error("explorer.canary.failed", version=manifest.version, transport=transport, found=str(measured))
+                loads.condemn(serial, f"failed its canary: {measured}")
+                return Loaded(manifest, serial, transport, pause, measured, right=False)
+        loads.pass_canary(serial)
+        return Loaded(manifest, serial, transport, pause, measured, right=True)

@@ -1,0 +1,153 @@
+"""Loads of weights into the engines, each with a serial number of its own, and whether what they sampled may be used.
+
+A load is GOOD when the engines computed its version's canary right and the version is VERIFIED. Until then responses
+with its tokens are held back; if it turns out BAD they fail. A version that is loaded again, to repair it or by a
+rollback, is another load.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import grpc
+
+from trinity.runtime.errors import TrinityError
+from trinity.runtime.experience import VersionSpan
+
+
+class WeightsWithdrawn(TrinityError):
+    """Tokens were sampled by weights that turned out to be wrong, or were withdrawn. Sampling again helps."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class Verdict(StrEnum):
+    OPEN = "open"
+    GOOD = "good"
+    BAD = "bad"
+
+
+@dataclass
+class _Load:
+    """`settled` is set once the verdict is not OPEN any more."""
+
+    version: int
+    verdict: Verdict = Verdict.OPEN
+    canary_passed: bool = False
+    reason: str = ""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Loads:
+    """All loads of this process. Serial 0 is the model the engines started with, version 0, and good."""
+
+    def __init__(self) -> None:
+        self._loads = [_Load(0)]
+        self._verified: set[int] = set()
+        self._usable = asyncio.Event()
+        self.trust(0)
+
+    @property
+    def newest(self) -> int:
+        """Serial of what the engines hold, or are loading."""
+        return len(self._loads) - 1
+
+    def verdict(self, serial: int) -> Verdict:
+        return self._loads[serial].verdict
+
+    @property
+    def spoiled(self) -> bool:
+        """What the engines hold is known to be wrong."""
+        return self._loads[-1].verdict is Verdict.BAD
+
+    def withhold_start(self) -> None:
+        """Serial 0 is not served until `adopt_start`."""
+        self._verified.discard(0)
+        self._condemn(0, "is the model the engines started with, before its version was LIVE")
+
+    def adopt_start(self) -> int:
+        """Serial 0 is to be judged like any load."""
+        self._loads[0] = _Load(0)
+        self._tell()
+        return 0
+
+    def begin(self, version: int) -> int:
+        """The serial of a new load. What came before it and never showed its canary never will: it is BAD."""
+        before = self._loads[-1]
+        if before.verdict is Verdict.OPEN and not before.canary_passed:
+            self._condemn(self.newest, "was loaded over before its canary was computed")
+        self._loads.append(_Load(version))
+        self._tell()
+        return self.newest
+
+    def pass_canary(self, serial: int) -> None:
+        """The engines computed what they should, or there is nothing to compute."""
+        self._loads[serial].canary_passed = True
+        self._judge()
+
+    def verify(self, version: int) -> None:
+        """The sync service says that the version is right."""
+        self._verified.add(version)
+        self._judge()
+
+    def trust(self, serial: int) -> None:
+        """Nobody else judges this load."""
+        self.pass_canary(serial)
+        self.verify(self._loads[serial].version)
+
+    def condemn(self, serial: int, reason: str) -> None:
+        """This one load is wrong."""
+        self._condemn(serial, reason)
+
+    def reject(self, versions: Iterable[int], reason: str) -> None:
+        """Versions may not be served, however good they looked: all loads of them are BAD."""
+        rejected = set(versions)
+        self._verified -= rejected
+        for serial, load in enumerate(self._loads):
+            if load.version in rejected and load.verdict is not Verdict.BAD:
+                self._condemn(serial, reason)
+
+    def unverified(self) -> set[int]:
+        """Versions with a load whose canary passed here while nobody said yet that the version is right."""
+        return {load.version for load in self._loads if load.verdict is Verdict.OPEN and load.canary_passed}
+
+    async def usable(self) -> None:
+        """Until the engines hold weights that are not known to be wrong."""
+        await self._usable.wait()
+
+    async def settle(self, spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
+        """Spans of serials as spans of versions, once all of their loads are GOOD; adjacent ones of a version as one.
+
+        Raises WeightsWithdrawn if one of the loads is BAD.
+        """
+        settled: list[VersionSpan] = []
+        for span in spans:
+            load = self._loads[span.version]
+            await load.settled.wait()
+            if load.verdict is Verdict.BAD:
+                raise WeightsWithdrawn(f"tokens were sampled by version {load.version}, which {load.reason}")
+            if settled and settled[-1].version == load.version:
+                settled[-1] = VersionSpan(load.version, settled[-1].start, span.end)
+            else:
+                settled.append(VersionSpan(load.version, span.start, span.end))
+        return tuple(settled)
+
+    def _judge(self) -> None:
+        for load in self._loads:
+            if load.verdict is Verdict.OPEN and load.canary_passed and load.version in self._verified:
+                load.verdict = Verdict.GOOD
+                load.settled.set()
+        self._tell()
+
+    def _condemn(self, serial: int, reason: str) -> None:
+        load = self._loads[serial]
+        load.verdict, load.reason = Verdict.BAD, reason
+        load.settled.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.spoiled:
+            self._usable.clear()
+        else:
+            self._usable.set()

@@ -1,0 +1,41 @@
+"""On-policy distillation: the policy answers, a teacher says how likely it found every token of the answer."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from trinity.explorer.environment import Answer, Score
+from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
+from trinity.explorer.workflows.together import together
+from trinity.runtime.experience import Experience
+
+
+class DistillWorkflow(SimpleWorkflow):
+    """As simple_workflow, with the teacher's log-probabilities of the sampled tokens, for on_policy_distill and jsd.
+
+    The teacher is an auxiliary model with the policy's tokenizer: workflow_args.teacher, or the first that writes. Rows
+    without a reference answer are not scored: their reward is 0, and the algorithms do not read it.
+    """
+
+    async def run(self) -> list[Experience]:
+        made = await super().run()
+        return await together(self._taught(experience) for experience in made)
+
+    async def scores(self, answers: list[Answer]) -> list[Score]:
+        return await super().scores(answers) if self.truth() else [Score(0.0, {}) for _ in answers]
+
+    async def _taught(self, experience: Experience) -> Experience:
+        teacher = str(self.task.workflow_args.get("teacher", ""))
+        tokens = [int(token) for token in experience.token_ids]
+        found = await self.tools.teacher_logprobs(tokens, experience.prompt_length, teacher)
+        distance = (experience.logprobs - found)[experience.action_mask]
+        metrics = (
+            {**experience.metrics, "teacher_kl": float(np.mean(distance))} if len(distance) else experience.metrics
+        )
+        return replace(experience, teacher_logprobs=np.minimum(found, 0.0).astype(np.float32), metrics=metrics)
+
+
+class DistillMathWorkflow(DistillWorkflow):
+    """As on_policy_distill_workflow, with math_workflow's system prompt."""
+
+    default_system_prompt = MathWorkflow.default_system_prompt

@@ -1,0 +1,65 @@
+"""Workflows that play environments, by the names of Trinity-RFT's YAMLs and R3L's baselines."""
+
+from typing import Any, ClassVar
+
+from trinity.config import Plan
+from trinity.config.workflows import EPISODE_WORKFLOWS, EpisodeRules, is_one_sequence
+from trinity.explorer.workflows.base import Toolbox, Workflow
+from trinity.explorer.workflows.episode import Episode, by_step, whole
+from trinity.explorer.workflows.player import Player
+from trinity.explorer.workflows.together import together
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.experience import Experience, Task, TaskKind
+
+
+class EnvironmentWorkflow(Workflow):
+    """Plays an episode `repeat_times` times: each one experience, or with step_wise one for every turn."""
+
+    rules: ClassVar[EpisodeRules] = EpisodeRules()
+
+    def __init__(self, task: Task, tools: Toolbox) -> None:
+        super().__init__(task, tools)
+        args = self.episode_args()
+        for name, problem in self.rules.problems(args):
+            raise InvalidInput(f"workflow_args.{name}", problem)
+        self.player = Player(task, tools, self.rules.with_args(args))
+
+    def episode_args(self) -> dict[str, Any]:
+        """Those of workflow_args that are about episodes."""
+        return self.task.workflow_args
+
+    async def run(self) -> list[Experience]:
+        episodes = await together(self.player.play() for _ in range(self.task.repeat_times))
+        return [made for rollout, episode in enumerate(episodes) for made in self.experiences(episode, rollout)]
+
+    def experiences(self, episode: Episode, rollout: int) -> list[Experience]:
+        if not self.player.rules.step_wise:
+            return [whole(episode, rollout)]
+        steps = by_step(episode, rollout)
+        # An evaluation counts rollouts, not turns.
+        return steps[-1:] if self.task.kind is TaskKind.EVALUATION else steps
+
+
+def refuse_rewritten_history(plan: Plan, history_problem: str) -> None:
+    """Raise InvalidInput if a taskset's workflow needs a template that leaves history as it is, and this is none."""
+    source = plan.config.buffer.explorer_input
+    tasksets = [(taskset, source.default_workflow_type) for taskset in plan.tasksets]
+    evaluated = source.default_eval_workflow_type or source.default_workflow_type
+    tasksets += [(taskset, evaluated) for taskset in plan.eval_tasksets]
+    for taskset, default in tasksets:
+        workflow = taskset.default_workflow_type or default or ""
+        if history_problem and is_one_sequence(workflow, taskset.workflow_args):
+            raise InvalidInput(
+                "model.custom_chat_template",
+                f"{workflow} of taskset {taskset.name} makes one sequence of several turns, but of the model's chat "
+                f"template {history_problem}; set its workflow_args.step_wise: true, or give a template that leaves "
+                "former turns as they were",
+            )
+
+
+def environment_workflow(rules: EpisodeRules) -> type[Workflow]:
+    """A workflow that plays by these rules unless the YAML has others."""
+    return type("EnvironmentWorkflow", (EnvironmentWorkflow,), {"rules": rules, "__doc__": EnvironmentWorkflow.__doc__})
+
+
+ENVIRONMENT_WORKFLOWS = {name: environment_workflow(rules) for name, rules in EPISODE_WORKFLOWS.items()}

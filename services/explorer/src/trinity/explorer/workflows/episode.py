@@ -1,0 +1,135 @@
+"""An episode as it was played, its measures, and the experiences that are made of it."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from trinity.config.workflows import EpisodeRules
+from trinity.explorer.chat import Message
+from trinity.explorer.workflows.conversation import Conversation
+from trinity.runtime.experience import Experience
+
+
+class End(StrEnum):
+    """Why an episode is over. Failures are none of these: they are counted as failed_<cause>."""
+
+    DONE = "done"
+    TURN_LIMIT = "turn_limit"
+    CONTEXT_LIMIT = "context_limit"
+    BAD_FORMAT = "bad_format"
+    LONG_REPLY = "long_reply"
+    REPEATED = "repeated"
+
+
+EARLY = (End.BAD_FORMAT, End.LONG_REPLY, End.REPEATED)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the policy saw, what it said to it, and what that was worth.
+
+    `action`: what the environment was given; empty where `problem`, an End, kept the reply from it.
+    """
+
+    observation: str
+    reply: str
+    action: str
+    problem: str = ""
+    reward: float = 0.0
+
+
+@dataclass
+class Episode:
+    """An episode so far. `conversation` has one exchange for each turn; `messages` are the same as text.
+
+    `steps`: the conversations of each turn, where the template rewrites history; then `conversation` is of the last.
+    """
+
+    rules: EpisodeRules
+    conversation: Conversation
+    messages: list[Message]
+    observation: str
+    turns: list[Turn] = field(default_factory=list)
+    steps: list[Conversation] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+    end: End | None = None
+
+    @property
+    def reward(self) -> float:
+        """Sum of the environment's rewards; early_end_reward if one of our own rules ended it."""
+        if self.end in EARLY:
+            return self.rules.early_end_reward
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def success(self) -> bool:
+        """As the environment says; if it says nothing, a reward of 1 at least."""
+        if "success" in self.metrics:
+            return self.metrics["success"] > 0
+        if isinstance(self.info.get("success"), bool):
+            return bool(self.info["success"])
+        return self.reward >= 1
+
+    @property
+    def step_rewards(self) -> list[float]:
+        """Of each turn. They add up to the episode's reward: what an early end changed is the last one's."""
+        rewards = [turn.reward for turn in self.turns]
+        if rewards:
+            rewards[-1] = self.reward - sum(rewards[:-1])
+        return rewards
+
+    def measures(self) -> dict[str, float]:
+        """The environment's metrics, and ours: success, steps, and how often what went wrong."""
+        problems = [turn.problem for turn in self.turns]
+        ours = {
+            "bad_format": float(sum(problem == End.BAD_FORMAT for problem in problems)),
+            "long_replies": float(sum(problem == End.LONG_REPLY for problem in problems)),
+            **{f"end_{end}": float(self.end is end) for end in End},
+            "response_tokens": float(sum(c.sampled_tokens for c in self.steps or [self.conversation])),
+        }
+        return {"steps": float(len(self.turns)), **self.metrics, **ours, "success": float(self.success)}
+
+
+def state_hash(observation: str) -> str:
+    """GiGPO's anchor: turns with the same observation were in the same state."""
+    return hashlib.blake2b(observation.encode(), digest_size=12).hexdigest()
+
+
+def whole(episode: Episode, rollout: int, untrained_turns: int = 0) -> Experience:
+    """The episode as one experience. It was played under a template that leaves history as it is."""
+    made = episode.conversation.experience(rollout, episode.reward, untrained_turns)
+    asked, said = texts(episode.messages)
+    return replace(made, metrics=episode.measures(), prompt_text=asked, response_text=said)
+
+
+def texts(messages: Sequence[Message]) -> tuple[str, str]:
+    """prompt_text and response_text, for people: up to the first reply, and from there on."""
+    shown = [f"[{m['role']}] {m['content']}" for m in messages]
+    asked = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(shown))
+    return "\n".join(shown[:asked]), "\n".join(shown[asked:])
+
+
+def by_step(episode: Episode, rollout: int) -> list[Experience]:
+    """Every turn as an experience, each with the episode's reward; the last one has its metrics.
+
+    info: step_reward, and env_state_hash of what the policy saw, for GiGPO.
+    """
+    made = []
+    for number, (turn, reward) in enumerate(zip(episode.turns, episode.step_rewards, strict=True)):
+        conversation, at = (episode.steps[number], 0) if episode.steps else (episode.conversation, number)
+        info = {"step_reward": reward, "env_state_hash": state_hash(turn.observation)}
+        step = replace(
+            conversation.step_experience(at, rollout, episode.reward),
+            step=number,
+            info_json=json.dumps(info),
+            prompt_text=turn.observation,
+            response_text=turn.reply,
+        )
+        made.append(step)
+    if made:
+        made[-1] = replace(made[-1], metrics=episode.measures())
+    return made

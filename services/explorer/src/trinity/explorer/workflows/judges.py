@@ -1,0 +1,117 @@
+"""Rewards by an auxiliary model that reads the replies: by a rubric, or by comparing a group's replies (RULER)."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trinity.explorer.chat import Message
+from trinity.explorer.environment import Answer, Score, ScorerFailed
+from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
+from trinity.explorer.workflows.together import together
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.experience import SamplingParams
+
+_ATTEMPTS = 3
+_MAX_TOKENS = 1024
+_MAX_TEXT = 20_000
+
+_RUBRIC_PROMPT = """You grade a reply by a rubric. For each criterion, in its order, give a number from 0 (not met) to \
+1 (fully met). Judge only what the reply says. Reply with a JSON list of numbers and nothing else."""
+_RULER_PROMPT = """You compare several replies to the same question. Give each, in its order, a score from 0 to 1. The \
+scores are relative to each other: a reply that comes nearer to the goal scores higher, small progress counts, and \
+replies of the same quality score the same. Reply with a JSON list of numbers and nothing else."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    description: str
+    weight: float
+
+
+class _Judged(SimpleWorkflow):
+    """workflow_args: judge (a name; empty: the first model that writes), judge_temperature (0), judge_max_tokens."""
+
+    async def numbers(self, messages: Sequence[Message], count: int) -> list[float]:
+        """A judge's list of `count` numbers in [0, 1]. Raises ScorerFailed if it gives none in three attempts."""
+        args = self.task.workflow_args
+        temperature, limit = args.get("judge_temperature", 0.0), args.get("judge_max_tokens", _MAX_TOKENS)
+        reply = ""
+        for attempt in range(_ATTEMPTS):
+            # The same greedy question would have the same answer.
+            sampling = SamplingParams(temperature=temperature or 0.7 * (attempt > 0), max_tokens=limit)
+            (reply,) = await self.tools.judge(messages, sampling, str(args.get("judge", "")))
+            found = read_numbers(reply, count)
+            if found is not None:
+                return found
+        raise ScorerFailed(f"the judge gave no list of {count} numbers from 0 to 1, but {reply[-200:]!r}")
+
+
+def read_numbers(reply: str, count: int) -> list[float] | None:
+    """The last list in a reply, if it is one of `count` numbers in [0, 1]."""
+    begin, end = reply.rfind("["), reply.rfind("]")
+    try:
+        found = json.loads(reply[begin : end + 1]) if 0 <= begin < end else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, list) or len(found) != count:
+        return None
+    good = all(isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= 1 for n in found)
+    return [float(n) for n in found] if good else None
+
+
+class RubricJudgeWorkflow(_Judged):
+    """Rewards each reply by the row's rubric, a list of {description, weight}: sum of weight * grade over all weights.
+
+    workflow_args beside the judge's: rubric_key ("rubric"), the column; or rubric itself, for all rows.
+    """
+
+    async def scores(self, answers: list[Answer]) -> list[Score]:
+        rubric = self._rubric()
+        graded = await together(self._grade(answer, rubric) for answer in answers)
+        total = sum(criterion.weight for criterion in rubric)
+        rewards = [sum(c.weight * grade for c, grade in zip(rubric, g, strict=True)) / total for g in graded]
+        return await self.checked(answers, rewards, "rubric")
+
+    async def _grade(self, answer: Answer, rubric: Sequence[Criterion]) -> list[float]:
+        criteria = "\n".join(f"{number}. {criterion.description}" for number, criterion in enumerate(rubric, 1))
+        asked = self.column("prompt_key")[:_MAX_TEXT]
+        text = f"Question:\n{asked}\n\nReply:\n{answer.response[:_MAX_TEXT]}\n\nRubric:\n{criteria}"
+        messages = [{"role": "system", "content": _RUBRIC_PROMPT}, {"role": "user", "content": text}]
+        return await self.numbers(messages, len(rubric))
+
+    def _rubric(self) -> list[Criterion]:
+        """Raises InvalidInput naming what is wrong with it."""
+        args = self.task.workflow_args
+        place, found = "workflow_args.rubric", args.get("rubric")
+        if found is None:
+            key = str(args.get("rubric_key", "rubric"))
+            place, found = f"task.{key}", self.row.get(key)
+        if not isinstance(found, list) or not found:
+            raise InvalidInput(place, f"is {found!r}, must be a list of {{description, weight}}")
+        return [_criterion(entry, f"{place}[{index}]") for index, entry in enumerate(found)]
+
+
+def _criterion(entry: Any, place: str) -> Criterion:
+    description = entry.get("description") if isinstance(entry, dict) else entry
+    weight = entry.get("weight", 1.0) if isinstance(entry, dict) else 1.0
+    if not isinstance(description, str) or not description.strip():
+        raise InvalidInput(place, f"is {entry!r}, must be {{description: text, weight: a number above 0}}")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        raise InvalidInput(f"{place}.weight", f"is {weight!r}, must be a number above 0")
+    return Criterion(description, float(weight))
+
+
+class MathRulerWorkflow(_Judged):
+    """As math_workflow, rewarded by a judge who reads all replies of the group, and the reference if there is one."""
+
+    default_system_prompt = MathWorkflow.default_system_prompt
+
+    async def scores(self, answers: list[Answer]) -> list[Score]:
+        share = _MAX_TEXT // max(1, len(answers))
+        shown = [f"Reply {number}:\n{answer.response[-share:]}" for number, answer in enumerate(answers, 1)]
+        reference = [f"The right answer is: {self.truth()}"] if self.truth() else []
+        text = "\n\n".join([f"Question:\n{self.column('prompt_key')[:_MAX_TEXT]}", *reference, *shown])
+        messages = [{"role": "system", "content": _RULER_PROMPT}, {"role": "user", "content": text}]
+        return await self.checked(answers, await self.numbers(messages, len(answers)), "ruler")

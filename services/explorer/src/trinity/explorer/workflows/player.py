@@ -1,0 +1,198 @@
+"""Plays episodes: the policy's replies against an environment, until it is done or a limit is reached."""
+
+import asyncio
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trinity.config.workflows import EpisodeRules, Policy
+from trinity.explorer.chat import Message
+from trinity.explorer.engine.types import Completion
+from trinity.explorer.environment import EnvironmentFailed
+from trinity.explorer.workflows.actions import parse_action
+from trinity.explorer.workflows.base import Toolbox
+from trinity.explorer.workflows.conversation import Conversation
+from trinity.explorer.workflows.episode import End, Episode, Turn
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.experience import Task
+from trinity.runtime.metrics import Counter, Histogram
+
+EPISODES = Counter("trinity_explorer_episodes_total", "Episodes by how they ended", ["environment", "end"])
+TURNS = Histogram(
+    "trinity_explorer_episode_turns",
+    "Turns of an episode, by how it ended",
+    ["end"],
+    buckets=(0, 1, 2, 5, 10, 15, 25, 50, 100),
+)
+TOKENS = Histogram(
+    "trinity_explorer_episode_tokens",
+    "Tokens of an episode's conversation, by how it ended",
+    ["end"],
+    buckets=(256, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
+)
+
+
+def seed_of(task: Task) -> int:
+    """Seed of a task's environment: the same for all rollouts of the group, and whenever the row is played again."""
+    given = task.raw.get("seed")
+    return given if type(given) is int and given >= 0 else zlib.crc32(f"{task.taskset}/{task.row}".encode())
+
+
+class Player:
+    """Plays episodes of one task."""
+
+    def __init__(self, task: Task, tools: Toolbox, rules: EpisodeRules) -> None:
+        self._task = task
+        self._tools = tools
+        self.rules = rules
+        self._turn_tokens = min(rules.max_response_tokens or task.sampling.max_tokens, task.sampling.max_tokens)
+        self._context = min(rules.max_context_tokens or tools.max_model_tokens, tools.max_model_tokens)
+        self._rewritten = tools.history_problem
+        if self._rewritten and not rules.step_wise:
+            raise InvalidInput(
+                "model.custom_chat_template",
+                f"{self._rewritten}, so several turns make no single sequence; set workflow_args.step_wise: true, or "
+                "give a chat template that leaves former turns as they were",
+            )
+
+    async def play(self) -> Episode:
+        """A whole episode. Raises EnvironmentFailed and whatever the engine raises: never a reward of zero instead."""
+        with self.opened() as counted:
+            async with self.episode() as remote:
+                episode = counted.episode = self.begin(await remote.reset())
+                await self.go_on(episode, remote)
+        return episode
+
+    def episode(self, environment_args: dict[str, Any] | None = None) -> Any:
+        """The environment's side, as a context."""
+        args = {**self.rules.environment_args, **(environment_args or {})}
+        return self._tools.episode(self.rules.environment, self._task.raw, args, seed_of(self._task))
+
+    @contextmanager
+    def opened(self) -> Iterator["Counted"]:
+        """Counts what becomes of an episode: how it ended and how long it was, failures too."""
+        counted = Counted()
+        end = "failed"
+        try:
+            yield counted
+            end = str(counted.episode.end) if counted.episode else "not_begun"
+        except asyncio.CancelledError:
+            end = "cancelled"  # with its group, or because the time was over
+            raise
+        except Exception as error:
+            end = f"failed_{error.cause if isinstance(error, EnvironmentFailed) else type(error).__name__}"
+            raise
+        finally:
+            EPISODES.labels(self.rules.environment, end).inc()
+            TURNS.labels(end).observe(len(counted.episode.turns) if counted.episode else 0)
+            TOKENS.labels(end).observe(len(counted.episode.conversation.tokens) if counted.episode else 0)
+
+    def begin(self, first: Any, guidance: str = "") -> Episode:
+        """The conversation up to the first reply. `first`: what reset gave; `guidance` ends the system prompt."""
+        text, instructions = first.observation, str(first.info.get("instructions") or "")
+        if instructions and text.startswith(instructions):
+            text = text[len(instructions) :].lstrip("\n")
+        form, rules = self._task.format, self.rules
+        system = next((p for p in (form.get("system_prompt"), rules.system_prompt) if p is not None), instructions)
+        system = "\n\n".join(part for part in (system, guidance) if part)
+        head: list[Message] = [{"role": "system", "content": system}] if system else []
+        messages: list[Message] = [*head, {"role": "user", "content": self.cut(text)}]
+        prompt = self._tools.prompt(messages)
+        if len(prompt) + self._turn_tokens > self._context:
+            raise InvalidInput(
+                "model.max_model_len",
+                f"the first observation takes {len(prompt)} tokens; with {self._turn_tokens} for a reply that is more "
+                f"than the {self._context} of a conversation",
+            )
+        episode = Episode(rules, Conversation(tuple(prompt)), messages, text)
+        episode.metrics, episode.info = dict(first.metrics), dict(first.info)
+        if first.done:
+            episode.end = End.DONE
+        return episode
+
+    async def go_on(self, episode: Episode, remote: Any) -> None:
+        """Play until the episode is over."""
+        while episode.end is None:
+            completion = await self.reply(episode.conversation)
+            await self.act(episode, completion, remote)
+            if episode.end is None:
+                self.tell(episode)
+
+    async def reply(self, conversation: Conversation) -> Completion:
+        sampling = replace(self._task.sampling, n=1, max_tokens=self._turn_tokens)
+        sampling = replace(sampling, min_tokens=min(sampling.min_tokens, self._turn_tokens))
+        (completion,) = await self._tools.generate(conversation.tokens, sampling)
+        return completion
+
+    async def act(self, episode: Episode, completion: Completion, remote: Any) -> None:
+        """Take a reply: give its action to the environment, unless it breaks a rule."""
+        rules = self.rules
+        episode.conversation = episode.conversation.replied(completion)
+        if self._rewritten:
+            episode.steps.append(episode.conversation)
+        reply = self._tools.text(completion.token_ids)
+        episode.messages.append({"role": "assistant", "content": reply})
+        seen = episode.observation
+        parsed = parse_action(reply, rules.action_form, rules.require_thinking)
+        problem, policy, why = "", Policy.PASS, ""
+        if completion.finish_reason == "length" and rules.on_long_reply is not Policy.PASS:
+            problem, policy, why = End.LONG_REPLY, rules.on_long_reply, "your reply is too long"
+        elif parsed.problem and rules.on_bad_format is not Policy.PASS:
+            problem, policy, why = End.BAD_FORMAT, rules.on_bad_format, parsed.problem
+        action = parsed.action or reply
+        if problem:
+            taken = rules.penalty if policy is Policy.PENALTY else 0.0
+            episode.turns.append(Turn(seen, reply, "", problem, -taken))
+            episode.observation = f"Nothing happens: {why}.\n{seen}"
+            if policy is Policy.END:
+                episode.end = End(problem)
+        elif self._repeats(episode, action):
+            episode.turns.append(Turn(seen, reply, "", End.REPEATED))
+            episode.end = End.REPEATED
+        else:
+            await self.step(episode, reply, action, remote)
+
+    async def step(self, episode: Episode, reply: str, action: str, remote: Any) -> None:
+        """One step of the environment."""
+        seen = episode.observation
+        result = await remote.step(action)
+        episode.turns.append(Turn(seen, reply, action, "", result.reward))
+        episode.metrics, episode.info = {**episode.metrics, **result.metrics}, dict(result.info)
+        episode.observation = result.observation
+        if result.done:
+            episode.end = End.DONE
+
+    def tell(self, episode: Episode, messages: Sequence[Message] = ()) -> None:
+        """Put the observation, or these messages, into the conversation; or end the episode at a limit."""
+        if len(episode.turns) >= self.rules.max_turns:
+            episode.end = End.TURN_LIMIT
+            return
+        news = list(messages) or [{"role": "user", "content": self.cut(episode.observation)}]
+        if self._rewritten:
+            told = Conversation(tuple(self._tools.prompt([*episode.messages, *news])))
+        else:
+            told = episode.conversation.told(self._tools.next_turn(news))
+        if len(told.tokens) + self._turn_tokens > self._context:
+            episode.end = End.CONTEXT_LIMIT
+            return
+        episode.messages += news
+        episode.conversation = told
+
+    def cut(self, text: str) -> str:
+        limit = self.rules.max_observation_characters
+        return text if len(text) <= limit else f"{text[:limit]} [... {len(text) - limit} characters left out]"
+
+    def _repeats(self, episode: Episode, action: str) -> bool:
+        limit = self.rules.max_repeats
+        if limit < 2 or len(episode.turns) < limit - 1:
+            return False
+        return all(turn.action == action for turn in episode.turns[-(limit - 1) :])
+
+
+@dataclass
+class Counted:
+    """The episode that is counted, once it has begun."""
+
+    episode: Episode | None = None

@@ -1,0 +1,242 @@
+"""R3L: reflect, then retry from the step that mattered, and learn the retry as if nobody had helped.
+
+Half of a group's rollouts are first attempts. After each the policy reflects on it, and the other half are retries: the
+actions before the chosen step are replayed in a fresh environment, from there on the policy plays with the reflection's
+guidance in its context. What is trained is that trajectory without the guidance (context distillation); its
+log-probabilities stay those it was sampled with. Both share the turns before the chosen step, which decided nothing
+between them and are not trained (pivotal credit). A retry that won and was better also trains the reflection and the
+guided retry, each a group of its own with reward 1.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from trinity.config.workflows import LEAST_REFLECTION_TOKENS, R3L_ARGS, R3L_RULES, EpisodeRules, r3l_problems
+from trinity.explorer.chat import Message
+from trinity.explorer.workflows.base import Toolbox, Workflow
+from trinity.explorer.workflows.conversation import Conversation, Exchange
+from trinity.explorer.workflows.environments import EnvironmentWorkflow
+from trinity.explorer.workflows.episode import Episode, texts, whole
+from trinity.explorer.workflows.reflection import Outcome, Report, ask, read
+from trinity.explorer.workflows.together import together
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.experience import Experience, Task, TaskKind
+
+
+@dataclass(frozen=True)
+class Reflection:
+    """What the policy said about an episode; `report` None: nothing that could be used."""
+
+    conversation: Conversation
+    reply: str
+    report: Report | None
+
+
+@dataclass(frozen=True)
+class Retry:
+    """A second attempt. `distilled`: the guided episode's conversation without the guidance."""
+
+    guided: Episode
+    distilled: Conversation
+    from_step: int
+    replay_differs: bool
+
+
+class ReflectRetryWorkflow(EnvironmentWorkflow):
+    """An evaluation plays plain episodes, without reflection.
+
+    workflow_args beside those of episodes: max_reflection_tokens (4096), retry_from (step, or start: always the whole
+    episode), retry_environment_args: environment arguments of second attempts alone.
+    """
+
+    retry_from: ClassVar[str] = "step"
+    retry_environment_args: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, task: Task, tools: Toolbox) -> None:
+        for name, problem in r3l_problems(task.workflow_args):
+            raise InvalidInput(f"workflow_args.{name}", problem)
+        super().__init__(task, tools)
+        own = {**R3L_ARGS, "retry_from": self.retry_from, **task.workflow_args}
+        self._from_start = own["retry_from"] == "start"
+        self._reflection_tokens = own["max_reflection_tokens"]
+        self._retry_args = {**self.retry_environment_args, **own["retry_environment_args"]}
+
+    def episode_args(self) -> dict[str, Any]:
+        return {name: value for name, value in self.task.workflow_args.items() if name not in R3L_ARGS}
+
+    async def run(self) -> list[Experience]:
+        if self.task.kind is TaskKind.EVALUATION:
+            return await super().run()
+        pairs, single = divmod(self.task.repeat_times, 2)
+        alone = (self._single() for _ in range(single))
+        made = await together([*(self._pair(index) for index in range(pairs)), *alone])
+        found = [experience for experiences in made for experience in experiences]
+        return [replace(experience, rollout=rollout) for rollout, experience in enumerate(found)]
+
+    async def _single(self) -> list[Experience]:
+        return [whole(await self.player.play(), 0)]
+
+    async def _pair(self, index: int) -> list[Experience]:
+        """A first attempt and a second one; perhaps what led from one to the other."""
+        first = await self.player.play()
+        reflection = await self.reflect(first)
+        report = reflection.report if reflection else None
+        retry = None
+        if report is not None and report.outcome is not Outcome.SUCCESS:
+            retry = await self.retry(first, report)
+        if retry is None:
+            again = whole(await self.player.play(), 0)
+            made = [_measured(whole(first, 0), reflect_valid=float(report is not None)), again]
+            if reflection and report is not None and report.outcome is Outcome.SUCCESS and _won(first):
+                made.append(_reflected(reflection, index))
+            return made
+        improved = _improved(first, retry.guided)
+        second = _second(first, retry, improved)
+        made = [_measured(whole(first, 0, untrained_turns=retry.from_step), reflect_valid=1.0), second]
+        if improved and _won(retry.guided):
+            assert reflection is not None
+            made += [_reflected(reflection, index), _guided(retry, index)]
+        return made
+
+    async def reflect(self, first: Episode) -> Reflection | None:
+        """None where the episode is too long to be read again, or there is nothing to reflect on."""
+        if not first.turns:
+            return None
+        task = str(first.info.get("task") or first.turns[0].observation)
+        prompt = self.tools.prompt(ask(task, first.turns, first.reward, first.success))
+        limit = min(self._reflection_tokens, self.tools.max_model_tokens - len(prompt))
+        if limit < LEAST_REFLECTION_TOKENS:
+            return None
+        (completion,) = await self.tools.generate(
+            prompt, replace(self.task.sampling, n=1, max_tokens=limit, min_tokens=0)
+        )
+        reply = self.tools.text(completion.token_ids)
+        report = read(reply, len(first.turns))
+        if report is not None and self._from_start:
+            report = replace(report, retry_from_step=0)
+        return Reflection(Conversation(tuple(prompt)).replied(completion), reply, report)
+
+    async def retry(self, first: Episode, report: Report) -> Retry | None:
+        """Play again from the chosen step on. None if the replay ends before it, or nothing fits behind it."""
+        step = report.retry_from_step
+        with self.player.opened() as counted:
+            async with self.player.episode(self._retry_args) as remote:
+                begun = await remote.reset()
+                if step == 0:
+                    unguided = self.player.begin(begun).conversation
+                    try:
+                        guided = self.player.begin(begun, report.guidance)
+                    except InvalidInput:  # it fits without the guidance alone
+                        return None
+                else:
+                    guided, unguided = await self._replay(first, report, remote)
+                counted.episode = guided
+                if guided.end is not None:
+                    return None
+                differs = step > 0 and guided.observation != first.turns[step].observation
+                await self.player.go_on(guided, remote)
+        return Retry(guided, _without_guidance(guided, unguided, step), step, differs)
+
+    async def _replay(self, first: Episode, report: Report, remote: Any) -> tuple[Episode, Conversation]:
+        """The episode as it was before the chosen step, told the guidance; and the conversation without it."""
+        step = report.retry_from_step
+        begun = first.conversation.before_turn(step)
+        said = [i for i, message in enumerate(first.messages) if message["role"] == "assistant"][step - 1]
+        guided = Episode(first.rules, begun, first.messages[: said + 1], first.turns[0].observation)
+        for number, turn in enumerate(first.turns[:step]):
+            if turn.problem:  # it never reached the environment
+                guided.turns.append(turn)
+                guided.observation = first.turns[number + 1].observation
+                continue
+            await self.player.step(guided, turn.reply, turn.action, remote)
+            if guided.end is not None:
+                return guided, begun
+        seen: Message = {"role": "user", "content": self.player.cut(guided.observation)}
+        unguided = begun.told(self.tools.next_turn([seen]))
+        self.player.tell(guided, self._with_guidance(seen, report.guidance))
+        return guided, unguided
+
+    def _with_guidance(self, seen: Message, guidance: str) -> list[Message]:
+        """A system message of its own, or where the template takes none in between, a part of the user's."""
+        messages: list[Message] = [{"role": "system", "content": guidance}, seen]
+        try:
+            self.tools.next_turn(messages)
+        except InvalidInput:
+            return [{"role": "user", "content": f"{guidance}\n\n{seen['content']}"}]
+        return messages
+
+
+def _without_guidance(guided: Episode, unguided: Conversation, step: int) -> Conversation:
+    """The same replies in the conversation without guidance. What was told after the first of them is the same."""
+    first, *rest = guided.conversation.exchanges[step:]
+    exchanges = (*unguided.exchanges, Exchange(unguided.pending, first.completion), *rest)
+    return Conversation(unguided.prompt, exchanges)
+
+
+def _won(episode: Episode) -> bool:
+    return episode.reward >= 1
+
+
+def _improved(first: Episode, second: Episode) -> bool:
+    """A higher reward, or the same with fewer steps."""
+    if second.reward != first.reward:
+        return second.reward > first.reward
+    return len(second.turns) < len(first.turns)
+
+
+def _measured(experience: Experience, **metrics: float) -> Experience:
+    return replace(experience, metrics={**experience.metrics, **metrics})
+
+
+def _second(first: Episode, retry: Retry, improved: bool) -> Experience:
+    """The second attempt as it is trained."""
+    guided = retry.guided
+    metrics = {
+        "second_success": float(guided.success),
+        "second_steps": float(len(guided.turns)),
+        "second_reward": guided.reward,
+        "second_improve": float(improved),
+        "second_reward_diff": guided.reward - first.reward,
+        "retry_from_step": float(retry.from_step),
+        "replay_differs": float(retry.replay_differs),
+    }
+    return replace(
+        retry.distilled.experience(0, guided.reward, untrained_turns=retry.from_step),
+        metrics=metrics,
+        info_json=json.dumps({"distilled": True, "retry_from_step": retry.from_step}),
+        prompt_text=texts(first.messages)[0],
+        response_text="\n".join(f"[user] {turn.observation}\n[assistant] {turn.reply}" for turn in guided.turns),
+    )
+
+
+def _reflected(reflection: Reflection, index: int) -> Experience:
+    made = reflection.conversation.experience(0, 1.0)
+    return replace(made, info_json=json.dumps({"group": f"reflect_{index}"}), response_text=reflection.reply)
+
+
+def _guided(retry: Retry, index: int) -> Experience:
+    made = retry.guided.conversation.experience(0, 1.0, untrained_turns=retry.from_step)
+    return replace(made, info_json=json.dumps({"group": f"retry_{index}"}))
+
+
+# Puzzles whose turns are tries at one answer begin anew.
+_FROM_START = ("dapo", "countdown")
+# An illegal action of a guided attempt costs its turn alone.
+_LENIENT_RETRY = ("alfworld", "webshop")
+
+
+def reflect_retry_workflow(name: str, rules: EpisodeRules) -> type[Workflow]:
+    values = {
+        "rules": rules,
+        "retry_from": "start" if name in _FROM_START else "step",
+        "retry_environment_args": {"on_invalid_action": "noop"} if name in _LENIENT_RETRY else {},
+        "__doc__": ReflectRetryWorkflow.__doc__,
+    }
+    return type(f"R3L{name.title().replace('_', '')}Workflow", (ReflectRetryWorkflow,), values)
+
+
+R3L_WORKFLOWS: dict[str, type[Workflow]] = {
+    "R3L_workflow": ReflectRetryWorkflow,
+    **{f"R3L_{name}_workflow": reflect_retry_workflow(name, rules) for name, rules in R3L_RULES.items()},
+}

@@ -1,0 +1,32 @@
+"""The rollouts of a group, at the same time."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+from trinity.explorer.engine.types import EngineFailed
+
+Result = TypeVar("Result")
+
+
+async def together(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Their results, in order. The first failure cancels the others and is raised as it is.
+
+    A group is whole or it is nothing: one without the rollouts that failed would make the others' baseline wrong. A
+    dead engine is raised before all else.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(rollout) for rollout in rollouts]
+    except BaseExceptionGroup as failures:
+        found = list(_leaves(failures))
+        raise next((error for error in found if isinstance(error, EngineFailed)), found[0]) from None
+    return [task.result() for task in tasks]
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterable[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,292 @@
+"""Episodes played by workflows: what is trained, what ends them, what is counted, and that a failure is no reward."""
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
+from trinity.config import make_plan
+from trinity.config import workflows as config_workflows
+from trinity.config.load import parse
+from trinity.explorer import attempt
+from trinity.explorer.engine.types import EngineFailed
+from trinity.explorer.environment import EnvironmentFailed
+from trinity.explorer.workflows import WORKFLOWS
+from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS, EnvironmentWorkflow, refuse_rewritten_history
+from trinity.explorer.workflows.player import EPISODES
+from trinity.runtime.errors import FailureCause, InvalidInput
+from trinity.runtime.experience import AttemptFailure, Experience, Group, Task, TaskKind, Truncation
+
+
+async def play(tools: Toolbox, task: Task | None = None, n: int = 2, **args: Any) -> list[Experience]:
+    task = task or make_episode_task(json.dumps({"environment": "corridor", **args}), n)
+    made = await EnvironmentWorkflow(task, tools).run()
+    for index, experience in enumerate(made):
+        experience.check(f"experience {index}")
+    return made
+
+
+def right(_: object) -> str:
+    return "right"
+
+
+async def test_an_episode_is_one_experience_of_all_its_turns() -> None:
+    tools = Toolbox(right)
+    made = await play(tools)
+    assert [(e.rollout, e.step, e.reward) for e in made] == [(0, 0, 1.0), (1, 0, 1.0)]
+    assert turns(made[0].token_ids.tolist()) == [
+        ("system", "Walk to the end."),
+        ("user", "You are at 0 of 2."),
+        ("assistant", "right"),
+        ("user", "You are at 1 of 2."),
+        ("assistant", "right"),
+    ]
+    trained = made[0].token_ids[made[0].prompt_length :][made[0].action_mask].tolist()
+    assert turns([3, *trained]) == [("assistant", "rightright")]
+    assert not made[0].logprobs[~made[0].action_mask].any()
+    assert made[0].metrics["success"] == 1
+    assert made[0].metrics["steps"] == 2
+    assert made[0].metrics["end_done"] == 1
+    assert made[0].truncation is Truncation.NONE
+    assert all(episode.closed for episode in tools.episodes)
+
+
+async def test_the_rollouts_of_a_group_play_the_same_instance() -> None:
+    tools = Toolbox(right)
+    await play(tools, n=4)
+    other = Toolbox(right)
+    await play(other, make_episode_task('{"environment": "corridor"}', 1, row=7))
+    assert len({episode.seed for episode in tools.episodes}) == 1
+    assert other.episodes[0].seed != tools.episodes[0].seed
+    given = Toolbox(right)
+    await play(given, make_episode_task('{"environment": "corridor"}', 1, row_json='{"seed": 3}'))
+    assert given.episodes[0].seed == 3
+
+
+async def test_step_wise_every_turn_is_an_experience_with_its_own_reward_and_state() -> None:
+    made = await play(Toolbox(right), step_wise=True)
+    assert [(e.rollout, e.step) for e in made] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    facts = [json.loads(e.info_json) for e in made]
+    assert [f["step_reward"] for f in facts] == [0, 1, 0, 1]
+    assert facts[0]["env_state_hash"] == facts[2]["env_state_hash"] != facts[1]["env_state_hash"]
+    assert [e.reward for e in made] == [1, 1, 1, 1], "an episode's reward is known to each of its steps"
+    assert made[1].action_mask.all()
+    assert turns(made[1].token_ids[: made[1].prompt_length].tolist())[-2] == ("user", "You are at 1 of 2.")
+    assert [bool(e.metrics) for e in made] == [False, True, False, True], "an episode is measured once"
+
+
+async def test_an_evaluation_counts_episodes_and_not_turns() -> None:
+    task = make_episode_task('{"environment": "corridor", "step_wise": true}', 3, kind=TaskKind.EVALUATION)
+    made = await play(Toolbox(right), task)
+    assert [e.metrics["success"] for e in made] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("reply", "args", "end", "reward"),
+    [
+        ("left", {"max_turns": 3}, "end_turn_limit", 0.0),
+        ("left", {"max_context_tokens": 120}, "end_context_limit", 0.0),
+        ("left", {"max_repeats": 3, "early_end_reward": -0.1}, "end_repeated", -0.1),
+        ("right", {"action_form": "action", "early_end_reward": -0.1}, "end_bad_format", -0.1),
+        ("right" * 9, {"on_long_reply": "end", "early_end_reward": -0.2}, "end_long_reply", -0.2),
+    ],
+)
+async def test_what_ends_an_episode_early_is_named_and_rewarded_as_the_yaml_says(
+    reply: str, args: dict[str, Any], end: str, reward: float
+) -> None:
+    made = await play(Toolbox(lambda _: reply), **args)
+    assert {e.metrics[end] for e in made} == {1.0}
+    assert {e.reward for e in made} == {reward}
+    assert {e.metrics["success"] for e in made} == {0.0}
+
+
+async def test_a_bad_reply_may_cost_a_penalty_or_nothing_and_the_policy_is_told() -> None:
+    def policy(seen: list[tuple[str, str]]) -> str:
+        replies = [text for role, text in seen if role == "assistant"][:-1]
+        return "<action>right</action>" if replies else "what?"
+
+    made = await play(Toolbox(policy), n=1, action_form="action", on_bad_format="penalty", penalty=0.25)
+    assert made[0].reward == 0.75
+    assert made[0].metrics["bad_format"] == 1
+    said = turns(made[0].token_ids.tolist())[3][1]
+    assert said == "Nothing happens: there is no <action>...</action> in your reply.\nYou are at 0 of 2."
+    assert (await play(Toolbox(policy), n=1, action_form="action", on_bad_format="no_op"))[0].reward == 1.0
+
+
+async def test_step_rewards_add_up_to_the_episodes_reward_after_an_early_end() -> None:
+    made = await play(Toolbox(lambda _: "left"), n=1, step_wise=True, max_repeats=2, early_end_reward=-0.3)
+    assert sum(json.loads(e.info_json)["step_reward"] for e in made) == pytest.approx(-0.3)
+
+
+async def test_a_long_observation_is_cut_and_says_so() -> None:
+    class Talkative(Corridor):
+        async def reset(self) -> Step:
+            return Step("x" * 500)
+
+    tools = Toolbox(right, {"corridor": Talkative})
+    made = await play(tools, n=1, max_observation_characters=100)
+    assert turns(made[0].token_ids.tolist())[0][1] == "x" * 100 + " [... 400 characters left out]"
+
+
+async def test_a_template_that_rewrites_history_is_refused_unless_turns_are_experiences_of_their_own() -> None:
+    tools = Toolbox(right, history_problem="it leaves out what was thought in former turns")
+    with pytest.raises(InvalidInput, match=r"step_wise: true"):
+        await play(tools)
+    made = await play(tools, n=1, step_wise=True)
+    assert [e.step for e in made] == [0, 1]
+    assert tools.prompts[1] == made[1].token_ids[: made[1].prompt_length].tolist(), "the prompt it was sampled after"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, r"workflow_args\.environment: is missing"),
+        ({"environment": "corridor", "max_turn": 3}, r"workflow_args\.max_turn: is not known; known: environment, "),
+        ({"environment": "corridor", "max_turns": 0}, r"max_turns: is 0, must be a whole number >= 1"),
+        ({"environment": "corridor", "max_repeats": 1}, r"max_repeats: is 1, must be 0 or at least 2"),
+        ({"environment": "corridor", "on_bad_format": "ignore"}, r"must be one of end, penalty, no_op, pass"),
+        ({"environment": "corridor", "penalty": "much"}, r"penalty: is 'much', must be a number"),
+        ({"environment": "corridor", "environment_args": []}, r"environment_args: is \[\], must be a mapping"),
+        ({"environment": "corridor", "step_wise": 1}, r"step_wise: is 1, must be true or false"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        EnvironmentWorkflow(make_episode_task(json.dumps(args)), Toolbox(right))
+
+
+async def test_a_first_observation_that_does_not_fit_is_refused_with_the_lengths() -> None:
+    with pytest.raises(InvalidInput, match=r"model\.max_model_len: the first observation takes"):
+        await play(Toolbox(right, max_model_tokens=50))
+
+
+def test_names_of_trinity_rft_play_their_environments() -> None:
+    for name in ("alfworld_workflow", "sciworld_workflow", "webshop_workflow", "frozen_lake_workflow"):
+        workflow = ENVIRONMENT_WORKFLOWS[name](make_episode_task('{"max_env_steps": 7}'), Toolbox(right))
+        assert isinstance(workflow, EnvironmentWorkflow)
+        assert workflow.player.rules.max_turns == 7
+        assert workflow.player.rules.environment in name.replace("sciworld", "scienceworld")
+    step_wise = ENVIRONMENT_WORKFLOWS["step_wise_alfworld_workflow"](make_episode_task(), Toolbox(right))
+    assert isinstance(step_wise, EnvironmentWorkflow)
+    assert step_wise.player.rules.step_wise
+
+
+class Broken(Corridor):
+    """The second episode breaks in its second step."""
+
+    made = 0
+    problem: Exception = EnvironmentFailed("gone")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        type(self).made += 1
+        self.bad = type(self).made == 2
+
+    async def step(self, action: str) -> Step:
+        if self.bad and self.steps == 1:
+            raise self.problem
+        await asyncio.sleep(0.01)
+        return await super().step(action)
+
+
+async def test_a_failed_episode_fails_its_whole_group_and_is_never_a_zero_reward() -> None:
+    Broken.made = 0
+    task = make_episode_task('{"environment": "corridor"}', 4, workflow="environment_workflow")
+    tools = Toolbox(right, {"corridor": Broken})
+    before = EPISODES.labels("corridor", "failed_crash")._value.get()
+    failure = await attempt.explore(task, 1, "me", tools)
+    assert isinstance(failure, AttemptFailure)
+    assert (failure.cause, failure.final) == (FailureCause.ENVIRONMENT_ERROR, False)
+    assert "gone" in failure.error
+    assert all(episode.closed for episode in tools.episodes), "the other episodes of the group end with it"
+    assert EPISODES.labels("corridor", "failed_crash")._value.get() == before + 1
+    again = await attempt.explore(task, 2, "another", Toolbox(right))
+    assert isinstance(again, Group)
+    assert [e.reward for e in again.experiences] == [1, 1, 1, 1]
+
+
+async def test_an_episode_that_takes_too_long_is_a_timeout_and_is_closed() -> None:
+    class Slow(Corridor):
+        async def step(self, action: str) -> Step:
+            await asyncio.sleep(60)
+            return await super().step(action)
+
+    tools = Toolbox(right, {"corridor": Slow})
+    task = make_episode_task('{"environment": "corridor"}', 2, workflow="environment_workflow", timeout_seconds=0.2)
+    failure = await attempt.explore(task, 1, "me", tools)
+    assert isinstance(failure, AttemptFailure)
+    assert failure.cause is FailureCause.TIMEOUT
+    assert all(episode.closed for episode in tools.episodes)
+
+
+async def test_a_dead_engine_among_other_failures_is_raised_as_itself() -> None:
+    Broken.made = 0
+
+    def policy(seen: list[tuple[str, str]]) -> str:
+        if seen[-2][1].startswith("You are at 1"):
+            raise EngineFailed("core is gone")
+        return "right"
+
+    task = make_episode_task('{"environment": "corridor"}', 4, workflow="environment_workflow")
+    with pytest.raises(EngineFailed):
+        await attempt.explore(task, 1, "me", Toolbox(policy, {"corridor": Broken}))
+
+
+def test_the_mask_of_an_episode_is_what_the_policy_said() -> None:
+    made = asyncio.run(play(Toolbox(right), n=1))
+    assert np.count_nonzero(made[0].action_mask) == 2 * len("right!")
+
+
+@pytest.mark.parametrize(
+    ("workflow", "args", "refused"),
+    [
+        ("sokoban_workflow", {}, True),
+        ("R3L_sokoban_workflow", {}, True),
+        ("tool_call_workflow", {}, True),
+        ("sokoban_workflow", {"step_wise": True}, False),
+        ("step_wise_alfworld_workflow", {}, False),
+        ("math_workflow", {}, False),
+    ],
+)
+def test_an_explorer_refuses_a_template_that_rewrites_history_before_it_samples(
+    workflow: str, args: dict[str, Any], refused: bool, tmp_path: Path
+) -> None:
+    test = {"name": "test", "path": "x.jsonl", "default_workflow_type": workflow, "workflow_args": args}
+    values = {
+        "project": "p",
+        "name": "n",
+        "checkpoint_root_dir": str(tmp_path),
+        "model": {"model_path": "m"},
+        "buffer": {"explorer_input": {"taskset": {"name": "train", "path": "y.jsonl"}, "eval_tasksets": [test]}},
+    }
+    plan = make_plan(parse(json.dumps(values)))
+    refuse_rewritten_history(plan, "")
+    if refused:
+        with pytest.raises(InvalidInput, match=f"{workflow} of taskset test makes one sequence of several turns"):
+            refuse_rewritten_history(plan, "it leaves out what was thought in former turns")
+    else:
+        refuse_rewritten_history(plan, "it leaves out what was thought in former turns")
+
+
+def test_the_yaml_knows_exactly_the_workflows_there_are() -> None:
+    assert sorted(config_workflows.WORKFLOWS) == sorted(WORKFLOWS)
+    for name, rules in config_workflows.EPISODE_WORKFLOWS.items():
+        assert WORKFLOWS[name].rules == rules  # type: ignore[attr-defined]
+    for name, rules in config_workflows.R3L_WORKFLOWS.items():
+        assert WORKFLOWS[name].rules == rules  # type: ignore[attr-defined]
+
+
+def test_the_docs_have_every_workflow_and_every_rule(repository: Path) -> None:
+    text = (repository / "docs/workflows.md").read_text()
+    prefixes = ("async_", "grpo_baseline_", "R3L_")
+    named = [name for name in WORKFLOWS if not name.startswith(prefixes)]
+    rules = [field.name for field in dataclasses.fields(config_workflows.EpisodeRules)]
+    missing = [name for name in (*named, *rules, *config_workflows.R3L_ARGS) if f"`{name}" not in text]
+    assert not missing
+    for environment in config_workflows.R3L_RULES:
+        assert environment in text

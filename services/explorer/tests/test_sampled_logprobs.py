@@ -1,0 +1,40 @@
+"""Log-probabilities of sampled tokens, as vLLM's workers compute them here."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from trinity.explorer.engine import sampled_logprobs
+from trinity.explorer.engine.sampled_logprobs import sampled_logprobs as logprobs_of
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 5, 300])
+def test_they_are_those_of_log_softmax(dtype: torch.dtype, rows: int) -> None:
+    logits = 30 * torch.randn(rows, 1000, generator=torch.manual_seed(rows))
+    logits[:, 500:700] = -torch.inf  # as top-k and top-p leave it
+    logits = logits.to(dtype)
+    ids = torch.randint(0, 500, (rows,))
+    expected = torch.log_softmax(logits.double(), -1).gather(1, ids[:, None])
+    found = logprobs_of(logits, ids)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-6)
+
+
+def test_only_who_asks_for_the_sampled_token_alone_gets_the_short_way() -> None:
+    asked: list[Any] = []
+    scores = sampled_logprobs._instead_of_scores(lambda *given, **named: asked.append((given, named)))
+    logits, ids = torch.randn(2, 8), torch.tensor([1, 7])
+    found = scores(logits, 0, ids, None, logprob_token_ids_state=None, max_per_req_token_ids=0)
+    assert (found.logprob_token_ids.tolist(), found.selected_token_ranks.tolist()) == ([[1], [7]], [0, 0])
+    assert not asked
+    for other in ({"num_logprobs": 3}, {"max_per_req_token_ids": 2}, {"logits_mode": True}):
+        scores(logits, other.pop("num_logprobs", 0), ids, None, **other)
+    assert len(asked) == 3
+
+    ranked: list[int] = []
+    gather = sampled_logprobs._in_place_of(lambda logprobs, count, token_ids: ranked.append(count))
+    assert gather(torch.log_softmax(logits, -1), 0, ids).logprobs.shape == (2, 1)
+    gather(logits, 5, ids)
+    assert ranked == [5]

@@ -1,0 +1,208 @@
+"""Whether a version's weights do what they should: one explorer loads it and computes its canary.
+
+Which version is judged, and by whom, is one key (the candidate), written by compare-and-set by whichever instance finds
+that somebody has to be asked. An explorer that dies or takes too long is replaced by another one, if there is one; one
+that cannot load the version counts as a failure of the version's, and two of those in a row reject it.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from trinity.runtime.broker import SequenceConflict, is_cancelled
+from trinity.runtime.errors import NotFound, Unavailable
+from trinity.runtime.weights import (
+    Canary,
+    CollectiveOffer,
+    FolderOffer,
+    JetStreamOffer,
+    Manifest,
+    S3Offer,
+    VersionState,
+)
+from trinity.runtime.weights.pointer import Live
+from trinity.sync import records
+from trinity.sync.manifests import Manifests
+from trinity.sync.members import Members
+from trinity.sync.records import Candidate, Epoch, Failure, Measured, Member, Record
+from trinity.sync.state import RunState, judge
+from trinity.sync.versions import Versions
+
+log = structlog.get_logger(__name__)
+
+MOST_FAILURES = 2
+_TICK_SECONDS = 0.5
+_TRANSPORTS = {FolderOffer: "folder", S3Offer: "s3", JetStreamOffer: "jetstream"}
+
+
+def problem_of(canary: Canary, measured: Measured) -> str:
+    """Why the measurement does not reproduce the canary, with both numbers; empty if it does."""
+    if measured.mean_error <= canary.mean_tolerance and measured.max_error <= canary.max_tolerance:
+        return ""  # a difference that is NaN is not below anything
+    return (
+        f"canary: the trainer expected a log-probability of {measured.expected:.6g}, explorer {measured.explorer_id} "
+        f"computed {measured.computed:.6g}; mean difference {measured.mean_error:.3g} nats, at most "
+        f"{canary.mean_tolerance:.3g}; largest {measured.max_error:.3g}, at most {canary.max_tolerance:.3g}"
+    )
+
+
+def awaited(newest_first: Iterable[Record], live: Live) -> Record | None:
+    """The newest version that waits for its canary, unless a newer one is LIVE or about to be."""
+    for record in newest_first:
+        state = judge(record, live).state
+        if record.version <= live.version or (record.committed and state is VersionState.VERIFIED):
+            return None
+        if record.has_canary and state is VersionState.STAGED:
+            return record
+    return None
+
+
+def can_load(member: Member, manifest: Manifest, epoch: Epoch) -> bool:
+    """Whether one of the offers is for this explorer. One that names no transports is taken at its word: any."""
+    if manifest.version == 0:
+        return True  # everybody starts with it
+    transports = member.capabilities.transports
+    for offer in manifest.offers:
+        if isinstance(offer, CollectiveOffer):
+            if offer.epoch == epoch.number and epoch.has(member.lease_id):
+                return True
+        elif not transports or _TRANSPORTS[type(offer)] in transports:
+            return True
+    return False
+
+
+def choose(
+    record: Record, manifest: Manifest, members: Sequence[Member], epoch: Epoch, before: Candidate
+) -> Member | None:
+    """The explorer to ask: not one that has failed with it if there is another, nor the one that was asked before.
+
+    Of the rest the collective group's members come first if the version goes to them, and who evaluates comes last.
+    """
+    failed = {failure.explorer_id for failure in record.failures}
+    last = before.lease_id if before.version == record.version else ""
+    collective = record.epoch == epoch.number and bool(epoch.members)
+
+    def rank(member: Member) -> tuple[bool, bool, bool, bool, str]:
+        return (
+            member.explorer_id in failed,
+            member.lease_id == last,
+            collective and not epoch.has(member.lease_id),
+            member.state in ("evaluating", "draining"),
+            member.explorer_id,
+        )
+
+    return min((m for m in members if can_load(m, manifest, epoch)), key=rank, default=None)
+
+
+class Canaries:
+    """Judging the versions of one run."""
+
+    def __init__(
+        self, state: RunState, versions: Versions, members: Members, manifests: Manifests, seconds: float
+    ) -> None:
+        self._state = state
+        self._versions = versions
+        self._members = members
+        self._manifests = manifests
+        self._key = state.names.candidate_key
+        self._seconds = seconds
+
+    async def run(self) -> None:
+        """Ask somebody whenever a version waits and nobody works on it."""
+        while not is_cancelled():
+            changes = {self._state.changed.next(), self._members.changed.next()}
+            try:
+                if awaited(self._state.newest_first, self._state.live) is not None:
+                    await self._ask()
+            except (Unavailable, NotFound) as error:
+                log.info("sync.canary.postponed", reason=str(error))
+            await asyncio.wait(changes, timeout=_TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _ask(self) -> None:
+        state = self._state
+        entry = await state.mirror.fresh(self._key)
+        current = records.decode_candidate(entry.value)
+        record = awaited(state.newest_first, state.live)
+        with_explorer = await self._is_with_its_explorer(current)
+        if record is None or (with_explorer and state.mirror.age_seconds(self._key) < self._seconds):
+            return
+        member = choose(record, await self._manifests.get(record), self._members.all(), state.epoch, current)
+        same = member is not None and (current.version, current.lease_id) == (record.version, member.lease_id)
+        if member is None or (with_explorer and same):  # a slow one that nobody can replace is not disturbed
+            return
+        await self._members.find(member.lease_id, in_kv=True)
+        chosen = Candidate(
+            record.version, member.explorer_id, member.lease_id, current.attempt + 1, time.time() + self._seconds
+        )
+        try:
+            await state.mirror.put_if(self._key, records.encode(chosen), entry.revision)
+        except SequenceConflict:
+            return  # another instance asks
+        log.info("sync.canary.asked", version=chosen.version, explorer=chosen.explorer_id, attempt=chosen.attempt)
+
+    async def _is_with_its_explorer(self, candidate: Candidate) -> bool:
+        """Whether it is still to be judged, by an explorer that lives and has not said that it cannot."""
+        record, live = self._state.records.get(candidate.version), self._state.live
+        if record is None or record.version <= live.version or judge(record, live).state is not VersionState.STAGED:
+            return False
+        if any(failure.attempt == candidate.attempt for failure in record.failures):
+            return False
+        try:
+            await self._members.find(candidate.lease_id)  # it may have joined at another instance just now
+        except NotFound:
+            return False
+        return True
+
+    async def measured(self, member: Member, measured: Measured) -> None:
+        """An explorer has computed a canary. Its good word counts whoever it is; its bad one if it was asked."""
+        record = await self._known(measured.version)
+        if record is None or not record.has_canary:
+            return
+        manifest = await self._manifests.get(record)
+        assert manifest.canary is not None
+        problem = problem_of(manifest.canary, measured)
+        staged = judge(record, self._state.live).state is VersionState.STAGED
+        if problem and (not staged or not await self._was_asked(member, measured.version)):
+            log.warning("sync.canary.failed_elsewhere", version=measured.version, reason=problem)
+        elif problem:
+            await self._versions.reject(measured.version, problem, measured)
+        elif staged:
+            await self._versions.verify(measured.version, measured)
+
+    async def _was_asked(self, member: Member, version: int) -> bool:
+        candidate = records.decode_candidate((await self._state.mirror.fresh(self._key)).value)
+        return (candidate.version, candidate.lease_id) == (version, member.lease_id)
+
+    async def _known(self, version: int) -> Record | None:
+        """Explorers report to any instance, also to one that has not heard of the version yet."""
+        with contextlib.suppress(NotFound):
+            return self._state.records.get(version) or await self._state.record(version)
+        return None
+
+    async def failed(self, member: Member, version: int, reason: str) -> None:
+        """An explorer could not load a version. It counts once for each time it was asked."""
+        if await self._known(version) is None or not await self._was_asked(member, version):
+            return
+        failure = Failure(member.explorer_id, self._state.candidate.attempt, reason)
+
+        def count(record: Record) -> Record | None:
+            if record.state is not VersionState.STAGED:
+                return None
+            if any(known.attempt == failure.attempt for known in record.failures):
+                return None
+            counted = replace(record, failures=(*record.failures, failure))
+            if len(counted.failures) < MOST_FAILURES:
+                return counted
+            told = "; ".join(f"{known.explorer_id}: {known.reason}" for known in counted.failures)
+            return replace(counted, state=VersionState.REJECTED, reason=f"could not be loaded, by {told}")
+
+        changed = await self._state.change_record(version, count)
+        if changed is not None and changed.state is VersionState.REJECTED:
+            log.warning("sync.version.rejected", version=version, reason=changed.reason)
+            await self._versions.settle()
+        elif changed is not None:
+            log.info("sync.canary.not_loaded", version=version, explorer=member.explorer_id, reason=reason)

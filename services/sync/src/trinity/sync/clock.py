@@ -1,0 +1,21 @@
+"""Time by which leases run out: that in which this process could have heard their holders.
+
+While it is stopped, swapped out or far behind with its work nobody can renew anything, and so little time passes: what
+lived before lives afterwards. Looked at several times a second for as long as any run is open.
+"""
+
+import time
+
+_MOST_SECONDS = 1.0
+
+_now = 0.0
+_looked_at = time.monotonic()
+
+
+def now() -> float:
+    """Seconds since the process started, less the time it did not have."""
+    global _now, _looked_at
+    looked_at = time.monotonic()
+    _now += min(looked_at - _looked_at, _MOST_SECONDS)
+    _looked_at = looked_at
+    return _now

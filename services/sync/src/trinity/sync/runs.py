@@ -1,0 +1,145 @@
+"""The runs that this process serves now: one is opened when somebody names it, and closed when nobody does any more."""
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from trinity.runtime.broker import Bucket, is_cancelled
+from trinity.runtime.errors import Full, InvalidInput, Unavailable
+from trinity.runtime.weights.pointer import Rollback
+from trinity.sync.canary import Canaries
+from trinity.sync.claims import Claims
+from trinity.sync.collect import Collector
+from trinity.sync.epochs import Epochs
+from trinity.sync.manifests import Manifests
+from trinity.sync.members import Members
+from trinity.sync.rollback import Rollbacks
+from trinity.sync.settings import SyncSettings
+from trinity.sync.staging import Staging
+from trinity.sync.state import RunState
+from trinity.sync.versions import Versions
+from trinity.sync.watch import Watches
+
+log = structlog.get_logger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_OPEN_SECONDS = 20.0
+_IDLE_SECONDS = 60.0
+_MOST_OPEN = 1000
+_SETTLE_AGAIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Where everything is kept."""
+
+    versions: Bucket
+    manifests: Bucket
+    members: Bucket
+
+
+class Run:
+    """One run's parts, wired."""
+
+    def __init__(self, name: str, buckets: Buckets, settings: SyncSettings) -> None:
+        self.name = name
+        self.state = RunState(buckets.versions, name)
+        self.members = Members(buckets.members, name, settings.lease_seconds)
+        self.manifests = Manifests(buckets.manifests, name)
+        self.versions = Versions(self.state)
+        self.claims = Claims(self.state, settings.claim_seconds)
+        self.staging = Staging(self.state, self.versions, self.manifests, self.claims)
+        self.canaries = Canaries(self.state, self.versions, self.members, self.manifests, settings.canary_seconds)
+        self.epochs = Epochs(self.state)
+        self.rollbacks = Rollbacks(self.state, self.manifests)
+        self.collector = Collector(self.state)
+        self.watches = Watches(self.state, self.members, self.manifests)
+        self.used_at = time.monotonic()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.state.mirror.run())
+            group.create_task(self.members.run())
+            await self.ready()
+            group.create_task(self._settle())
+            group.create_task(self.canaries.run())
+            group.create_task(self.watches.run())
+
+    async def ready(self) -> None:
+        """Until everything that was in KV is known."""
+        await self.state.mirror.ready.wait()
+        await self.members.ready.wait()
+
+    async def _settle(self) -> None:
+        """Finish what another instance, or this one before it was killed, has left half done."""
+        while not is_cancelled():
+            change = self.state.changed.next()
+            try:
+                await self.versions.settle()
+            except Unavailable as error:
+                log.info("sync.settle.postponed", reason=str(error))
+                await asyncio.sleep(_SETTLE_AGAIN_SECONDS)
+                continue
+            await asyncio.wait([change])
+
+    def withdrawn_by(self, rollback: Rollback) -> list[int]:
+        """Versions that this rollback withdrew, and no check or earlier rollback before it."""
+        before = [other for other in self.state.live.rollbacks if other.number < rollback.number]
+        return [
+            record.version
+            for record in reversed(self.state.newest_first)
+            if rollback.withdraws(record.version)
+            and not record.reason
+            and not any(other.withdraws(record.version) for other in before)
+        ]
+
+
+class Runs:
+    """The open runs."""
+
+    def __init__(self, buckets: Buckets, settings: SyncSettings) -> None:
+        self._buckets = buckets
+        self._settings = settings
+        self._open: dict[str, tuple[Run, asyncio.Task[None]]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    async def work(self, ready: asyncio.Event) -> None:
+        """Keep the runs going. Ends only by what one of them raised."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            ready.set()
+            while True:
+                await asyncio.sleep(_IDLE_SECONDS / 4)
+                self._close_what_is_idle()
+
+    async def get(self, name: str) -> Run:
+        """The run, once all that is known of it has been read."""
+        if not _NAME.fullmatch(name):
+            problem = f"is {name[:50]!r}, must be letters, digits, underscores and hyphens" if name else "is empty"
+            raise InvalidInput("run", problem)
+        if name not in self._open:
+            self._start(name)
+        run = self._open[name][0]
+        run.used_at = time.monotonic()
+        try:
+            await asyncio.wait_for(run.ready(), _OPEN_SECONDS)
+        except TimeoutError:
+            raise Unavailable("NATS does not answer; try again") from None
+        return run
+
+    def _start(self, name: str) -> None:
+        if self._group is None:
+            raise Unavailable("the sync service is still starting")
+        if len(self._open) >= _MOST_OPEN:
+            raise Full(f"run: {_MOST_OPEN} runs are open here, none of them idle; try again later")
+        run = Run(name, self._buckets, self._settings)
+        self._open[name] = run, self._group.create_task(run.run(), name=f"run {name}")
+
+    def _close_what_is_idle(self) -> None:
+        for name, (run, task) in list(self._open.items()):
+            if not run.watches.streams and time.monotonic() - run.used_at > _IDLE_SECONDS:
+                task.cancel()
+                del self._open[name]

@@ -1,0 +1,29 @@
+"""OPMD: rewards minus a baseline that stands for the partition function of the mirror-descent step."""
+
+import math
+
+import torch
+
+from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, groups, mean_of, spread
+
+
+def opmd_scores(returns_N: torch.Tensor, groups_N: torch.Tensor, opmd_baseline: str, tau: float) -> torch.Tensor:
+    """R - b, [N]: b is the group's mean, or tau (logsumexp(R / tau) - log n). A group of one has b = 0."""
+    scores = returns_N.clone()
+    for members in groups(groups_N):
+        if len(members) > 1:
+            scores[members] -= _baseline(returns_N[members], opmd_baseline, tau)
+    return scores
+
+
+def _baseline(rewards: torch.Tensor, kind: str, tau: float) -> torch.Tensor:
+    if kind == "mean" or bool((rewards == rewards[0]).all()):
+        return mean_of(rewards)
+    if tau == 0:
+        return rewards.max()  # the limit
+    return tau * (torch.logsumexp(rewards / tau, 0) - math.log(len(rewards)))
+
+
+def opmd(rollouts: Rollouts, *, opmd_baseline: str = "mean", tau: float = 1.0) -> Advantages:
+    """`opmd_scores` at each token. arXiv:2505.17826v1, appendix A; arXiv:2501.12599, section 2.3.2."""
+    return spread(rollouts, opmd_scores(rollouts.returns_N, rollouts.groups_N, opmd_baseline, tau))

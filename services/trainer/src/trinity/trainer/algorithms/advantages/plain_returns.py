@@ -1,0 +1,60 @@
+"""REINFORCE and its simplest baselines."""
+
+import torch
+
+from trinity.trainer.algorithms.advantages.rollouts import (
+    Advantages,
+    Rollouts,
+    by_token,
+    groups,
+    mean_of,
+    spread,
+    whiten,
+)
+
+
+def reinforce(rollouts: Rollouts) -> Advantages:
+    """The reward itself. REINFORCE (Williams, 1992), without a baseline."""
+    return spread(rollouts, rollouts.returns_N)
+
+
+def reinforceplusplus(rollouts: Rollouts, *, gamma: float = 1.0) -> Advantages:
+    """Returns to go, whitened over the action tokens of the batch. REINFORCE++, arXiv:2501.03262.
+
+    G_t = r_t + gamma G_(t+1), where t + 1 is the next action token; r is the reward at the last, less KL penalties at
+    each.
+    """
+    returns = []
+    for index in range(len(rollouts)):
+        result = rollouts.token_rewards(index)
+        for t in reversed(range(len(result) - 1)):
+            result[t] += gamma * result[t + 1]
+        returns.append(result)
+    return by_token(rollouts, whiten(returns))
+
+
+def rloo(rollouts: Rollouts) -> Advantages:
+    """R minus the mean of the others, n / (n - 1) (R - mean). RLOO, arXiv:2402.14740. A group of one: R."""
+    returns = rollouts.returns_N
+    scores = returns.clone()
+    for members in groups(rollouts.groups_N):
+        n = len(members)
+        if n > 1:
+            scores[members] = n / (n - 1) * (returns[members] - mean_of(returns[members]))
+    return spread(rollouts, scores)
+
+
+def remax(rollouts: Rollouts) -> Advantages:
+    """R minus the reward of the task's greedy rollout. ReMax, arXiv:2310.10505, algorithm 1.
+
+    Explorers sample it as the last of the group, with the metric `greedy` (of several, say a workflow's own, the mean
+    counts). It is not trained itself. A group without one, as in an archive of another algorithm, has baseline 0.
+    """
+    returns = rollouts.returns_N
+    scores, copies = returns.clone(), torch.ones(len(rollouts), dtype=torch.long)
+    for members in groups(rollouts.groups_N):
+        greedy = [int(i) for i in members if rollouts.fact(int(i), "greedy")]
+        if greedy:
+            scores[members] = returns[members] - returns[greedy].mean()
+            copies[greedy] = 0
+    return spread(rollouts, scores, copies)

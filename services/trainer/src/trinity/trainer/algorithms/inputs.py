@@ -1,0 +1,54 @@
+"""What a loss sees of a micro-batch. B sequences, R response positions."""
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """Tensors of one micro-batch, aligned with the response, float [B, R] unless they say otherwise.
+
+    logprobs and entropy are of the policy and have its gradient; old_logprobs of the weights and engine that sampled;
+    reference_logprobs of the frozen base model; proximal_logprobs of the trainer's weights as the step began (None:
+    of `logprobs`, which are the same then). mask: 1 at the tokens to train. fresh: 1 at tokens that were sampled by
+    the weights the step begins with. kept and peers_B: see whole_batch. expert_B: 1 for rows of a dataset among
+    rolled-out ones. pairs_B: 1 for the chosen, -1 for the rejected one of a preference pair, 0 without. What is None
+    is not needed, or 0. step: the optimizer step, from 1.
+    """
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    mask: torch.Tensor
+    old_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    reference_logprobs: torch.Tensor | None = None
+    proximal_logprobs: torch.Tensor | None = None
+    fresh: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
+    expert_B: torch.Tensor | None = None
+    pairs_B: torch.Tensor | None = None
+    peers_B: torch.Tensor | None = None
+    step: int = 1
+
+    @property
+    def proximal(self) -> torch.Tensor:
+        """Log-probabilities of the trainer's weights as the step began, without gradient, [B, R]."""
+        return self.logprobs.detach() if self.proximal_logprobs is None else self.proximal_logprobs
+
+    @property
+    def expert(self) -> torch.Tensor:
+        """1 at the tokens of expert rows, [B, 1]."""
+        none = self.mask.new_zeros(len(self.mask)) if self.expert_B is None else self.expert_B.to(self.mask.dtype)
+        return none[:, None]
+
+    def only_masked(self) -> "LossInputs":
+        """With 0 for what is not trained: prompts and padding hold anything, and 0 * inf is not 0."""
+        trained = self.mask > 0
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        clean = {
+            name: torch.where(trained, value, torch.zeros_like(value))
+            for name, value in values.items()
+            if isinstance(value, torch.Tensor) and value.shape == self.mask.shape and name != "mask"
+        }
+        return replace(self, **clean)  # type: ignore[arg-type]

@@ -1,0 +1,30 @@
+"""How far the trainer is from what sampled the batch, always measured: kernels apart from staleness.
+
+Tokens of the version that the trainer holds differ by the engine's arithmetic alone; those of older versions by what
+was learnt since as well. rho = trainer's probability / engine's, of sampled tokens.
+"""
+
+import torch
+
+from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.policy_losses.ratios import LIMIT
+from trinity.trainer.algorithms.report import Report, masked_sum
+
+
+@torch.no_grad()
+def mismatch(x: LossInputs) -> Report:
+    """Means over tokens, for `kernel` and for `stale`; a mean of no tokens is not reported.
+
+    kl: rho - 1 - log rho, which estimates KL(engine || trainer) and is never negative; ratio: rho; logprob_diff:
+    |log rho|.
+    """
+    difference = x.proximal - x.old_logprobs
+    log_rho = difference.clamp(-LIMIT, LIMIT)
+    rolled_out = x.mask * (1 - x.expert)
+    fresh = torch.zeros_like(x.mask) if x.fresh is None else x.fresh.to(x.mask.dtype)
+    report = {"rollout_logprob_diff": masked_sum(difference.abs(), rolled_out)}
+    for name, mask in (("kernel", rolled_out * fresh), ("stale", rolled_out * (1 - fresh))):
+        report[f"mismatch/{name}_kl"] = masked_sum(log_rho.exp() - 1 - log_rho, mask)
+        report[f"mismatch/{name}_ratio"] = masked_sum(log_rho.exp(), mask)
+        report[f"mismatch/{name}_logprob_diff"] = masked_sum(difference.abs(), mask)
+    return report

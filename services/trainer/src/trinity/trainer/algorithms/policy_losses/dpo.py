@@ -1,0 +1,39 @@
+"""DPO, on pairs of sequences that may be in different micro-batches."""
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from trinity.trainer.algorithms.aggregation import Share
+from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.policy_losses.ratios import sequence_sum
+from trinity.trainer.algorithms.report import Report, masked_sum
+
+
+def dpo(x: LossInputs, share: Share, *, beta: float = 0.1, label_smoothing: float = 0.0) -> tuple[torch.Tensor, Report]:
+    """-(1 - ls) log sigmoid(z) - ls log sigmoid(-z), the mean over pairs. arXiv:2305.18290, equation 7.
+
+    z = beta (D of the chosen - D of the rejected), D the sum of lp - reference over a response's tokens; ls = label
+    smoothing (conservative DPO). Each sequence takes half of its pair's value and, D of the other being x.peers_B,
+    the gradient for its own D whole: the pair's value and gradient, whichever micro-batches its two are in.
+    """
+    assert x.peers_B is not None
+    assert x.pairs_B is not None
+    assert x.reference_logprobs is not None
+    distance = sequence_sum(x.logprobs - x.reference_logprobs, x.mask)
+    z = beta * x.pairs_B * (distance - x.peers_B)
+    loss = -(1 - label_smoothing) * logsigmoid(z) - label_smoothing * logsigmoid(-z)
+    paired = x.pairs_B != 0
+    halved = (loss - 0.5 * loss.detach()) * paired
+    report = {
+        "dpo_accuracy": masked_sum(z.detach() > 0, paired),
+        "dpo_margin": masked_sum(z.detach(), paired),
+        "chosen_reward": masked_sum(beta * distance.detach(), x.pairs_B > 0),
+        "rejected_reward": masked_sum(beta * distance.detach(), x.pairs_B < 0),
+    }
+    return halved.sum() / max(share.totals.pairs, 1), report
+
+
+def partners(distances: list[float], pairs: list[int]) -> list[float]:
+    """D of the other one of each sequence's pair; 0 without. pairs: k for the chosen, -k for the rejected one."""
+    of_number = dict(zip(pairs, distances, strict=True))
+    return [of_number[-number] if number else 0.0 for number in pairs]

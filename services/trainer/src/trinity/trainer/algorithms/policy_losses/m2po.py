@@ -1,0 +1,48 @@
+"""M2PO: as many tokens as keep the second moment of the log-ratios of the whole batch below a threshold."""
+
+import torch
+
+from trinity.trainer.algorithms.aggregation import Share
+from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.policy_losses.ratios import log_ratio
+from trinity.trainer.algorithms.report import Report, masked_sum
+
+
+def m2po(
+    x: LossInputs, share: Share, *, m2_threshold: float = 0.04, log_ratio_clip: float = 20.0
+) -> tuple[torch.Tensor, Report]:
+    """-A r for the tokens of x.kept, 0 for the others; the mean is over all. arXiv:2510.01161, algorithm 1.
+
+    log_ratio_clip bounds the value of lp - lo in r, not its gradient. `keep` says which tokens are kept.
+    """
+    assert x.kept is not None
+    plain = x.logprobs - x.old_logprobs
+    exponent = plain + (plain.clamp(-log_ratio_clip, log_ratio_clip) - plain).detach()
+    loss = (-x.advantages * exponent.exp()).masked_fill(x.kept == 0, 0.0)
+    report = {
+        "m2po_masked": masked_sum(x.kept == 0, x.mask),
+        "second_moment": masked_sum(plain.detach().square() * x.kept, x.mask),
+        "ppo_kl": masked_sum(-log_ratio(x).detach(), x.mask),
+    }
+    return share(loss, x.mask), report
+
+
+def keep(
+    log_ratios: list[torch.Tensor], advantages: list[torch.Tensor], masks: list[torch.Tensor], m2_threshold: float
+) -> list[torch.Tensor]:
+    """Tokens that are kept, bool [R] for each sequence; all sequences of the batch together decide.
+
+    Only where PPO's clip might act (A > 0 and lp > lo, or A < 0 and lp < lo) tokens are left out: those with the
+    largest (lp - lo)^2, as many as it takes for the mean over the rest of them to be <= m2_threshold. Equal ones are
+    kept in the order of the batch.
+    """
+    if not masks:
+        return []
+    ratios, signs, mask = torch.cat(log_ratios).double(), torch.cat(advantages), torch.cat(masks).bool()
+    bounded = torch.nonzero(mask & (((signs > 0) & (ratios > 0)) | ((signs < 0) & (ratios < 0))))[:, 0]
+    moments, order = ratios[bounded].square().sort(stable=True)
+    means = moments.cumsum(0) / torch.arange(1, len(moments) + 1)
+    count = int((means <= m2_threshold).sum())  # means of sorted values only grow
+    kept = mask.clone()
+    kept[bounded[order[count:]]] = False
+    return list(kept.split([len(m) for m in masks]))

@@ -1,0 +1,48 @@
+"""PPO's clipped surrogate."""
+
+import torch
+
+from trinity.trainer.algorithms.aggregation import Share
+from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.policy_losses.ratios import clipped, log_ratio, sequence_mean
+from trinity.trainer.algorithms.report import Report, masked_sum
+
+
+def ppo(
+    x: LossInputs,
+    share: Share,
+    *,
+    clip_range: float = 0.2,
+    clip_range_low: float | None = None,
+    clip_range_high: float | None = None,
+    clip_ratio_c: float = 3.0,
+    enable_sequence_masking: bool = False,
+    delta: float = 0.1,
+) -> tuple[torch.Tensor, Report]:
+    """max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A c.
+
+    PPO, arXiv:1707.06347, equation 7; dual clip, arXiv:1912.09729, equation 5. `clip_range` stands for both bounds
+    unless they are given (clip-higher: DAPO, arXiv:2503.14476, equation 10). enable_sequence_masking: tokens with
+    A < 0 of sequences whose mean of lo - lp is above delta have loss 0, and still count in means (DeepSeek-V3.2,
+    arXiv:2512.02556, section 3.1).
+    """
+    low = clip_range if clip_range_low is None else clip_range_low
+    high = clip_range if clip_range_high is None else clip_range_high
+    exponent = log_ratio(x)
+    ratio = exponent.exp()
+    upper, by_clip = clipped(x.advantages, ratio, low, high)
+    bound, negative = -x.advantages * clip_ratio_c, x.advantages < 0
+    loss = torch.where(negative, torch.minimum(upper, bound), upper)
+    report = {}
+    if enable_sequence_masking:
+        far = sequence_mean(-exponent.detach(), x.mask) > delta
+        loss = loss.masked_fill(negative & far[:, None], 0.0)
+        report["sequence_masked"] = masked_sum(negative & far[:, None], x.mask)
+    with torch.no_grad():
+        report |= {
+            "pg_clipfrac": masked_sum(by_clip, x.mask),
+            "pg_clipfrac_lower": masked_sum((upper > bound) & negative, x.mask),
+            "ppo_kl": masked_sum(-exponent, x.mask),
+            "ratio": masked_sum(ratio, x.mask),
+        }
+    return share(loss, x.mask), report

@@ -1,0 +1,24 @@
+"""TOPR: what went wrong is unlearnt only as far as the policy still does it."""
+
+import torch
+
+from trinity.trainer.algorithms.aggregation import Share
+from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.policy_losses.ratios import LIMIT, log_ratio, sequence_sum
+from trinity.trainer.algorithms.report import Report, masked_sum
+
+
+def topr(
+    x: LossInputs, share: Share, *, advantage_threshold: float = 0.0, ratio_level: str = "token"
+) -> tuple[torch.Tensor, Report]:
+    """-sg(alpha) A lp, alpha = min(r, 1) where A <= advantage_threshold, else 1. arXiv:2503.14286.
+
+    The paper's ratio is of the whole response: ratio_level = sequence. `token` takes each token's own.
+    """
+    exponent = log_ratio(x).detach()
+    if ratio_level == "sequence":
+        exponent = sequence_sum(x.logprobs.detach() - x.old_logprobs, x.mask).clamp(-LIMIT, LIMIT)[:, None]
+    tapered = x.advantages <= advantage_threshold
+    alpha = torch.where(tapered, exponent.exp().clamp(max=1.0), 1.0)
+    report = {"tapered": masked_sum(tapered, x.mask), "alpha": masked_sum(alpha, x.mask)}
+    return share(-alpha * x.advantages * x.logprobs, x.mask), report

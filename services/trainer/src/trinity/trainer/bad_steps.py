@@ -1,0 +1,45 @@
+"""Steps that cannot be learnt from: something is not finite, or memory runs out. What they raise."""
+
+from collections.abc import Sequence
+
+from trinity.runtime.errors import TrinityError
+
+
+class BadStep(TrinityError):
+    """This step's batch cannot be learnt from. `groups`: the indices, in the batch, of those that are to blame.
+
+    `updates`: how many updates of the step came before, and stay.
+    """
+
+    for_good = True  # the ledger has the same batch for the next attempt
+    updates = 0
+
+    def __init__(self, problem: str, step: int, groups: Sequence[int] = ()) -> None:
+        self.problem = problem
+        self.step = step
+        self.groups = sorted(set(groups))
+        super().__init__(problem)
+
+    def __str__(self) -> str:
+        named = f"; groups {', '.join(map(str, self.groups))} of the batch" if self.groups else ""
+        return f"step {self.step}: {self.problem}{named}"
+
+
+class NotFinite(BadStep):
+    """A reward, an advantage, a loss or the norm of the gradient is NaN or infinite. No weight was changed by it."""
+
+    def __init__(self, what: str, step: int, groups: Sequence[int] = ()) -> None:
+        super().__init__(f"the {what} is not finite", step, groups)
+
+
+class OutOfMemory(BadStep):
+    """Memory was not enough for a micro-batch, nor for half of one."""
+
+
+class OutOfMemoryAlone(TrinityError):
+    """As OutOfMemory, on a rank that others wait for in an exchange: the step cannot be gone back on, nor left out."""
+
+    for_good = True
+
+    def __init__(self, error: OutOfMemory) -> None:
+        super().__init__(f"{error}; the other ranks wait for this one, so the trainer ends")

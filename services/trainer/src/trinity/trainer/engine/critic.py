@@ -1,0 +1,110 @@
+"""The critic of ppo: the base model's body with one number in place of the vocabulary, which learns beside the policy.
+
+Each batch: values of every action token -> advantages and returns (GAE) -> updates towards the returns, on the same
+mini-batches as the policy. In the first `warmup_steps` the critic learns alone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trinity.config.schema.model import ModelConfig
+from trinity.runtime.errors import InvalidInput
+from trinity.trainer.algorithms.aggregation import Totals, aggregate
+from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.batch import TrainSequence
+from trinity.trainer.microbatch import MicroBatch
+from trinity.trainer.model import TokenModel, pack
+from trinity.trainer.sequence_parallel import SequenceGroup
+
+
+class ValueModel(TokenModel):
+    """forward gives V before each response token: what it makes of the prompt and the tokens before. At first 0."""
+
+    def __init__(
+        self, model: Any, dtype: torch.dtype, packed: bool = False, group: SequenceGroup | None = None
+    ) -> None:
+        super().__init__(model, packed, group)
+        self.head = nn.Linear(model.config.get_text_config().hidden_size, 1, bias=False, dtype=dtype)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, micro: MicroBatch) -> torch.Tensor:
+        """Values, float32 [B, R]; 0 after each response's end."""
+        micro, hidden = self.hidden(micro)
+        return self.gather(micro, self.head(hidden)[:, 0].float())
+
+
+def load_critic(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    gradient_checkpointing: bool,
+    *,
+    packed: bool = False,
+    group: SequenceGroup | None = None,
+) -> ValueModel:
+    """The body of the model in critic_model_path or, without one, in model_path. Raises InvalidInput."""
+    from transformers import AutoModel
+
+    key = "model.critic_model_path" if config.critic_model_path else "model.model_path"
+    path = config.critic_model_path or config.model_path
+    try:
+        model = AutoModel.from_pretrained(
+            path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidInput(key, f"{path!r} cannot be loaded: {error}") from None
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return ValueModel(model, dtype, packed and pack(model, group), group)
+
+
+def value_loss(
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    totals: Totals,
+    cliprange: float,
+) -> tuple[torch.Tensor, Report]:
+    """A micro-batch's share of the mean over action tokens of (V - return)^2 / 2, and its report. All [B, R].
+
+    With a cliprange c above 0, the larger one of that and the same of V held within c of old_values, which are from
+    before the batch's first update. arXiv:1707.06347, equation 9; the clip: arXiv:2005.12729, section 3.
+    """
+    errors = (values - returns).square()
+    loss = errors
+    if cliprange:
+        held = old_values + (values - old_values).clamp(-cliprange, cliprange)
+        loss = torch.maximum(errors, (held - returns).square())
+    share = aggregate(0.5 * loss, mask, "token-mean", totals)
+    report = {
+        "critic/value_loss": masked_sum(0.5 * loss.detach(), mask),
+        "critic/value_clipfrac": masked_sum(loss.detach() > errors.detach(), mask),
+        "critic/value_mean": masked_sum(values.detach(), mask),
+        "critic/return_mean": masked_sum(returns, mask),
+    }
+    return share, report
+
+
+def of_sequences(sequences: Sequence[TrainSequence], name: str, micro: MicroBatch) -> torch.Tensor:
+    """An array of each sequence's response tokens in the micro-batch's [B, R]; 0 where there is none."""
+    found = np.zeros(tuple(micro.mask.shape), np.float32)
+    for row, sequence in enumerate(sequences):
+        given = getattr(sequence, name)
+        if given is not None:
+            found[row, : len(given)] = given
+    return torch.from_numpy(found).to(micro.mask.device)
+
+
+def explained_variance(sequences: Sequence[TrainSequence]) -> float | None:
+    """1 - Var(return - V) / Var(return) over the action tokens of a batch; None if all returns are the same."""
+    chosen = [s for s in sequences if s.returns is not None and s.values is not None and s.mask.any()]
+    if not chosen:
+        return None
+    returns = np.concatenate([s.returns[s.mask] for s in chosen if s.returns is not None]).astype(np.float64)
+    values = np.concatenate([s.values[s.mask] for s in chosen if s.values is not None]).astype(np.float64)
+    spread = float(returns.var())
+    return 1.0 - float((returns - values).var()) / spread if spread else None

@@ -1,0 +1,191 @@
+"""DeepSpeed around one module that trains, set up the same way for the policy and for the critic."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trinity.config.schema.algorithm import OptimizerConfig
+from trinity.config.schema.trainer import TrainerConfig
+from trinity.trainer.engine.guard import Guard
+
+_TAG = "deepspeed"
+
+
+class DeepSpeedModel:
+    """A module, its optimizer, and the sharding of both over the ranks.
+
+    Backward passes only accumulate (managed_gradient_accumulation is off); `step` reduces over ranks and updates.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: OptimizerConfig,
+        trainer: TrainerConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        grad_clip: float,
+    ) -> None:
+        self.zero_stage = trainer.deepspeed.zero_stage
+        self.optimizer = _make_optimizer(module, optimizer, device, _offloads(trainer, device))
+        deepspeed = import_deepspeed(device)
+        config = deepspeed_config(trainer, dtype, device, grad_clip)
+        self.engine, *_ = deepspeed.initialize(model=module, optimizer=self.optimizer, config=config)
+        self._guard = Guard(self.optimizer, self.engine)
+        self._deepspeed = deepspeed
+        self._accumulated = False
+        if self.zero_stage == 0 and dtype is torch.float32:
+            _report_grad_norm(self.engine)
+
+    @property
+    def module(self) -> Any:
+        return self.engine.module
+
+    def __call__(self, *args: Any) -> Any:
+        return self.engine(*args)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Accumulate the gradient of a share of the batch's loss. DeepSpeed averages over ranks; shares add up."""
+        self._accumulated = True
+        self.engine.backward(loss * self.engine.world_size, scale_wrt_gas=False)
+
+    def step(self, rate: float) -> float | None:
+        """Update with what has accumulated, at this learning rate; returns the gradient's norm before clipping.
+
+        If that is not finite no weight was changed.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self._accumulated = False
+        self.engine.step()
+        norm = self._guard.norm
+        return None if norm is None else float(norm)
+
+    def drop(self) -> None:
+        """Forget what has accumulated."""
+        self._guard.closed = True
+        self._accumulated = False
+        try:
+            self.engine.step()
+        finally:
+            self._guard.closed = False
+
+    def abandon(self) -> None:
+        """Forget what has accumulated after an error in the middle of a forward or backward pass.
+
+        DeepSpeed means to end each backward pass that it began. Under ZeRO 2 and 3, which reduce gradients as they
+        come, what waits for that is reduced, so that the notes of which gradients it has seen begin anew. ZeRO 1 has
+        nothing but the gradients themselves.
+        """
+        sharded = self.engine.optimizer
+        if getattr(sharded, "_backward_active_depth", 0):
+            sharded._backward_active_depth = 0
+            if self.zero_stage >= 2:
+                sharded.independent_gradient_partition_epilogue()
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        if self.zero_stage == 3:
+            sharded.empty_partition_cache()  # parameters that were gathered
+        if self.zero_stage == 1:
+            sharded.zero_grad()
+        elif self.zero_stage == 0 or self._accumulated:
+            self.drop()
+
+    def gathered(self, parameters: list[Any], changed_by: int | None) -> Any:
+        """Under ZeRO-3: whole parameters on every rank; what rank `changed_by` makes of them stays."""
+        return self._deepspeed.zero.GatheredParameters(parameters, modifier_rank=changed_by)
+
+    def forget(self) -> None:
+        """The parameters were replaced: float32 masters become what they are now, the optimizer begins anew."""
+        refresh = getattr(self.engine.optimizer, "refresh_fp32_params", None)
+        if refresh is not None:
+            refresh()
+        for state in self.optimizer.state.values():
+            for key, value in state.items():
+                state[key] = value.zero_() if isinstance(value, torch.Tensor) else type(value)(0)
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        """Model and optimizer shards of all ranks into `folder`. What is frozen, as a base model, is left out."""
+        self.engine.save_checkpoint(
+            str(folder), tag=_TAG, client_state=state, save_latest=False, exclude_frozen_parameters=True
+        )
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Inverse of `save`; returns its state."""
+        whole = all(parameter.requires_grad for parameter in self.module.parameters())
+        path, state = self.engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=whole)
+        if path is None:
+            raise FileNotFoundError(f"{folder} holds no DeepSpeed checkpoint")
+        return dict(state)
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """DeepSpeed, told of the device before its first import."""
+    if device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel("WARNING")
+    if device.type == "cpu":
+        # A shared-memory all-reduce that is compiled on first use (40 s); gloo does as well at these sizes.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def _make_optimizer(
+    module: nn.Module, config: OptimizerConfig, device: torch.device, offloads: bool
+) -> torch.optim.Optimizer:
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if offloads:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.lr,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=device.type == "cuda",
+    )
+
+
+def _offloads(trainer: TrainerConfig, device: torch.device) -> bool:
+    """On CPUs everything is in host memory already."""
+    return trainer.deepspeed.offload_optimizer and device.type == "cuda"
+
+
+def deepspeed_config(
+    trainer: TrainerConfig, dtype: torch.dtype, device: torch.device, grad_clip: float
+) -> dict[str, Any]:
+    """What `deepspeed.initialize` is given. Micro-batches are none of its concern: see DeepSpeedModel."""
+    zero: dict[str, Any] = {"stage": trainer.deepspeed.zero_stage}
+    if _offloads(trainer, device):
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        if trainer.deepspeed.offload_param:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": grad_clip,
+        "bf16": {"enabled": dtype is torch.bfloat16},
+        "steps_per_print": 10**9,
+    }
+
+
+def _report_grad_norm(engine: Any) -> None:
+    """Plain float32 without ZeRO clips without keeping the norm; keep it."""
+    from deepspeed.runtime.utils import clip_grad_norm_
+
+    def clip() -> None:
+        norm = clip_grad_norm_(engine.module.parameters(), max_norm=engine.gradient_clipping(), mpu=engine.mpu)
+        engine._global_grad_norm = float(norm)
+
+    engine.clip_fp32_gradients = clip

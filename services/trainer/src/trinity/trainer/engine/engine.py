@@ -1,0 +1,301 @@
+"""The models that train: all updates of one step from a batch, whatever the ZeRO stage and the number of ranks.
+
+The loss of a micro-batch is its share of the global batch's loss, times the number of ranks because DeepSpeed averages
+over them. Backward passes only accumulate (managed_gradient_accumulation is off); `step` reduces and updates. So the
+gradient does not depend on how the batch was split.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+import torch.distributed as dist
+
+from trinity.config import Plan
+from trinity.runtime.weights import Lora, TensorInfo
+from trinity.trainer.algorithms.kl import KlCoefficients
+from trinity.trainer.algorithms.loss import LossInputs, compute_loss, wants_entropy_gradient
+from trinity.trainer.algorithms.report import Report, join, means
+from trinity.trainer.algorithms.whole_batch import informed, needs_policy, penalised
+from trinity.trainer.bad_steps import BadStep
+from trinity.trainer.batch import TrainBatch, TrainSequence, with_advantages
+from trinity.trainer.engine.critic import explained_variance, load_critic, of_sequences, value_loss
+from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
+from trinity.trainer.engine.figures import Groups, group_figures
+from trinity.trainer.engine.learner import Learner, LossOf, memory_for
+from trinity.trainer.engine.mini_batches import mini_batches, number_of_parts
+from trinity.trainer.engine.passes import Passes
+from trinity.trainer.engine.weights import PolicyWeights
+from trinity.trainer.microbatch import MicroBatch, after_first_token
+from trinity.trainer.model import PolicyModel, load_policy
+from trinity.trainer.ranks import Ranks
+from trinity.trainer.schedule import learning_rate
+from trinity.trainer.sequence_parallel import make_groups
+from trinity.trainer.sharing import Sharing
+from trinity.trainer.weights.shards import Weights
+
+log = structlog.get_logger(__name__)
+
+
+class TrainEngine:
+    """The policy, its optimizer and, if the algorithm needs them, the frozen reference and the critic."""
+
+    def __init__(self, plan: Plan, ranks: Ranks, device: str) -> None:
+        self._plan = plan
+        self._ranks = ranks
+        trainer = plan.config.trainer
+        self.device = torch.device("cpu" if device == "cpu" else f"cuda:{ranks.local_rank}")
+        choice = trainer.deepspeed.dtype
+        on_gpu = self.device.type == "cuda"
+        self.dtype = torch.bfloat16 if choice == "bfloat16" or (choice == "auto" and on_gpu) else torch.float32
+        deepspeed = import_deepspeed(self.device)
+        if on_gpu:
+            torch.cuda.set_device(self.device)
+        deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
+        self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
+        policy = self._load(trainer.gradient_checkpointing)
+        self._sharing = Sharing.of(plan, policy, ranks, self.device)
+        self.reference = self._load_reference() if plan.algorithm.needs_reference else None
+        self._kl = KlCoefficients.of(plan.algorithm)
+        self._model = DeepSpeedModel(
+            policy, plan.config.algorithm.optimizer, trainer, self.dtype, self.device, trainer.grad_clip
+        )
+        self._weights = PolicyWeights(self._model, plan, ranks, self.dtype, self.device)
+        self._passes = Passes(self._sharing, ranks, self.device)
+        self._learner = Learner(self._model, self._passes)
+        self._critic = self._load_critic() if plan.algorithm.critic else None
+
+    def _load(self, gradient_checkpointing: bool) -> PolicyModel:
+        trainer = self._plan.config.trainer
+        return load_policy(
+            self._plan.config.model,
+            self.dtype,
+            trainer.logprob_chunk_tokens,
+            gradient_checkpointing,
+            packed=trainer.use_remove_padding,
+            group=self._group,
+            head_in_float32=trainer.lm_head_float32,
+        )
+
+    def _load_reference(self) -> Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]]:
+        """The run's base model: frozen and whole on every rank, or with LoRA the policy without its adapters."""
+        if self._plan.config.model.lora is not None:
+            return self._without_adapters
+        return self._load(gradient_checkpointing=False).to(self.device).eval().requires_grad_(False)
+
+    def _without_adapters(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.policy.base():
+            logprobs, entropy = self._model(micro)
+        return logprobs, entropy
+
+    def _load_critic(self) -> Learner:
+        trainer = self._plan.config.trainer
+        model = load_critic(
+            self._plan.config.model,
+            self.dtype,
+            trainer.gradient_checkpointing,
+            packed=self._model.module.packed,
+            group=self._group,
+        )
+        learns = DeepSpeedModel(
+            model, trainer.critic.optimizer, trainer, self.dtype, self.device, trainer.critic.grad_clip
+        )
+        return Learner(learns, self._passes, "critic")
+
+    @property
+    def policy(self) -> PolicyModel:
+        module: PolicyModel = self._model.module
+        return module
+
+    @property
+    def zero_stage(self) -> int:
+        return self._model.zero_stage
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+        return int(self.policy.model.config.get_text_config().vocab_size)
+
+    @property
+    def trains_in_float32(self) -> bool:
+        return self.dtype is torch.float32
+
+    def train(self, batch: TrainBatch, last_step: int) -> dict[str, float]:
+        """All updates of one step; returns metrics over the whole batch. The same batch must be given on every rank.
+
+        Raises BadStep if there is nothing to be learnt from the batch; no weight was changed by the update it is about.
+        """
+        plan, trainer = self._plan.algorithm, self._plan.config.trainer
+        with memory_for(batch, self._ranks.world_size):
+            batch, metrics = self._of_whole_batch(batch)
+        rate = learning_rate(self._plan.config.algorithm.optimizer, batch.step, last_step)
+        critics_rate = learning_rate(trainer.critic.optimizer, batch.step, last_step)
+        reports: list[Report] = []
+        try:
+            for part in mini_batches(batch, plan, trainer.mini_batch_size, trainer.epochs_per_batch):
+                if self._critic is not None:
+                    reports.append(self._critic.update(_rolled_out(part), critics_rate, self._critics_loss(part)))
+                if self._policy_learns(batch.step):
+                    with memory_for(part, self._ranks.world_size):
+                        part = self._of_mini_batch(part)
+                    reports.append(self._learner.update(part, rate, self._policys_loss(part)))
+        except BadStep as error:
+            error.updates = len([report for report in reports if report])
+            raise
+        metrics = {**means(join(reports)), **metrics, "updates": float(sum(bool(report) for report in reports))}
+        kl = metrics.get("kl_loss"), metrics.get("reward_kl")
+        self._kl = self._kl.after(plan, *kl, len(batch.sequences))
+        return metrics
+
+    def figures(self, batch: TrainBatch) -> Groups:
+        """What each group does to the loss of the batch, which was not trained. A collective; changes nothing."""
+        batch = self._of_mini_batch(self._of_whole_batch(batch)[0])
+        loss_of = self._policys_loss(batch)
+        return group_figures(batch, self._passes, lambda micro: self._model(micro)[0], loss_of)
+
+    def _policy_learns(self, step: int) -> bool:
+        return self._critic is None or step > self._plan.config.trainer.critic.warmup_steps
+
+    def _of_whole_batch(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
+        """With what the models say of it before the first update: advantages, returns, proximal log-probabilities."""
+        plan, trainer = self._plan.algorithm, self._plan.config.trainer
+        metrics: dict[str, float] = {}
+        values = None
+        if self._critic is not None:
+            rolled_out = [sequence for sequence in batch.sequences if not sequence.expert]
+            values = self._passes.tokens(rolled_out, self._critic.model)
+        if plan.kl_in_reward:
+            batch, kl = penalised(plan, batch, self._logprobs(batch, self.reference), self._kl.reward, values)
+            metrics |= {} if kl is None else {"reward_kl": kl}
+        elif values is not None:
+            sequences = with_advantages(batch.sequences, plan, batch.step, None, values)
+            batch = replace(batch, sequences=tuple(sequences))
+        if values is not None and (explained := explained_variance(batch.sequences)) is not None:
+            metrics["critic/explained_variance"] = explained
+        parts = number_of_parts(batch, plan, trainer.mini_batch_size)
+        if parts * trainer.epochs_per_batch > 1 and not plan.offline:
+            found = zip(batch.sequences, self._logprobs(batch, self._model), strict=True)
+            batch = replace(batch, sequences=tuple(replace(s, proximal_logprobs=p) for s, p in found))
+        return batch, metrics
+
+    def _of_mini_batch(self, batch: TrainBatch) -> TrainBatch:
+        """With what its loss needs of all of it (algorithms.whole_batch)."""
+        plan = self._plan.algorithm
+        if not needs_policy(plan):
+            return batch
+        reference = self._logprobs(batch, self.reference) if plan.of_pairs else None
+        return informed(plan, batch, self._logprobs(batch, self._model), reference)
+
+    def _logprobs(self, batch: TrainBatch, model: Any) -> list[np.ndarray]:
+        """Of every sequence's response tokens, float32 [R] each, on every rank."""
+        return self._passes.tokens(batch.sequences, lambda micro: model(micro)[0])
+
+    def _policys_loss(self, batch: TrainBatch) -> LossOf:
+        plan, totals = self._plan.algorithm, batch.totals
+
+        def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
+            reference = self._reference_logprobs(micro)  # the same module with LoRA: not between here and backward
+            logprobs, entropy = self._model(micro)
+            inputs = LossInputs(
+                logprobs=logprobs,
+                entropy=entropy if wants_entropy_gradient(plan) else entropy.detach(),
+                mask=micro.mask,
+                old_logprobs=micro.old_logprobs,
+                advantages=micro.advantages,
+                reference_logprobs=reference,
+                proximal_logprobs=micro.proximal_logprobs,
+                fresh=micro.fresh,
+                kept=micro.kept,
+                expert_B=micro.expert,
+                pairs_B=micro.pairs,
+                peers_B=micro.peers,
+                step=batch.step,
+            )
+            return compute_loss(plan, inputs, totals, self._kl.loss)
+
+        return loss_of
+
+    def _critics_loss(self, batch: TrainBatch) -> LossOf:
+        """Of rolled-out sequences: expert rows have no reward."""
+        assert self._critic is not None
+        model, cliprange = self._critic.model, self._plan.config.trainer.critic.cliprange_value
+        totals = _rolled_out(batch).totals
+
+        def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
+            old, returns = (of_sequences(sequences, name, micro) for name in ("values", "returns"))
+            return value_loss(model(micro), old, returns, micro.mask, totals, cliprange)
+
+        return loss_of
+
+    @torch.no_grad()
+    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
+        if self.reference is None:
+            return None
+        logprobs, _ = self.reference(micro)
+        result: torch.Tensor = logprobs
+        return result
+
+    @torch.no_grad()
+    def probe_logprobs(self, sequences: Sequence[Sequence[int]], other_head: bool = False) -> list[list[float]]:
+        """Of each sequence's tokens but the first, at temperature 1. A collective under ZeRO-3; changes nothing.
+
+        `other_head`: with the output projection in bfloat16 if it is in float32 else, and the other way round.
+        """
+        self._model.engine.eval()
+        with self.policy.other_head() if other_head else contextlib.nullcontext():
+            logprobs, _ = self._model(self._sharing.one([after_first_token(tokens) for tokens in sequences]))
+        return [row[: len(tokens) - 1] for row, tokens in zip(logprobs.tolist(), sequences, strict=True)]
+
+    def layout(self) -> list[TensorInfo]:
+        """What `weights` gives: names, dtypes and shapes, in its order."""
+        return self._weights.layout()
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy's whole tensors in layer order; a collective under ZeRO-3, so on every rank together."""
+        return self._weights.read()
+
+    @property
+    def lora(self) -> Lora | None:
+        """How adapters, which `weights` gives then, change the base model; None: `weights` are the whole model."""
+        return self.policy.lora
+
+    def whole_weights(self) -> tuple[Sequence[TensorInfo], Iterator[tuple[str, torch.Tensor]]]:
+        """Layout and tensors of a whole model, adapters merged. Rank 0, while the other ranks go through `weights`."""
+        return self._weights.whole()
+
+    def load_weights(self, weights: Weights | None) -> None:
+        """Inverse of `weights`, from rank 0's to every rank; the optimizer begins anew. A collective."""
+        self._weights.load(weights)
+
+    def base_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the run began with, for `load_weights`. Rank 0 alone."""
+        return self._weights.base()
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        """Everything that trains, of all ranks, into `folder`; a critic into the folder `critic` beside it."""
+        if self._critic is not None:
+            self._critic.model.save(folder.with_name("critic"), {})
+        self._model.save(folder, {**state, "kl_coefficients": asdict(self._kl)})
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Inverse of `save`; returns its state."""
+        if self._critic is not None:
+            self._critic.model.load(folder.with_name("critic"))
+        state = self._model.load(folder)
+        if "kl_coefficients" in state:  # not in those of former versions
+            self._kl = KlCoefficients(**state["kl_coefficients"])
+        return state
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _rolled_out(batch: TrainBatch) -> TrainBatch:
+    """Without the rows of datasets."""
+    return replace(batch, sequences=tuple(sequence for sequence in batch.sequences if not sequence.expert))

@@ -1,0 +1,148 @@
+"""One update of a model: gradients of micro-batches, that add up to the gradient of the mini-batch, then one step.
+
+An update that cannot be right is not made: the weights stay as they are, and what is raised says why.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import structlog
+import torch
+
+from trinity.trainer.algorithms.report import Report, join
+from trinity.trainer.bad_steps import NotFinite, OutOfMemory, OutOfMemoryAlone
+from trinity.trainer.batch import TrainBatch, TrainSequence
+from trinity.trainer.engine.deepspeed import DeepSpeedModel
+from trinity.trainer.engine.passes import Passes
+from trinity.trainer.microbatch import MicroBatch
+
+log = structlog.get_logger(__name__)
+
+# The sequences of a micro-batch and the micro-batch -> its share of the loss, and its report.
+LossOf = Callable[[Sequence[TrainSequence], MicroBatch], tuple[torch.Tensor, Report]]
+
+
+def _one(value: float) -> torch.Tensor:
+    """An entry of a report, of one update."""
+    return torch.tensor([value, 1.0], dtype=torch.float64)
+
+
+class Learner:
+    """A model that learns, by shares of a loss. `name` is what errors and metrics call it: empty for the policy."""
+
+    def __init__(self, model: DeepSpeedModel, passes: Passes, name: str = "") -> None:
+        self.model = model
+        self._passes = passes
+        self._prefix = f"{name}/" if name else ""
+        self._subject = f"{name}'s " if name else ""
+
+    def update(self, batch: TrainBatch, rate: float, loss_of: LossOf) -> Report:
+        """Learn from the batch once; its report over all ranks. Without a token to learn from nothing is done.
+
+        Raises NotFinite and OutOfMemory; the weights are what they were then. OutOfMemoryAlone ends the trainer.
+        """
+        if not batch.totals.tokens:
+            return {}
+        self.model.engine.train()
+        report = self._passes.total(self._gradient(batch, loss_of))
+        if not bool(torch.isfinite(report.pop("loss")).all()):
+            self.model.drop()
+            raise NotFinite(f"{self._subject}loss", batch.step)
+        norm = self.model.step(rate)
+        if norm is not None and not math.isfinite(norm):
+            raise NotFinite(f"norm of the {self._subject}gradient", batch.step)
+        if norm is not None:
+            report[f"{self._prefix}grad_norm"] = _one(norm)
+        report[f"{self._prefix}lr"] = _one(rate)
+        return report
+
+    def _gradient(self, batch: TrainBatch, loss_of: LossOf) -> Report:
+        """The gradient of all micro-batches, accumulated. If memory is not enough, once more in halves of them."""
+        whole = self._passes.sharing.micro_batches(batch.sequences)
+        found, problem = None, ""
+        try:
+            found = self._accumulate(batch, whole, loss_of)
+        except torch.OutOfMemoryError as error:
+            problem = str(error)  # not the error itself: its traceback holds the tensors
+            if self._others_wait:
+                raise OutOfMemoryAlone(too_large(batch, problem)) from None
+        if not self._passes.anywhere(found is None):
+            assert found is not None
+            return found
+        del whole
+        self.model.abandon()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        log.warning("trainer.step.out_of_memory", step=batch.step, problem=problem, **_described(batch))
+        try:
+            found = self._accumulate(batch, self._halves(batch), loss_of)
+        except torch.OutOfMemoryError as error:
+            found, problem = None, str(error)
+        if not self._passes.anywhere(found is None):
+            assert found is not None
+            return found
+        self.model.abandon()
+        raise too_large(batch, problem or "on another rank")
+
+    def _accumulate(
+        self, batch: TrainBatch, micro_batches: Iterator[tuple[list[int], MicroBatch]], loss_of: LossOf
+    ) -> Report:
+        """Of this rank's micro-batches. torch.OutOfMemoryError says which one was too large."""
+        reports = []
+        for indices, micro in micro_batches:
+            try:
+                loss, report = loss_of([batch.sequences[index] for index in indices], micro)
+                self.model.backward(loss)
+            except torch.OutOfMemoryError as error:
+                size = f"{sum(micro.lengths)} tokens in {len(indices)} sequence(s)"
+                raise torch.OutOfMemoryError(f"a micro-batch of {size}: {error}") from error
+            reports.append(
+                report | {"loss": torch.stack([loss.detach().float(), loss.new_ones((), dtype=torch.float)])}
+            )
+        return join(reports)
+
+    def _halves(self, batch: TrainBatch) -> Iterator[tuple[list[int], MicroBatch]]:
+        """Each micro-batch in two, of which the second one may be empty: as many on every rank."""
+        sharing = self._passes.sharing
+        for indices, _ in sharing.micro_batches(batch.sequences):
+            middle = -(-len(indices) // 2)
+            for half in (indices[:middle], indices[middle:]):
+                yield half, sharing.one([batch.sequences[index] for index in half])
+
+    @property
+    def _others_wait(self) -> bool:
+        """Under ZeRO 2 and 3, and with shared sequences, other ranks are in an exchange that this one will not join."""
+        return self._passes.ranks > 1 and (self.model.zero_stage > 1 or self._passes.sharing.copies > 1)
+
+
+def too_large(batch: TrainBatch, problem: str) -> OutOfMemory:
+    """Of a batch for which memory was not enough."""
+    longest = max(batch.sequences, key=lambda sequence: sequence.length)
+    return OutOfMemory(
+        f"memory is not enough for {len(batch.sequences)} sequences, the longest of {longest.length} tokens: {problem}"
+        f". Lower trainer.max_token_len_per_gpu or the model's lengths, set trainer.gradient_checkpointing, or make "
+        f"room with trainer.deepspeed.zero_stage 3 or offload_optimizer",
+        batch.step,
+        [longest.group],
+    )
+
+
+@contextmanager
+def memory_for(batch: TrainBatch, ranks: int) -> Iterator[None]:
+    """Within it models look at a batch and learn nothing; memory that is not enough names the batch."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        problem = too_large(batch, str(error))
+        raise problem if ranks == 1 else OutOfMemoryAlone(problem) from None
+
+
+def _described(batch: TrainBatch) -> dict[str, object]:
+    """Which batch it is, for the log."""
+    return {
+        "sequences": len(batch.sequences),
+        "groups": sorted({sequence.group for sequence in batch.sequences}),
+        "longest": max(sequence.length for sequence in batch.sequences),
+        "tokens": sum(sequence.length for sequence in batch.sequences),
+    }

@@ -1,0 +1,100 @@
+"""Weights out of and into a model that trains, whole tensors in layer order, whatever the sharding."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trinity.config import Plan
+from trinity.config.schema.model import ModelConfig
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.weights import TensorInfo
+from trinity.runtime.weights.buckets import plan_buckets
+from trinity.runtime.weights.lora import merged
+from trinity.trainer.engine.deepspeed import DeepSpeedModel
+from trinity.trainer.model import PolicyModel, load_policy
+from trinity.trainer.ranks import Ranks
+from trinity.trainer.weights.shards import Weights, describe
+
+
+class PolicyWeights:
+    """The policy's weights as versions have them: of LoRA the adapters. All but `base` are collectives under ZeRO-3."""
+
+    def __init__(
+        self, model: DeepSpeedModel, plan: Plan, ranks: Ranks, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._model = model
+        self._plan = plan
+        self._ranks = ranks
+        self._dtype = dtype
+        self._device = device
+
+    def layout(self) -> list[TensorInfo]:
+        """What `read` gives: names, dtypes and shapes, in its order."""
+        policy: PolicyModel = self._model.module
+        return [
+            describe(name, parameter.dtype, getattr(parameter, "ds_shape", parameter.shape))
+            for name, parameter in policy.weights()
+        ]
+
+    @torch.no_grad()
+    def read(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole tensors by checkpoint name; a tensor is valid until the next one is asked for."""
+        for bucket in self._buckets():
+            with self._gathered(bucket, None):
+                for name, parameter in bucket:
+                    yield name, parameter.data
+
+    @torch.no_grad()
+    def load(self, weights: Weights | None) -> None:
+        """Inverse of `read`, from rank 0's to every rank; the optimizer begins anew."""
+        given = iter(weights or ())
+        for bucket in self._buckets():
+            with self._gathered(bucket, 0):
+                for name, parameter in bucket:
+                    if self._ranks.is_first:
+                        parameter.data.copy_(_expected(name, parameter, *next(given, ("nothing", torch.empty(0)))))
+                    if self._model.zero_stage != 3 and self._ranks.world_size > 1:
+                        dist.broadcast(parameter.data, src=0)
+        self._model.forget()
+
+    def base(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the run began with, for `load`. Rank 0 alone."""
+        for name, parameter in self._begun_with(self._plan.config.model).weights():
+            yield name, parameter.data
+
+    def whole(self) -> tuple[Sequence[TensorInfo], Iterator[tuple[str, torch.Tensor]]]:
+        """A whole model's layout and tensors: of LoRA the base model's with the adapters merged. Rank 0's `read`."""
+        lora = self._model.module.lora
+        if lora is None:
+            return self.layout(), self.read()
+        adapters = {name: tensor.clone() for name, tensor in self.read()}
+        plain = self._begun_with(self._plan.config.model.model_copy(update={"lora_configs": None}))
+        base = {name: parameter.data for name, parameter in plain.weights()}
+        layout = [describe(name, tensor.dtype, tensor.shape) for name, tensor in base.items()]
+        found = merged(base.items(), adapters, lora.scale, self._device)
+        return layout, ((name, tensor.to(self._dtype)) for name, tensor in found)
+
+    def _begun_with(self, model: ModelConfig) -> PolicyModel:
+        return load_policy(model, self._dtype, 1, gradient_checkpointing=False)
+
+    def _buckets(self) -> Iterator[list[tuple[str, Any]]]:
+        """Parameters that are gathered together under ZeRO-3."""
+        of_name = dict(self._model.module.weights())
+        for bucket in plan_buckets(self.layout(), self._plan.config.synchronizer.bucket_mib * 1024**2):
+            yield [(slot.tensor.name, of_name[slot.tensor.name]) for slot in bucket.slots]
+
+    def _gathered(self, bucket: list[tuple[str, Any]], changed_by: int | None) -> Any:
+        if self._model.zero_stage != 3:
+            return contextlib.nullcontext()
+        return self._model.gathered([parameter for _, parameter in bucket], changed_by)
+
+
+def _expected(name: str, parameter: Any, given: str, tensor: torch.Tensor) -> torch.Tensor:
+    if (given, tensor.shape) != (name, parameter.shape):
+        raise InvalidInput(
+            "weights", f"{name} {list(parameter.shape)} is due, {given} {list(tensor.shape)} came: another model's"
+        )
+    return tensor

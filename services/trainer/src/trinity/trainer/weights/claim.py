@@ -1,0 +1,119 @@
+"""One trainer a run: a claim at the sync service, renewed for as long as the process lives.
+
+    start -> (the predecessor's claim ends) -> held -> renewed every third of the lease -> released
+                                                    -> lost: another trainer has the run; this one must end
+
+With each renewal comes the newest rollback.
+"""
+
+import contextlib
+import threading
+import time
+import uuid
+
+import structlog
+
+from trinity.runtime.errors import AlreadyExists, NotFound, TrinityError, Unavailable
+from trinity.trainer.weights.client import Rollback, SyncClient
+
+log = structlog.get_logger(__name__)
+
+# A killed trainer's claim lives on for a lease, so its successor waits for two of the service's usual ones.
+_PATIENCE_SECONDS = 20.0
+_RETRY_SECONDS = 0.5
+_CALL_SECONDS = 5.0
+
+
+class Claim:
+    """start -> wait -> (check, rollback, ...) -> close. Renews in a thread of its own."""
+
+    def __init__(self, client: SyncClient, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+        self._client = client
+        self._patience_seconds = patience_seconds
+        self._trainer_id = uuid.uuid4().hex
+        self._lock = threading.Lock()
+        self._decided = threading.Event()
+        self._closed = threading.Event()
+        self._failure: TrinityError | None = None
+        self._rollback = Rollback()
+        self._lease_seconds = 0.0
+        self.lease_id = ""
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, daemon=True, name="claim").start()
+
+    def wait(self) -> None:
+        """Until the run is this trainer's. AlreadyExists, naming the other one, if it is not to be had."""
+        self._decided.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what ended the claim."""
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def rollback(self) -> Rollback:
+        return self._rollback
+
+    def renew(self) -> None:
+        """Now, and not when a third of the lease is over: to hear of the newest rollback."""
+        with contextlib.suppress(Unavailable):
+            self._attempt()
+        self.check()
+
+    def close(self) -> None:
+        """Give the run free."""
+        self._closed.set()
+        with self._lock, contextlib.suppress(TrinityError):
+            if self.lease_id and self._failure is None:
+                self._client.release(self.lease_id)
+
+    def _run(self) -> None:
+        while not self._closed.is_set() and self._failure is None:
+            wait_seconds = _RETRY_SECONDS
+            try:
+                self._attempt()
+                wait_seconds = self._lease_seconds / 3
+            except Unavailable as error:
+                log.info("trainer.claim.retry", reason=str(error))
+            self._closed.wait(wait_seconds)
+
+    def _attempt(self) -> None:
+        with self._lock:
+            if self._closed.is_set() or self._failure is not None:
+                return
+            try:
+                self._renew() if self.lease_id else self._begin()
+            except Unavailable:
+                raise
+            except TrinityError as error:
+                self._failure = error
+                log.error("trainer.claim.lost", reason=str(error))
+            self._decided.set()
+
+    def _begin(self) -> None:
+        """Wait for a claim that is about to end, as that of a predecessor that was killed."""
+        deadline: float | None = None
+        while True:
+            try:
+                self._claim("")
+                return
+            except AlreadyExists as error:
+                if deadline is None:
+                    deadline = time.monotonic() + self._patience_seconds
+                    log.info("trainer.claim.waits", seconds=self._patience_seconds, reason=str(error))
+                if time.monotonic() > deadline or self._closed.wait(_RETRY_SECONDS):
+                    raise
+
+    def _renew(self) -> None:
+        """A lease that ran out while the service was away is still good, unless another trainer had the run since."""
+        try:
+            self._claim(self.lease_id)
+        except (AlreadyExists, NotFound) as error:
+            raise AlreadyExists(f"this trainer has lost the run: {error}") from None
+
+    def _claim(self, lease_id: str) -> None:
+        answer = self._client.claim(self._trainer_id, lease_id, _CALL_SECONDS)
+        self.lease_id, self._lease_seconds = answer.lease_id, answer.lease_seconds
+        self._rollback = answer.rollback

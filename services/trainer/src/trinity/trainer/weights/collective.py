@@ -1,0 +1,125 @@
+"""Rank 0 of the collective group: it serves the store where members meet, forms epochs, and broadcasts versions."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import structlog
+import torch
+
+from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.runtime.weights import CollectiveOffer, Manifest
+from trinity.runtime.weights.collective import Group, GroupBroken, Store, send
+
+log = structlog.get_logger(__name__)
+
+_FORM_ATTEMPTS = 2
+_MOST_PUBLISHES_LEFT_OUT = 64
+
+
+class CollectiveSender:
+    """Offers each version to the explorers that are ready. Never raises for what a member does or fails to do.
+
+    `form` is FormEpoch at the sync service. A member that misses a deadline is left out of the next epochs: of one at
+    first, then of twice as many each time.
+    """
+
+    def __init__(
+        self,
+        form: Callable[[pb.FormEpochRequest], pb.FormEpochResponse],
+        run: str,
+        host: str,
+        device: torch.device,
+        bucket_bytes: int,
+        timeout_seconds: float,
+    ) -> None:
+        self._form = form
+        self._run = run
+        self._device = device
+        self._bucket_bytes = bucket_bytes
+        self._timeout = timeout_seconds
+        self._backend = "gloo" if device.type == "cpu" else "nccl"
+        self._store = Store.serve(host)
+        self._epoch: pb.Epoch | None = None
+        self._group: Group | None = None
+        self._left_out: Counter[str] = Counter()  # publishes still to sit out
+        self._missed: Counter[str] = Counter()
+
+    def offer(self, lease_id: str) -> CollectiveOffer | None:
+        """Form the group for the next version, anew if members came or went; None if there is nobody for it."""
+        self._left_out -= Counter(dict.fromkeys(self._left_out, 1))
+        for _ in range(_FORM_ATTEMPTS):
+            request = pb.FormEpochRequest(
+                run=self._run,
+                lease_id=lease_id,
+                backend=self._backend,
+                store_address=self._store.address,
+                excluded=list(self._left_out),
+                renew=self._group is None and self._epoch is not None,
+            )
+            answer = self._form(request)
+            if not answer.HasField("epoch"):
+                self._break_off()
+                return None
+            if self._group is not None and self._epoch is not None and answer.epoch.number == self._epoch.number:
+                return CollectiveOffer(answer.epoch.number, self._bucket_bytes)
+            self._break_off()
+            self._epoch = answer.epoch
+            if self._enter(answer.epoch):
+                return CollectiveOffer(answer.epoch.number, self._bucket_bytes)
+        return None
+
+    def _enter(self, epoch: pb.Epoch) -> bool:
+        if not self._all_say(epoch, f"here/{epoch.number}"):
+            return False
+        self._store.say(f"go/{epoch.number}")
+        try:
+            self._group = Group(
+                self._store, epoch.number, self._backend, 0, epoch.world_size, self._device, self._timeout
+            )
+        except GroupBroken as error:
+            log.warning("trainer.epoch.failed", epoch=epoch.number, reason=str(error))
+            return False
+        names = [member.explorer_id for member in epoch.members]
+        log.info("trainer.epoch.formed", epoch=epoch.number, world_size=epoch.world_size, members=names)
+        return True
+
+    def send(self, manifest: Manifest, weights: Iterator[tuple[str, torch.Tensor]]) -> bool:
+        """Broadcast a version when all members are ready. False: it was called off, or broken off."""
+        epoch, group = self._epoch, self._group
+        assert epoch is not None and group is not None
+        prefix = f"{epoch.number}/{manifest.version}"
+        if not self._all_say(epoch, f"ready/{prefix}"):
+            self._store.say(f"go/{prefix}", yes=False)
+            return False
+        self._store.say(f"go/{prefix}")
+        try:
+            send(group, manifest.tensors, weights, self._bucket_bytes)
+        except GroupBroken as error:
+            log.warning("trainer.epoch.broken", epoch=epoch.number, version=manifest.version, reason=str(error))
+            self._break_off()
+            return False
+        for member in epoch.members:
+            del self._missed[member.explorer_id]
+        return True
+
+    def _all_say(self, epoch: pb.Epoch, what: str) -> bool:
+        names = [member.explorer_id for member in epoch.members]
+        heard = self._store.wait_all([f"{what}/{name}" for name in names], self._timeout)
+        silent = [name for name, said in zip(names, heard, strict=True) if said is None]
+        if False in heard:  # one has better things to do just now; the others were not asked long enough
+            log.info("trainer.epoch.declined", what=what)
+            return False
+        for name in silent:
+            self._missed[name] += 1
+            self._left_out[name] = min(2 ** (self._missed[name] - 1), _MOST_PUBLISHES_LEFT_OUT) + 1
+        if silent:
+            log.warning("trainer.epoch.silent", what=what, members=silent, seconds=self._timeout)
+        return not silent
+
+    def _break_off(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        self._group = None
+
+    def close(self) -> None:
+        self._break_off()

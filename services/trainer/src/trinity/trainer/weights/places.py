@@ -1,0 +1,171 @@
+"""The stores of a run, as the trainer fills them: each version whole or, on s3 and jetstream, as a difference.
+
+A difference needs its base in the same store. Every `full_interval`-th version is whole, and so is the first after a
+restart, a rollback or a rejection, and whatever would save too little.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+
+from trinity.runtime.errors import Conflict, InvalidInput, NotFound, TrinityError, Unavailable
+from trinity.runtime.weights import Delta, FolderOffer, Manifest, Offer, check_files
+from trinity.runtime.weights.cache import WeightCache
+from trinity.runtime.weights.delta import encode
+from trinity.runtime.weights.stores import Store, usable_kinds
+
+log = structlog.get_logger(__name__)
+
+# A difference that saves less than this part of the bytes is not worth a chain of bases.
+_WORTHWHILE = 0.8
+
+
+@dataclass
+class _Place:
+    """A store and what lies in it: its newest version (-1: none), and the differences since the last whole one."""
+
+    store: Store
+    newest: int = -1
+    deltas: int = 0
+
+
+class Places:
+    """put -> seal -> delete. Whole files of each version lie in `folder(version)` before."""
+
+    def __init__(self, root: Path, run: str, stores: Sequence[Store], full_interval: int, nats_url: str) -> None:
+        self.root = root
+        self._run = run
+        self._nats_url = nats_url
+        self._places = [_Place(store) for store in stores]
+        self._full_interval = full_interval
+        self._base: Manifest | None = None
+
+    def folder(self, version: int) -> Path:
+        return self.root / f"v{version}"
+
+    def begin_anew(self) -> None:
+        """What was put last is no base: the next version is whole everywhere."""
+        self._base = None
+
+    def put(self, manifest: Manifest) -> Manifest:
+        """Into every store; the manifest with their offers. One that does not answer is left out, unless all are."""
+        manifest = self._with_delta(manifest)
+        offers: list[Offer] = []
+        problem: TrinityError | None = None
+        for place in self._places:
+            delta = manifest.delta is not None and self._takes_delta(place)
+            source = self._delta_folder(manifest.version) if delta else self.folder(manifest.version)
+            try:
+                offers.append(self._put(place.store, manifest, source, delta))
+            except Unavailable as error:
+                log.warning("trainer.version.store_left_out", store=place.store.kind, reason=str(error))
+                problem, place.newest = error, -1
+                continue
+            place.newest, place.deltas = manifest.version, place.deltas + 1 if delta else 0
+        shutil.rmtree(self._delta_folder(manifest.version), ignore_errors=True)
+        if problem is not None and not offers:
+            raise problem
+        if not any(getattr(offer, "delta", False) for offer in offers):
+            manifest = replace(manifest, delta=None)
+        return replace(manifest, offers=tuple(offers))
+
+    def _put(self, store: Store, manifest: Manifest, source: Path, delta: bool) -> Offer:
+        """A trainer that died before Stage may have left the version there, sealed even, which nobody knows of."""
+        if not self._is_own_folder(store):
+            with contextlib.suppress(NotFound):  # a bucket that the first put makes
+                store.delete(manifest.version)
+        return store.put(manifest, source, delta)
+
+    def seal(self, manifest: Manifest) -> None:
+        """The manifest goes beside the files, last of all; the version can be a base now.
+
+        A store that does not answer any more gets the next version whole, unless none does: Unavailable then.
+        """
+        problem: TrinityError | None = None
+        for place in [place for place in self._places if place.newest == manifest.version]:
+            try:
+                place.store.seal(manifest)
+            except Unavailable as error:
+                log.warning("trainer.version.store_left_out", store=place.store.kind, reason=str(error))
+                problem, place.newest = error, -1
+        if problem is not None and all(place.newest != manifest.version for place in self._places):
+            raise problem
+        self._base = manifest
+
+    def seal_again(self, manifest: Manifest) -> None:
+        """The whole files of a version are in the folder once more; the other stores have never lost theirs."""
+        for place in self._places:
+            if self._is_own_folder(place.store):
+                place.store.seal(manifest)
+
+    def _is_own_folder(self, store: Store) -> bool:
+        """Whether the store's versions are the files in `folder(version)` themselves."""
+        return store.offer(0, False) == FolderOffer(str(self.folder(0).absolute()))
+
+    def find(self, manifest: Manifest) -> Path:
+        """Where the whole files of a version lie, checked; fetched from another store if they are not in the folder."""
+        try:
+            check_files(manifest, self.folder(manifest.version))
+            return self.folder(manifest.version)
+        except InvalidInput as error:
+            log.warning("trainer.version.not_here", version=manifest.version, reason=str(error))
+        cache = WeightCache(self._fetched, self._run, usable_kinds(self._nats_url), self._nats_url)
+        try:
+            return cache.fetch(manifest).folder
+        except TrinityError as error:
+            raise Conflict(f"version {manifest.version} cannot be gone back to: {error}") from None
+        finally:
+            cache.close()
+
+    def drop_fetched(self) -> None:
+        """What `find` had to fetch is not needed any more."""
+        shutil.rmtree(self._fetched, ignore_errors=True)
+
+    @property
+    def _fetched(self) -> Path:
+        return self.root / ".fetched"
+
+    def delete(self, versions: Iterable[int]) -> None:
+        """From every store and from the folder. What cannot be deleted now only takes room."""
+        for version in versions:
+            for place in self._places:
+                try:
+                    place.store.delete(version)
+                except TrinityError as error:
+                    log.warning("trainer.version.not_deleted", version=version, reason=str(error))
+            shutil.rmtree(self.folder(version), ignore_errors=True)
+
+    def close(self) -> None:
+        for place in self._places:
+            place.store.close()
+
+    def _with_delta(self, manifest: Manifest) -> Manifest:
+        """With the difference to the version before, if a store has use for it and it is much smaller."""
+        base = self._base
+        if base is None or not any(self._takes_delta(place) for place in self._places):
+            return manifest
+        if not self.folder(base.version).is_dir():
+            return manifest
+        target = self._delta_folder(manifest.version)
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        try:
+            infos = encode(self.folder(base.version), base, self.folder(manifest.version), manifest, target)
+        except InvalidInput as error:  # the base's files are damaged; this version needs none of them
+            log.warning("trainer.version.without_base", version=manifest.version, reason=str(error))
+            return manifest
+        if sum(info.size_bytes for info in infos) > _WORTHWHILE * manifest.size_bytes:
+            return manifest
+        return replace(manifest, delta=Delta(base.version, infos))
+
+    def _takes_delta(self, place: _Place) -> bool:
+        if self._base is None or place.store.kind == "folder":
+            return False
+        return place.newest == self._base.version and place.deltas + 1 < self._full_interval
+
+    def _delta_folder(self, version: int) -> Path:
+        return self.root / f".v{version}.delta"

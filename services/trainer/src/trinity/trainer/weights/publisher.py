@@ -1,0 +1,231 @@
+"""Making versions: whole files in the weights folder, then every store, then Stage, then Commit. Rank 0 alone.
+
+Commit says "LIVE as soon as it is verified", so nobody waits here for an explorer; what became of a version is looked
+up later, between steps (verdicts.py). Versions never change: the weights of a step are published once.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+import torch
+
+from trinity.runtime.errors import Conflict, TrinityError
+from trinity.runtime.weights import Canary, FileInfo, FolderOffer, Lora, Manifest, TensorInfo, VersionState
+from trinity.trainer.weights.canary import Tokens, probe_of_versions
+from trinity.trainer.weights.claim import Claim
+from trinity.trainer.weights.client import Known, Rollback, SyncClient
+from trinity.trainer.weights.collective import CollectiveSender
+from trinity.trainer.weights.places import Places
+from trinity.trainer.weights.shards import Weights, read_version, write_shards
+from trinity.trainer.weights.verdicts import Verdicts
+
+log = structlog.get_logger(__name__)
+
+_LISTED = 20
+_SETTLE_SECONDS = 0.5
+_FILES = "part-{:05d}.safetensors"
+_OPEN = (VersionState.STAGED, VersionState.VERIFIED)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the service knows of the run when a trainer starts. `is_new`: nothing at all."""
+
+    is_new: bool
+    probe: Tokens
+
+
+class Publisher:
+    """open -> (wants -> publish -> broadcast) for each version -> close."""
+
+    def __init__(
+        self,
+        client: SyncClient,
+        claim: Claim,
+        verdicts: Verdicts,
+        places: Places,
+        versions_to_keep: int,
+        removes_files: bool = False,
+        collective: CollectiveSender | None = None,
+        lora: Lora | None = None,
+    ) -> None:
+        """`removes_files`: those in the weights folder go when all steps are done. `lora`: versions are adapters."""
+        self._client = client
+        self._claim = claim
+        self._verdicts = verdicts
+        self._places = places
+        self._versions_to_keep = versions_to_keep
+        self._removes_files = removes_files
+        self._collective = collective
+        self._lora = lora
+        self._newest: Manifest | None = None
+        self._lost: Manifest | None = None
+        self._taken_in_step = -1
+        self.followed_rollback = 0
+
+    @property
+    def live_version(self) -> int:
+        return self._verdicts.live_version
+
+    @property
+    def newest_step(self) -> int:
+        """Of the newest version that the service has taken in, or whose number a rollback has withdrawn."""
+        return max(self._taken_in_step, self._claim.rollback.newest_step)
+
+    @property
+    def due_rollback(self) -> Rollback | None:
+        """The newest one, if the weights do not follow it yet."""
+        newest = self._claim.rollback
+        return newest if newest.number > self.followed_rollback else None
+
+    def look(self) -> bool:
+        """Whether a version was found rejected. Cheap.
+
+        Raises what must end the trainer: a lost claim, or a rejected version with on_rejected stop.
+        """
+        self._claim.check()
+        rejected = self._verdicts.look()
+        if rejected:
+            self._places.begin_anew()
+        return rejected
+
+    def open(self, rollback: int) -> Opening:
+        """Claim the run and find its versions. `rollback`: number of the newest one that the weights follow."""
+        self.followed_rollback = rollback
+        self._claim.wait()
+        known = self._client.versions(_LISTED)
+        if known and known[0].state in _OPEN and not known[0].is_committed:  # a trainer died between Stage and Commit
+            with contextlib.suppress(Conflict):  # it is being rejected: the verdict says so
+                self._client.commit(known[0].version, self._claim.lease_id, self._versions_to_keep)
+        self._verdicts.open(known)
+        self._taken_in_step = max((version.manifest.step for version in known), default=-1)
+        self._lost = self._find_lost(known)
+        return Opening(not known, probe_of_versions([version.manifest for version in known]))
+
+    def announce_base(self, base_model: str, canary: Canary | None) -> None:
+        """Make the base model version 0."""
+        self._announce(Manifest(self._client.run, 0, 0, (), (), (), time.time(), base_model, canary=canary))
+
+    def wants(self, step: int) -> bool:
+        """Whether the weights of a step are to be published: not what was taken in before a crash or a rollback."""
+        return step > self.newest_step or (self._lost is not None and step == self._lost.step)
+
+    def publish(self, step: int, layout: Sequence[TensorInfo], weights: Weights, canary: Canary | None) -> bool:
+        """Publish the weights of a step under the step's own number. Whether `broadcast` is to follow."""
+        self.look()
+        if self._lost is not None and step == self._lost.step:
+            self._restore(self._lost, layout, weights)
+            return False
+        tensors, infos = self._write(step, layout, weights)
+        now = time.time()
+        manifest = Manifest(self._client.run, step, step, tensors, infos, (), now, canary=canary, lora=self._lora)
+        sealed = self._places.put(manifest)
+        if sealed.delta is not None and self.look():  # its base was rejected meanwhile
+            sealed = self._places.put(manifest)
+        offer = self._collective.offer(self._claim.lease_id) if self._collective is not None else None
+        if offer is not None:
+            sealed = replace(sealed, offers=(*sealed.offers, offer))
+        self._places.seal(sealed)
+        self._newest = sealed
+        return self._announce(sealed) and offer is not None
+
+    def broadcast(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+        """Send the version that was published last to its collective group."""
+        assert self._collective is not None and self._newest is not None
+        self._collective.send(self._newest, weights)
+
+    def read(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights of an older version. Conflict if its files are nowhere as they were made."""
+        manifest = self._client.version(version).manifest
+        return read_version(manifest, self._places.find(manifest))
+
+    def follows(self, rollback: Rollback) -> None:
+        """The engine has the weights of the rollback's version, which is LIVE again."""
+        self.followed_rollback = rollback.number
+        self._verdicts.live_version = rollback.version
+        self._places.begin_anew()
+        self._places.drop_fetched()
+
+    def settle(self, seconds: float, stopping: Callable[[], bool]) -> None:
+        """Wait until the newest version is judged, and served where its files are to go; not without explorers."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not stopping():
+            self.look()
+            served = self._client.served()
+            behind = self._removes_files and any(version < self.live_version for version in served)
+            if not served or not (self._verdicts.pending or behind):
+                break
+            time.sleep(_SETTLE_SECONDS)
+        if self._removes_files and not stopping():
+            shutil.rmtree(self._places.root, ignore_errors=True)
+
+    def close(self) -> None:
+        """Give the run free."""
+        if self._collective is not None:
+            self._collective.close()
+        self._claim.close()
+        self._places.close()
+        self._client.close()
+
+    def _write(
+        self, version: int, layout: Sequence[TensorInfo], weights: Weights
+    ) -> tuple[tuple[TensorInfo, ...], tuple[FileInfo, ...]]:
+        """The whole files. The folder has its name once they are all there."""
+        folder, partial = self._places.folder(version), self._places.root / f".v{version}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        tensors, infos = write_shards(weights, layout, partial, _FILES)
+        partial.rename(folder)
+        return tuple(tensors), tuple(infos)
+
+    def _announce(self, manifest: Manifest) -> bool:
+        """Stage and Commit. False if the version is good for nothing: withdrawn, or rejected with on_rejected continue.
+
+        Raises VersionRejected for one that ends the trainer, and any other refusal.
+        """
+        lease_id, version = self._claim.lease_id, manifest.version
+        try:
+            self._client.stage(manifest, lease_id, self.followed_rollback)
+            self._taken_in_step = manifest.step
+            collectable = self._client.commit(version, lease_id, self._versions_to_keep)
+        except TrinityError as error:
+            self._claim.renew()
+            if self.due_rollback is not None:
+                log.warning("trainer.version.withdrawn", version=version, reason=str(error))
+                self._places.delete([version])
+            elif not self._verdicts.rejects(version):
+                raise error from None
+            else:
+                self._taken_in_step = manifest.step
+            self._places.begin_anew()
+            return False
+        self._verdicts.expect(version)
+        log.info("trainer.version.published", version=version, size_bytes=manifest.size_bytes)
+        self._places.delete(collectable)
+        return True
+
+    def _find_lost(self, known: Sequence[Known]) -> Manifest | None:
+        """The LIVE version, if its files were here and are gone: the machine's memory does not outlive the machine."""
+        live = next((v.manifest for v in known if v.state is VersionState.LIVE and v.manifest.files), None)
+        if live is None or FolderOffer(str(self._places.folder(live.version).absolute())) not in live.offers:
+            return None
+        folder = self._places.folder(live.version)
+        whole = all((folder / info.name).is_file() for info in live.files)
+        return None if whole else live
+
+    def _restore(self, manifest: Manifest, layout: Sequence[TensorInfo], weights: Weights) -> None:
+        """Write the files of a version again. Conflict if the weights are others now."""
+        _, infos = self._write(manifest.version, layout, weights)
+        if infos != manifest.files:
+            shutil.rmtree(self._places.folder(manifest.version), ignore_errors=True)
+            raise Conflict(
+                f"the files of version {manifest.version} in {self._places.root} are gone, and training its step again "
+                "gave other weights. Go back to another version with `trinity weights rollback`, or start the run anew"
+            )
+        self._places.seal_again(manifest)
+        self._lost = None
+        log.info("trainer.version.restored", version=manifest.version)

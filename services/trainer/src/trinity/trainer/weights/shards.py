@@ -1,0 +1,143 @@
+"""Weights as safetensors files. Each tensor is hashed while it is written, as it comes: nothing is held or read again.
+
+The format: https://github.com/huggingface/safetensors#format
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+import xxhash
+from safetensors import safe_open
+
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.weights import FileInfo, Manifest, TensorInfo
+
+SHARD_BYTES = 256 * 1024**2  # of a version: explorers check files side by side
+CHECKPOINT_SHARD_BYTES = 2 * 1024**3
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_BLOCK = 256 * 1024  # of hashing: stays in the processor's cache for the second sum
+_WRITTEN = 1024 * 1024  # at once: a whole tensor takes up to twice as long (ext4)
+
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+def describe(name: str, dtype: torch.dtype, shape: Sequence[int]) -> TensorInfo:
+    """A tensor of a layout: its file and its checksum are not known yet."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return TensorInfo(name, _DTYPES[dtype], tuple(shape), size, "")
+
+
+def write_shards(
+    weights: Weights, layout: Sequence[TensorInfo], folder: Path, pattern: str, shard_bytes: int = SHARD_BYTES
+) -> tuple[list[TensorInfo], list[FileInfo]]:
+    """Write tensors in order into files of about `shard_bytes`; `pattern` names them, as "part-{:05d}.safetensors".
+
+    `layout` is what `weights` will give. InvalidInput if it gives something else.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    given = iter(weights)
+    tensors: list[TensorInfo] = []
+    infos: list[FileInfo] = []
+    for shard in _shards(layout, shard_bytes):
+        name = pattern.format(len(infos))
+        with (folder / name).open("wb", buffering=0) as file, ThreadPoolExecutor(1) as aside:
+            writer = _Writer(file, aside)
+            writer.write(_header(shard))
+            for expected in shard:
+                checksum = writer.write(_bytes_of(expected, *next(given, ("nothing", torch.empty(0)))))
+                tensors.append(replace(expected, file=name, checksum=checksum))
+        infos.append(FileInfo(name, writer.size_bytes, writer.checksum))
+    for name, _ in given:
+        raise InvalidInput("weights", f"{name} came after the last tensor that was announced")
+    return tensors, infos
+
+
+def _shards(layout: Sequence[TensorInfo], shard_bytes: int) -> Iterator[list[TensorInfo]]:
+    """One dtype a file: so every tensor is aligned to its elements."""
+    shard: list[TensorInfo] = []
+    size = 0
+    for tensor in layout:
+        if shard and (size + tensor.size_bytes > shard_bytes or tensor.dtype != shard[0].dtype):
+            yield shard
+            shard, size = [], 0
+        shard.append(tensor)
+        size += tensor.size_bytes
+    if shard:
+        yield shard
+
+
+def _header(shard: list[TensorInfo]) -> bytes:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for tensor in shard:
+        offsets = [at, at + tensor.size_bytes]
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
+        at = offsets[1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(expected: TensorInfo, name: str, tensor: torch.Tensor) -> memoryview:
+    if (name, tuple(tensor.shape), _DTYPES.get(tensor.dtype)) != (expected.name, expected.shape, expected.dtype):
+        given = f"{name} {list(tensor.shape)} {tensor.dtype} came"
+        raise InvalidInput("weights", f"{expected.name} {list(expected.shape)} {expected.dtype} is due, {given}")
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+class _Writer:
+    """A file with the checksum of all that went into it, computed by another thread while it is written."""
+
+    def __init__(self, file: BinaryIO, aside: ThreadPoolExecutor) -> None:
+        self._file = file
+        self._aside = aside
+        self._digest = xxhash.xxh3_128()
+        self.size_bytes = 0
+
+    @property
+    def checksum(self) -> str:
+        return self._digest.hexdigest()
+
+    def write(self, data: bytes | memoryview) -> str:
+        """The checksum of this part."""
+        view = memoryview(data)
+        hashed = self._aside.submit(self._hash, view)
+        self.size_bytes += len(view)
+        try:
+            while view:
+                view = view[self._file.write(view[:_WRITTEN]) :]
+        finally:
+            checksum = hashed.result()
+        return checksum
+
+    def _hash(self, view: memoryview) -> str:
+        digest = xxhash.xxh3_128()
+        for begin in range(0, len(view), _BLOCK):
+            block = view[begin : begin + _BLOCK]
+            digest.update(block)
+            self._digest.update(block)
+        return digest.hexdigest()
+
+
+def read_version(manifest: Manifest, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a version whose whole files lie in `folder`, in the manifest's order."""
+    shards = {info.name: safe_open(folder / info.name, "pt") for info in manifest.files}
+    for tensor in manifest.tensors:
+        yield tensor.name, shards[tensor.file].get_tensor(tensor.name)
+
+
+def write_huggingface_index(folder: Path, tensors: Sequence[TensorInfo], infos: Sequence[FileInfo]) -> None:
+    """What transformers needs to read several shards; one shard is renamed to model.safetensors."""
+    if len(infos) == 1:
+        (folder / infos[0].name).rename(folder / "model.safetensors")
+        return
+    index = {
+        "metadata": {"total_size": sum(tensor.size_bytes for tensor in tensors)},
+        "weight_map": {tensor.name: tensor.file for tensor in tensors},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))

@@ -1,0 +1,117 @@
+"""What becomes of a batch that cannot be learnt from: kept, with the groups that are to blame; then stop or skip."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.experience import make_group, make_task
+from support.training import BASE
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.config import make_plan
+from trinity.config.schema import Config
+from trinity.runtime.wire import encode_outcome
+from trinity.trainer import kept
+from trinity.trainer.bad_steps import NotFinite, OutOfMemory
+from trinity.trainer.batch import TrainBatch
+from trinity.trainer.batches import RawBatch
+from trinity.trainer.control import Control
+from trinity.trainer.loop import TrainLoop
+from trinity.trainer.ranks import Ranks
+
+STEP = 3
+
+
+class Engine:
+    """Cannot learn, and says which group is to blame."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, problem: Exception) -> None:
+        self._problem = problem
+
+    def train(self, batch: TrainBatch, last_step: int) -> dict[str, float]:
+        raise self._problem
+
+    def figures(self, batch: TrainBatch) -> list[dict[str, Any]]:
+        groups = sorted({sequence.group for sequence in batch.sequences})
+        return [{"group": group, "loss": 0.5, "finite": group != 1} for group in groups]
+
+
+class Loop(TrainLoop):
+    """Notes the checkpoints that it would write."""
+
+    saved: tuple[int, ...] = ()
+
+    def _save(self, step: int) -> None:
+        self.saved = (*self.saved, step)
+
+
+def loop_of(problem: Exception, policy: str, folder: Path) -> Loop:
+    config = {**BASE, "model": {**BASE["model"], "model_path": "m"}, "checkpoint_root_dir": str(folder)}
+    plan = make_plan(Config.model_validate({**config, "trainer": {"on_bad_step": policy}}))
+    engine: Any = Engine(problem)
+    return Loop(plan, "run", Ranks(0, 1, 0), engine, Control(), None, None, folder)
+
+
+def raw_batch() -> RawBatch:
+    raw = RawBatch(pb.LedgerEntry(step=STEP))
+    for number in range(3):
+        group = make_group(make_task(number + 1, repeat_times=4))
+        raw.entry.groups.add(task_id=group.task.task_id, log_sequence=10 + number, num_experiences=4)
+        raw.groups.append(pb.BatchGroup(outcome=encode_outcome(group)))
+    return raw
+
+
+def test_a_bad_batch_is_skipped_and_kept_whole(tmp_path: Path) -> None:
+    loop, raw = loop_of(NotFinite("loss", STEP), "skip", tmp_path), raw_batch()
+    batch, metrics = loop._learn(raw)
+    assert metrics == {"bad_step": 1.0}
+    assert (batch.step, len(batch.sequences)) == (STEP, 12)
+    assert loop.saved == ()
+    report = json.loads((tmp_path / f"bad_steps/step_{STEP}/report.json").read_text())
+    assert report["blamed"] == [{"group": 1, "task_id": raw.entry.groups[1].task_id, "log_sequence": 11}]
+    assert [group["log_sequence"] for group in report["groups"]] == [10, 11, 12]
+    again = kept.read_batch(tmp_path, STEP)
+    assert again.entry == raw.entry
+    assert again.groups == raw.groups
+
+
+def test_a_bad_batch_ends_the_run_after_a_checkpoint_of_the_step_before(tmp_path: Path) -> None:
+    loop = loop_of(NotFinite("loss", STEP), "stop", tmp_path)
+    with pytest.raises(NotFinite, match=r"step 3: the loss is not finite; groups 1 of the batch") as raised:
+        loop._learn(raw_batch())
+    assert raised.value.for_good, "the same batch would come again"
+    assert loop.saved == (STEP - 1,)
+
+
+def test_weights_that_an_update_of_the_bad_step_has_changed_are_no_checkpoint(tmp_path: Path) -> None:
+    problem = NotFinite("norm of the gradient", STEP)
+    problem.updates = 1
+    loop = loop_of(problem, "stop", tmp_path)
+    with pytest.raises(NotFinite):
+        loop._learn(raw_batch())
+    assert loop.saved == ()
+
+
+def test_memory_that_runs_out_is_a_bad_step_too(tmp_path: Path) -> None:
+    loop = loop_of(OutOfMemory("memory is not enough", STEP, [2]), "skip", tmp_path)
+    assert loop._learn(raw_batch())[1] == {"bad_step": 1.0}
+    report = json.loads((tmp_path / f"bad_steps/step_{STEP}/report.json").read_text())
+    assert (report["problem"], [group["group"] for group in report["blamed"]]) == ("memory is not enough", [2])
+    assert report["groups"] == [], "figures need memory too"
+
+
+def test_a_reward_that_is_not_finite_never_reaches_the_models(tmp_path: Path) -> None:
+    raw = raw_batch()
+    raw.entry.groups[2].experiences.add(index=0, reward=float("inf"))
+    loop = loop_of(AssertionError("the engine was asked"), "stop", tmp_path)
+    with pytest.raises(NotFinite, match=r"step 3: the reward is not finite; groups 2 of the batch"):
+        loop._learn(raw)
+
+
+def test_a_step_that_was_not_kept_has_no_batch(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        kept.read_batch(tmp_path, 9)

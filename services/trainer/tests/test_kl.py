@@ -1,0 +1,122 @@
+"""KL estimators against their formulas, in loss and in reward, and the controller of their coefficient."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinity.config.algorithm_parts import KL_LOSSES
+from trinity.config.algorithms import AlgorithmPlan, Part, resolve
+from trinity.config.schema.algorithm import AlgorithmConfig
+from trinity.trainer.algorithms.aggregation import Totals
+from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.kl import KL, KlCoefficients, adapted
+from trinity.trainer.algorithms.loss import compute_loss
+from trinity.trainer.algorithms.whole_batch import penalised
+from trinity.trainer.batch import TrainBatch, TrainSequence
+
+FORMULAS = {
+    "k1": lambda lp, ref, old: lp - ref,
+    "k2": lambda lp, ref, old: (lp - ref) ** 2 / 2,
+    "k3": lambda lp, ref, old: math.exp(ref - lp) - 1 - (ref - lp),
+    "low_var_kl": lambda lp, ref, old: min(10.0, math.exp(min(20.0, ref - lp)) - 1 - min(20.0, ref - lp)),
+    "abs": lambda lp, ref, old: abs(lp - ref),
+    "corrected_k3": lambda lp, ref, old: min(2.0, math.exp(lp - old)) * (math.exp(ref - lp) - 1 - (ref - lp)),
+}
+
+
+def numbers(seed: int) -> list[torch.Tensor]:
+    """lp, ref, old: [B, R] float64."""
+    return list(-torch.tensor(np.random.default_rng(seed).exponential(1.2, (3, 3, 5))))
+
+
+def test_every_name_has_a_formula() -> None:
+    assert set(FORMULAS) == set(KL) == set(KL_LOSSES) - {"none"}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-4)])
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_values_and_gradients(name: str, dtype: torch.dtype, tolerance: float, seed: int) -> None:
+    lp, ref, old = (values.to(dtype) for values in numbers(seed))
+    lp.requires_grad_()
+    found = KL[name](lp, ref, old)
+    (gradient,) = torch.autograd.grad(found.sum(), lp)
+    step, formula = 1e-6, FORMULAS[name]
+    for index in np.ndindex(*lp.shape):
+        point = [float(values.detach()[index]) for values in (lp, ref, old)]
+        assert float(found.detach()[index]) == pytest.approx(formula(*point), abs=tolerance, rel=tolerance)
+        slope = (formula(point[0] + step, *point[1:]) - formula(point[0] - step, *point[1:])) / (2 * step)
+        assert float(gradient[index]) == pytest.approx(slope, abs=tolerance, rel=tolerance)
+
+
+def plan_of(**changes: object) -> AlgorithmPlan:
+    return resolve(AlgorithmConfig.model_validate({"algorithm_type": "grpo", "repeat_times": 2, **changes}))
+
+
+def test_in_the_loss_it_is_added_over_the_global_batch() -> None:
+    lp, ref, old = numbers(1)
+    mask = torch.ones_like(lp)
+    mask[0, 2:] = 0
+    ref = torch.where(mask > 0, ref, torch.tensor(900.0, dtype=ref.dtype))  # exp of it is infinite
+    inputs = LossInputs(lp, torch.zeros_like(lp), mask, old, torch.zeros_like(lp), reference_logprobs=ref)
+    totals = Totals(int(mask.sum()), 3, 5)
+    for coefficient, given_ in ((0.3, None), (0.7, 0.7)):
+        plan = plan_of(kl_loss_fn="k3", kl_loss_fn_args={"kl_coef": 0.3})
+        loss, report = compute_loss(plan, inputs, totals, given_)
+        terms = [FORMULAS["k3"](float(lp[i]), float(ref[i]), 0.0) for i in np.ndindex(3, 5) if mask[i]]
+        assert float(loss) == pytest.approx(coefficient * sum(terms) / len(terms))
+        assert report["kl_loss"].tolist() == pytest.approx([sum(terms), len(terms)])
+    assert float(compute_loss(plan_of(kl_loss_fn="none"), inputs, totals)[0]) == 0
+
+
+def sequence(group: int, reward: float, old: list[float], mask: list[bool]) -> TrainSequence:
+    tokens, logprobs = np.zeros(2 + len(old), np.int32), np.asarray(old, np.float32)
+    return TrainSequence(tokens, 2, logprobs, np.asarray(mask, bool), group=group, reward=reward)
+
+
+def test_in_the_reward_it_is_taken_from_every_token() -> None:
+    plan = plan_of(algorithm_type="rloo", kl_penalty_fn="k2", kl_loss_fn="none")
+    sequences = (
+        sequence(0, 1.0, [-1.0, -2.0, -9.0], [True, True, False]),
+        sequence(0, 0.5, [-0.5], [True]),
+        sequence(0, 0.25, [], []),
+    )
+    reference = [np.array([-1.5, -1.0, -1.0]), np.array([-2.5]), np.zeros(0)]
+    batch, kl = penalised(plan, TrainBatch(3, sequences), reference, 0.1)
+    kls = [[0.5 * 0.5**2, 0.5 * 1.0], [0.5 * 4.0], []]
+    returns = [1.0 - 0.1 * sum(kls[0]), 0.5 - 0.1 * sum(kls[1]), 0.25]
+    mean = sum(returns) / 3
+    assert [s.advantage for s in batch.sequences] == pytest.approx([1.5 * (r - mean) for r in returns])
+    assert kl == pytest.approx((sum(kls[0]) / 2 + kls[1][0]) / 2), "the mean over sequences of their tokens' means"
+
+
+def test_whether_the_reference_is_needed_follows_from_the_coefficients() -> None:
+    assert plan_of().needs_reference
+    assert not plan_of(kl_loss_fn="none").needs_reference
+    assert not plan_of(kl_loss_fn_args={"kl_coef": 0}).needs_reference
+    assert plan_of(kl_loss_fn="none", kl_penalty_fn="k1").needs_reference
+    assert plan_of(algorithm_type="dpo", kl_loss_fn="none").needs_reference
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [(0.1, 1.0), (0.11, 1 + 0.1 * 64 / 1000), (9.0, 1 + 0.2 * 64 / 1000), (0.0, 1 - 0.2 * 64 / 1000), (None, 1.0)],
+)
+def test_the_controller_moves_towards_its_target(kl: float | None, factor: float) -> None:
+    args = {"kl_coef": 0.5, "adaptive": True, "target_kl": 0.1, "horizon": 1000}
+    assert adapted(0.5, Part("k2", args), kl, 64) == pytest.approx(0.5 * factor)
+    assert adapted(0.5, Part("k2", {**args, "adaptive": False}), kl, 64) == 0.5
+
+
+def test_coefficients_of_loss_and_reward_are_apart() -> None:
+    args = {"adaptive": True, "target_kl": 0.1, "horizon": 10}
+    plan = plan_of(kl_loss_fn_args={**args, "kl_coef": 0.2}, kl_penalty_fn="k1", kl_penalty_fn_args={"kl_coef": 0.4})
+    first = KlCoefficients.of(plan)
+    assert first == KlCoefficients(0.2, 0.4)
+    assert first.after(plan, 9.0, 9.0, 10) == KlCoefficients(pytest.approx(0.24), 0.4)  # type: ignore[arg-type]
+    assert KlCoefficients.of(plan_of(kl_loss_fn="none")) == KlCoefficients(0.0, 0.0)

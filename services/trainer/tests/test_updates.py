@@ -1,0 +1,61 @@
+"""What one step does to the weights: several updates, a critic beside the policy, updates that must not happen."""
+
+import math
+
+import pytest
+
+from support.training import make_model
+from support.updates import Seen, see
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]  # DeepSpeed's import alone takes many seconds
+
+SHARDINGS = ["0_0.5", "0_0.0", "2_0.5", "3_0.5"]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    folder = tmp_path_factory.mktemp("updates")
+    return see(make_model(folder / "model"), folder)
+
+
+@pytest.mark.parametrize("name", ["several", "critic"])
+def test_a_resumed_run_is_bitwise_the_same(name: str, seen: Seen) -> None:
+    found = seen[name]
+    assert found["weights_are_the_same"]
+    assert found["metrics_are_the_same"]
+    assert all(math.isfinite(value) for step in found["metrics"] for value in step.values())
+
+
+def test_mini_batches_and_epochs_are_updates_of_their_own(seen: Seen) -> None:
+    found = seen["several"]["metrics"]
+    assert [step["updates"] for step in found] == [8.0] * 4, "16 sequences in parts of at most 5, twice"
+    assert abs(found[0]["ratio"] - 1) > 1e-4, "later updates of a batch leave what it began with"
+
+
+def test_the_critic_learns_alone_until_it_is_warm(seen: Seen) -> None:
+    found = seen["critic"]
+    assert not found["first_step_changed_the_policy"]
+    assert "pg_loss" not in found["metrics"][0]
+    assert found["metrics"][0]["updates"] == 2.0
+    assert "pg_loss" in found["metrics"][1]
+    assert found["metrics"][1]["updates"] == 4.0
+    assert found["files"] == ["actor", "critic"]
+    assert all("critic/grad_norm" in step for step in found["metrics"])
+
+
+def test_the_critic_learns(seen: Seen) -> None:
+    losses = seen["critic_alone"]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_without_a_token_to_train_nothing_is_updated(seen: Seen) -> None:
+    assert seen["nothing"] == {"updates": [0.0, 0.0], "unchanged": True}
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize(("kind", "what"), [("loss", "loss"), ("gradient", "norm of the gradient")])
+def test_an_update_that_is_not_finite_touches_no_weight(kind: str, what: str, sharding: str, seen: Seen) -> None:
+    found = seen[f"{kind}_{sharding}"]
+    assert found["problem"].startswith(f"step 2: the {what} is not finite")
+    assert found["unchanged"]
+    assert 0 < found["then"] < math.inf, "the next batch is learnt from"

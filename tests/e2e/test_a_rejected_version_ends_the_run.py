@@ -1,0 +1,44 @@
+"""`trinity run` ends as soon as a service says that starting it again would not help, and shows why."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.run import TrinityRun, write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+
+
+@pytest.fixture
+def run(repository: Path, quickstart_model: Path, tmp_path: Path) -> Iterator[TrinityRun]:
+    """The quickstart without its SFT stage; no two programs agree as closely as this canary wants them to."""
+    make_data = [sys.executable, str(repository / "examples/quickstart/make_data.py"), str(tmp_path / "data")]
+    subprocess.run([*make_data, "--test-size", "32"], check=True, timeout=60, capture_output=True)
+    changes = {
+        "buffer": {"batch_size": 4, "total_steps": 2},
+        "explorer": {"eval_on_startup": False},
+        "synchronizer": {"canary_tolerance": 1e-12},
+        "stages": [],
+    }
+    config = write_config(repository / "examples/quickstart/arithmetic.yaml", tmp_path / "run.yaml", changes)
+    environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(tmp_path / "data")}
+    started = TrinityRun(config, tmp_path, **environment)
+    yield started
+    started.end()
+
+
+def test_a_version_that_fails_its_canary_ends_the_run_at_once_with_both_numbers(run: TrinityRun) -> None:
+    run.start()
+    assert run.finish(360) == 1
+    shown = run.tail()
+    assert "trainer cannot go on: version 0 was rejected: canary: the trainer expected a log-probability of -" in shown
+    assert "computed -" in shown
+    assert "synchronizer.canary_tolerance" in shown
+    log = next(run.job.rglob("trainer.log"))
+    events = [json.loads(line)["event"] for line in log.read_text().splitlines()]
+    assert events.count("service.started") == 1
+    assert not run.left_alive(10)

@@ -1,0 +1,84 @@
+"""A loss that is not finite: the run stops or goes on without the batch, which is kept and can be trained again."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support.run import write_config
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+TOO_MUCH = {"policy_loss_fn_args": {"beta": 1e300}}  # float32 has no such number
+MENDED = "algorithm.policy_loss_fn_args.beta=0.1"
+
+
+@dataclass
+class Runs:
+    """`trinity` on one job, in processes of its own."""
+
+    config: Path
+    job: Path
+    environment: dict[str, str]
+
+    def trinity(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "trinity.cli.main", *arguments, "--config", str(self.config)]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=180)
+
+
+@pytest.fixture(scope="module")
+def runs(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("bad")
+    for script in (["quickstart/make_data.py", str(folder / "data")],
+                   ["algorithms/make.py", "--data", str(folder / "data")]):  # fmt: skip
+        command = [sys.executable, str(repository / "examples" / script[0]), *script[1:]]
+        subprocess.run(command, check=True, timeout=60, capture_output=True)
+    changes = {"algorithm": TOO_MUCH, "buffer": {"total_steps": 2, "train_batch_size": 8}}
+    config = write_config(repository / "examples/algorithms/dpo.yaml", folder / "dpo.yaml", changes)
+    environment = {
+        **os.environ,
+        "TRINITY_CHECKPOINT_ROOT_DIR": str(folder / "jobs"),
+        "TRINITY_MODEL_PATH": str(quickstart_model),
+        "TRINITY_TASKSET_PATH": str(folder / "data"),
+        "OMP_NUM_THREADS": "1",  # for a model of this size more of them only wait for each other
+    }
+    return Runs(config, folder / "jobs/algorithms/dpo", environment)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_the_batch_is_kept(runs: Runs) -> None:
+    done = runs.trinity("run")
+    assert done.returncode != 0
+    assert "the loss is not finite" in done.stdout + done.stderr
+    report = json.loads((runs.job / "bad_steps/step_1/report.json").read_text())
+    assert (report["step"], report["policy"], report["problem"]) == (1, "stop", "the loss is not finite")
+    assert [group["group"] for group in report["blamed"]] == list(range(8))
+    assert all(group["row"] >= 0 and not group["finite"] for group in report["groups"])
+
+
+def test_the_kept_batch_is_trained_again_as_it_was_and_mended(runs: Runs) -> None:
+    again = runs.trinity("replay-step", "1")
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert "problem: the loss is not finite" in again.stdout
+    mended = runs.trinity("replay-step", "1", MENDED, "--json")
+    assert mended.returncode == 0, mended.stdout + mended.stderr
+    report = json.loads(mended.stdout)
+    assert report["metrics"]["updates"] == 1.0
+    assert all(group["finite"] and group["sequences"] == 2 for group in report["groups"])
+    assert (runs.job / "replay/step_1").is_dir()
+    assert (runs.job / "replay/step_1_2").is_dir(), "each in a folder of its own"
+    refused = runs.trinity("replay-step", "7")
+    assert refused.returncode == 2
+    assert "kept are 1" in refused.stderr
+
+
+def test_the_same_run_goes_on_without_bad_batches_if_it_is_told_to(runs: Runs) -> None:
+    done = runs.trinity("run", "trainer.on_bad_step=skip")
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [json.loads(line) for line in (runs.job / "monitor/trainer.jsonl").read_text().splitlines()]
+    assert [step["actor/bad_step"] for step in steps] == [1.0, 1.0]
+    assert (runs.job / "bad_steps/step_2/batch.bin").is_file()
+    assert (runs.job / "global_step_2/actor/huggingface/model.safetensors").is_file()

@@ -1,0 +1,142 @@
+"""The collective group that carries weights, over gloo: real processes that receive, stop and die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from support import group_member
+from support.group_member import info
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.weights.buckets import plan_buckets
+from trinity.runtime.weights.collective import Group, GroupBroken, Store, send
+
+TENSORS = ["embed:BF16:50x7", "scale:F32:", "nothing:F32:0x4", "layer:F32:30x30", "ids:I64:3"]
+DEADLINE = 4.0
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64}
+
+
+def weights() -> list[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    infos = [info(text) for text in TENSORS]
+    return [(i.name, torch.randn(i.shape, generator=generator).mul(9).to(DTYPES[i.dtype])) for i in infos]
+
+
+class Party:
+    """Rank 0 here, the others as processes."""
+
+    def __init__(self, members: int, epoch: int = 1) -> None:
+        self.store = Store.serve("127.0.0.1")
+        command = [sys.executable, group_member.__file__, self.store.address, str(epoch)]
+        self.members = [
+            subprocess.Popen(
+                [*command, str(rank), str(members + 1), str(DEADLINE)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(1, members + 1)
+        ]
+        self.group = Group(self.store, epoch, "gloo", 0, members + 1, torch.device("cpu"), 60)
+        self.group._timeout = DEADLINE
+        for member in self.members:
+            assert self.read(member) == "entered"
+
+    def read(self, member: "subprocess.Popen[str]", limit: float = 60) -> str:
+        with ThreadPoolExecutor(1) as pool:
+            assert member.stdout is not None
+            return pool.submit(member.stdout.readline).result(limit).strip()
+
+    def announce(self, bucket_bytes: int) -> None:
+        for member in self.members:
+            assert member.stdin is not None
+            member.stdin.write(f"{bucket_bytes} {' '.join(TENSORS)}\n")
+            member.stdin.flush()
+
+    def send(self, bucket_bytes: int) -> None:
+        send(self.group, [info(text) for text in TENSORS], weights(), bucket_bytes)
+
+    def close(self) -> None:
+        for member in self.members:
+            member.send_signal(signal.SIGKILL)
+            member.wait(10)
+        self.group.close()
+
+
+@pytest.fixture
+def party() -> Iterator[Party]:
+    made = Party(2)
+    yield made
+    made.close()
+
+
+def test_every_member_gets_every_tensor_whatever_the_bucket(party: Party) -> None:
+    expected = {name: float(tensor.double().sum()) for name, tensor in weights()}
+    for bucket_bytes in (1, 1000, 10**6):
+        party.announce(bucket_bytes)
+        party.send(bucket_bytes)
+        for member in party.members:
+            assert json.loads(party.read(member)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("what", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+def test_a_member_that_is_gone_breaks_the_epoch_within_the_deadline(party: Party, what: signal.Signals) -> None:
+    os.kill(party.members[0].pid, what)
+    party.announce(1000)
+    begin = time.monotonic()
+    with pytest.raises(GroupBroken):
+        for _ in range(50):  # sends to one that is gone may still fit into a socket's buffer
+            party.send(1000)
+    assert time.monotonic() - begin < 2 * DEADLINE + 2
+    assert "broken" in json.loads(party.read(party.members[1], 3 * DEADLINE)) or what is signal.SIGSTOP
+
+
+def test_other_weights_than_those_announced_are_not_sent(party: Party) -> None:
+    swapped = list(reversed(weights()))
+    with pytest.raises(InvalidInput, match="embed is due, ids"):
+        send(party.group, [info(text) for text in TENSORS], swapped, 1000)
+
+
+def test_a_group_whose_members_do_not_come_is_given_up() -> None:
+    store = Store.serve("127.0.0.1")
+    begin = time.monotonic()
+    with pytest.raises(GroupBroken, match="epoch 7"):
+        Group(store, 7, "gloo", 0, 2, torch.device("cpu"), 2.0)
+    assert time.monotonic() - begin < 10
+
+
+def test_what_members_say_is_heard_and_silence_ends_with_the_deadline() -> None:
+    store = Store.serve("127.0.0.1")
+    other = Store.connect(store.address, 5)
+    assert store.heard("ready/a") is None
+    other.say("ready/a")
+    other.say("ready/b", yes=False)
+    assert store.wait_all(["ready/a"], 1) == [True]
+    begin = time.monotonic()
+    assert store.wait_all(["ready/a", "ready/b", "ready/c"], 30) == [True, False, None]  # a no ends it at once
+    assert time.monotonic() - begin < 5
+    assert store.wait_all(["ready/a", "ready/c"], 0.3) == [True, None]
+
+
+def test_a_store_that_nobody_serves_is_said_so() -> None:
+    with pytest.raises(GroupBroken, match="does not answer"):
+        Store.connect("127.0.0.1:1", 1.0)
+
+
+def test_buckets_keep_the_order_and_hold_no_more_than_they_may() -> None:
+    infos = [info(text) for text in TENSORS]
+    for size in (1, 500, 1000, 4000, 10**6):
+        buckets = plan_buckets(infos, size)
+        assert [slot.tensor for bucket in buckets for slot in bucket.slots] == infos
+        for bucket in buckets:
+            assert len(bucket.slots) == 1 or sum(slot.tensor.size_bytes for slot in bucket.slots) <= size + 16 * 5
+            ends = [slot.offset + slot.tensor.size_bytes for slot in bucket.slots]
+            assert all(end <= slot.offset for end, slot in zip(ends, bucket.slots[1:], strict=False))
+            assert all(slot.offset % 16 == 0 for slot in bucket.slots) and max(ends) <= bucket.size_bytes

@@ -1,0 +1,43 @@
+"""A member of a collective group, as a process of its own: python group_member.py ADDRESS EPOCH RANK WORLD LIMIT.
+
+It enters, prints "entered", receives one version for every line on stdin (bucket bytes, then name:dtype:shape ...), and
+prints each as a line of JSON: the sums by name, or {"broken": why}.
+"""
+
+import json
+import math
+import sys
+
+import torch
+
+from trinity.runtime.weights import TensorInfo
+from trinity.runtime.weights.collective import Group, GroupBroken, Store, receive
+
+_BYTES = {"F32": 4, "BF16": 2, "I64": 8}
+
+
+def info(text: str) -> TensorInfo:
+    """From name:dtype:2x3."""
+    name, dtype, shape = text.split(":")
+    sizes = tuple(int(size) for size in shape.split("x") if size)
+    return TensorInfo(name, dtype, sizes, _BYTES[dtype] * math.prod(sizes), "part")
+
+
+def main() -> None:
+    address, epoch, rank, world = sys.argv[1:5]
+    timeout = float(sys.argv[5])
+    store = Store.connect(address, timeout)
+    group = Group(store, int(epoch), "gloo", int(rank), int(world), torch.device("cpu"), timeout)
+    print("entered", flush=True)
+    for line in sys.stdin:
+        size, *texts = line.split()
+        try:
+            received = receive(group, [info(text) for text in texts], int(size))
+            told: dict[str, object] = {name: float(tensor.double().sum()) for name, tensor in received}
+        except GroupBroken as error:
+            told = {"broken": str(error)}
+        print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()
