@@ -2,8 +2,9 @@
 
     python benchmarks/rollout.py [--tiny] [--device cuda] [--hidden 1536 --layers 28 ...]
 
-Three sides, each in a process of its own, warmed up: plain `LLM.generate`; the explorer's engine (what its Generate RPC
-calls); a whole attempt (workflow, scoring by a real environment service, the group encoded for the log).
+Four sides, each in a process of its own, warmed up: plain `LLM.generate` with the sampled tokens' log-probabilities and
+without; the explorer's engine (what its Generate RPC calls); a whole attempt (workflow, scoring by a real environment
+service, the group encoded for the log). The explorer's are with log-probabilities.
 """
 
 import argparse
@@ -31,11 +32,13 @@ def make_model(folder: Path, args: argparse.Namespace) -> None:
     tokenizer = make_tokenizer()
     config = Qwen2Config(
         vocab_size=max(len(tokenizer), args.vocabulary), hidden_size=args.hidden, num_hidden_layers=args.layers,
-        intermediate_size=args.hidden * 4, num_attention_heads=args.heads, num_key_value_heads=args.heads,
-        max_position_embeddings=4096, tie_word_embeddings=False, eos_token_id=tokenizer.eos_token_id,
+        intermediate_size=args.intermediate or args.hidden * 4, num_attention_heads=args.heads,
+        num_key_value_heads=args.kv_heads or args.heads, max_position_embeddings=4096, tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id, dtype=torch.bfloat16 if args.device == "cuda" else torch.float32,
     )  # fmt: skip
-    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
-    Qwen2ForCausalLM(config).to(dtype).save_pretrained(folder)
+    with torch.device(args.device):
+        model = Qwen2ForCausalLM(config).to(config.dtype)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -44,7 +47,7 @@ def questions(args: argparse.Namespace, salt: str) -> list[str]:
     return [(f"{salt}{index} what is the sum? " * args.prompt)[: args.prompt] for index in range(args.tasks)]
 
 
-def plain(model: str, args: argparse.Namespace) -> float:
+def plain(model: str, args: argparse.Namespace, logprobs: bool) -> float:
     """Seconds of LLM.generate."""
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
@@ -62,8 +65,8 @@ def plain(model: str, args: argparse.Namespace) -> float:
     llm = LLM(**options)
     tokenizer = AutoTokenizer.from_pretrained(model)
     sampling = SamplingParams(
-        n=args.group, temperature=1.0, max_tokens=args.response, ignore_eos=True, logprobs=0, flat_logprobs=True,
-        detokenize=False,
+        n=args.group, temperature=1.0, max_tokens=args.response, ignore_eos=True, logprobs=0 if logprobs else None,
+        flat_logprobs=True, detokenize=False,
     )  # fmt: skip
     seconds = 0.0
     for salt in ("warm", "hot"):
@@ -99,7 +102,7 @@ async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
     tokenizer = ChatTokenizer(ModelConfig(model_path=model))
     length = args.prompt + args.response + 64
     pool = await EnginePool.start(EngineOptions(model=model, device=args.device, max_model_len=length), 1, [None])
-    tools = ExplorerTools(pool, tokenizer, EnvironmentClient(environment.address), AuxiliaryModels({}), length)
+    tools = ExplorerTools(pool, tokenizer, EnvironmentClient(environment.address), AuxiliaryModels({}), length, length)
     sampling = SamplingParams(max_tokens=args.response, n=args.group, ignore_eos=True)
     form = FormatConfig(prompt_key="question", response_key="answer").model_dump_json()
 
@@ -129,48 +132,66 @@ async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+SIDES = {
+    "plain": "plain vLLM LLM.generate",
+    "bare": "plain, without log-probabilities",
+    "engine": "explorer: engine",
+    "attempt": "explorer: workflow, scoring, encoding",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     for name, value in {"tasks": 32, "group": 8, "prompt": 64, "response": 128, "hidden": 192, "layers": 6, "heads": 6,
-                        "vocabulary": 4096}.items():  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
-    parser.add_argument("--side", choices=["plain", "engine", "attempt"], help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.tiny:
-        args.tasks, args.group, args.response = 4, 2, 16
-    args.tokens = args.tasks * args.group * args.response
-    if args.side:
-        seconds = (
-            plain(args.model, args)
-            if args.side == "plain"
-            else asyncio.run(ours(args.model, args, args.side == "attempt"))
-        )
-        print(f"\nSECONDS {seconds}", flush=True)
-        return
+                        "kv-heads": 0, "intermediate": 0, "vocabulary": 4096}.items():  # fmt: skip
+        made.add_argument(f"--{name}", type=int, default=value)
+    made.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
+    made.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
+    made.add_argument("--model", help=argparse.SUPPRESS)
+    return made
+
+
+def measure(side: str, model: str, args: argparse.Namespace) -> float:
+    """Seconds of one side."""
+    if side in ("plain", "bare"):
+        return plain(model, args, side == "plain")
+    return asyncio.run(ours(model, args, side == "attempt"))
+
+
+def rates_of(args: argparse.Namespace, arguments: list[str]) -> dict[str, float]:
+    """Tokens per second of every side; `arguments` are those of the command line."""
+    rates = {}
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), args)
-        rates = {}
-        for side in ("plain", "engine", "attempt"):
-            command = [sys.executable, __file__, *sys.argv[1:], "--side", side, "--model", folder]
+        for side in SIDES:
+            command = [sys.executable, __file__, *arguments, "--side", side, "--model", folder]
             # What the explorer sets for itself on a CPU, for every side.
             given = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"} if args.device == "cpu" else {}
             done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, **given})
             lines = [line for line in done.stdout.splitlines() if line.startswith("SECONDS ")]
             assert lines, done.stdout[-3000:] + done.stderr[-3000:]
             rates[side] = args.tokens / float(lines[-1].split()[1])
+            print(f"  {SIDES[side]}: {rates[side]:,.0f} tokens/s", file=sys.stderr, flush=True)
+    return rates
+
+
+def main(arguments: list[str] | None = None) -> None:
+    made = parser()
+    given = sys.argv[1:] if arguments is None else arguments
+    args = made.parse_args(given)
+    if args.tiny:
+        args.tasks, args.group, args.response = 4, 2, 16
+    args.tokens = args.tasks * args.group * args.response
+    if args.side:
+        print(f"\nSECONDS {measure(args.side, args.model, args)}", flush=True)
+        return
+    rates = rates_of(args, given)
     print(f"{args.tasks} tasks x {args.group} rollouts x {args.response} tokens on {args.device}")
-    print(f"{'path':<42}{'tokens/s':>12}{'of plain':>10}{'limit':>8}")
-    names = {
-        "plain": "plain vLLM LLM.generate",
-        "engine": "explorer: engine",
-        "attempt": "explorer: workflow, scoring, encoding",
-    }
+    print(f"{'path':<42}{'tokens/s':>12}{'of plain':>10}{'of plain without':>18}{'limit':>8}")
     for side, rate in rates.items():
-        limit = "" if side == "plain" else f"{LIMIT:.2f}"
-        print(f"{names[side]:<42}{rate:>12,.0f}{rate / rates['plain']:>10.2f}{limit:>8}")
+        limit = f"{LIMIT:.2f}" if side in ("engine", "attempt") else ""
+        print(f"{SIDES[side]:<42}{rate:>12,.0f}{rate / rates['plain']:>10.2f}{rate / rates['bare']:>18.2f}{limit:>8}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,276 @@
+"""ALFWorld and ScienceWorld through the environment service against their engines alone, two workers on each side.
+
+Both sides play the same recorded games: rooms with random admissible commands, and gold paths. They do it in turns,
+several seconds each, so that what else the machine does meets both. The time between resets is what counts: a reset
+loads the game, which takes the engines longer than ten steps.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import cycle
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from buffer_table import Table, at_least, until_serving
+
+from support.service import ServiceProcess
+from trinity.environment.environments.alfworld.engine import Engine
+from trinity.environment.environments.alfworld.rooms import TASK_TYPES, draw_room
+from trinity.environment.environments.arguments import Arguments
+from trinity.environment.environments.replies import write
+from trinity.environment.environments.scienceworld import simulator
+from trinity.environment.environments.scienceworld.environment import SOLVED, ScienceWorld, load
+from trinity.explorer.environment import EnvironmentClient
+from trinity.runtime.errors import Conflict
+
+LEAST = 0.9
+ROOM_STEPS = 20
+ENGINES = {"alfworld": "alfworld", "scienceworld": "scienceworld"}  # name -> module
+EXPERIMENTS = ("find-living-thing", "find-non-living-thing", "find-plant", "find-animal", "identify-life-stages-1")
+ARGS = {"alfworld": {"max_steps": 1000, "max_repeats": 0}, "scienceworld": {"max_steps": 1000}}
+
+
+@dataclass(frozen=True)
+class Game:
+    task: dict[str, Any]
+    actions: list[str]
+
+
+class Clock:
+    """Counts steps and the time they take, until `seconds` of such time are over."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._spent = 0.0
+        self.steps = 0
+
+    def begin(self) -> None:
+        self._last = time.perf_counter()
+
+    def step(self) -> None:
+        now = time.perf_counter()
+        self._spent += now - self._last
+        self._last = now
+        self.steps += 1
+
+    @property
+    def over(self) -> bool:
+        return self._spent >= self._left
+
+    @property
+    def rate(self) -> float:
+        return self.steps / self._spent
+
+
+def record(name: str, count: int) -> list[Game]:
+    """Games and what is done in them. Raises Conflict if the engine is not installed."""
+    games = []
+    for number in range(count):
+        if name == "scienceworld":
+            task = {"task_name": EXPERIMENTS[number % len(EXPERIMENTS)], "var_num": number}
+            replies = ScienceWorld.oracle(task, {}, 0)
+            games.append(Game(task, [reply.partition("<action>")[2].removesuffix("</action>") for reply in replies]))
+            continue
+        kind = TASK_TYPES[number % len(TASK_TYPES)]
+        games.append(Game({"task_type": kind, "seed": number}, wander(Engine(draw_room(kind, number)), number)))
+    return games
+
+
+def wander(engine: Engine, seed: int) -> list[str]:
+    """Random admissible commands, up to the one that happens to end the game."""
+    dice, done, actions = random.Random(seed), False, []
+    try:
+        _, known = engine.reset()
+        while not done and len(actions) < ROOM_STEPS:
+            actions.append(dice.choice(known))
+            _, known, done = engine.step(actions[-1])
+    finally:
+        engine.close()
+    return actions
+
+
+def play_bare(name: str, game: Game) -> Iterator[None]:
+    """The engine's own calls; yields after the reset and after each step."""
+    if name == "alfworld":
+        engine = Engine(draw_room(game.task["task_type"], game.task["seed"]))
+        try:
+            engine.reset()
+            yield
+            for action in game.actions:
+                engine.step(action)
+                yield  # the last one may end the game
+        finally:
+            engine.close()
+        return
+    machine = simulator.take()
+    try:
+        load(machine, Arguments(game.task, "task"), "easy", "train", 0)
+        yield
+        for action in game.actions:
+            _, score, done = machine.step(action)
+            yield
+            if done or score == SOLVED:
+                break
+    finally:
+        simulator.leave(machine)
+
+
+def work(name: str) -> None:
+    """A bare worker: for each line of seconds on its input it plays so long, and prints the steps a second."""
+    games = cycle([Game(**game) for game in json.loads(sys.stdin.readline())])
+    for line in sys.stdin:
+        clock = Clock(float(line))
+        while not clock.over:
+            playing = play_bare(name, next(games))
+            next(playing)
+            clock.begin()
+            for _ in playing:
+                clock.step()
+                if clock.over:
+                    break
+            playing.close()
+        print(clock.rate, clock.steps, flush=True)
+
+
+class Bare:
+    """Processes with an engine each."""
+
+    def __init__(self, name: str, games: Sequence[Game], workers: int) -> None:
+        command = [sys.executable, __file__, name]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._workers = [subprocess.Popen(command, **pipes) for _ in range(workers)]
+        self._say(json.dumps([vars(game) for game in games]))
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers]
+
+    def _say(self, line: str) -> None:
+        for worker in self._workers:
+            assert worker.stdin is not None
+            worker.stdin.write(f"{line}\n")
+            worker.stdin.flush()
+
+    def play(self, seconds: float) -> tuple[float, int]:
+        """Steps a second of all workers together, and how many steps."""
+        self._say(str(seconds))
+        lines = [worker.stdout.readline().split() for worker in self._workers if worker.stdout is not None]
+        return sum(float(rate) for rate, _ in lines), sum(int(steps) for _, steps in lines)
+
+    def end(self) -> None:
+        for worker in self._workers:
+            worker.communicate(timeout=20)
+
+
+async def play_through(
+    client: EnvironmentClient, name: str, games: Sequence[Game], workers: int, seconds: float
+) -> tuple[float, int]:
+    """Steps a second of as many episodes in parallel as there are workers, and how many steps."""
+
+    async def play() -> Clock:
+        clock, following = Clock(seconds), cycle(games)
+        while not clock.over:
+            game = next(following)
+            async with client.episode(name, game.task, ARGS[name]) as episode:
+                await episode.reset()
+                clock.begin()
+                for action in game.actions:
+                    done = (await episode.step(write(action))).done
+                    clock.step()
+                    if done or clock.over:
+                        break
+        return clock
+
+    clocks = await asyncio.gather(*(play() for _ in range(workers)))
+    return sum(clock.rate for clock in clocks), sum(clock.steps for clock in clocks)
+
+
+def cpu_seconds(*pids: int) -> float:
+    """Of these processes and all that they have started and that is alive."""
+    total = 0.0
+    for pid in pids:
+        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of one side."""
+
+    steps_per_second: float
+    cpu_per_step: float  # seconds, resets included
+
+
+async def turn(playing: Awaitable[tuple[float, int]], *pids: int) -> Turn:
+    before = cpu_seconds(*pids)
+    rate, steps = await playing
+    return Turn(rate, (cpu_seconds(*pids) - before) / steps)
+
+
+async def compare(name: str, games: Sequence[Game], args: argparse.Namespace) -> list[tuple[Turn, Turn]]:
+    """Bare and through the service."""
+    with tempfile.TemporaryDirectory() as folder:
+        service = ServiceProcess("environment", Path(folder), LOG_LEVEL="WARNING").start(wait_seconds=0)
+        bare = Bare(name, games, args.workers)
+        try:
+            await until_serving(service)
+            client = EnvironmentClient(service.address, wait_seconds=60)
+            found = []
+            for seconds in (0.01, *[args.seconds] * args.turns):  # the first turn starts the engines
+                alone = await turn(asyncio.to_thread(bare.play, seconds), *bare.pids)
+                through = play_through(client, name, games, args.workers, seconds)
+                found.append((alone, await turn(through, os.getpid())))
+            await client.close()
+            return found[1:]
+        finally:
+            bare.end()
+            service.stop()
+
+
+async def measure_engines(args: argparse.Namespace) -> None:
+    table = Table(
+        f"engines, {args.workers} workers a side",
+        ("engine", "bare steps/s", "service steps/s", "ratio", "limit", "single ratios", "CPU ms a step", "bare"),
+        [f"the same games on both sides in turns, {args.turns} times {args.seconds:g} s of steps each"],
+    )
+    for name, module in ENGINES.items():
+        if args.tiny and table.rows:
+            break  # one engine shows that it runs
+        if find_spec(module) is None:
+            table.notes.append(f"{name} is skipped: it is not installed (pip install 'trinity-environment[{name}]')")
+            continue
+        try:
+            games = record(name, args.games)
+        except Conflict as missing:
+            table.notes.append(f"{name} is skipped: {missing}")
+            continue
+        found = await compare(name, games, args)
+        bare, ours = (mean(side.steps_per_second for side in sides) for sides in zip(*found, strict=True))
+        bare_cpu, our_cpu = (
+            f"{1e3 * mean(side.cpu_per_step for side in sides):.1f}" for sides in zip(*found, strict=True)
+        )
+        singles = ", ".join(f"{one.steps_per_second / alone.steps_per_second:.2f}" for alone, one in found)
+        figures = (f"{bare:,.1f}", f"{ours:,.1f}", f"{ours / bare:.2f}", at_least(ours / bare, LEAST))
+        table.rows.append((name, *figures, singles, our_cpu, bare_cpu))
+    simulator.end_all()
+    table.show()
+
+
+if __name__ == "__main__":
+    work(sys.argv[1])

@@ -1,0 +1,173 @@
+"""The explorers of membership.py: each is a `trinity run` of its own, which starts, leaves by SIGTERM, or is killed."""
+
+import argparse
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import whole_run
+
+from support.run import Status, TrinityRun, process_of
+from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
+
+COLLECTIVE_SECONDS = 10.0
+START_SECONDS, EVENT_SECONDS = 240.0, 120.0
+
+
+@dataclass
+class Event:
+    """What happened, when, and what it took (a start until the first stored group, a leave until the end)."""
+
+    what: str
+    at: float
+    seconds: float | None = None
+
+
+@dataclass
+class Explorer:
+    """`trinity run` with mode explore, in a job folder of its own, as on another machine."""
+
+    name: str
+    run: TrinityRun
+    started_at: float = 0.0
+
+    @property
+    def log_folder(self) -> Path:
+        return self.run.job / "log"
+
+    def first_group(self) -> float | None:
+        """Unix time of its first acknowledged group since it was started."""
+        stored = whole_run.events(self.run.job, self.name, "explorer.group.stored")
+        return next((event["at"] for event in stored if event["at"] > self.started_at), None)
+
+    def process(self) -> dict[str, Any]:
+        status = self.run.look()
+        assert status is not None, self.run.tail()
+        return process_of(status, self.name)
+
+    def kill(self) -> None:
+        """kill -9 of the explorer and of what would start it again."""
+        os.kill(self.process()["pid"], signal.SIGKILL)
+        self.run.kill()
+
+
+@dataclass
+class Party:
+    """The run, its explorers, and what happened."""
+
+    args: argparse.Namespace
+    folder: Path
+    main: TrinityRun
+    explorers: dict[str, Explorer] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    cards: list[str] = field(default_factory=list)
+
+    def start(self, name: str) -> Explorer:
+        """A new process for the explorer of that name."""
+        if name not in self.explorers:
+            self.explorers[name] = Explorer(name, self._run_of(name))
+        explorer = self.explorers[name]
+        explorer.started_at = time.time()
+        explorer.run.start()
+        return explorer
+
+    def _run_of(self, name: str) -> TrinityRun:
+        number = len(self.explorers)
+        shared = len(self.cards) == 1
+        rollout = {"enforce_eager": True, "gpu_memory_utilization": 0.25 if shared else 0.8, "cpu_kvcache_gib": 0.25}
+        values = {
+            "project": "benchmark", "name": "membership", "mode": "explore",
+            "checkpoint_root_dir": str(self.folder / name / "jobs"),
+            "explorer": {"name": name, "runner_per_model": self.args.tasks, "rollout_model": rollout},
+        }  # fmt: skip
+        config = whole_run.write_yaml(self.folder / f"{name}.yaml", values)
+        card = self.cards[number % len(self.cards)] if self.cards else ""
+        transports = "folder" if shared and number else "collective,folder"
+        status = self.main.look()
+        assert status is not None, self.main.tail()
+        given = {
+            "TRINITY_NATS_URL": status["nats_url"], "TRINITY_LOG_LEVEL": "DEBUG",
+            "TRINITY_EXPLORER_TRANSPORTS": transports, "CUDA_VISIBLE_DEVICES": card,
+        }  # fmt: skip
+        place = self.folder / name
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        return TrinityRun(config, place, **given, **threads(self.args))
+
+    def note(self, what: str, at: float, seconds: float | None = None) -> None:
+        self.events.append(Event(what, at, seconds))
+
+    def joined(self, *explorers: Explorer) -> None:
+        """Wait until each has stored a group, and note how long that took from its start."""
+        for explorer in explorers:
+            first = self.until(explorer.first_group, START_SECONDS, f"{explorer.name} stores a group")
+            self.note(f"{explorer.name} joins", explorer.started_at, first - explorer.started_at)
+
+    def until(self, holds: Callable[[], Any], seconds: float, what: str) -> Any:
+        return self.main.until(lambda status: holds(), seconds, what) and holds()
+
+    def steps(self) -> int:
+        return len(whole_run.trained(self.main.job))
+
+    def go_on(self, steps: int) -> None:
+        """Wait for so many more steps."""
+        begin = self.steps()
+        self.until(lambda: self.steps() >= begin + steps, EVENT_SECONDS, f"{steps} more steps")
+
+    def leave(self, explorer: Explorer) -> None:
+        """SIGTERM, and its end."""
+        begin = time.time()
+        explorer.run.signal(signal.SIGTERM)
+        explorer.run.finish(EVENT_SECONDS)
+        self.note(f"{explorer.name} leaves by SIGTERM", begin, time.time() - begin)
+
+    def kill(self, explorer: Explorer) -> None:
+        self.note(f"{explorer.name} is killed", time.time())
+        explorer.kill()
+
+    def kill_in_collective(self, explorer: Explorer) -> None:
+        """kill -9 as soon as its engine is paused for a version that comes by the group. Notes what the trainer saw."""
+        self.until(lambda: by_group(explorer), EVENT_SECONDS, f"{explorer.name} is in the collective group")
+        process, end = explorer.process(), time.monotonic() + EVENT_SECONDS
+        with grpc.insecure_channel(process["address"]) as channel:
+            ask = explorer_pb2_grpc.ExplorerServiceStub(channel).Status
+            while ask(explorer_pb2.StatusRequest(), timeout=5).state != "updating":
+                if time.monotonic() > end:
+                    raise RuntimeError(f"{explorer.name} was not seen updating within {EVENT_SECONDS:g} s")
+                time.sleep(0.0005)
+            os.kill(process["pid"], signal.SIGKILL)
+        at = time.time()
+        explorer.run.kill()
+        self.go_on(2)
+        seen = [event["event"].removeprefix("trainer.") for event in _troubles(self.main.job) if event["at"] > at - 0.5]
+        self.note(f"{explorer.name} is killed in a collective ({seen[0] if seen else 'it was over'})", at)
+
+    def rest(self) -> dict[str, int]:
+        """Counts of the buffer when no explorer is left and nothing moves any more."""
+        seen: list[dict[str, int]] = []
+
+        def still(status: Status) -> bool:
+            seen.append(status["groups"])
+            return len(seen) > 8 and all(counts == seen[-1] for counts in seen[-8:])
+
+        return dict(self.main.until(still, EVENT_SECONDS, "the run is at rest")["groups"])
+
+
+def by_group(explorer: Explorer) -> bool:
+    loads = whole_run.events(explorer.run.job, explorer.name, "explorer.weights.loaded")
+    return bool(loads) and loads[-1]["transport"].startswith("collective")
+
+
+def _troubles(job: Path) -> list[dict[str, Any]]:
+    return whole_run.events(job, "trainer", "trainer.epoch.broken", "trainer.epoch.silent", "trainer.epoch.failed")
+
+
+def threads(args: argparse.Namespace) -> dict[str, str]:
+    """Several engines on the same few cores: vLLM would bind them all to the same ones."""
+    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"} if args.cpu else {}

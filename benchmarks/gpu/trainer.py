@@ -1,0 +1,298 @@
+"""The trainer's own engine on GPUs: tokens a second, the part of the hardware's peak, memory, and what padding costs.
+
+    python benchmarks/gpu/trainer.py [4096] [kept] [16384] [padding] [compiled]    1.5 B on one GPU, ZeRO 2; all: 6 min
+    python benchmarks/gpu/trainer.py --size 7B --gpus 2 [4096] [16384]             ZeRO 3
+    python benchmarks/gpu/trainer.py --cpu --tiny
+
+A step is 16,384 tokens a GPU in one packed micro-batch, lengths mixed, and one update of AdamW, float32 masters; its
+loss is GRPO's, without a reference. 4096, 16384: the longest length. kept: as 4096, activations kept, not made anew.
+padding: lengths uniform in [1, 4096], packed against rows of 4 padded to the longest. compiled, the peer of 4096: the
+transformers model with torch.compile, 4 rows of 4096, the same head and loss, AdamW on bf16 alone, activations kept.
+
+6N: 6 x parameters x tokens/s, as a part of 989 TFLOP/s a GPU. GiB: the most that tensors took on GPU 0.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tests")]
+
+Found = dict[str, dict[str, Any]]
+
+SHAPES = {  # hidden, layers, heads, key-value heads, intermediate, vocabulary, tied
+    "tiny": (64, 2, 4, 2, 128, 512, True),
+    "1.5B": (1536, 28, 12, 2, 8960, 151_936, True),
+    "7B": (3584, 28, 28, 4, 18944, 152_064, False),
+}
+PARTS = ("4096", "kept", "16384", "padding", "compiled")
+PEAK_FLOPS, PART_SECONDS = 989e12, 240.0
+LEAST_TOKENS, MOST_GIB, LEAST_OF_PADDED, LEAST_SHARE = 45_000, 40.0, 1.7, 0.40
+ADAM = {"lr": 1e-6, "weight_decay": 0.0}
+
+
+def make_model(folder: Path, size: str, device: str) -> int:
+    """Random weights, in bf16 on a GPU; the number of parameters."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    hidden, layers, heads, kv_heads, intermediate, vocabulary, tied = SHAPES[size]
+    config = Qwen2Config(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        intermediate_size=intermediate, vocab_size=vocabulary, tie_word_embeddings=tied, max_position_embeddings=32768,
+    )  # fmt: skip
+    with torch.device(device):
+        model = Qwen2ForCausalLM(config).to(torch.bfloat16 if device == "cuda" else torch.float32)
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def mixed_lengths(longest: int, tokens: int) -> list[int]:
+    """Log-normal lengths up to `longest`, that add up to `tokens`; the longest one is among them."""
+    import numpy as np
+
+    rng, lengths = np.random.default_rng(0), [min(longest, tokens)]
+    while (room := tokens - sum(lengths)) > 0:
+        drawn = int(np.clip(rng.lognormal(np.log(longest / 4), 0.8), longest // 16, longest))
+        lengths.append(room if room - drawn < longest // 16 else drawn)
+    return lengths
+
+
+def engine_of(job: dict[str, Any], trainer: dict[str, Any]) -> Any:
+    from support.training import BASE
+    from trinity.config import make_plan
+    from trinity.config.schema import Config
+    from trinity.trainer.engine import TrainEngine
+    from trinity.trainer.ranks import ranks_from_environment
+
+    config = json.loads(json.dumps(BASE))
+    config["checkpoint_root_dir"] = job["folder"]
+    config["model"] = {"model_path": job["model"], "max_model_len": job["longest"], "max_prompt_tokens": 1}
+    config["algorithm"] |= {"optimizer": ADAM, "kl_loss_fn": "none"}
+    config["trainer"] = {"deepspeed": {"zero_stage": job["zero"]}, "grad_clip": 1.0, **trainer}
+    return TrainEngine(make_plan(Config.model_validate(config)), ranks_from_environment(1), job["device"])
+
+
+def timed_steps(job: dict[str, Any], lengths: list[int], step: Any) -> dict[str, Any]:
+    """Medians of the steps after the first two; `step(number)` does one."""
+    seconds = []
+    for number in range(1, job["steps"] + 3):
+        if number == 3:
+            begin_peak(job["device"])
+        begin = time.perf_counter()
+        step(number)
+        synchronise(job["device"])
+        seconds.append(time.perf_counter() - begin)
+    return {"seconds": statistics.median(seconds[2:]), "tokens": sum(lengths), "gib": peak_gib(job["device"])}
+
+
+def time_engine(job: dict[str, Any], lengths: list[int], trainer: dict[str, Any]) -> dict[str, Any]:
+    from trainer import make_batch
+
+    engine = engine_of(job, trainer)
+    batches = [make_batch(lengths, job["vocabulary"], number) for number in range(1, job["steps"] + 3)]
+    return timed_steps(job, lengths, lambda number: engine.train(batches[number - 1], 1000))
+
+
+def time_compiled(job: dict[str, Any]) -> dict[str, Any]:
+    """The peer: transformers and torch.compile alone, as many tokens in rows of the longest length."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from trinity.trainer.logprobs import chunked_logprobs
+
+    cuda, longest = job["device"] == "cuda", job["longest"]
+    dtype = torch.bfloat16 if cuda else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=dtype, attn_implementation="sdpa")
+    model = model.to(job["device"]).train()
+    body = torch.compile(model.model, backend="inductor" if cuda else "aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM, fused=cuda)
+    rows = max(1, job["tokens"] // longest)
+    ids = torch.randint(0, job["vocabulary"], (rows, longest), device=job["device"])
+    ones = torch.ones(rows * (longest - 1), device=job["device"])
+
+    def step(number: int) -> None:
+        hidden = body(input_ids=ids, use_cache=False)[0][:, :-1].flatten(0, 1)
+        logprobs, _ = chunked_logprobs(hidden, model.lm_head.weight, ids[:, 1:].flatten(), ones, 512, cuda)
+        ratio = (logprobs - logprobs.detach()).exp()
+        (-torch.minimum(ratio, ratio.clamp(0.8, 1.2)).mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return timed_steps(job, [longest] * rows, step)
+
+
+def synchronise(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def begin_peak(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_gib(device: str) -> float:
+    import torch
+    from trainer import resident
+
+    return float(torch.cuda.max_memory_allocated() if device == "cuda" else resident("VmHWM")) / 2**30
+
+
+def one_rank(file: Path) -> None:
+    """What each process of a part does; rank 0 writes down what it saw."""
+    import torch
+
+    job = json.loads(file.read_text())
+    if job["device"] == "cpu":
+        torch.set_num_threads(1)
+    found = {part: time_part(part, job) for part in job["parts"]}
+    if int(os.environ["RANK"]) == 0:
+        file.with_name("found.json").write_text(json.dumps(found))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def time_part(part: str, job: dict[str, Any]) -> dict[str, Any]:
+    import numpy as np
+
+    job = {**job, "longest": job["longest"] * (4 if part == "16384" else 1)}
+    tokens, longest = job["tokens"] * job["gpus"], job["longest"]
+    # Ranks get about the same: a little more must not become a micro-batch of its own.
+    most = job["tokens"] * (9 if job["gpus"] > 1 else 8) // 8
+    packed = {"use_remove_padding": True, "max_token_len_per_gpu": most}
+    if part == "compiled":
+        return time_compiled(job)
+    if part in ("packed", "padded"):
+        lengths = np.random.default_rng(0).integers(1, longest + 1, 8 * job["tokens"] // longest).tolist()
+        rows = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": job["tokens"] // longest}
+        return time_engine(job, lengths, packed if part == "packed" else {"use_remove_padding": False, **rows})
+    kept = {"gradient_checkpointing": False} if part == "kept" else {}
+    return time_engine(job, mixed_lengths(longest, tokens), {**packed, **kept})
+
+
+def run_parts(parts: list[str], job: dict[str, Any], seconds: float) -> Found:
+    """One process a rank for all of them; nothing if they fail or take too long, with the reason on stderr."""
+    from trinity.runtime.process import free_port
+
+    file = Path(job["folder"]) / "job.json"
+    file.write_text(json.dumps({**job, "parts": parts}))
+    file.with_name("found.json").unlink(missing_ok=True)
+    launch = {"WORLD_SIZE": str(job["gpus"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    outputs = [file.with_name(f"rank{rank}.txt").open("w+") for rank in range(job["gpus"])]
+    processes = [
+        subprocess.Popen([sys.executable, __file__, str(file)], stdout=output, stderr=subprocess.STDOUT,
+                         env={**os.environ, **launch, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank, output in enumerate(outputs)
+    ]  # fmt: skip
+    end = time.monotonic() + seconds
+    try:
+        while any(process.poll() is None for process in processes) and time.monotonic() < end:
+            if any(process.poll() for process in processes):
+                break
+            time.sleep(0.1)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if file.with_name("found.json").exists() and not any(process.returncode for process in processes):
+        return dict(json.loads(file.with_name("found.json").read_text()))
+    for rank, output in enumerate(outputs):
+        output.seek(0)
+        told = output.read()[-1500:]
+        print(f"{' '.join(parts)}, rank {rank}, code {processes[rank].returncode}: {told}", file=sys.stderr)
+    return {}
+
+
+def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
+    from buffer_table import Table, at_least, at_most
+
+    made = Table(
+        f"training {args.size}, {parameters / 1e9:.3g} B parameters, on {args.gpus} GPU(s), ZeRO {args.zero}",
+        ("part", "s/step", "tokens/s", "6N", "GiB", "limit", "ratio"),
+        [f"{args.tokens:,} tokens a GPU and step; medians of {args.steps} steps; GRPO without a reference"],
+    )
+    speed = {part: seen["tokens"] / seen["seconds"] for part, seen in found.items()}
+    share = {part: 6 * parameters * rate / (PEAK_FLOPS * args.gpus) for part, rate in speed.items()}
+    for part, seen in found.items():
+        limit, ratio = "", ""
+        if args.size == "7B" and part in PARTS[:3]:
+            limit, ratio = f"6N >= {at_least(share[part], LEAST_SHARE)}", f"{share[part] / LEAST_SHARE:.2f}"
+        elif part in PARTS[:2]:
+            limit, ratio = f"tokens/s >= {at_least(speed[part], LEAST_TOKENS)}", f"{speed[part] / LEAST_TOKENS:.2f}"
+        elif part in ("16384", "compiled") and "4096" in speed:
+            limit, ratio = "of 4096", f"{speed[part] / speed['4096']:.2f}"
+        elif part == "packed" and "padded" in speed:
+            gain = speed["packed"] / speed["padded"]
+            limit, ratio = f"of padded >= {at_least(gain, LEAST_OF_PADDED)}", f"{gain / LEAST_OF_PADDED:.2f}"
+        cells = (f"{seen['seconds']:.3f}", f"{speed[part]:,.0f}", f"{share[part]:.1%}", f"{seen['gib']:.1f}")
+        made.rows.append((part, *cells, limit, ratio))
+        if part == "4096" and args.size != "7B":
+            gib = seen["gib"]
+            limit = f"GiB <= {at_most(gib, MOST_GIB)}"
+            made.rows.append(("4096, memory", "", "", "", f"{gib:.1f}", limit, f"{gib / MOST_GIB:.2f}"))
+    return made
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"any of {', '.join(PARTS)}; by default those above")
+    parser.add_argument("--size", choices=["1.5B", "7B"], default="1.5B")
+    parser.add_argument("--gpus", type=int, default=1, help="each is a rank")
+    parser.add_argument("--zero", type=int, choices=[0, 1, 2, 3], help="stage; default 3 on several GPUs, else 2")
+    parser.add_argument("--steps", type=int, default=5, help="that count; two come before them")
+    parser.add_argument("--cpu", action="store_true", help="ranks on the CPU, in float32")
+    parser.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
+    args = parser.parse_args()
+    unknown = sorted(set(args.parts) - set(PARTS))
+    if unknown:
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    args.parts = args.parts or (PARTS if args.size == "1.5B" else ("4096", "16384"))
+    args.zero = args.zero if args.zero is not None else (3 if args.gpus > 1 else 2)
+    args.tokens, args.longest = (16_384, 4096) if not args.tiny else (128, 32)
+    if args.tiny:
+        args.size, args.steps = "tiny", 1
+    return args
+
+
+def main() -> None:
+    if len(sys.argv) == 2 and sys.argv[1].endswith("job.json"):
+        one_rank(Path(sys.argv[1]))
+        return
+    if sys.argv[1:2] == ["make"]:
+        print(make_model(Path(sys.argv[2]), *sys.argv[3:]))
+        return
+    args, device = parse(), "cpu" if "--cpu" in sys.argv else "cuda"
+    found: Found = {}
+    with tempfile.TemporaryDirectory(prefix="trainer-") as folder:
+        # In a process of its own: what it took on the GPU is free afterwards.
+        make = [sys.executable, __file__, "make", f"{folder}/model", args.size, device]
+        made = subprocess.run(make, stdout=subprocess.PIPE, timeout=PART_SECONDS, check=True)
+        parameters = int(made.stdout.split()[-1])
+        job = {"folder": folder, "model": f"{folder}/model", "device": device, "vocabulary": SHAPES[args.size][5],
+               **{name: getattr(args, name) for name in ("gpus", "zero", "steps", "tokens", "longest")}}  # fmt: skip
+        parts = " ".join(args.parts).replace("padding", "padded packed").split()
+        # Each by processes of its own, for its memory; a tiny one measures nothing.
+        for together in [parts] if args.tiny else [[part] for part in parts]:
+            found |= run_parts(together, job, PART_SECONDS)
+    if not found:
+        raise SystemExit("no part has ended well; see above")
+    table(args, found, parameters).show()
+
+
+if __name__ == "__main__":
+    main()
