@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.forked import fork, write_to
+from support.frozen import freeze, thaw
 from trinity.runtime.process import free_port
 
 ENGINE = "support.member_engine:MemberEngine"
@@ -90,10 +91,10 @@ class MemberProcess:
         return self._end(signal.SIGTERM)
 
     def hold(self) -> None:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        freeze(self._process.pid)
 
     def go_on(self) -> None:
-        os.kill(self._process.pid, signal.SIGCONT)
+        thaw(self._process.pid)
 
     def _end(self, signum: signal.Signals) -> int:
         if self._process is None:

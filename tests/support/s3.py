@@ -11,6 +11,7 @@ import sysconfig
 import time
 from pathlib import Path
 
+from support.frozen import freeze, thaw
 from trinity.runtime.process import free_port, tied
 
 _START_SECONDS = 60.0
@@ -116,10 +117,10 @@ class S3Server:
 
     def hold(self) -> None:
         """SIGSTOP: connections are taken, nothing is answered."""
-        self._signal(signal.SIGSTOP)
+        freeze(self.pid)
 
     def go_on(self) -> None:
-        self._signal(signal.SIGCONT)
+        thaw(self.pid)
 
     def kill(self) -> None:
         """kill -9."""
@@ -127,10 +128,6 @@ class S3Server:
 
     def stop(self) -> None:
         self._end(signal.SIGKILL)  # it takes seconds to end in good order, and its store goes with the test
-
-    def _signal(self, signum: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(signum)
 
     def _end(self, signum: signal.Signals) -> None:
         if self._process is not None:

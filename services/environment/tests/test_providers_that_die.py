@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.frozen import freeze, thaw
 from support.service import ServiceProcess
 from trinity.explorer import environment_providers
 from trinity.explorer.environment import EnvironmentCause, EnvironmentClient, EnvironmentFailed, Episode
@@ -110,11 +111,11 @@ async def test_an_attached_provider_that_freezes_times_out_and_the_other_one_pla
         (stuck,) = await opened(stack, party.client, 1)
         party.attached(name="lively")
         await until(lambda: party.metric("providers_attached") == 2)
-        os.kill(frozen.pid, signal.SIGSTOP)
+        freeze(frozen.pid)
         assert await causes([stuck]) == [EnvironmentCause.TIMEOUT]
     async with AsyncExitStack() as stack:
         assert await causes(await opened(stack, party.client, 5)) == [None] * 5
-    os.kill(frozen.pid, signal.SIGCONT)
+    thaw(frozen.pid)
     await until(lambda: party.metric("attached_episodes_open") == 0)
 
 
@@ -136,7 +137,7 @@ async def test_an_addressed_provider_is_killed_frozen_and_started_again(
         assert any(dead)
     party.serving(victim)
     (other,) = {one, two} - {victim}
-    os.kill(processes[other].pid, signal.SIGSTOP)
+    freeze(processes[other].pid)
     played, failures = set(), set()
     for _ in range(6):
         async with client.episode("odd", {}) as episode:
