@@ -1,8 +1,8 @@
 """ALFWorld and ScienceWorld through the environment service against their engines alone, two workers on each side.
 
-Both sides play the same recorded games: rooms with random admissible commands, and gold paths. They do it in turns,
-several seconds each, so that what else the machine does meets both. The time between resets is what counts: a reset
-loads the game, which takes the engines longer than ten steps.
+Both sides play the same recorded games: rooms with random admissible commands, and gold paths. They do it in turns, in
+each of which every worker plays every game once, so that what else the machine does meets both. The time between resets
+is what counts: a reset loads the game, which takes the engines longer than ten steps.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import time
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import cycle
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -51,10 +50,9 @@ class Game:
 
 
 class Clock:
-    """Counts steps and the time they take, until `seconds` of such time are over."""
+    """Counts steps and the time they take."""
 
-    def __init__(self, seconds: float) -> None:
-        self._left = seconds
+    def __init__(self) -> None:
         self._spent = 0.0
         self.steps = 0
 
@@ -66,10 +64,6 @@ class Clock:
         self._spent += now - self._last
         self._last = now
         self.steps += 1
-
-    @property
-    def over(self) -> bool:
-        return self._spent >= self._left
 
     @property
     def rate(self) -> float:
@@ -130,44 +124,36 @@ def play_bare(name: str, game: Game) -> Iterator[None]:
 
 
 def work(name: str) -> None:
-    """A bare worker: for each line of seconds on its input it plays so long, and prints the steps a second."""
-    games = cycle([Game(**game) for game in json.loads(sys.stdin.readline())])
+    """A bare worker: for each line of games on its input it plays them, and prints the steps a second."""
     for line in sys.stdin:
-        clock = Clock(float(line))
-        while not clock.over:
-            playing = play_bare(name, next(games))
+        clock = Clock()
+        for game in json.loads(line):
+            playing = play_bare(name, Game(**game))
             next(playing)
             clock.begin()
             for _ in playing:
                 clock.step()
-                if clock.over:
-                    break
-            playing.close()
         print(clock.rate, clock.steps, flush=True)
 
 
 class Bare:
     """Processes with an engine each."""
 
-    def __init__(self, name: str, games: Sequence[Game], workers: int) -> None:
+    def __init__(self, name: str, workers: int) -> None:
         command = [sys.executable, __file__, name]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._workers = [subprocess.Popen(command, **pipes) for _ in range(workers)]
-        self._say(json.dumps([vars(game) for game in games]))
 
     @property
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
-    def _say(self, line: str) -> None:
+    def play(self, games: Sequence[Game]) -> tuple[float, int]:
+        """Steps a second of all workers together, and how many steps."""
         for worker in self._workers:
             assert worker.stdin is not None
-            worker.stdin.write(f"{line}\n")
+            worker.stdin.write(json.dumps([vars(game) for game in games]) + "\n")
             worker.stdin.flush()
-
-    def play(self, seconds: float) -> tuple[float, int]:
-        """Steps a second of all workers together, and how many steps."""
-        self._say(str(seconds))
         lines = [worker.stdout.readline().split() for worker in self._workers if worker.stdout is not None]
         return sum(float(rate) for rate, _ in lines), sum(int(steps) for _, steps in lines)
 
@@ -176,22 +162,19 @@ class Bare:
             worker.communicate(timeout=20)
 
 
-async def play_through(
-    client: EnvironmentClient, name: str, games: Sequence[Game], workers: int, seconds: float
-) -> tuple[float, int]:
+async def play_through(client: EnvironmentClient, name: str, games: Sequence[Game], workers: int) -> tuple[float, int]:
     """Steps a second of as many episodes in parallel as there are workers, and how many steps."""
 
     async def play() -> Clock:
-        clock, following = Clock(seconds), cycle(games)
-        while not clock.over:
-            game = next(following)
+        clock = Clock()
+        for game in games:
             async with client.episode(name, game.task, ARGS[name]) as episode:
                 await episode.reset()
                 clock.begin()
                 for action in game.actions:
                     done = (await episode.step(write(action))).done
                     clock.step()
-                    if done or clock.over:
+                    if done:
                         break
         return clock
 
@@ -227,14 +210,14 @@ async def compare(name: str, games: Sequence[Game], args: argparse.Namespace) ->
     """Bare and through the service."""
     with tempfile.TemporaryDirectory() as folder:
         service = ServiceProcess("environment", Path(folder), LOG_LEVEL="WARNING").start(wait_seconds=0)
-        bare = Bare(name, games, args.workers)
+        bare = Bare(name, args.workers)
         try:
             await until_serving(service)
             client = EnvironmentClient(service.address, wait_seconds=60)
             found = []
-            for seconds in (0.01, *[args.seconds] * args.turns):  # the first turn starts the engines
-                alone = await turn(asyncio.to_thread(bare.play, seconds), *bare.pids)
-                through = play_through(client, name, games, args.workers, seconds)
+            for _ in range(1 + args.turns):  # the first turn starts and warms the engines
+                alone = await turn(asyncio.to_thread(bare.play, games), *bare.pids)
+                through = play_through(client, name, games, args.workers)
                 found.append((alone, await turn(through, os.getpid())))
             await client.close()
             return found[1:]
@@ -247,7 +230,7 @@ async def measure_engines(args: argparse.Namespace) -> None:
     table = Table(
         f"engines, {args.workers} workers a side",
         ("engine", "bare steps/s", "service steps/s", "ratio", "limit", "single ratios", "CPU ms a step", "bare"),
-        [f"the same games on both sides in turns, {args.turns} times {args.seconds:g} s of steps each"],
+        [f"the same games on both sides in turns, {args.turns} times {args.games} games a worker"],
     )
     for name, module in ENGINES.items():
         if args.tiny and table.rows:

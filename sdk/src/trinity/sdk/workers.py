@@ -39,13 +39,14 @@ class Workers:
         self._workers: list[Worker] = []
 
     def player(self, release: Release) -> "WorkerPlayer":
-        """A place in the worker with the fewest episodes; a new worker if all have some. Raises Full."""
+        """A place in the worker that has least to do; a new worker if all have something. Raises Full."""
         self._workers = [worker for worker in self._workers if worker.fit()]
-        worker = min(self._workers, key=lambda one: one.open, default=None)
-        if (worker is None or worker.open) and len(self._workers) < self._processes:
+        places = [worker for worker in self._workers if worker.open < self._kind.episodes_per_process]
+        worker = min(places, key=lambda one: one.load, default=None)
+        if (worker is None or worker.load) and len(self._workers) < self._processes:
             worker = Worker(self._kind)
             self._workers.append(worker)
-        if worker is None or worker.open >= self._kind.episodes_per_process:
+        if worker is None:
             raise Full(f"all {self._processes} workers of {self._kind.description.name} are taken; try again later")
         return WorkerPlayer(worker, release)
 
@@ -60,14 +61,20 @@ class Worker:
 
     def __init__(self, kind: EnvironmentClass) -> None:
         self._kind = kind
-        self.open = 0
+        self.open = 0  # episodes that go on
         self.dead = ""
+        self._calls = 0
         self._ids = 0
         self._turn = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def load(self) -> int:
+        """Episodes that go on, and calls that run or wait: an episode that the policy thinks about takes no time."""
+        return self.open + self._calls
 
     def new_id(self) -> int:
         self._ids += 1
@@ -81,10 +88,14 @@ class Worker:
 
     async def call(self, call: pb.ProviderCall, seconds: float) -> pb.ProviderReply:
         """The reply; the time begins when it is this call's turn. Raises TimeoutError and Broken, and is dead then."""
-        async with self._turn:
-            if self._process is None and not self.dead:
-                await self._start()
-            return await self._exchange(call.SerializeToString(), seconds)
+        self._calls += 1
+        try:
+            async with self._turn:
+                if self._process is None and not self.dead:
+                    await self._start()
+                return await self._exchange(call.SerializeToString(), seconds)
+        finally:
+            self._calls -= 1
 
     async def _exchange(self, data: bytes, seconds: float) -> pb.ProviderReply:
         if self.dead:
@@ -175,6 +186,7 @@ class WorkerPlayer:
         return reply.response
 
     async def close(self) -> None:
+        self._worker.open -= 1  # what comes next waits behind this close
         try:
             if self._running is not None:
                 await asyncio.wait([self._running])
@@ -186,7 +198,6 @@ class WorkerPlayer:
         finally:
             if self._running is not None and self._running.done() and not self._running.cancelled():
                 self._running.exception()  # heard already
-            self._worker.open -= 1
             self._release()
 
 
