@@ -7,7 +7,7 @@ PYPROJECTS := $(wildcard pyproject.toml proto/pyproject.toml sdk/pyproject.toml 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
 INSTALL = $(PIP) -c requirements/constraints.txt -r requirements/dev.txt $(foreach p,$(PACKAGES),-e "$(p)")
 
-.PHONY: run test quicktest chaos lint proto docs bench clean
+.PHONY: help run test quicktest chaos lint proto docs clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
