@@ -1,7 +1,7 @@
 """Write every YAML of the R3L experiments: environments x algorithms x model sizes, each environment from one template.
 
-    python examples/R3L/make_configs.py            # writes <environment>/<algorithm>_<size>.yaml
-    python examples/R3L/make_configs.py --check    # says which files differ from what it would write; exit code 1
+    .venv/bin/python examples/R3L/make_configs.py            # writes <environment>/<algorithm>_<size>.yaml
+    .venv/bin/python examples/R3L/make_configs.py --check    # says which files it would change; exit code 1
 
 A template is <environment>/template.yaml. @NAME@, @GPUS@ and the like are replaced; everything that depends on the
 algorithm stands in ALGORITHMS, everything that depends on the model in SIZES. Change these and write anew: the YAMLs

@@ -23,7 +23,17 @@ TEACHER = "${oc.env:TRINITY_TEACHER_PATH,build/quickstart/model}"
 GROUPS, GROUP, ROWS = 16, 8, 64
 SUMS = {"prompt_key": "question", "response_key": "answer"}
 
+OPERATORS: dict[str, list[dict[str, Any]]] = {
+    "raft": [{"name": "raft_filter", "args": {"k": 2}}],
+    "dapo": [
+        {"name": "dapo_dynamic_sampling_filter"},
+        {"name": "mask_response_truncated"},
+        {"name": "overlong_reward_shaping", "args": {"max_response_length": 32, "cache_length": 6}},
+    ],
+}
+
 WORDS = {
+    "dapo": "# Tasks whose rollouts are all right or all wrong are replaced: begin with a model that solves some.",
     "dpo": "# Learns from preference pairs: rows of a prompt, a chosen and a rejected reply, by make.py --data.",
     "cpt": "# Learns from plain text, every token of it: rows by make.py --data.",
     "sft": "# Learns from worked answers.",
@@ -53,8 +63,8 @@ def config(name: str) -> dict[str, Any]:
         document["synchronizer"] = {"sync_interval": 1, "sync_offset": 1}
     if name in ("on_policy_distill", "jsd"):
         document["explorer"]["auxiliary_models"] = [{"name": "teacher", "model_path": TEACHER}]
-    if name == "raft":
-        document["data_processor"] = {"experience_pipeline": {"operators": [{"name": "raft_filter", "args": {"k": 2}}]}}
+    if name in OPERATORS:
+        document["data_processor"] = {"experience_pipeline": {"operators": OPERATORS[name]}}
     document["trainer"] = {
         "max_checkpoints_to_keep": 1,
         "gradient_checkpointing": False,

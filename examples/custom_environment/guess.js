@@ -1,8 +1,10 @@
 // The game of guess.py in JavaScript.
 //
-//     npm install
-//     node guess.js serve 0.0.0.0:7010                # the run reaches it there
-//     node guess.js attach 10.0.0.5:7002 my-guesses   # it reaches the run; the token: TRINITY_ENVIRONMENT_ATTACH_TOKEN
+// From the project's root, for a run that reaches it, and to reach a run (token: TRINITY_ENVIRONMENT_ATTACH_TOKEN):
+//
+//     npm install --prefix examples/custom_environment
+//     node examples/custom_environment/guess.js serve 0.0.0.0:7010
+//     node examples/custom_environment/guess.js attach 10.0.0.5:7002 my-guesses
 
 import grpc from '@grpc/grpc-js';
 import { Refused, attach, serve } from './provider.js';

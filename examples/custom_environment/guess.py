@@ -1,7 +1,9 @@
 """A game of one's own, in Python: guess a number, and hear whether the next guess must be higher or lower.
 
-python guess.py serve 0.0.0.0:7010                # the run reaches it there
-python guess.py attach 10.0.0.5:7002 my-guesses   # it reaches the run; the token: TRINITY_ENVIRONMENT_ATTACH_TOKEN
+From the project's root, for a run that reaches it, and to reach a run (token: TRINITY_ENVIRONMENT_ATTACH_TOKEN):
+
+    .venv/bin/python examples/custom_environment/guess.py serve 0.0.0.0:7010
+    .venv/bin/python examples/custom_environment/guess.py attach 10.0.0.5:7002 my-guesses
 """
 
 import os

@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import pytest
 
 from support import odd_environments as odd
 from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.sdk import AsyncEnvironment, Description, Environment, Observation
+from trinity.sdk import AsyncEnvironment, Description, Environment, Observation, memory
 from trinity.sdk.arena import Arena, Episode
 from trinity.sdk.environment import EnvironmentClass
 from trinity.sdk.errors import Full, InvalidInput, status_of
@@ -84,7 +87,6 @@ async def test_a_bad_task_is_refused_by_its_field(arena: Arena) -> None:
 
 @pytest.mark.parametrize("arena", SEPARATE, indirect=True)
 async def test_a_call_that_hangs_fails_its_episode_at_the_limit_and_leaves_nothing(arena: Arena) -> None:
-    threads = threading.active_count()
     begin = time.monotonic()
     with pytest.raises(Exception, match=r"longer than 1 s for one step") as failed:
         async with arena.enter("odd") as episode:
@@ -94,7 +96,7 @@ async def test_a_call_that_hangs_fails_its_episode_at_the_limit_and_leaves_nothi
     assert time.monotonic() - begin > 0.9
     assert status_of(failed.value)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
     await until(lambda: arena.open == 0)
-    assert threading.active_count() <= threads
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("episode-")]
     async with arena.enter("odd") as episode:
         await episode.reset(reset())
         assert (await step(episode, "on")).reward == 0.5
@@ -166,6 +168,78 @@ async def test_episodes_that_share_a_worker_keep_their_time_and_end_with_it(aren
             await hung
     async with arena.enter("odd") as episode:
         await episode.reset(reset())
+
+
+@pytest.mark.parametrize("arena", [odd.OddShared], indirect=True)
+async def test_a_call_behind_slow_neighbours_says_that_it_waited_for_its_turn(arena: Arena) -> None:
+    announced = arena.sources["odd"].description
+    assert announced.step_timeout_seconds == 1 + 10 + 60, "its own time, and the longest that a neighbour may take"
+    assert announced.reset_timeout_seconds == 2 * (10 + 60)
+    async with arena.enter("odd") as slow, arena.enter("odd") as behind:
+        for episode in (slow, behind):
+            await episode.reset(reset())
+        player: Any = behind._player
+        turn: asyncio.Lock = player._worker._turn
+        await turn.acquire()  # a neighbour plays, and goes on playing
+        player._wait_seconds = 0.2
+        with pytest.raises(Exception, match=r"longer than 0\.2 s for its turn: .* lower episodes_per_pro") as failed:
+            await step(behind, "on")
+        turn.release()
+        assert status_of(failed.value)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert (await step(slow, "on")).reward == 0.5, "the worker goes on"
+
+
+@pytest.mark.parametrize("arena", [odd.OddInProcess], indirect=True)
+async def test_a_worker_that_cannot_load_its_class_says_why(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(odd.OddInProcess, "__module__", "no_such_module")
+    with pytest.raises(Exception, match="cannot load OddInProcess: ModuleNotFoundError: No module named 'no_such_mod"):
+        async with arena.enter("odd") as episode:
+            await episode.reset(reset())
+
+
+async def test_one_look_at_the_memory_is_for_all_workers_and_only_while_one_is_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[tuple[int, ...]] = []
+    threads: set[int] = set()
+
+    def resident_mib(leaders: Collection[int]) -> dict[int, float]:
+        looks.append(tuple(leaders))
+        threads.add(threading.get_ident())
+        return dict.fromkeys(leaders, 100.0)
+
+    monkeypatch.setattr(memory, "resident_mib", resident_mib)
+    monkeypatch.setattr(memory, "_LOOKS_SECONDS", 0.01)
+    watch, busy, over = memory.MemoryWatch(), [False], list[int]()
+
+    def remember(pid: int) -> None:
+        over.append(pid)
+        watch.remove(pid)
+
+    for pid, limit in ((1, 200), (2, 50), (3, 200)):
+        watch.add(pid, limit, lambda: busy[0], partial(remember, pid))
+    await asyncio.sleep(0.1)
+    assert not looks
+    busy[0] = True
+    await until(lambda: len(looks) >= 2)
+    assert looks[:2] == [(1, 2, 3), (1, 3)]
+    assert over == [2]
+    assert threading.get_ident() not in threads
+    for pid in (1, 3):
+        watch.remove(pid)
+    assert watch._looking is not None
+    await asyncio.wait_for(watch._looking, 10)
+
+
+def test_memory_is_counted_for_each_session() -> None:
+    command = [sys.executable, "-c", "print('here', flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    found = memory.resident_mib([child.pid, os.getsid(0), -5])
+    assert 1 < found[child.pid] < 1000
+    assert found[-5] == 0
+    child.communicate(b"\n")
 
 
 @pytest.mark.parametrize("arena", [odd.OddInProcess, odd.Odd], indirect=True)

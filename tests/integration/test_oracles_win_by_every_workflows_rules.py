@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.toolbox import Step, Toolbox, make_episode_task
+from support.in_process import InProcess
+from support.toolbox import Toolbox, make_episode_task
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 from trinity.environment.environments import ENVIRONMENTS
 from trinity.explorer import attempt
@@ -26,28 +27,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "frozen_lake": {"size": 4, "p": 0.8, "seed": 3},
 }
 NAMED = {name: rules.environment for name, rules in {**EPISODE_WORKFLOWS, **R3L_WORKFLOWS}.items() if rules.environment}
-
-
-class InProcess:
-    """A built-in environment as the client shows it."""
-
-    def __init__(self, name: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> None:
-        self._environment, self._given = ENVIRONMENTS[name](), (task, args, seed)
-
-    async def __aenter__(self) -> "InProcess":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._environment.close()
-
-    async def reset(self) -> Step:
-        return self._shown(self._environment.reset(*self._given))
-
-    async def step(self, action: str) -> Step:
-        return self._shown(self._environment.step(action))
-
-    def _shown(self, found: Any) -> Step:
-        return Step(found.text, found.reward, found.done, found.info, found.metrics)
 
 
 # Engines that take seconds to start play by the strictest rules alone; the package that each needs.

@@ -25,21 +25,33 @@ LIES = {
 
 
 class ScriptedProvider(environment_pb2_grpc.EnvironmentServiceServicer):
-    """`good` counts to three and is done. Others behave until the first action."""
+    """`good` counts to three and is done. Others behave until the first action. `places`: of all names; 0: no limit."""
 
-    def __init__(self, *names: str, protocol_version: int = PROTOCOL_VERSION, step_seconds: float = 0.3) -> None:
+    def __init__(
+        self,
+        *names: str,
+        protocol_version: int = PROTOCOL_VERSION,
+        step_seconds: float = 0.3,
+        places: int = 0,
+    ) -> None:
         self.names = names
+        self.places = places
         self.protocol_version = protocol_version
         self.step_seconds = step_seconds
         self.address = ""
         self.acts_as: dict[str, str] = {}
         self.begun: list[str] = []
-        self.open = 0
+        self.open = self.most_open = self.refused = 0
         self.full = False
 
     async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeResponse:
         described = [
-            pb.EnvironmentDescription(name=name, summary="for tests", step_timeout_seconds=self.step_seconds)
+            pb.EnvironmentDescription(
+                name=name,
+                summary="for tests",
+                step_timeout_seconds=self.step_seconds,
+                max_parallel_episodes=self.places,
+            )
             for name in self.names
         ]
         return pb.DescribeResponse(environments=described, protocol_version=self.protocol_version, scorers=["good"])
@@ -52,9 +64,11 @@ class ScriptedProvider(environment_pb2_grpc.EnvironmentServiceServicer):
             async for request in requests:
                 if request.HasField("reset"):
                     name = self.acts_as.get(request.reset.environment, request.reset.environment)
-                    if self.full:
+                    if self.full or 0 < self.places < self.open:
+                        self.refused += 1
                         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
                     self.begun.append(name)
+                    self.most_open = max(self.most_open, self.open)
                     yield pb.EpisodeResponse(observation=request.reset.task_json)
                     continue
                 turn = request.action.turn

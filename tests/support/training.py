@@ -43,6 +43,18 @@ def make_model(folder: Path, tied: bool = False, key_heads: int = 2) -> Path:
     return folder
 
 
+def make_gpt2(folder: Path) -> Path:
+    """A GPT-2 of 2 layers with random weights and, as its configs have it by default, dropout."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0)
+    assert config.resid_pdrop == config.embd_pdrop == config.attn_pdrop == 0.1
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
 def run_ranks(folder: Path, model: Path, *, ranks: int, zero: int, seconds: float = 150, **job: Any) -> dict[str, Any]:
     """Parameters by name, and the metrics of each step under "metrics"."""
     folder.mkdir(parents=True, exist_ok=True)

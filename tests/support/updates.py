@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from support.forked import ForkedModule
-from support.training import BASE, fixed_batch, wait_for
+from support.training import BASE, fixed_batch, make_gpt2, wait_for
 from trinity.runtime.process import free_port
 
 Seen = dict[str, Any]
@@ -40,7 +40,8 @@ def engine_of(model: str, zero: int, algorithm: dict[str, Any], trainer: dict[st
 
     config = json.loads(json.dumps(BASE))
     config["model"]["model_path"] = model
-    config["trainer"] |= {"deepspeed": {"zero_stage": zero, "dtype": "float32"}, **trainer}
+    sharding = {"zero_stage": zero, "dtype": "float32", **trainer.get("deepspeed", {})}
+    config["trainer"] |= {**trainer, "deepspeed": sharding}
     config["algorithm"] |= algorithm
     return TrainEngine(make_plan(Config.model_validate(config)), ranks_from_environment(1), "cpu")
 
@@ -171,6 +172,23 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
+def offloaded(model: str, algorithm: dict[str, Any]) -> Seen:
+    """Two steps with the reference beside the policy, and in host memory; how often it was brought to the device."""
+    beside, away = (
+        engine_of(model, 2, algorithm, {"mini_batch_size": 8, "deepspeed": {"offload_reference": offload}})
+        for offload in (False, True)
+    )
+    visits, on_device = [0], away.reference.on_device
+
+    def counted() -> Any:
+        visits[0] += 1
+        return on_device()
+
+    away.reference.on_device = counted
+    metrics = [[engine.train(fixed_batch(step), 100) for step in (1, 2)] for engine in (beside, away)]
+    return {"beside": metrics[0], "away": metrics[1], "visits": visits[0]}
+
+
 def critic_alone(model: str) -> list[float]:
     """The value loss of the same batch, again and again."""
     trainer = {"critic": {"optimizer": {"lr": 1e-2}, "warmup_steps": 100, "cliprange_value": 0.0}}
@@ -197,6 +215,9 @@ def scenarios(model: str, folder: Path) -> Iterator[tuple[str, Any]]:
     critic = {"critic": {"optimizer": {"lr": 1e-2}, "warmup_steps": 1}, "mini_batch_size": 8}
     yield "several", resumed(model, folder / "several", {"kl_loss_fn": "none"}, several)
     yield "critic", resumed(model, folder / "critic", {"algorithm_type": "ppo"}, critic, zero=0)
+    yield "dropout", resumed(str(make_gpt2(folder / "gpt2")), folder / "dropout", {"kl_loss_fn": "none"}, {})
+    yield "reference_in_loss", offloaded(model, {})
+    yield "reference_in_reward", offloaded(model, {"kl_penalty_fn": "k2", "kl_loss_fn": "none"})
     yield "critic_alone", critic_alone(model)
     yield "nothing", nothing_to_learn(model)
     for zero, clip in ((0, 0.5), (0, 0.0), (2, 0.5), (3, 0.5)):

@@ -1,6 +1,6 @@
 """Make Countdown puzzles, all with a solution: train.jsonl and test.jsonl, without a puzzle in both.
 
-python examples/R3L/countdown/get_countdown_data.py --train 8000 --test 200
+.venv/bin/python examples/R3L/countdown/get_countdown_data.py --train 8000 --test 200
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Write maths questions as {question, answer}: train.jsonl from DAPO's, and a file for each test set.
 
-    python examples/R3L/dapo/get_dapo_data.py
-    python examples/R3L/dapo/get_dapo_data.py --train dapo-math-17k.parquet --test aime24=aime.jsonl --test gsm8k=gsm8k
+    .venv/bin/python examples/R3L/dapo/get_dapo_data.py
+    .venv/bin/python examples/R3L/dapo/get_dapo_data.py --train dapo.parquet --test aime24=aime.jsonl --test gsm8k=gsm8k
 
 A source is a file, a folder, or a dataset's name on the hub; `name:subset/split` chooses within it. Without --test all
 of TESTS are written; the YAMLs expect them all.

@@ -1,6 +1,6 @@
 """List hands of Gym-Card's games by their seeds: train.jsonl with all games mixed, test_<game>.jsonl for each.
 
-python examples/R3L/gym_card/get_gym_card_data.py --train 4000 --test 100
+.venv/bin/python examples/R3L/gym_card/get_gym_card_data.py --train 4000 --test 100
 """
 
 import argparse

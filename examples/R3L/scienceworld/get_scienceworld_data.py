@@ -1,9 +1,10 @@
 """List ScienceWorld's tasks: train.jsonl and test.jsonl, by the simulator's own split of each task's variations.
 
-    pip install 'trinity-environment[scienceworld]'       # needs a Java, or trinity-environment[java]
-    python examples/R3L/scienceworld/get_scienceworld_data.py --train 50 --test 5
+    .venv/bin/pip install -e 'services/environment[scienceworld,java]'
+    .venv/bin/python examples/R3L/scienceworld/get_scienceworld_data.py --train 50 --test 5
 
---train and --test: at most so many variations of each of the 30 tasks.
+--train and --test: at most so many variations of each of the 30 tasks. Without the extra `java` a Java of the system is
+used.
 """
 
 import argparse
@@ -11,25 +12,22 @@ import json
 import random
 from pathlib import Path
 
+from trinity.environment.environments.scienceworld.simulator import Simulator
+
 
 def variations(train: int, test: int, seed: int) -> dict[str, list[dict[str, object]]]:
     """Rows of both splits. Starts the simulator."""
-    from scienceworld import ScienceWorldEnv
-
-    environment = ScienceWorldEnv("", envStepLimit=100)
+    simulator = Simulator()
     rows: dict[str, list[dict[str, object]]] = {"train": [], "test": []}
     chosen = random.Random(seed)
     try:
-        for task in sorted(environment.get_task_names()):
-            environment.load(task, 0, "easy")
-            for split, found, limit in (
-                ("train", environment.get_variations_train(), train),
-                ("test", environment.get_variations_test(), test),
-            ):
-                numbers = sorted(chosen.sample(list(found), min(limit, len(found))))
+        for task in sorted(simulator.task_names):
+            for split, limit in (("train", train), ("test", test)):
+                found = simulator.split(task, split)
+                numbers = sorted(chosen.sample(found, min(limit, len(found))))
                 rows[split] += [{"task_name": task, "var_num": number, "target": ""} for number in numbers]
     finally:
-        environment.close()
+        simulator.end()
     return rows
 
 

@@ -1,6 +1,6 @@
 """List Sokoban levels by their seeds: train.jsonl and test.jsonl. The environment makes the level of a seed.
 
-python examples/R3L/sokoban/get_sokoban_data.py --train 4000 --test 200 --size 6 --boxes 1
+.venv/bin/python examples/R3L/sokoban/get_sokoban_data.py --train 4000 --test 200 --size 6 --boxes 1
 """
 
 import argparse

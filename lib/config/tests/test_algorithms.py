@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from trinity.config import Config, ConfigError
+from trinity.config import Config, ConfigError, make_plan
+from trinity.config.algorithm_advice import algorithm_advice
 from trinity.config.algorithm_parts import ADVANTAGES, KL_LOSSES, POLICY_LOSSES, argument_problem
 from trinity.config.algorithms import ALGORITHMS, PARTS, AlgorithmPlan, resolve
 from trinity.config.load import parse
@@ -99,10 +100,11 @@ def test_the_aggregation_is_the_algorithms_key_or_the_losses_own(algorithm: dict
     assert "loss_agg_mode" not in plan.policy_loss.args
 
 
-def parsed(algorithm: str, repeat_times: int = 4) -> Config:
+def parsed(algorithm: str, repeat_times: int = 4, more: str = "") -> Config:
     text = "model: {model_path: m, max_prompt_tokens: 16, max_response_tokens: 16}\n"
     text += f"algorithm: {{repeat_times: {repeat_times}, {algorithm}}}\n"
-    return parse(text + "buffer: {batch_size: 8, total_steps: 2, explorer_input: {taskset: {path: d.jsonl}}}\n")
+    text += "buffer: {batch_size: 8, total_steps: 2, explorer_input: {taskset: {path: d.jsonl}}}\n"
+    return parse(text + more)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,20 @@ def parsed(algorithm: str, repeat_times: int = 4) -> Config:
         ("rollout_correction: {token_cap: 2}", "weighs by a ratio that ppo has already; set decoupled: true"),
         ("algorithm_type: opmd_kimi, rollout_correction: {token_range: [0.5, 2]}", "one loss for a sequence"),
         ("algorithm_type: dpo, rollout_correction: {decoupled: true}", "which dpo does not compare with"),
+        (
+            "algorithm_type: opmd_pairwise, loss_agg_mode: seq-mean-token-mean",
+            "loss_agg_mode: is 'seq-mean-token-mean', by length; opmd_pairwise compares sequences of the same weight",
+        ),
+        ("algorithm_type: opmd_pairwise, policy_loss_fn_args: {loss_agg_mode: seq-mean-token-mean}", "same weight"),
+        (
+            "algorithm_type: opmd_pairwise, rollout_correction: {sequence_cap: 2}",
+            "rollout_correction.sequence_cap: weighs sequences; opmd_pairwise compares sequences of the same weight",
+        ),
+        ("algorithm_type: opmd_pairwise, rollout_correction: {geometric_range: [0.5, 2]}", "geometric_range: weighs"),
+        ("algorithm_type: raft, kl_penalty_fn: k2", "kl_penalty_fn: is 'k2', but sft reads no reward; remove it, or"),
+        ("algorithm_type: dpo, kl_penalty_fn: k1", "kl_penalty_fn: is 'k1', but dpo reads no reward"),
+        ("algorithm_type: grpo, advantage_fn: jsd, kl_penalty_fn: k3", "is 'k3', but jsd reads no reward"),
+        ("algorithm_type: sft, rollout_correction: {token_cap: 2}", "and nothing sampled a dataset; remove it"),
         ("rollout_correction: {token_caps: 2}", "did you mean 'token_cap'"),
         ("rollout_correction: {token_range: [2, 0.5]}", "must be [low, high] with 0 <= low < high"),
     ],
@@ -158,10 +174,53 @@ def test_what_compares_the_rollouts_of_a_task_needs_two(name: str) -> None:
         "rollout_correction: {decoupled: true, token_cap: 5, token_range: [0.5, 5]}",
         "rollout_correction: {geometric_range: [0.99, 1.01]}",
         "entropy_loss_fn: basic, entropy_loss_fn_args: {entropy_coef: 0.01}",
+        "algorithm_type: opmd_pairwise, loss_agg_mode: seq-mean-token-sum-norm",
+        "algorithm_type: opmd_kimi, rollout_correction: {sequence_cap: 2}",
+        "algorithm_type: dpo, loss_agg_mode: token-mean",
+        "algorithm_type: raft, kl_penalty_fn: none",
+        "algorithm_type: raft, kl_penalty_fn: k2, kl_penalty_fn_args: {kl_coef: 0}",
     ],
 )
 def test_a_good_choice_is_taken(algorithm: str) -> None:
     assert parsed(algorithm).algorithm
+
+
+SEVERAL, STALE = "trainer: {mini_batch_size: 8}\n", "synchronizer: {sync_offset: 1}\n"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "said"),
+    [
+        ("algorithm_type: grpo", SEVERAL + STALE, True),
+        ("algorithm_type: grpo", "trainer: {epochs_per_batch: 2}\nsynchronizer: {sync_interval: 2}\n", True),
+        ("algorithm_type: grpo", SEVERAL, False),
+        ("algorithm_type: grpo", STALE, False),
+        ("algorithm_type: grpo", "trainer: {mini_batch_size: 32}\n" + STALE, False),
+        ("algorithm_type: opmd", SEVERAL + STALE, False),
+        ("rollout_correction: {decoupled: true, token_cap: 2}", SEVERAL + STALE, False),
+        ("rollout_correction: {decoupled: false}", SEVERAL + STALE, False),
+    ],
+)
+def test_tokens_of_older_weights_that_nothing_weighs_are_said(algorithm: str, more: str, said: bool) -> None:
+    found = [sentence for sentence in algorithm_advice(parsed(algorithm, more=more)) if "token_cap" in sentence]
+    assert len(found) == said
+    assert all(
+        sentence.startswith("algorithm.rollout_correction.token_cap: is null; with several") for sentence in found
+    )
+
+
+def test_what_an_aggregation_does_not_reach_is_said() -> None:
+    (sentence,) = algorithm_advice(parsed("algorithm_type: dpo, loss_agg_mode: token-mean"))
+    assert sentence == (
+        "algorithm.loss_agg_mode: is of the KL and entropy terms alone; dpo itself is a mean over pairs"
+    )
+    assert not list(algorithm_advice(parsed("algorithm_type: grpo, loss_agg_mode: token-mean")))
+    unchecked = Config.model_validate({"algorithm": {"algorithm_type": "gppo"}})
+    assert not list(algorithm_advice(unchecked))
+
+
+def test_what_dr_grpo_divides_by_is_the_longest_response_of_the_run() -> None:
+    assert make_plan(parsed("algorithm_type: dr_grpo")).algorithm.max_response_tokens == 16
 
 
 def rows_of_the_docs() -> dict[str, list[str]]:

@@ -40,6 +40,16 @@ def test_distillation_has_a_workflow_that_asks_a_teacher_and_one_to_ask() -> Non
         plan_of(**distilling(explorer={}))
 
 
+def test_a_teacher_is_compared_with_a_policy_at_its_own_temperature() -> None:
+    assert plan_of(**distilling(taskset={"rollout_args": {"temperature": 1.0}}))
+    with pytest.raises(ConfigError, match=r"taskset.rollout_args.temperature: is 0.7, but on_policy_distill_workflow"):
+        plan_of(**distilling(taskset={"rollout_args": {"temperature": 0.7}}))
+    model = {"model_path": "m", "max_prompt_tokens": 16, "max_response_tokens": 16, "temperature": 0.7}
+    with pytest.raises(ConfigError, match=r"model.temperature: is 0.7, .* at temperature 1; sample at 1 too"):
+        plan_of(**distilling(model=model))
+    assert plan_of(**distilling(model=model, taskset={"rollout_args": {"temperature": 1.0}}))
+
+
 def pairs(storage: str | None, **algorithm: Any) -> dict[str, Any]:
     source = {"path": "pairs.jsonl", **({"storage_type": storage} if storage else {})}
     return {

@@ -56,6 +56,7 @@ def test_old_names_reach_the_keys_they_mean() -> None:
     assert config.algorithm.optimizer.lr == 3e-5
     assert config.trainer.gradient_checkpointing is False
     assert config.trainer.deepspeed.offload_optimizer is True
+    assert config.trainer.deepspeed.offload_reference is True
     said = "\n".join(config.notices)
     assert (config.trainer.use_remove_padding, config.trainer.micro_batch_size_per_gpu) == (True, 16)
     for key in ("use_remove_padding", "ppo_micro_batch_size_per_gpu", "critic_warmup", "optim.lr"):

@@ -12,7 +12,7 @@ import pytest
 
 from support.s3 import S3Server
 from support.weight_storage import Publisher, Storage, random_tensor, write_version
-from trinity.runtime.errors import InvalidInput, Unavailable
+from trinity.runtime.errors import InvalidInput, PermissionDenied, Unavailable
 from trinity.runtime.weights import (
     CollectiveOffer,
     FolderOffer,
@@ -230,6 +230,19 @@ def test_storage_that_does_not_answer_is_not_damage(several: Several, s3: S3Serv
         assert several.cache.fetch(elsewhere).transport == "jetstream"
     finally:
         s3.start()
+
+
+def test_storage_that_lets_nobody_in_is_not_damage(
+    cache: WeightCache, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = publisher.publish(1)
+
+    def refuse(*_: object) -> None:
+        raise PermissionDenied("the credentials have expired")
+
+    monkeypatch.setattr(cache, "_take", refuse)
+    with pytest.raises(Unavailable, match=r"version 1 cannot be fetched now: .*the credentials have expired"):
+        cache.fetch(manifest)
 
 
 _FETCH = """

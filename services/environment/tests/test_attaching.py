@@ -24,6 +24,7 @@ from trinity.runtime import rpc
 from trinity.sdk import AttachRefused, ScoreItem, attach, attaching
 from trinity.sdk.arena import Arena
 from trinity.sdk.contract import PROTOCOL_VERSION
+from trinity.sdk.errors import Away
 
 TOKEN = "secret"
 
@@ -320,6 +321,25 @@ async def test_a_lying_or_silent_provider_hurts_its_own_episode_and_is_avoided(
     assert begun == 1
     lying.cancel()
     call.cancel()
+
+
+async def test_a_provider_that_does_not_read_is_given_up_before_what_waits_for_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attached, "_MAX_UNSENT", 5)
+    hub = Hub(Arena(), TOKEN)
+    attachment = hub.admit(offer())
+    source = hub._arena.sources["odd"]
+    playing = source.player()  # its calls are bounded by themselves
+    for _ in range(6):
+        assert not attachment.peer.gone
+        await source.player().close()
+    waiting = asyncio.create_task(playing.play(pb.Reset(environment="odd"), 10))
+    with pytest.raises(Exception, match=r"the attached provider .* does not read: 7 calls wait"):
+        await waiting
+    assert len(attachment.outbox) == 0
+    with pytest.raises(Away):
+        source.player()
 
 
 async def test_an_answer_nobody_asked_for_ends_that_episode(service: Service) -> None:

@@ -72,6 +72,37 @@ def test_countdown(response: str, reward: float) -> None:
     assert score("countdown_reward", response, task={"nums": [10, 4, 4], "target": 24}).reward == reward
 
 
+@pytest.mark.parametrize(
+    ("given", "reference", "same"),
+    [
+        ("1 1/2", "3/2", True),
+        ("1 1/2", "1.5", True),
+        ("-2 1/4", "-\\frac{9}{4}", True),
+        ("-2 1/4", "-2.25", True),
+        ("1 1/2", "11/2", False),
+        ("5 1/2", "\\frac{11}{2}", True),
+        ("1 1/2", "\\sqrt{9}/2", True),
+        ("1 \\frac{1}{2}", "3/2", True),
+        ("1\\frac{1}{2}", "11/2", False),
+        ("3 4", "34", False),
+        ("34", "3 4", False),
+        ("3 4", "7", False),
+        ("1 234 567", "1,234,567", True),
+        ("1 234", "235", False),
+        ("2020 100", "2020100", False),
+        ("x + 1", "x+1", True),
+        ("$ 1 1/2 $", "1 1/2", True),
+    ],
+)
+def test_a_space_between_two_numbers_has_a_meaning(given: str, reference: str, same: bool) -> None:
+    assert same_answer(given, reference) is same
+
+
+def test_the_last_number_of_a_reply_may_be_a_mixed_one() -> None:
+    assert given_answer("so it takes 1 1/2 hours") == "1 1/2"
+    assert given_answer("of 12 there are 3/4") == "3/4"
+
+
 HOSTILE = {
     "power tower": "<answer>9**9**9**9</answer>",
     "ten megabytes": "7" * 10_000_000,

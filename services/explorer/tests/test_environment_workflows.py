@@ -118,6 +118,17 @@ async def test_a_bad_reply_may_cost_a_penalty_or_nothing_and_the_policy_is_told(
     assert (await play(Toolbox(policy), n=1, action_form="action", on_bad_format="no_op"))[0].reward == 1.0
 
 
+async def test_several_bad_replies_in_a_row_are_told_the_environments_last_answer_once() -> None:
+    def policy(seen: list[tuple[str, str]]) -> str:
+        replies = [text for role, text in seen if role == "assistant"][:-1]
+        return "what?" if len(replies) < 3 else "<action>right</action>"
+
+    made = await play(Toolbox(policy), n=1, action_form="action", on_bad_format="no_op")
+    told = [text for role, text in turns(made[0].token_ids.tolist()) if role == "user"]
+    assert told[1:4] == ["Nothing happens: there is no <action>...</action> in your reply.\nYou are at 0 of 2."] * 3
+    assert told[4] == "You are at 1 of 2."
+
+
 async def test_step_rewards_add_up_to_the_episodes_reward_after_an_early_end() -> None:
     made = await play(Toolbox(lambda _: "left"), n=1, step_wise=True, max_repeats=2, early_end_reward=-0.3)
     assert sum(json.loads(e.info_json)["step_reward"] for e in made) == pytest.approx(-0.3)
@@ -174,6 +185,72 @@ def test_names_of_trinity_rft_play_their_environments() -> None:
     step_wise = ENVIRONMENT_WORKFLOWS["step_wise_alfworld_workflow"](make_episode_task(), Toolbox(right))
     assert isinstance(step_wise, EnvironmentWorkflow)
     assert step_wise.player.rules.step_wise
+
+
+@pytest.mark.parametrize("name", ["max_env_steps", "agent_max_steps"])
+@pytest.mark.parametrize(
+    ("workflow", "argument"),
+    [
+        ("alfworld_workflow", "max_steps"),
+        ("sciworld_workflow", "max_steps"),
+        ("webshop_workflow", "max_steps"),
+        ("frozen_lake_workflow", "max_steps"),
+        ("sokoban_workflow", "max_steps"),
+        ("gym_card_workflow", "max_steps"),
+        ("R3L_alfworld_workflow", "max_steps"),
+        ("countdown_workflow", "max_attempts"),
+        ("R3L_dapo_workflow", "max_attempts"),
+    ],
+)
+def test_trinity_rfts_limit_of_steps_is_the_environments_too(workflow: str, argument: str, name: str) -> None:
+    made = WORKFLOWS[workflow](make_episode_task(json.dumps({name: 50})), Toolbox(right))
+    rules = made.player.rules  # type: ignore[attr-defined]
+    assert (rules.max_turns, rules.environment_args[argument]) == (50, 50)
+    others = {**config_workflows.EPISODE_WORKFLOWS, **config_workflows.R3L_WORKFLOWS}[workflow].environment_args
+    assert {**rules.environment_args, argument: 50} == {**others, argument: 50}
+
+
+def test_the_limit_of_an_environment_of_a_plugin_is_its_own() -> None:
+    made = EnvironmentWorkflow(
+        make_episode_task('{"environment": "corridor", "environment_args": {"a": 1}, "max_env_steps": 50}'),
+        Toolbox(right),
+    )
+    assert (made.player.rules.max_turns, made.player.rules.environment_args) == (50, {"a": 1})
+
+
+def test_frozen_lakes_names_of_trinity_rft_reach_the_environment() -> None:
+    args = {"env_max_steps": 6, "agent_max_steps": 12, "is_slippery": True, "desc": None}
+    made = ENVIRONMENT_WORKFLOWS["frozen_lake_workflow"](make_episode_task(json.dumps(args)), Toolbox(right))
+    rules = made.player.rules  # type: ignore[attr-defined]
+    assert rules.max_turns == 12
+    assert rules.environment_args == {"max_steps": 12, "path_max_steps": 6, "is_slippery": True}
+
+
+@pytest.mark.parametrize(
+    ("workflow", "args", "message"),
+    [
+        (
+            "alfworld_workflow",
+            {"max_env_steps": 5, "agent_max_steps": 6},
+            r"agent_max_steps: means the same as max_env_steps; give one of the two",
+        ),
+        ("alfworld_workflow", {"max_turns": 5, "max_env_steps": 5}, r"max_env_steps: means the same as max_turns"),
+        (
+            "alfworld_workflow",
+            {"max_env_steps": 5, "environment_args": {"max_steps": 5}},
+            r"max_env_steps: means the same as environment_args\.max_steps",
+        ),
+        ("frozen_lake_workflow", {"env_max_steps": 0}, r"env_max_steps: is 0, must be a whole number >= 1"),
+        ("frozen_lake_workflow", {"is_slippery": "no"}, r"is_slippery: is 'no', must be true or false"),
+        ("frozen_lake_workflow", {"desc": ["SG"]}, r"desc: is \['SG'\], must be null: a map belongs into its row"),
+        ("alfworld_workflow", {"is_slippery": True}, r"is_slippery: is not known"),
+    ],
+)
+def test_names_of_trinity_rft_that_cannot_be_are_refused(workflow: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"workflow_args\.{message}"):
+        ENVIRONMENT_WORKFLOWS[workflow](make_episode_task(json.dumps(args)), Toolbox(right))
+    problems = list(config_workflows.workflow_problems(workflow, args))
+    assert len(problems) == 1, "the YAML is refused when it is read, too"
 
 
 class Broken(Corridor):

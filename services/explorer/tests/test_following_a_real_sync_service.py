@@ -13,8 +13,10 @@ from support.nats import NatsServer
 from support.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
+from trinity.explorer.weights import follower
 from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.runtime import rpc
+from trinity.runtime.errors import Unavailable
 from trinity.runtime.experience import VersionSpan
 from trinity.runtime.weights import Manifest, VersionState, manifest_to_proto
 
@@ -107,3 +109,25 @@ async def test_a_rollback_reaches_every_explorer_and_leaves_no_gate_shut(run: Ru
             assert explorer.engines.versions[-1] == target
     await run.publish(3)
     await run.until_all_serve(3)
+
+
+async def test_an_outage_of_the_storage_rejects_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "_RETRY_SECONDS", 0.2)
+    for version in (0, 1):
+        await run.publish(version)
+        await run.until_all_serve(version)
+    tries = 0
+
+    def no_answer(manifest: Manifest) -> None:
+        nonlocal tries
+        tries += 1
+        raise Unavailable("s3: no answer")
+
+    with monkeypatch.context() as outage:
+        for explorer in run.explorers:
+            outage.setattr(explorer.follower._cache, "fetch", no_answer)
+        await run.publish(2)
+        await run.explorers[0].until(lambda: tries >= 6, 60)
+        assert (await run.state(2))[0] is VersionState.STAGED
+    await run.until_all_serve(2)
+    assert (await run.state(2))[0] is VersionState.LIVE

@@ -1,12 +1,16 @@
 """R3L: what is reflected on, retried and from where, what is trained of it, in which group, and what is counted."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from support.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
-from trinity.explorer.workflows import reflection
+from trinity.config.workflows import EpisodeRules
+from trinity.explorer.workflows import r3l, reflection
+from trinity.explorer.workflows.conversation import Conversation
+from trinity.explorer.workflows.episode import Episode, Turn
 from trinity.explorer.workflows.r3l import R3L_WORKFLOWS, ReflectRetryWorkflow
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import Experience, TaskKind
@@ -199,6 +203,56 @@ async def test_a_replay_that_looks_otherwise_is_counted_and_goes_on_with_what_is
     second = (await play(Toolbox(policy(report(1)), {"corridor": Renamed})))[1]
     assert second.metrics["replay_differs"] == 1
     assert turns(second.token_ids.tolist())[3][1].startswith("hall 2: ")
+
+
+SCORES = (8, 17, 25, 33, 50, 58, 67, 75, 83, 92, 100)
+
+
+class Laboratory(Corridor):
+    """Pays what each step added to a score of 100, as ScienceWorld does: a sum of 0.9999999999999998."""
+
+    measured = True
+
+    async def step(self, action: str) -> Step:
+        paid = SCORES[self.at - 1] if self.at else 0
+        self.steps += 1
+        self.at += action == "right"
+        score = SCORES[self.at - 1] if self.at else 0
+        won = score == SCORES[-1]
+        metrics = {"success": float(won)} if self.measured else {}
+        return Step(f"Step {self.at}.", (score - paid) / 100, won or self.steps >= 12, {}, metrics)
+
+
+class Unmeasured(Laboratory):
+    measured = False
+
+
+@pytest.mark.parametrize("kind", [Laboratory, Unmeasured])
+async def test_a_reward_of_1_in_many_parts_has_won(kind: type[Laboratory]) -> None:
+    made = await play(Toolbox(policy(report(1)), {"corridor": kind}, max_model_tokens=8000))
+    assert made[1].reward == sum((b - a) / 100 for a, b in pairwise((0, *SCORES))) < 1
+    assert [group_of(e) for e in made] == ["", "", "reflect_0", "retry_0"]
+    assert made[1].metrics["second_success"] == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "improved"),
+    [
+        ((0.1, 0.2, 0.3), (0.3, 0.3), True),  # 0.6000000000000001 in three steps, 0.6 in two
+        ((0.3, 0.3), (0.1, 0.2, 0.3), False),
+        ((0.3,), (0.3, 0.1), True),
+        ((0.3, 0.1), (0.3,), False),
+    ],
+)
+def test_the_same_reward_is_the_same_however_it_was_added_up(
+    first: tuple[float, ...], second: tuple[float, ...], improved: bool
+) -> None:
+    def played(rewards: tuple[float, ...]) -> Episode:
+        made = Episode(EpisodeRules(), Conversation(()), [], "")
+        made.turns = [Turn("", "", "", reward=reward) for reward in rewards]
+        return made
+
+    assert r3l._improved(played(first), played(second)) is improved
 
 
 async def test_an_evaluation_plays_plain_episodes() -> None:

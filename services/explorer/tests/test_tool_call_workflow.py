@@ -1,8 +1,11 @@
 """Tool calls: what is called, what the policy reads, what is trained, and what is counted."""
 
+import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from support.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
 from trinity import plugins
 from trinity.explorer.environment import Answer, Score
+from trinity.explorer.workflows import tool_calls
 from trinity.explorer.workflows.tool_calls import ToolCallWorkflow, read_calls
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import Experience
@@ -33,8 +37,12 @@ def functions() -> Iterator[None]:
     def sleep() -> None:
         time.sleep(0.5)
 
+    @plugins.tool("leave", "Leaves.", {})
+    def leave() -> None:
+        raise SystemExit(3)
+
     yield
-    for name in ("add", "sleep"):
+    for name in ("add", "sleep", "leave"):
         del plugins.TOOLS[name], plugins._TOOL_FUNCTIONS[name]
 
 
@@ -49,7 +57,7 @@ def answering(first: str) -> Any:
 
 
 async def run(box: Toolbox, n: int = 1, **args: Any) -> list[Experience]:
-    given = json.dumps({"tools": ["add", "sleep"], **args})
+    given = json.dumps({"tools": ["add", "sleep", "leave"], **args})
     row = json.dumps({"prompt": "What is 2 and 3?", "response": "5"})
     made = await ToolCallWorkflow(make_episode_task(given, n, row_json=row, max_tokens=200), box).run()
     for index, experience in enumerate(made):
@@ -89,6 +97,7 @@ async def test_a_call_is_answered_and_the_answer_is_scored() -> None:
         (call("add", a=1), "Error: TypeError", "tool_errors"),
         (call("add", a="x", b=1), "Error: TypeError", "tool_errors"),
         (call("open"), "Error: there is no tool 'open'", "tool_errors"),
+        (call("leave"), "Error: SystemExit: 3", "tool_errors"),
         (call("sleep"), "Error: sleep took longer than 0.1 s", "tool_errors"),
     ],
 )
@@ -96,6 +105,29 @@ async def test_what_goes_wrong_is_told_to_the_policy_and_counted(said: str, resu
     (made,) = await run(box(answering(said)), tool_timeout_seconds=0.1)
     assert turns(made.token_ids.tolist())[-2][1].startswith(result)
     assert made.metrics[metric] == 1
+
+
+async def test_a_tool_that_hangs_takes_places_of_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_calls, "_THREADS", 2)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    released = threading.Event()
+
+    @plugins.tool("hang", "Hangs.", {})
+    def hang() -> None:
+        released.wait(60)
+
+    try:
+        made = await run(box(answering(call("hang"))), n=6, tools=["hang"], tool_timeout_seconds=0.2)
+        assert [e.metrics["tool_errors"] for e in made] == [1] * 6
+        assert sum(thread.name.startswith("tool-hang") for thread in threading.enumerate()) == 2
+        async with asyncio.timeout(30):
+            assert await asyncio.to_thread(lambda: 5) == 5, "the explorer's own work goes on"
+        (added,) = await run(box(answering(call("add", a=2, b=3))))
+        assert added.reward == 1
+    finally:
+        released.set()
+        tool_calls._threads.pop("hang").shutdown()
+        del plugins.TOOLS["hang"], plugins._TOOL_FUNCTIONS["hang"]
 
 
 async def test_turns_are_limited() -> None:

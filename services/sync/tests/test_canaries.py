@@ -170,6 +170,33 @@ async def test_the_only_explorer_failing_twice_rejects_the_version(run: Run, tmp
     assert await state(run, 1) is VersionState.REJECTED
 
 
+async def test_a_storage_that_does_not_answer_is_no_verdict_and_another_explorer_is_asked(
+    run: Run, tmp_path: Path
+) -> None:
+    first, second = [await run.members.join(make_member(name)) for name in "ab"]
+    await publish(run, tmp_path, 1)
+    for name, member in (("a", first), ("b", second), ("a", first)):
+        await asked(run, 1, name)
+        await run.canaries.failed(member, 1, "s3: no answer", is_passing=True)
+    judged = await run.versions.get(1)
+    assert (judged.state, judged.record.failures) == (VersionState.STAGED, ())
+    await asked(run, 1, "b")
+    await run.canaries.measured(second, measured(1, explorer_id="b"))
+    assert await state(run, 1) is VersionState.LIVE
+
+
+async def test_the_only_explorer_is_asked_again_for_as_long_as_its_storage_is_away(run: Run, tmp_path: Path) -> None:
+    member = await run.members.join(make_member("a"))
+    await publish(run, tmp_path, 1)
+    for _ in range(3):
+        await asked(run, 1, "a")
+        attempt = run.state.candidate.attempt
+        await run.canaries.failed(member, 1, "s3: no answer", is_passing=True)
+        await until(lambda before=attempt: run.state.candidate.attempt > before)
+    await run.canaries.measured(member, measured(1))
+    assert await state(run, 1) is VersionState.LIVE
+
+
 async def test_a_failure_of_somebody_who_was_not_asked_does_not_count(run: Run, tmp_path: Path) -> None:
     await run.members.join(make_member("a"))
     other = await run.members.join(make_member("b"))

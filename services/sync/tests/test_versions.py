@@ -111,6 +111,16 @@ async def test_a_manifest_that_cannot_be_right_is_refused_by_name(
     assert (await run.state.pointer(), run.state.records) == before
 
 
+async def test_tensors_are_not_compared_with_a_version_that_was_rejected(run: Run, tmp_path: Path) -> None:
+    await publish(run, base_manifest())
+    wrong = replace(make_manifest(tmp_path, 1, canary=True), tensors=(replace(WEIGHT, shape=(4,)),))
+    await run.staging.stage(wrong)
+    await run.versions.reject(1, "for the test")
+    await publish(run, make_manifest(tmp_path, 2))
+    with pytest.raises(InvalidInput, match=r"in version 2 it is F32 \[2, 2\]"):
+        await run.staging.stage(replace(make_manifest(tmp_path, 3), tensors=wrong.tensors))
+
+
 async def test_versions_are_new_and_never_change(run: Run, tmp_path: Path) -> None:
     await run.staging.stage(make_manifest(tmp_path, 2))
     with pytest.raises(Conflict, match="must be newer than 2"):

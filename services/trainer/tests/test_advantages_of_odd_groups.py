@@ -54,6 +54,11 @@ def test_equal_rewards(name: str) -> None:
         assert name in (*EQUAL, "ppo", "reinforceplusplus") or not tokens.any(), "exactly"
 
 
+@pytest.mark.parametrize(("name", "wanted"), [("grpo_reweight_adv", 1.0), ("opmd_reweight_adv", 3.0), ("rloo", 0.0)])
+def test_equal_rewards_of_1_count_where_r3l_says_so(name: str, wanted: float) -> None:
+    assert of(name, rollouts_of([1.0, 1.0], [0, 0])).scores_N.tolist() == [wanted, wanted]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_empty_masks_and_responses_without_tokens(name: str) -> None:
     rollouts = rollouts_of([1.0, 0.0, 5.0, 1.0], [0, 0, 0, 1])

@@ -28,6 +28,8 @@ CHOICES: list[dict[str, Any]] = [
     {"token_range": (0.5, 1.3), "token_cap": 1.3},
     {"geometric_range": (0.9, 1.1)},
     {"geometric_range": (0.8, 1.2), "sequence_cap": 1.5},
+    {},
+    {"decoupled": False},
     {"decoupled": True},
     {"decoupled": True, "token_cap": 2.0, "token_range": (0.5, 1.5), "geometric_range": (0.85, 1.2)},
 ]
@@ -55,6 +57,11 @@ def inputs_of(seed: int, proximal: bool, dtype: torch.dtype = torch.float64) -> 
         fresh=tensor(rng.random((rows, width)) < 0.5),
         expert_B=tensor(expert),
     )
+
+
+def around_proximal(choice: dict[str, Any], proximal: bool) -> bool:
+    """Whether a loss compares with the step's own weights: null leaves it to the batch, whether these are known."""
+    return bool(choice.get("decoupled", proximal))
 
 
 def plain_weights(x: LossInputs, config: RolloutCorrectionConfig) -> list[list[float]]:
@@ -87,7 +94,7 @@ def plain_weights(x: LossInputs, config: RolloutCorrectionConfig) -> list[list[f
 def test_weights(choice: dict[str, Any], seed: int, proximal: bool) -> None:
     x, config = inputs_of(seed, proximal), RolloutCorrectionConfig(**choice)
     corrected, weights, report = correct(x, config)
-    assert torch.equal(corrected.old_logprobs, x.proximal if config.decoupled else x.old_logprobs)
+    assert torch.equal(corrected.old_logprobs, x.proximal if around_proximal(choice, proximal) else x.old_logprobs)
     if config == RolloutCorrectionConfig(decoupled=config.decoupled):  # nothing is weighed
         assert weights is None
         return
@@ -117,8 +124,8 @@ def test_a_loss_is_weighed_token_by_token(
     plan = replace(resolve(config), correction=RolloutCorrectionConfig(**choice))
     rolled_out = x.mask * (1 - x.expert)  # rows of a dataset are not for these losses
     count = int(rolled_out.sum())
-    loss, _ = compute_loss(plan, x, Totals(count, len(x.mask), x.mask.shape[1]))
-    around = x.proximal if choice.get("decoupled") else x.old_logprobs
+    loss, _ = compute_loss(plan, x, Totals(count, len(x.mask)))
+    around = x.proximal if around_proximal(choice, proximal) else x.old_logprobs
     weights, total = plain_weights(x, plan.correction), 0.0
     slopes = torch.zeros_like(x.mask)
     for b, t in np.ndindex(*x.mask.shape):
@@ -139,16 +146,28 @@ def test_a_loss_is_weighed_token_by_token(
         torch.testing.assert_close(gradient, slopes, atol=tolerance, rtol=tolerance)
 
 
-def test_without_options_nothing_is_done() -> None:
-    x = inputs_of(1, True)
+def test_without_options_nothing_is_done_to_the_only_update_of_a_batch() -> None:
+    x = inputs_of(1, False)
     assert correct(x, RolloutCorrectionConfig()) == (x, None, {})
+
+
+def test_the_only_update_of_a_batch_has_its_ratio_to_stale_rollouts_and_is_clipped() -> None:
+    """Whatever the YAML promised: a batch may be smaller than trainer.mini_batch_size, and then is not split."""
+    x = replace(inputs_of(1, False), mask=torch.ones_like(inputs_of(1, False).mask), expert_B=None)
+    stale = replace(x, logprobs=(x.old_logprobs + 0.5).requires_grad_(), advantages=torch.ones_like(x.mask))
+    totals, plan = Totals(x.mask.numel(), len(x.mask)), resolve(AlgorithmConfig(algorithm_type="dapo"))
+    loss, report = compute_loss(plan, stale, totals)
+    assert float(loss.detach()) == pytest.approx(-1.28), "clipped at 1.28, of a ratio of e^0.5"
+    assert means(report)["pg_clipfrac"] == 1
+    several = replace(stale, proximal_logprobs=stale.logprobs.detach())
+    assert float(compute_loss(plan, several, totals)[0].detach()) == pytest.approx(-1.0)
 
 
 def test_what_is_rejected_still_counts_in_the_mean() -> None:
     x = replace(inputs_of(5, False), expert_B=None)
     plan = resolve(AlgorithmConfig.model_validate({"policy_loss_fn": "opmd", "kl_loss_fn": "none"}))
     plan = replace(plan, correction=RolloutCorrectionConfig(token_range=(1e9, 2e9)))
-    loss, report = compute_loss(plan, x, Totals(int(x.mask.sum()), 2, 3))
+    loss, report = compute_loss(plan, x, Totals(int(x.mask.sum()), 2))
     assert float(loss.detach()) == 0
     assert means(report)["correction/left_out"] == 1
 

@@ -34,6 +34,11 @@ def test_dtype_and_clipping(dtype: torch.dtype, enabled: bool) -> None:
     assert (made["bf16"]["enabled"], made["gradient_clipping"]) == (enabled, 0.3)
 
 
+@pytest.mark.parametrize(("stage", "said"), [(0, None), (1, None), (2, "fp32"), (3, "fp32")])
+def test_gradients_are_added_in_float32_where_deepspeed_adds_them(stage: int, said: str | None) -> None:
+    assert settings(zero_stage=stage)["data_types"]["grad_accum_dtype"] == said
+
+
 def test_deepspeed_itself_takes_the_settings() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 

@@ -1,6 +1,7 @@
 """KL estimators against their formulas, in loss and in reward, and the controller of their coefficient."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_in_the_loss_it_is_added_over_the_global_batch() -> None:
     mask[0, 2:] = 0
     ref = torch.where(mask > 0, ref, torch.tensor(900.0, dtype=ref.dtype))  # exp of it is infinite
     inputs = LossInputs(lp, torch.zeros_like(lp), mask, old, torch.zeros_like(lp), reference_logprobs=ref)
-    totals = Totals(int(mask.sum()), 3, 5)
+    totals = Totals(int(mask.sum()), 3)
     for coefficient, given_ in ((0.3, None), (0.7, 0.7)):
         plan = plan_of(kl_loss_fn="k3", kl_loss_fn_args={"kl_coef": 0.3})
         loss, report = compute_loss(plan, inputs, totals, given_)
@@ -72,6 +73,34 @@ def test_in_the_loss_it_is_added_over_the_global_batch() -> None:
         assert float(loss) == pytest.approx(coefficient * sum(terms) / len(terms))
         assert report["kl_loss"].tolist() == pytest.approx([sum(terms), len(terms)])
     assert float(compute_loss(plan_of(kl_loss_fn="none"), inputs, totals)[0]) == 0
+
+
+@pytest.mark.parametrize("rows", ["experts", "offline"])
+def test_rows_of_datasets_have_no_ratio_to_what_sampled(rows: str) -> None:
+    """Nothing sampled them: their old log-probabilities are zeros, and k3 is not weighed."""
+    lp, ref, old = numbers(2)
+    lp.requires_grad_()
+    experts = torch.tensor([0.0, 0.0, 1.0], dtype=lp.dtype) if rows == "experts" else torch.zeros(3, dtype=lp.dtype)
+    of_dataset = torch.ones(3, dtype=torch.bool) if rows == "offline" else experts > 0
+    old = torch.where(of_dataset[:, None], torch.zeros_like(old), old)
+    mask, pairs = torch.ones_like(lp), torch.tensor([1.0, -1.0, 0.0], dtype=lp.dtype)
+    inputs = LossInputs(lp, torch.zeros_like(lp), mask, old, torch.zeros_like(lp), reference_logprobs=ref,
+                        expert_B=experts, pairs_B=pairs, peers_B=torch.zeros(3, dtype=lp.dtype))  # fmt: skip
+    name = "mix" if rows == "experts" else "dpo"
+    plan = replace(plan_of(algorithm_type=name, kl_loss_fn="corrected_k3"), offline=rows == "offline")
+    totals = Totals(15, 3, pairs=1)
+    if rows == "experts":
+        totals = replace(totals, rolled_out=Totals(10, 2), expert=Totals(5, 1))
+    with_kl, report = compute_loss(plan, inputs, totals, 1.0)
+    (gradient,) = torch.autograd.grad(with_kl - compute_loss(plan, inputs, totals, 0.0)[0], lp)
+    total, step = 0.0, 1e-6
+    for b, t in np.ndindex(3, 5):
+        formula = FORMULAS["k3" if of_dataset[b] else "corrected_k3"]
+        point, behind = float(lp.detach()[b, t]), (float(ref[b, t]), float(old[b, t]))
+        total += formula(point, *behind)
+        slope = (formula(point + step, *behind) - formula(point - step, *behind)) / (2 * step)
+        assert float(gradient[b, t]) == pytest.approx(slope / 15, abs=1e-6)
+    assert report["kl_loss"].tolist() == pytest.approx([total, 15])
 
 
 def sequence(group: int, reward: float, old: list[float], mask: list[bool]) -> TrainSequence:

@@ -19,7 +19,7 @@ from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.loss import compute_loss
 from trinity.trainer.algorithms.report import join, means
 from trinity.trainer.algorithms.whole_batch import informed, needs_policy
-from trinity.trainer.batch import TrainBatch, TrainSequence
+from trinity.trainer.batch import TrainBatch, TrainSequence, from_groups
 from trinity.trainer.microbatch import MicroBatch, collate
 
 CORRECTIONS: list[dict[str, Any]] = [
@@ -167,6 +167,31 @@ def test_what_one_sequence_adds_depends_on_others_only_through_the_first_pass() 
             assert any(one.peers != other.peers for one, other in zip(*_both(first, moved), strict=True))
 
 
+def test_what_the_whole_batch_decides_is_of_the_ratio_that_the_loss_has() -> None:
+    """To the engine in the only update of a batch, to the weights as the step began where it makes several."""
+    plan = plan_of("m2po")
+    assert plan.correction.decoupled is None
+    batch, policy, _ = batch_of(11, False)
+    sequences = tuple(
+        replace(s, old_logprobs=p - 3, advantage=1.0) for s, p in zip(batch.sequences, policy, strict=True)
+    )
+    alone = informed(plan, replace(batch, sequences=sequences), policy, None)
+    assert not any(s.kept.any() for s in alone.sequences if s.kept is not None), "e^3 times as likely, all of them"
+    sequences = tuple(replace(s, proximal_logprobs=p) for s, p in zip(sequences, policy, strict=True))
+    first = informed(plan, replace(batch, sequences=sequences), policy, None)
+    assert all((s.kept == s.mask).all() for s in first.sequences)
+
+
+def test_dr_grpo_divides_by_the_longest_response_of_the_run() -> None:
+    batch, policy, reference = batch_of(3, False)
+    plan = plan_of("ppo", loss_agg_mode="seq-mean-token-sum-norm", kl_loss_fn="none")
+    parts = [list(range(len(policy)))]
+    sums = gradients(replace(plan, loss_aggregation="seq-mean-token-sum"), batch, policy, reference, parts)[0]
+    found = gradients(replace(plan, max_response_tokens=50), batch, policy, reference, parts)[0]
+    assert sums != 0
+    assert found == pytest.approx(sums / 50)
+
+
 def _both(one: TrainBatch, other: TrainBatch) -> tuple[tuple[TrainSequence, ...], tuple[TrainSequence, ...]]:
     return one.sequences, other.sequences
 
@@ -186,14 +211,32 @@ def entry_and_groups(rewards: list[list[float]]) -> tuple[pb.LedgerEntry, list[b
 
 
 def test_pairs_are_the_best_with_the_worst_of_a_group() -> None:
-    from trinity.trainer.batch import from_groups
-
     entry, groups = entry_and_groups([[0.0, 3.0, 1.0, 2.0], [1.0, 1.0, 1.0, 0.0]])
     plan = resolve(AlgorithmConfig(algorithm_type="dpo", repeat_times=4))
     batch = from_groups(entry, groups, plan)
     assert [s.pair for s in batch.sequences] == [-1, 1, -2, 2, 3, 0, 0, -3]
     assert batch.totals.pairs == 3
     assert [bool(s.mask.any()) for s in batch.sequences] == [True] * 5 + [False, False, True]
+
+
+def test_a_rollout_without_a_token_to_train_is_in_no_pair() -> None:
+    """One that mask_response_truncated masks, say: the worst of its group is another then."""
+    entry, groups = entry_and_groups([[0.0, 3.0, 1.0, 2.0]])
+    kept = entry.groups[0].experiences
+    kept.extend(pb.LedgerExperience(index=index, reward=reward, masked=reward == 0) for index, reward in
+                enumerate([0.0, 3.0, 1.0, 2.0]))  # fmt: skip
+    batch = from_groups(entry, groups, resolve(AlgorithmConfig(algorithm_type="dpo", repeat_times=4)))
+    assert [s.pair for s in batch.sequences] == [0, 1, -1, 0]
+    assert [bool(s.mask.any()) for s in batch.sequences] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("name", "trained"), [("ppo", False), ("gspo", False), ("mix", True), ("sft", True)])
+def test_expert_rows_are_not_in_a_batch_whose_loss_is_not_made_for_them(name: str, trained: bool) -> None:
+    """Else a mini-batch of them alone would be an update of nothing but the optimizer's moments and weight decay."""
+    expert = TrainSequence(np.zeros(3, np.int32), 1, np.zeros(2, np.float32), np.ones(2, bool), group=1, expert=True)
+    entry, groups = entry_and_groups([[0.0, 1.0]])
+    batch = from_groups(entry, groups, plan_of(name), [expert])
+    assert [s.expert for s in batch.sequences] == [False, False, *[True] * trained]
 
 
 @pytest.mark.slow

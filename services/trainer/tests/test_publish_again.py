@@ -1,27 +1,40 @@
 """What is published again, and what never is: a publisher without an engine beside a real sync service."""
 
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
-from support.releases import Sync
+from support.releases import JudgingExplorer, Sync
 from support.service import ServiceProcess
-from trinity.runtime.weights.stores import FolderStore
+from trinity.runtime.errors import AlreadyExists
+from trinity.runtime.weights import Canary, Manifest, Offer, Probe, check_files
+from trinity.runtime.weights.stores import FolderStore, Store
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.client import Rollback, SyncClient
 from trinity.trainer.weights.places import Places
-from trinity.trainer.weights.publisher import Publisher
+from trinity.trainer.weights.publisher import Publisher, VersionLost
 from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.verdicts import Verdicts
 
 RUN = "tests-again-000000"
-LAYOUT = [describe("w", torch.float32, (3,))]
+SIZE = 10_000
+LAYOUT = [describe("w", torch.float32, (SIZE,))]
+CANARY = Canary((Probe((1, 2), (-1.0,)),), 1e-3, 1e-2)
 
 
 class Killed(Exception):
     """The trainer ends here, as by kill -9."""
+
+
+class Remote(FolderStore):
+    """A folder in the place of a store that takes differences."""
+
+    kind: ClassVar[str] = "s3"
 
 
 @pytest.fixture
@@ -32,27 +45,32 @@ def sync(tmp_path: Path, nats_url: str) -> Iterator[ServiceProcess]:
     service.kill()
 
 
-def start(sync: ServiceProcess, folder: Path) -> Publisher:
+def start(sync: ServiceProcess, folder: Path, stores: Sequence[Store] = (), stops: bool = True) -> Publisher:
     """One that hears of a rollback when it asks: the claim is renewed by itself every 20 seconds alone."""
     client = SyncClient(sync.address, RUN)
     claim = Claim(client)
     claim.start()
-    stores = [FolderStore(folder / "weights", RUN), FolderStore(folder / "shared", RUN)]
+    stores = stores or [FolderStore(folder / "weights", RUN), FolderStore(folder / "shared", RUN)]
 
     def newest_rollback() -> Rollback:
         claim.renew()
         return claim.rollback
 
-    verdicts = Verdicts(client, newest_rollback, stops=True, allowed=(1.0, 1.0))
+    verdicts = Verdicts(client, newest_rollback, stops, allowed=(1.0, 1.0))
     publisher = Publisher(client, claim, verdicts, Places(folder / "weights", RUN, stores, 9, ""), versions_to_keep=3)
     if publisher.open(0).is_new:
         publisher.announce_base("a model", None)
     return publisher
 
 
-def publish(publisher: Publisher, step: int, value: float) -> None:
-    assert publisher.wants(step)
-    publisher.publish(step, LAYOUT, [("w", torch.full((3,), value))], None)
+def weights(value: float) -> list[tuple[str, torch.Tensor]]:
+    """All but the first element are the same in all versions."""
+    return [("w", torch.cat([torch.tensor([value]), torch.zeros(SIZE - 1)]))]
+
+
+def publish(publisher: Publisher, step: int, value: float, canary: Canary | None = None, due: bool = True) -> None:
+    assert publisher.wants(step, due)
+    publisher.publish(step, LAYOUT, weights(value), canary)
 
 
 def value_of(publisher: Publisher, version: int) -> float:
@@ -142,5 +160,130 @@ def test_a_trainer_that_died_before_commit_commits_when_it_is_back(
     publisher.close()
     successor = start(sync, tmp_path)
     assert known.states() == {0: "RETIRED", 1: "LIVE"}
+    assert successor.live_version == 1
     assert not successor.wants(1)
     successor.close()
+
+
+def test_a_difference_whose_base_is_rejected_before_stage_goes_out_whole(
+    sync: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With on_rejected continue; it lies in the stores as a difference by then."""
+    own, remote = FolderStore(tmp_path / "weights", RUN), Remote(tmp_path / "remote", RUN)
+    known, publisher = Sync(sync.address, RUN), start(sync, tmp_path, [own, remote], stops=False)
+    publish(publisher, 1, 1.0, CANARY)
+    stage, staged = SyncClient.stage, []
+
+    def stage_after_the_verdict(client: SyncClient, manifest: Manifest, *arguments: object) -> None:
+        staged.append(manifest.delta is not None)
+        with JudgingExplorer(sync.address, RUN, lambda _: 0.5):
+            deadline = time.monotonic() + 60
+            while known.states()[1] != "REJECTED":
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        stage(client, manifest, *arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SyncClient, "stage", stage_after_the_verdict)
+        publish(publisher, 2, 2.0)
+    assert staged == [True, False]
+    assert known.states() == {0: "RETIRED", 1: "REJECTED", 2: "LIVE"}
+    assert own.manifest(2) == remote.manifest(2) == known.manifest(2)
+    check_files(known.manifest(2), tmp_path / "remote/v2")
+    publisher.close()
+
+
+@pytest.mark.parametrize("moment", ["before", "while it writes", "between two stores"])
+def test_a_trainer_that_lost_the_run_leaves_its_successors_files_alone(
+    moment: str, sync: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was frozen, and has not heard of the loss when it goes on."""
+    known, frozen = Sync(sync.address, RUN), start(sync, tmp_path)
+    publish(frozen, 1, 1.0)
+    put, successors = FolderStore.put, []
+
+    def take_over() -> None:
+        frozen._client.release(frozen._claim.lease_id)
+        successors.append(start(sync, tmp_path))
+        publish(successors[0], 2, 2.0)
+
+    def late() -> Iterator[tuple[str, torch.Tensor]]:
+        if moment == "while it writes":
+            take_over()
+        yield from weights(7.0)
+
+    def put_late(store: FolderStore, manifest: Manifest, source: Path, delta: bool) -> Offer:
+        monkeypatch.undo()
+        take_over()
+        return put(store, manifest, source, delta)
+
+    if moment == "before":
+        take_over()
+    if moment == "between two stores":
+        monkeypatch.setattr(FolderStore, "put", put_late)
+    with pytest.raises(AlreadyExists, match="this trainer has lost the run"):
+        frozen.publish(2, LAYOUT, late(), None)
+    manifest = known.manifest(2)
+    for place in ("weights", "shared"):
+        check_files(manifest, tmp_path / place / "v2")
+        assert FolderStore(tmp_path / place, RUN).manifest(2) == manifest
+    frozen.close()
+    successors[0].close()
+
+
+class TestTheMachinesMemoryIsGone:
+    """The one store is the folder, and it is empty when the trainer is back."""
+
+    def start(self, sync: ServiceProcess, folder: Path) -> Publisher:
+        return start(sync, folder, [FolderStore(folder / "weights", RUN)])
+
+    def lose(self, publisher: Publisher, folder: Path) -> None:
+        publisher.close()
+        shutil.rmtree(folder / "weights")
+
+    def test_weights_past_the_live_version_are_a_version_at_once(self, sync: ServiceProcess, tmp_path: Path) -> None:
+        """Whether their step is due or not; nobody can judge them before something is LIVE that can be loaded."""
+        known, publisher = Sync(sync.address, RUN), self.start(sync, tmp_path)
+        publish(publisher, 10, 10.0)
+        assert not publisher.wants(15, due=False)
+        self.lose(publisher, tmp_path)
+        successor = self.start(sync, tmp_path)
+        successor.check_lost(15)
+        publish(successor, 15, 15.0, CANARY, due=False)
+        assert known.states() == {0: "RETIRED", 10: "RETIRED", 15: "LIVE"}
+        check_files(known.manifest(15), tmp_path / "weights/v15")
+        assert not successor.wants(16, due=False)
+        successor.close()
+
+    def test_a_trainer_that_can_mend_nothing_ends_for_good_and_says_what_helps(
+        self, sync: ServiceProcess, tmp_path: Path
+    ) -> None:
+        known, publisher = Sync(sync.address, RUN), self.start(sync, tmp_path)
+        publish(publisher, 9, 9.0)
+        publish(publisher, 10, 10.0, CANARY)
+        before = known.manifest(9), known.manifest(10)
+        self.lose(publisher, tmp_path)
+        successor = self.start(sync, tmp_path)
+        with pytest.raises(
+            VersionLost, match=r"files of version 9, which is LIVE.*checkpoints of steps after 9"
+        ) as lost:
+            successor.check_lost(10)
+        assert lost.value.for_good
+        successor.check_lost(8)  # what it says helps
+        for step in (9, 10):
+            publish(successor, step, float(step))
+            check_files(before[step - 9], tmp_path / f"weights/v{step}")
+        assert known.states() == {0: "RETIRED", 9: "LIVE", 10: "STAGED"}
+        assert (known.manifest(9), known.manifest(10)) == before
+        assert not successor.wants(10)
+        successor.close()
+
+    def test_what_another_store_has_is_not_lost(self, sync: ServiceProcess, tmp_path: Path) -> None:
+        publisher = start(sync, tmp_path)
+        publish(publisher, 9, 9.0)
+        publish(publisher, 10, 10.0, CANARY)
+        self.lose(publisher, tmp_path)
+        successor = start(sync, tmp_path)
+        successor.check_lost(10)
+        assert not successor.wants(11, due=False)
+        successor.close()

@@ -7,7 +7,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from trinity.runtime.errors import Unavailable
+from trinity.runtime.broker import PublishRefused
+from trinity.runtime.errors import PermissionDenied, TrinityError, Unavailable
 from trinity.runtime.weights import FolderOffer, Manifest, Offer
 from trinity.runtime.weights.stores import FolderStore
 from trinity.trainer.weights import write_shards
@@ -22,15 +23,16 @@ class Remote(FolderStore):
 
     kind: ClassVar[str] = "s3"
     answers = seals = True
+    fails_with: type[TrinityError] = Unavailable
 
     def put(self, manifest: Manifest, source: Path, delta: bool) -> Offer:
         if not self.answers:
-            raise Unavailable("it is out of order")
+            raise self.fails_with("it is out of order")
         return super().put(manifest, source, delta)
 
     def seal(self, manifest: Manifest) -> None:
         if not self.seals:
-            raise Unavailable("it is out of order")
+            raise self.fails_with("it is out of order")
         super().seal(manifest)
 
 
@@ -121,6 +123,21 @@ def test_a_store_that_does_not_answer_is_left_out_and_gets_a_whole_version_later
     first.answers = second.answers = False
     with pytest.raises(Unavailable, match="out of order"):
         places.put(made(places, 5))
+
+
+@pytest.mark.parametrize("error", [PublishRefused, PermissionDenied])
+def test_a_store_without_room_or_one_that_refuses_is_left_out_too(error: type[TrinityError], tmp_path: Path) -> None:
+    """A stream that is full, credentials that have expired: the others have the version."""
+    own, remote = FolderStore(tmp_path / "weights", RUN), Remote(tmp_path / "remote", RUN)
+    remote.fails_with = error
+    places = Places(tmp_path / "weights", RUN, [own, remote], 9, "")
+    remote.answers = False
+    assert published(places, 1).offers == (own.offer(1, False),)
+    remote.answers, remote.seals = True, False
+    published(places, 2)
+    assert own.manifest(2).version == 2
+    remote.seals = True
+    assert published(places, 3).offers == (own.offer(3, False), remote.offer(3, False))
 
 
 def test_a_store_that_fails_at_the_end_gets_a_whole_version_later(tmp_path: Path) -> None:

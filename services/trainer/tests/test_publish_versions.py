@@ -1,6 +1,7 @@
 """Versions as the real trainer makes them, judged by a real sync service and an explorer that says what it is told."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,6 +201,29 @@ def test_files_of_the_live_version_that_are_gone_are_written_again_bit_by_bit(
         trainer.until(lambda: trainer.events("trainer.version.restored"), "version 2 is there again")
         check_files(known.manifest(2), trainer.versions / "v2")
         trainer.allow(3)
+        assert trainer.wait()["error"] == ""
+
+
+def test_weights_are_a_version_between_two_that_are_due_when_the_live_one_is_gone_and_its_step_past(
+    model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path
+) -> None:
+    trainer = Trainer(
+        tmp_path / "run", model, sync.address, nats_url, steps=4,
+        trainer={"save_interval": 3}, synchronizer={"sync_interval": 2},
+    )  # fmt: skip
+    known = Sync(sync.address, trainer.run)
+    with JudgingExplorer(sync.address, trainer.run):
+        trainer.start().allow(2)
+        trainer.until(lambda: known.states().get(2) == "LIVE", "version 2 is LIVE")
+        trainer.allow(3)
+        trainer.until(lambda: (trainer.job / "global_step_3").exists(), "the checkpoint of step 3")
+        trainer.kill()
+        assert 3 not in known.states()
+        shutil.rmtree(trainer.versions)
+        trainer.start()
+        trainer.until(lambda: known.states().get(3) == "LIVE", "version 3 is LIVE")
+        check_files(known.manifest(3), trainer.versions / "v3")
+        trainer.allow(4)
         assert trainer.wait()["error"] == ""
 
 

@@ -10,6 +10,7 @@ import pytest
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.datasets import DatasetError, reader
 from trinity.config.schema.buffer import FormatConfig
+from trinity.runtime.errors import InvalidInput
 from trinity.trainer.examples import experts_of, from_examples
 
 ENTRY = pb.LedgerEntry(step=2)
@@ -72,6 +73,25 @@ def test_of_plain_text_every_token_but_the_first_is_learnt(tokenizer: Any) -> No
         example("text", {"text": ""})
     with pytest.raises(DatasetError, match=r"no text in 'prompt'; they have x. Set format.prompt_key"):
         example("text", {"x": 1})
+
+
+@pytest.mark.parametrize("kind", ["text", "messages"])
+def test_a_tokenizer_without_an_end_is_refused_by_its_name(kind: str) -> None:
+    class Endless:
+        eos_token_id, name_or_path = None, "models/endless"
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return [ord(letter) for letter in text]
+
+        def apply_chat_template(
+            self, messages: list[dict[str, str]], add_generation_prompt: bool, **_: Any
+        ) -> list[int]:
+            return [0, 1] if add_generation_prompt else [0, 2]  # asks for a reply otherwise than it writes one
+
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    rows = {"text": pb.Example(text="abc"), "messages": pb.Example(messages_json=json.dumps(messages))}
+    with pytest.raises(InvalidInput, match=r"tokenizer.eos_token: is missing in models/endless"):
+        from_examples(ENTRY, [rows[kind]], Endless(), 64)
 
 
 def test_a_prompt_longer_than_the_model_trains_nothing(tokenizer: Any) -> None:

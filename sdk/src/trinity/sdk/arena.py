@@ -14,7 +14,7 @@ from trinity.sdk import contract
 from trinity.sdk.environment import EnvironmentClass
 from trinity.sdk.errors import Away, Failed, InvalidInput, Lying, NotFound, OutOfTurn, status_of
 from trinity.sdk.players import Message, Player
-from trinity.sdk.scoring import Scorer, score_all
+from trinity.sdk.scoring import Scorer, Scoring
 from trinity.sdk.sources import ClassSource, Source
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class Arena:
         self.episodes = 0
         self._closing: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(scoring_threads, thread_name_prefix="score")
+        self._threads_of_a_call = max(1, scoring_threads // 2)  # one call alone never has them all
         self._draining = False
 
     def enter(self, name: str) -> "Episode":
@@ -65,7 +66,17 @@ class Arena:
         return await scorer(request)
 
     async def _score(self, scorer: Scorer, request: pb.ScoreRequest) -> pb.ScoreResponse:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, score_all, scorer, request)
+        scoring = Scoring(scorer, request)
+        jobs = [self._pool.submit(scoring.work) for _ in request.items[: self._threads_of_a_call]]
+        waits = [asyncio.wrap_future(job) for job in jobs]
+        try:
+            if waits:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # no item waits any more
+            begun = [wait for job, wait in zip(jobs, waits, strict=True) if not job.cancel()]
+            await asyncio.gather(*begun)
+        finally:
+            scoring.stop()
+        return scoring.response()
 
     def closing(self, player: Player, name: str) -> "asyncio.Task[None]":
         """Closes it, whatever becomes of whoever waits."""

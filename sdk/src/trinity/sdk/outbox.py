@@ -12,19 +12,26 @@ MAX_BATCH_BYTES = 1024 * 1024
 
 
 class Outbox(Generic[T]):
-    """As long as the calls that are open: each side has at most one message of each, and a close, in it."""
+    """A side has at most one message of each open call in it, and closes: whoever puts these bounds their number."""
 
     def __init__(self) -> None:
         self._messages: list[T] = []
         self._some = asyncio.Event()
         self._shut = False
 
+    def __len__(self) -> int:
+        return len(self._messages)
+
     def shut(self) -> None:
         """Nothing more will go out."""
         self._shut = True
+        self._messages.clear()
         self._some.set()
 
     def put(self, message: T) -> None:
+        """Does nothing once it is shut."""
+        if self._shut:
+            return
         self._messages.append(message)
         self._some.set()
 

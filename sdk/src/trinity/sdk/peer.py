@@ -26,6 +26,11 @@ class Peer:
         """Ids in use."""
         return len(self._ids)
 
+    @property
+    def gone(self) -> bool:
+        """Whether the stream is over."""
+        return self._gone is not None
+
     def begin(self) -> int:
         """A new id. Raises what ended the stream."""
         if self._gone is not None:

@@ -1,7 +1,10 @@
 """What a scoring function gets and gives. It is a pure function: bounded time on any text, no evaluation of code."""
 
 import math
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +13,9 @@ from trinity.sdk.errors import InvalidInput
 from trinity.sdk.wire import parsed
 
 MAX_ITEMS = 4096
+# Of one Score call. Whoever asks waits 60 s; then the whole group of the items fails.
+BUDGET_SECONDS = 40.0
+_deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,46 @@ def as_result(value: Any) -> ScoreResult:
     return ScoreResult(float(value))
 
 
-def score_all(scorer: Scorer, request: pb.ScoreRequest) -> pb.ScoreResponse:
-    """Each item on its own. Raises InvalidInput for a request that is wrong as a whole."""
-    if len(request.items) > MAX_ITEMS:
-        raise InvalidInput("items", f"has {len(request.items)} items, at most {MAX_ITEMS} in one call")
-    args = parsed(request.args_json, "args_json")
-    return pb.ScoreResponse(scores=[_score(scorer, item, args) for item in request.items])
+def seconds_left() -> float:
+    """Until the answer to the Score call is due; infinite outside of one. Slow scorers end their work by then."""
+    return max(_deadline.get() - time.monotonic(), 0.0)
+
+
+class Scoring:
+    """One Score call: each item on its own, taken by as many threads as come. Its time begins when it is made.
+
+    Raises InvalidInput for a request that is wrong as a whole.
+    """
+
+    def __init__(self, scorer: Scorer, request: pb.ScoreRequest) -> None:
+        if len(request.items) > MAX_ITEMS:
+            raise InvalidInput("items", f"has {len(request.items)} items, at most {MAX_ITEMS} in one call")
+        self._scorer = scorer
+        self._args = parsed(request.args_json, "args_json")
+        self._waiting = deque(enumerate(request.items))
+        self._scores = [pb.Score(error="not scored: the service shut down")] * len(request.items)
+        self._deadline = time.monotonic() + BUDGET_SECONDS
+
+    def work(self) -> None:
+        """Score items until none waits; others may still be at their last one then."""
+        token = _deadline.set(self._deadline)
+        try:
+            while self._waiting:
+                try:
+                    index, item = self._waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                self._scores[index] = _score(self._scorer, item, self._args)
+        finally:
+            _deadline.reset(token)
+
+    def stop(self) -> None:
+        """Leave what waits."""
+        self._waiting.clear()
+
+    def response(self) -> pb.ScoreResponse:
+        """Once all threads are done."""
+        return pb.ScoreResponse(scores=self._scores)
 
 
 def _score(scorer: Scorer, item: pb.ScoreItem, args: dict[str, Any]) -> pb.Score:

@@ -50,10 +50,13 @@ class ClassSource:
             processes = kind.processes or os.cpu_count() or 1
             places = processes * kind.episodes_per_process
             limit = min(limit or places, places)
-            self._workers = Workers(kind, processes)
-            self._make = self._workers.player
             start = max(description.reset_timeout_seconds, description.step_timeout_seconds) + WORKER_START_SECONDS
-            description = replace(description, reset_timeout_seconds=start)
+            # Where episodes share a worker, a call may have to wait as long as one of a neighbour takes.
+            wait = start if kind.episodes_per_process > 1 else 0.0
+            self._workers = Workers(kind, processes, wait)
+            self._make = self._workers.player
+            step = description.step_timeout_seconds + wait
+            description = replace(description, reset_timeout_seconds=start + wait, step_timeout_seconds=step)
         self._description = replace(description, max_parallel_episodes=limit)
 
     @property

@@ -1,7 +1,8 @@
 """A worker process: plays episodes of one environment class, one call after the other.
 
 Started by trinity.sdk.workers with one end of a socket pair. The first message names the class; each further one is a
-ProviderCall and is answered by a ProviderReply, `close` by one that has only the id.
+ProviderCall and is answered by a ProviderReply, `close` by one that has only the id. A class that cannot be found is
+told in the first reply.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ import socket
 import sys
 from collections.abc import Callable
 from typing import Any
+
+import grpc
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import wire
@@ -85,7 +88,13 @@ def main(descriptor: int) -> None:
     if about is None:
         return
     with asyncio.Runner() as runner:
-        stage = Stage(find_class(json.loads(about)), lambda awaitable: runner.run(_await(awaitable)))
+        try:
+            kind = find_class(json.loads(about))
+        except (Exception, SystemExit) as error:
+            failure = pb.Failure(code=number_of(grpc.StatusCode.INTERNAL), message=f"{type(error).__name__}: {error}")
+            pipe.sendall(frame(pb.ProviderReply(failure=failure).SerializeToString()))
+            raise
+        stage = Stage(kind, lambda awaitable: runner.run(_await(awaitable)))
         pipe.sendall(frame(pb.ProviderReply().SerializeToString()))
         while (data := read_frame(pipe)) is not None:
             reply = stage.answer(pb.ProviderCall.FromString(data))

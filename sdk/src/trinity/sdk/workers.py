@@ -13,13 +13,15 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk.environment import EnvironmentClass
-from trinity.sdk.errors import Broken, Full, failed
+from trinity.sdk.errors import Broken, Full, TimedOut, failed
 from trinity.sdk.frames import frame
-from trinity.sdk.memory import resident_mib
+from trinity.sdk.memory import memory_watch
 from trinity.sdk.players import Message, Release, too_slow
 
 log = logging.getLogger(__name__)
@@ -27,14 +29,14 @@ log = logging.getLogger(__name__)
 # Time to start an interpreter and import the environment.
 WORKER_START_SECONDS = 60.0
 _CLOSE_SECONDS = 10.0
-_MEMORY_LOOKS_SECONDS = 0.1
 
 
 class Workers:
-    """All workers of one class."""
+    """All workers of one class. A call waits up to `wait_seconds` while its worker plays other episodes."""
 
-    def __init__(self, kind: EnvironmentClass, processes: int) -> None:
+    def __init__(self, kind: EnvironmentClass, processes: int, wait_seconds: float) -> None:
         self._kind = kind
+        self._wait_seconds = wait_seconds
         self._processes = processes
         self._workers: list[Worker] = []
 
@@ -48,7 +50,7 @@ class Workers:
             self._workers.append(worker)
         if worker is None:
             raise Full(f"all {self._processes} workers of {self._kind.description.name} are taken; try again later")
-        return WorkerPlayer(worker, release)
+        return WorkerPlayer(worker, release, self._wait_seconds)
 
     async def shut(self) -> None:
         for worker in self._workers:
@@ -69,7 +71,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._unwatch: Callable[[], None] = lambda: None
 
     @property
     def load(self) -> int:
@@ -86,16 +88,31 @@ class Worker:
             self.kill("its worker process died")
         return not self.dead
 
-    async def call(self, call: pb.ProviderCall, seconds: float) -> pb.ProviderReply:
-        """The reply; the time begins when it is this call's turn. Raises TimeoutError and Broken, and is dead then."""
+    async def call(self, call: pb.ProviderCall, seconds: float, wait_seconds: float | None = None) -> pb.ProviderReply:
+        """The reply; the time begins when it is this call's turn. Raises TimeoutError and Broken, and is dead then;
+        TimedOut when its turn did not come in `wait_seconds`."""
         self._calls += 1
         try:
-            async with self._turn:
+            await self._await_turn(wait_seconds)
+            try:
                 if self._process is None and not self.dead:
                     await self._start()
                 return await self._exchange(call.SerializeToString(), seconds)
+            finally:
+                self._turn.release()
         finally:
             self._calls -= 1
+
+    async def _await_turn(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._turn.acquire()
+        except TimeoutError:
+            others = self._calls - 1
+            raise TimedOut(
+                f"it waited longer than {seconds:g} s for its turn: its worker process plays one call at a time, "
+                f"and has {others} of other episodes; lower episodes_per_process ({self._kind.episodes_per_process})"
+            ) from None
 
     async def _exchange(self, data: bytes, seconds: float) -> pb.ProviderReply:
         if self.dead:
@@ -124,27 +141,29 @@ class Worker:
                 start_new_session=True,  # killed together with whatever it starts
             )
         self._reader, self._writer = await asyncio.open_connection(sock=here)
-        if self._kind.memory_limit_mib is not None:
-            self._watch = asyncio.create_task(self._watch_memory(self._process.pid, self._kind.memory_limit_mib))
+        self._watch_memory(self._process.pid)
         try:
-            await self._exchange(json.dumps(_reference(self._kind)).encode(), WORKER_START_SECONDS)
+            reply = await self._exchange(json.dumps(_reference(self._kind)).encode(), WORKER_START_SECONDS)
         except TimeoutError:
             raise Broken(f"its worker process did not start in {WORKER_START_SECONDS:g} s") from None
+        if reply.WhichOneof("reply") == "failure":
+            self.kill(f"its worker process cannot load {self._kind.__qualname__}: {reply.failure.message}")
+            raise Broken(self.dead)
 
-    async def _watch_memory(self, pid: int, limit_mib: int) -> None:
-        while True:
-            await asyncio.sleep(_MEMORY_LOOKS_SECONDS)
-            if resident_mib(pid) > limit_mib:
-                self.kill(f"its worker process was killed: it used more than {limit_mib} MiB")
-                return
+    def _watch_memory(self, pid: int) -> None:
+        limit = self._kind.memory_limit_mib
+        if limit is not None:
+            watch = memory_watch()
+            over = partial(self.kill, f"its worker process was killed: it used more than {limit} MiB")
+            watch.add(pid, limit, self._turn.locked, over)
+            self._unwatch = partial(watch.remove, pid)
 
     def kill(self, reason: str) -> None:
         """End the process and everything it started; the first reason stays."""
         if self.dead:
             return
         self.dead = reason
-        if self._watch is not None:
-            self._watch.cancel()
+        self._unwatch()
         if self._writer is not None:
             self._writer.close()
         if self._process is None:
@@ -158,10 +177,11 @@ class Worker:
 
 
 class WorkerPlayer:
-    """One episode in a worker."""
+    """One episode in a worker. The time of its calls includes the wait for their turn."""
 
-    def __init__(self, worker: Worker, release: Release) -> None:
+    def __init__(self, worker: Worker, release: Release, wait_seconds: float) -> None:
         self._worker = worker
+        self._wait_seconds = wait_seconds
         self._release = release
         self._id = worker.new_id()
         self._begun = False
@@ -175,8 +195,9 @@ class WorkerPlayer:
         else:
             call.action.CopyFrom(message)
         self._begun = True
+        seconds -= self._wait_seconds
         # A client that goes away must not leave half a message in the pipe: the call goes on to its own end.
-        self._running = asyncio.create_task(self._worker.call(call, seconds))
+        self._running = asyncio.create_task(self._worker.call(call, seconds, self._wait_seconds))
         try:
             reply = await asyncio.shield(self._running)
         except TimeoutError:
@@ -192,6 +213,7 @@ class WorkerPlayer:
                 await asyncio.wait([self._running])
             if self._begun and not self._worker.dead:
                 with contextlib.suppress(TimeoutError, Broken):
+                    # Its turn comes: each of the few calls before it has its own limit.
                     reply = await self._worker.call(pb.ProviderCall(id=self._id, close=pb.Close()), _CLOSE_SECONDS)
                     if reply.WhichOneof("reply") == "failure":
                         log.error("close of %s failed: %s", self._id, reply.failure.message)

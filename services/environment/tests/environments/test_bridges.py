@@ -2,22 +2,28 @@
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from support.playing import play
 from trinity.environment.environments import ENVIRONMENTS
+from trinity.environment.environments.bridges import mcp
 from trinity.environment.environments.bridges.gymnasium import Gymnasium
 from trinity.environment.environments.bridges.mcp import McpTools
 from trinity.environment.environments.bridges.openenv import OpenEnv
 from trinity.environment.environments.bridges.reasoning_gym import ReasoningGym
 from trinity.environment.environments.extras import require
+from trinity.environment.environments.game import TurnRules
 from trinity.environment.environments.replies import write
 from trinity.runtime.errors import Conflict, Full, InvalidInput, TimedOut, Unavailable
 
@@ -151,7 +157,6 @@ class TestOpenEnv:
     @pytest.mark.parametrize(
         ("says", "error"),
         [
-            ('{"type": "error", "data": {"message": "no"}}', InvalidInput),
             ("nonsense", InvalidInput),
             ('{"type": "observation", "data": {"observation": {}, "reward": "1", "done": false}}', InvalidInput),
             ('{"type": "observation", "data": {"observation": {}, "reward": 1}}', InvalidInput),
@@ -166,6 +171,38 @@ class TestOpenEnv:
         game.says["step"] = says
         with pytest.raises(error, match="openenv"):
             play(OpenEnv(), [write("1")], {}, {"url": url, "timeout_seconds": 0.5})
+
+    def test_an_error_of_a_step_is_a_refused_action_and_meets_the_policy_of_the_yaml(
+        self, server: tuple[str, Any]
+    ) -> None:
+        url, game = server
+        game.says["step"] = '{"type": "error", "data": {"message": "no such move"}}'
+        args: dict[str, Any] = {"url": url, "on_invalid_action": "penalty", "penalty": 0.25}
+        played = play(OpenEnv(), [write("1"), write("2")], {"seed": 3}, args)
+        assert "no such move" in played.last.text
+        assert "no such move" in played.last.info["problem"]
+        assert (played.last.done, played.reward, played.last.metrics["invalid_action"]) == (False, -0.5, 2)
+        ended = play(OpenEnv(), [write("1")], {"seed": 3}, {**args, "on_invalid_action": "end", "end_penalty": 1})
+        assert (ended.last.done, ended.reward) == (True, -1)
+
+    def test_an_error_of_a_reset_is_the_rows_fault(self, server: tuple[str, Any]) -> None:
+        url, game = server
+        game.says["reset"] = '{"type": "error", "data": {"message": "no such level"}}'
+        with pytest.raises(InvalidInput, match="no such level"):
+            play(OpenEnv(), [], {"reset": {"level": 99}}, {"url": url})
+
+    @given(st.one_of(st.text(max_size=300), st.recursive(st.text() | st.floats(), st.lists).map(json.dumps)))
+    @example('{"a": ' * 100_000)
+    @example("[" * 10_000_000)
+    @example('{"guess": ' + "7" * 10_000_000 + "}")
+    @settings(deadline=None)
+    def test_any_reply_becomes_the_fields_of_an_action(self, reply: str) -> None:
+        game = OpenEnv()
+        game._action_field = "guess"
+        begin = time.process_time()
+        fields = game._fields(reply)
+        assert time.process_time() - begin < 5
+        assert fields == {"guess": reply} or fields == json.loads(reply)
 
     def test_what_is_missing_is_said(self, server: tuple[str, Any]) -> None:
         url, game = server
@@ -209,6 +246,7 @@ def die() -> str:
 
 server.run("stdio")
 '''
+MARKS = ("<answer>", "</answer>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 SUM = {"question": "What is 19 + 23?", "answer": "42"}
 
 
@@ -224,6 +262,7 @@ class TestMcp:
         servers = {
             "sums": {"command": sys.executable, "args": [str(tmp_path / "server.py")]},
             "broken": {"command": sys.executable, "args": ["-c", "1 / 0"]},
+            "silent": {"command": sys.executable, "args": ["-c", "import time; time.sleep(600)  # silent"]},
         }
         (tmp_path / "servers.json").write_text(json.dumps({"mcpServers": servers}))
         monkeypatch.setenv("MCP_SERVERS_FILE", str(tmp_path / "servers.json"))
@@ -255,8 +294,40 @@ class TestMcp:
         with pytest.raises((Unavailable, TimedOut), match="mcp"):
             play(McpTools(), [call("die"), call("add", a=1, b=2)], SUM, {"server": "sums", "timeout_seconds": 5})
 
+    def test_a_server_that_starts_and_is_silent_leaves_nothing_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(mcp, "START_SECONDS", 1.0)
+        before = {thread.ident for thread in threading.enumerate()}
+        with pytest.raises(Unavailable, match="does not start: no answer in 1 s"):
+            play(McpTools(), [], SUM, {"server": "silent"})
+        assert not [child for child in psutil.Process().children() if "# silent" in " ".join(child.cmdline())]
+        assert not [thread for thread in threading.enumerate() if thread.ident not in before and thread.name == "mcp"]
+
+    def test_only_the_librarys_own_word_means_that_the_server_is_gone(self) -> None:
+        def error(code: int, message: str) -> Exception:
+            made = RuntimeError(message)
+            made.error = SimpleNamespace(code=code, message=message)  # type: ignore[attr-defined]
+            return made
+
+        assert mcp._is_connection_lost(error(-32000, "Connection closed"))
+        assert not mcp._is_connection_lost(error(-32603, "Connection closed"))
+        assert not mcp._is_connection_lost(error(-32000, "the account is closed"))
+        assert not mcp._is_connection_lost(ValueError("the shop is closed"))
+
+    @given(st.text() | st.lists(st.sampled_from([*MARKS, "x", "\x00", "{}", "\n"])).map("".join))
+    @example("<answer>" * 1_250_000)
+    @example("<tool_call>" + "{" * 10_000_000 + "</tool_call>")
+    @settings(deadline=None)
+    def test_any_reply_is_a_call_an_answer_or_neither(self, reply: str) -> None:
+        game = McpTools()
+        game.rules = TurnRules()
+        begin = time.process_time()
+        found = game.read(reply)
+        assert time.process_time() - begin < 5
+        kind, _, text = found.action.partition(" ")
+        assert bool(found.problem) != (kind in ("answer", "tool_call") and text in reply and bool(text))
+
     def test_a_server_must_be_known_to_the_service_and_start(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(InvalidInput, match="one of broken, sums"):
+        with pytest.raises(InvalidInput, match="one of broken, silent, sums"):
             play(McpTools(), [], SUM, {"server": "rm"})
         with pytest.raises(Unavailable, match="does not start"):
             play(McpTools(), [], SUM, {"server": "broken"})

@@ -34,6 +34,15 @@ def test_number_line_ends_after_ten_steps() -> None:
     assert not played.won
 
 
+def test_a_longer_number_line_has_more_steps() -> None:
+    found, _ = rewards(NumberLine(), ["-"] * 99, {"start": 0, "target": 20}, max_position=20)
+    assert len(found) == 40
+    found, _ = rewards(NumberLine(), ["-"] * 99, {"start": 0, "target": 20}, max_position=20, max_steps=7)
+    assert len(found) == 7
+    task, args = {"start": 0, "target": 20}, {"max_position": 20}
+    assert play(NumberLine(), NumberLine.oracle(task, args, 0), task, args).won
+
+
 def test_ez_points_counts_each_card_once() -> None:
     found, played = rewards(EZPoints(), ["2", "3", "2", "+", "K", "10", "="], {"cards": ["2", "K"]})
     assert found == [0, -1, -1, 0, 0, 0, 10]  # 3 is not there, the 2 is gone, K is no token, 10 is

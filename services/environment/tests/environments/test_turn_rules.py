@@ -61,6 +61,34 @@ def test_equal_actions_in_a_row_end_the_episode_when_the_yaml_says_so() -> None:
     assert not sokoban(*[left] * 20).last.done
 
 
+def test_a_refused_action_is_an_action_between_equal_ones() -> None:
+    left, up, jump = write("left"), write("up"), write("jump")
+    played = sokoban(left, jump, left, up, max_repeats=2)
+    assert not played.last.done
+    assert len(played.observations) == 5
+
+
+def test_equal_refused_actions_in_a_row_end_the_episode_too() -> None:
+    jump = write("jump")
+    played = sokoban(jump, jump, jump, jump, max_repeats=3, end_penalty=0.5)
+    assert (len(played.observations), played.last.done, played.reward) == (4, True, -0.5)
+    assert (played.last.metrics["invalid_action"], bool(played.last.info["problem"])) == (3, True)
+
+
+def test_a_reply_without_an_action_breaks_the_row() -> None:
+    left = write("left")
+    assert not sokoban(left, "two\nlines", left, max_repeats=2).last.done
+
+
+def test_the_last_reward_may_be_the_episodes() -> None:
+    replies = [write("jump"), write("right"), write("jump")]
+    args = {"rewards": "sparse", "on_invalid_action": "penalty", "penalty": 0.25, "rewards_add_up": False}
+    played = sokoban(*replies, **args)
+    assert [observation.reward for observation in played.observations[1:]] == [-0.25, 0.25, -0.25]
+    assert played.reward == played.last.metrics["reward"] == -0.25
+    assert sokoban(*replies, **{**args, "rewards_add_up": True}).reward == -0.5
+
+
 def test_actions_may_differ_in_case() -> None:
     assert sokoban("<action>RIGHT</action>").last.metrics["invalid_action"] == 0
 
@@ -98,8 +126,9 @@ def test_a_wrong_argument_is_named_with_its_fix(args: dict[str, Any], said: str)
     assert said in str(refused.value)
 
 
-def test_null_means_the_default() -> None:
-    assert not sokoban(write("up"), max_steps=None).last.done
+@pytest.mark.parametrize("absent", [None, ""])
+def test_null_and_empty_text_mean_the_default(absent: Any) -> None:
+    assert not sokoban(write("up"), max_steps=absent).last.done
 
 
 def test_every_environment_has_a_name_of_its_own() -> None:

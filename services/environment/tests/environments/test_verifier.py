@@ -15,8 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from math_verify import parse, verify
 
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.environment.scorers import verifier as verifier_module
 from trinity.environment.scorers.answers import same_answer
 from trinity.environment.scorers.verifier import Verifier
+from trinity.sdk import scoring
+from trinity.sdk.arena import Arena
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +126,32 @@ def test_a_hostile_answer_takes_bounded_time_and_the_next_one_is_judged(impatien
     impatient.comparison_seconds = 30  # the next one may be waiting for a fresh process on a busy machine
     assert same_answer("\\sqrt{8}", "2\\sqrt{2}", impatient)
     impatient.comparison_seconds = 1.0
+
+
+async def test_a_group_of_hostile_answers_is_scored_before_its_caller_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scoring, "BUDGET_SECONDS", 6.0)
+    judge = Verifier(workers=2, comparison_seconds=1.0)
+    assert judge.same("2", "2")
+    arena = Arena(scorers={"judged": lambda item, args: float(same_answer(item.response, item.truth, judge))})
+    items = [pb.ScoreItem(response="9^{9^{9}}", truth=f"{n}\\sqrt{{2}}") for n in range(60)]
+    items += [pb.ScoreItem(response="3.0", truth="3"), pb.ScoreItem(response="5", truth="3")]
+    before = not_made()
+    begin = time.monotonic()
+    scores = (await arena.score(pb.ScoreRequest(scorer="judged", items=items))).scores
+    assert time.monotonic() - begin < 20, "sixty comparisons one after the other take far longer"
+    assert [score.error for score in scores] == [""] * 62
+    assert [score.reward for score in scores] == [0] * 60 + [1, 0], "what needs no comparison is scored to the end"
+    assert not_made() > before
+    judge.comparison_seconds = 30
+    assert judge.same("\\sqrt{8}", "2\\sqrt{2}"), "the next call has its own time"
+    judge.close()
+    await arena.drain(1)
+
+
+def not_made() -> float:
+    return float(verifier_module.NOT_MADE._value.get())
 
 
 def test_it_works_from_threads_and_keeps_its_number_of_processes(verifier: Verifier) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from support.playing import play
 from support.webshop_server import Shops, webshop_server
+from trinity.config.workflows import R3L_RULES
 from trinity.environment.environments.replies import write
 from trinity.environment.environments.webshop import local
 from trinity.environment.environments.webshop.catalogue import PRODUCTS, goals
@@ -130,6 +131,18 @@ def test_actions_of_other_pages_are_told_and_a_reply_without_one_ends() -> None:
     assert play(WebShop(), ["hm\nhm"], {"session_id": 1}).reward == -0.1
 
 
+def test_by_r3ls_rules_the_reward_is_that_of_the_last_step() -> None:
+    args, task = R3L_RULES["webshop"].environment_args, {"session_id": 1}
+    wrong = write("click[nowhere]")
+    bought = play(WebShop(), [wrong, *WebShop.oracle(task, {}, 0)], task, args)
+    assert bought.reward == pytest.approx(1)
+    assert bought.last.metrics["reward"] == pytest.approx(1)
+    assert bought.won
+    assert play(WebShop(), [wrong, write("search[tea]")], task, args).reward == pytest.approx(0)
+    assert play(WebShop(), [wrong, write("search[tea]"), wrong], task, args).reward == pytest.approx(-0.1)
+    assert play(WebShop(), [wrong, "no action"], task, args).reward == pytest.approx(-0.1)
+
+
 def test_sparse_rewards_leave_only_success() -> None:
     goal = GOALS[0]
     half = [write("search[" + goal.query + "]"), write(f"click[{goal.asin}]"), write("click[buy now]")]
@@ -188,6 +201,8 @@ def test_a_server_that_is_not_there_is_named() -> None:
         play(WebShop(), [], {"session_id": 1}, {"backend": "http"})
     with pytest.raises(InvalidInput, match=r"args\.url"):
         play(WebShop(), [], {"session_id": 1}, {"backend": "http", "url": "file:///etc/passwd"})
+    with pytest.raises(InvalidInput, match=r"args\.url: is 'http://x', must be given with backend http"):
+        play(WebShop(), [], {"session_id": 1}, {"url": "http://x"})
 
 
 INSTALLED = '''

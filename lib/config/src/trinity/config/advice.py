@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from trinity.config.algorithm_advice import algorithm_advice
 from trinity.config.algorithms import ALGORITHMS
 from trinity.config.memory import Sharding, host_gib, parameters_of, training_gib, weights_gib
 from trinity.config.plan import DEFAULT_TOKENS, Plan, learns_from_disk
@@ -47,6 +48,7 @@ def _advice(config: Config) -> Iterator[str]:
         yield "explorer.eval_interval: has no effect: there are no eval_tasksets"
     if config.mode == "explore" and config.buffer.explorer_input != type(config.buffer.explorer_input)():
         yield "buffer.explorer_input: has no effect in mode explore: tasks are those of the run that is joined"
+    yield from algorithm_advice(config)
 
 
 def memory(plan: Plan) -> str | None:

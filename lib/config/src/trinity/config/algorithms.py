@@ -90,6 +90,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "cpt": Algorithm(policy_loss="sft", offline=True),
 }
 
+# Advantages that read a teacher's log-probabilities and no reward.
+TEACHER_ADVANTAGES = ("on_policy_distill", "jsd")
+
 # (config key, registry, what the algorithm chooses)
 PARTS = (
     ("advantage_fn", ADVANTAGES, "advantage"),
@@ -113,7 +116,8 @@ class Part:
 class AlgorithmPlan:
     """The algorithm with every null filled in. `kl_penalty` is taken from the reward, `kl_loss` added to the loss.
 
-    `critic`: a value model learns beside the policy, for the advantage.
+    `critic`: a value model learns beside the policy, for the advantage. `max_response_tokens`: of the run's lengths,
+    what seq-mean-token-sum-norm divides by.
     """
 
     algorithm_type: str
@@ -127,6 +131,7 @@ class AlgorithmPlan:
     sample_strategy: Part
     loss_aggregation: str
     correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
+    max_response_tokens: int = 1
 
     @property
     def rows(self) -> str:
@@ -191,6 +196,7 @@ def resolve(config: AlgorithmConfig) -> AlgorithmPlan:
         **{name: part for name, part in others.items() if part is not None},
         loss_aggregation=config.loss_agg_mode or own or chosen.loss_aggregation,
         correction=config.rollout_correction,
+        max_response_tokens=1,  # the lengths of the run are not of this section: see plan.make_plan
     )
 
 
@@ -227,8 +233,14 @@ def argument_problems(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}_args.adaptive", "is true, which needs target_kl and horizon above 0"
     if name == "m2po" and plan.loss_aggregation != "token-mean":
         yield "loss_agg_mode", f"is {plan.loss_aggregation!r}; m2po is a mean over tokens"
-    if name == "opmd_pairwise" and plan.policy_loss.args["tau"] == 0:
-        yield "policy_loss_fn_args.tau", "is 0, must be above 0: opmd_pairwise compares rewards with tau * log-ratios"
+    if name == "opmd_pairwise":
+        yield from _problems_of_pairwise(plan)
+    if plan.kl_in_reward and (plan.advantage is None or plan.advantage.name in TEACHER_ADVANTAGES):
+        learner = plan.advantage.name if plan.advantage else name
+        yield (
+            "kl_penalty_fn",
+            f"is {plan.kl_penalty.name!r}, but {learner} reads no reward; remove it, or use kl_loss_fn",
+        )
     if name in ("dpo", "opmd_pairwise") and config.repeat_times < 2:
         yield "repeat_times", f"is {config.repeat_times}; {name} compares the rollouts of a task, it needs 2 at least"
     if plan.needs_greedy_baseline and config.repeat_times < 2:
@@ -242,7 +254,20 @@ def argument_problems(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     capped = next((key for key in ("token_cap", "sequence_cap") if getattr(correction, key) is not None), None)
     if capped and name in RATIO_LOSSES and not correction.decoupled:
         yield f"rollout_correction.{capped}", f"weighs by a ratio that {name} has already; set decoupled: true"
-    if name == "dpo" and correction != RolloutCorrectionConfig():
-        yield "rollout_correction", "corrects for the policy that sampled, which dpo does not compare with"
+    if (plan.offline or plan.of_pairs) and correction != RolloutCorrectionConfig():
+        what = "which dpo does not compare with" if plan.of_pairs else "and nothing sampled a dataset; remove it"
+        yield "rollout_correction", f"corrects for the policy that sampled, {what}"
     elif name in SEQUENCE_LOSSES and (correction.token_cap is not None or correction.token_range is not None):
         yield "rollout_correction", f"is of tokens, and {name} has one loss for a sequence; use those of sequences"
+
+
+def _problems_of_pairwise(plan: AlgorithmPlan) -> Iterator[tuple[str, str]]:
+    """Its gradient rests on deviations from the mean of a group adding up to 0: all sequences have to weigh alike."""
+    if plan.policy_loss.args["tau"] == 0:
+        yield "policy_loss_fn_args.tau", "is 0, must be above 0: opmd_pairwise compares rewards with tau * log-ratios"
+    alike = "opmd_pairwise compares sequences of the same weight"
+    if plan.loss_aggregation == "seq-mean-token-mean":
+        yield "loss_agg_mode", f"is {plan.loss_aggregation!r}, by length; {alike}: use seq-mean-token-sum"
+    for key in ("sequence_cap", "geometric_range"):
+        if getattr(plan.correction, key) is not None:
+            yield f"rollout_correction.{key}", f"weighs sequences; {alike}: remove it, or use opmd_kimi"

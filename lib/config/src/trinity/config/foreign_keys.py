@@ -66,6 +66,7 @@ RENAMED: dict[str, str] = {
     f"{_ACTOR}.actor.ulysses_sequence_parallel_size": "trainer.ulysses_sequence_parallel_size",
     f"{_ACTOR}.actor.fsdp_config.optimizer_offload": "trainer.deepspeed.offload_optimizer",
     f"{_ACTOR}.actor.fsdp_config.param_offload": "trainer.deepspeed.offload_param",
+    f"{_ACTOR}.ref.fsdp_config.param_offload": "trainer.deepspeed.offload_reference",
     f"{_ACTOR}.model.use_remove_padding": "trainer.use_remove_padding",
     f"{_ACTOR}.model.enable_gradient_checkpointing": "trainer.gradient_checkpointing",
     f"{_VERL}.trainer.max_actor_ckpt_to_keep": "trainer.max_checkpoints_to_keep",
@@ -183,7 +184,7 @@ IGNORED: dict[str, str] = {
     **_under(f"{_ACTOR}.actor.optim", _OPTIMIZER, "the optimizer is AdamW with algorithm.optimizer"),
     **_under(
         f"{_ACTOR}.ref.fsdp_config",
-        f"{_FSDP} param_offload optimizer_offload",
+        f"{_FSDP} optimizer_offload",
         "the reference model is frozen, whole, and used without gradients",
     ),
     **_under(

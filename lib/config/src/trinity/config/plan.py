@@ -85,12 +85,6 @@ class Plan:
         return (rolled_out // self.config.algorithm.repeat_times) or buffer.batch_size
 
     @property
-    def several_updates(self) -> bool:
-        """Whether a batch makes more than one update of the weights."""
-        trainer, experiences = self.config.trainer, self.experiences_per_step + self.experts_per_step
-        return trainer.epochs_per_batch > 1 or (trainer.mini_batch_size or experiences) < experiences
-
-    @property
     def experts_per_step(self) -> int:
         """Rows of an auxiliary buffer in every batch (sample_strategy mix)."""
         strategy = self.algorithm.sample_strategy
@@ -207,10 +201,7 @@ def _algorithm(plan: Plan) -> AlgorithmPlan:
     algorithm = plan.algorithm
     if learns_from_pairs(plan.config):
         algorithm = replace(algorithm, offline=True)
-    if algorithm.correction.decoupled is None:
-        decoupled = algorithm.correction.model_copy(update={"decoupled": plan.several_updates})
-        algorithm = replace(algorithm, correction=decoupled)
-    return algorithm
+    return replace(algorithm, max_response_tokens=plan.lengths.response)
 
 
 def _staleness(plan: Plan) -> Staleness:

@@ -1,14 +1,13 @@
-"""What learning from a teacher needs beside its advantage: a workflow that asks one, and one to ask."""
+"""What learning from a teacher needs beside its advantage: a workflow that asks one, one to ask, and temperature 1."""
 
 from collections.abc import Iterator
 
-from trinity.config.algorithms import ALGORITHMS
+from trinity.config.algorithms import ALGORITHMS, TEACHER_ADVANTAGES
 from trinity.config.errors import Problem
 from trinity.config.names import DEFAULT_WORKFLOW
 from trinity.config.schema import Config
 from trinity.config.workflows import WORKFLOWS
 
-ADVANTAGES = ("on_policy_distill", "jsd")
 TEACHER_WORKFLOWS = ("on_policy_distill_workflow", "on_policy_distill_math_workflow")
 
 
@@ -16,7 +15,7 @@ def check_teacher(config: Config) -> Iterator[Problem]:
     """Workflows of plugins may ask a teacher, for all that is known here."""
     algorithm, source = config.algorithm, config.buffer.explorer_input
     name = algorithm.advantage_fn or ALGORITHMS[algorithm.algorithm_type].advantage
-    if name not in ADVANTAGES:
+    if name not in TEACHER_ADVANTAGES:
         return
     tasksets = [("taskset", source.taskset)] if source.taskset else []
     tasksets += [(f"tasksets.{index}", taskset) for index, taskset in enumerate(source.tasksets)]
@@ -28,3 +27,9 @@ def check_teacher(config: Config) -> Iterator[Problem]:
         elif workflow in TEACHER_WORKFLOWS and not config.explorer.auxiliary_models:
             problem = f"is empty; {workflow} asks the teacher there, a model with the policy's tokenizer"
             yield Problem("explorer.auxiliary_models", problem)
+        own = taskset.rollout_args.temperature
+        temperature = config.model.temperature if own is None else own
+        if workflow in TEACHER_WORKFLOWS and temperature != 1:
+            place = "model" if own is None else f"buffer.explorer_input.{key}.rollout_args"
+            problem = f"is {temperature}, but {workflow} asks its teacher at temperature 1; sample at 1 too"
+            yield Problem(f"{place}.temperature", problem)

@@ -58,31 +58,68 @@ class EpisodeRules:
 
     def with_args(self, args: dict[str, Any]) -> "EpisodeRules":
         """With a YAML's workflow_args, which have no problem, over these."""
-        given = {OTHER_NAMES.get(name, name): value for name, value in args.items()}
-        if "environment_args" in given:
-            given["environment_args"] = {**self.environment_args, **given["environment_args"]}
-        for name, value in given.items():
-            kind = type(getattr(self, name))
-            given[name] = kind(value) if issubclass(kind, StrEnum) else value
+        environment = args.get("environment", self.environment)
+        given: dict[str, Any] = {}
+        for_environment = {**self.environment_args, **args.get("environment_args", {})}
+        for name, value in args.items():
+            rule, argument = _meaning(name, environment)
+            if rule:
+                kind = type(getattr(self, rule))
+                given[rule] = kind(value) if issubclass(kind, StrEnum) else value
+            if argument and value is not None:
+                for_environment[argument] = value
+        given["environment_args"] = for_environment
         return replace(self, **given)
 
     def problems(self, args: dict[str, Any]) -> Iterator[tuple[str, str]]:
         """(argument, what is wrong) of a YAML's workflow_args."""
         known = [f.name for f in fields(self)]
+        environment, inner = args.get("environment", self.environment), args.get("environment_args")
+        set_by = {_INNER + name: _INNER + name for name in (inner if isinstance(inner, dict) else ())}
         for name, value in args.items():
-            own = OTHER_NAMES.get(name, name)
-            if own not in known:
+            rule, argument = _meaning(name, environment)
+            if rule and rule not in known:
                 yield name, f"is not known; known: {', '.join(known)}"
                 continue
-            problem = _problem(own, value, getattr(self, own))
+            problem = _problem(rule, value, getattr(self, rule)) if rule else _lake_problem(name, value)
             if problem:
                 yield name, problem
-        if not args.get("environment", self.environment):
+            targets = [target for target in (rule, argument and _INNER + argument) if target]
+            if same := next((set_by[target] for target in targets if target in set_by), ""):
+                yield name, f"means the same as {same}; give one of the two"
+            set_by.update(dict.fromkeys(targets, name))
+        if not environment:
             yield "environment", "is missing; give the name of an environment"
 
 
-# Names of the same in Trinity-RFT's YAMLs.
-OTHER_NAMES = {"max_env_steps": "max_turns", "agent_max_steps": "max_turns"}
+_INNER = "environment_args."
+# The limit of steps in Trinity-RFT's YAMLs: here conversation and environment each have one.
+_STEP_NAMES = ("max_env_steps", "agent_max_steps")
+_GAMES = ("alfworld", "webshop", "scienceworld", "frozen_lake", "sokoban", "gym_card")
+_CARD_GAMES = ("number_line", "ez_points", "points24", "blackjack")
+_STEP_ARGUMENTS = {
+    **dict.fromkeys((*_GAMES, *_CARD_GAMES), "max_steps"),
+    **dict.fromkeys(("math", "countdown"), "max_attempts"),
+}
+# FrozenLake's arguments in Trinity-RFT's YAMLs, and what the environment calls them.
+_LAKE_ARGUMENTS = {"env_max_steps": "path_max_steps", "is_slippery": "is_slippery", "desc": "desc"}
+
+
+def _meaning(name: str, environment: Any) -> tuple[str, str]:
+    """(rule, argument of the environment) that an entry of workflow_args sets; empty: none."""
+    if name in _STEP_NAMES:
+        return "max_turns", _STEP_ARGUMENTS.get(str(environment), "")
+    if environment == "frozen_lake" and name in _LAKE_ARGUMENTS:
+        return "", _LAKE_ARGUMENTS[name]
+    return name, ""
+
+
+def _lake_problem(name: str, value: Any) -> str:
+    if name == "desc":
+        return "" if value is None else f"is {value!r}, must be null: a map belongs into its row, in a column desc"
+    return _problem("is_slippery", value, False) if name == "is_slippery" else _problem("max_turns", value, 8)
+
+
 _OPTIONAL = {"max_response_tokens": int, "max_context_tokens": int, "system_prompt": str}
 
 
@@ -116,25 +153,30 @@ _WEBSHOP = {
     "max_steps": 15,
 }
 _SCIENCEWORLD = {**_STRICT, "end_penalty": 0.0, "max_repeats": 3, "max_steps": 30}
+# A malformed answer is a wrong one: it costs an attempt.
+_ATTEMPTS = {"reply_format": "strict", "max_attempts": 3}
 _SOKOBAN = {**_STRICT, "rewards": "sparse", "max_steps": 30}
 R3L_RULES: dict[str, EpisodeRules] = {
     "alfworld": EpisodeRules("alfworld", _ALFWORLD, max_turns=25, max_response_tokens=512),
     "webshop": EpisodeRules("webshop", _WEBSHOP, max_turns=15, max_response_tokens=512),
     "scienceworld": EpisodeRules("scienceworld", _SCIENCEWORLD, max_turns=30, max_response_tokens=512),
-    "dapo": EpisodeRules("math", {"max_attempts": 3}, max_turns=3, max_response_tokens=4096),
-    "countdown": EpisodeRules("countdown", {"max_attempts": 3}, max_turns=3, max_response_tokens=1024),
+    "dapo": EpisodeRules("math", _ATTEMPTS, max_turns=3, max_response_tokens=4096),
+    "countdown": EpisodeRules("countdown", _ATTEMPTS, max_turns=3, max_response_tokens=1024),
     "sokoban": EpisodeRules("sokoban", _SOKOBAN, max_turns=30, max_response_tokens=512),
     "gym_card": EpisodeRules("gym_card", {**_STRICT}, max_turns=20, max_response_tokens=512),
 }
+# Trinity-RFT's rewards: -0.1 for a task that is not solved, and for a visit to the shop that ends without a purchase.
+_ALFWORLD_RFT = {"max_steps": 30, "failure_reward": -0.1, "end_penalty": 0.1}
+_WEBSHOP_RFT = {"max_steps": 15, "failure_reward": -0.1, "end_penalty": 0.1}
 # The environments' own rules: lenient replies, an illegal action costs its turn.
 PLAIN_RULES: dict[str, EpisodeRules] = {
     "environment_workflow": EpisodeRules(),
     "step_wise_environment_workflow": EpisodeRules(step_wise=True),
-    "alfworld_workflow": EpisodeRules("alfworld", {"max_steps": 30}, max_turns=30),
-    "step_wise_alfworld_workflow": EpisodeRules("alfworld", {"max_steps": 30}, max_turns=30, step_wise=True),
-    "RAFT_alfworld_workflow": EpisodeRules("alfworld", {"max_steps": 30}, max_turns=30),
+    "alfworld_workflow": EpisodeRules("alfworld", _ALFWORLD_RFT, max_turns=30),
+    "step_wise_alfworld_workflow": EpisodeRules("alfworld", _ALFWORLD_RFT, max_turns=30, step_wise=True),
+    "RAFT_alfworld_workflow": EpisodeRules("alfworld", _ALFWORLD_RFT, max_turns=30),
     "sciworld_workflow": EpisodeRules("scienceworld", {"max_steps": 30}, max_turns=30),
-    "webshop_workflow": EpisodeRules("webshop", {"max_steps": 15}, max_turns=15),
+    "webshop_workflow": EpisodeRules("webshop", _WEBSHOP_RFT, max_turns=15),
     "frozen_lake_workflow": EpisodeRules("frozen_lake", {"max_steps": 10}, max_turns=10),
     "sokoban_workflow": EpisodeRules("sokoban"),
     "gym_card_workflow": EpisodeRules("gym_card"),

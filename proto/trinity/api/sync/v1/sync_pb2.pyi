@@ -282,7 +282,7 @@ class EpochMember(_message.Message):
     def __init__(self, explorer_id: _Optional[str] = ..., first_rank: _Optional[int] = ..., ranks: _Optional[int] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run", "lease_id", "version", "state", "tokens_per_second", "last_pause_seconds", "tokens_generated", "failed_version", "failure", "canaries", "transport")
+    __slots__ = ("run", "lease_id", "version", "state", "tokens_per_second", "last_pause_seconds", "tokens_generated", "failed_version", "failure", "canaries", "transport", "failure_is_passing")
     RUN_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +294,7 @@ class ReportRequest(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     CANARIES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_IS_PASSING_FIELD_NUMBER: _ClassVar[int]
     run: str
     lease_id: str
     version: int
@@ -305,7 +306,8 @@ class ReportRequest(_message.Message):
     failure: str
     canaries: _containers.RepeatedCompositeFieldContainer[CanaryReport]
     transport: str
-    def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., last_pause_seconds: _Optional[float] = ..., tokens_generated: _Optional[int] = ..., failed_version: _Optional[int] = ..., failure: _Optional[str] = ..., canaries: _Optional[_Iterable[_Union[CanaryReport, _Mapping]]] = ..., transport: _Optional[str] = ...) -> None: ...
+    failure_is_passing: bool
+    def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., last_pause_seconds: _Optional[float] = ..., tokens_generated: _Optional[int] = ..., failed_version: _Optional[int] = ..., failure: _Optional[str] = ..., canaries: _Optional[_Iterable[_Union[CanaryReport, _Mapping]]] = ..., transport: _Optional[str] = ..., failure_is_passing: bool = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ("lease_seconds",)

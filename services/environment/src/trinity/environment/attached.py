@@ -24,6 +24,8 @@ _GRACE_SECONDS = 2.0
 _SCORE_SECONDS = 60.0
 # Replies that belong to nobody, after which a provider is no longer listened to.
 _MAX_STRAYS = 100_000
+# Calls that may wait to be sent, beside one for each open episode: closes of episodes that are over.
+_MAX_UNSENT = 10_000
 # The task's or the moment's fault, not the provider's.
 _BLAMELESS = {
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -54,7 +56,13 @@ class Attachment:
     _records: dict[str, _Record] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.peer = Peer(self.outbox.put)
+        self.peer = Peer(self._send)
+
+    def _send(self, call: pb.ProviderCall) -> None:
+        self.outbox.put(call)
+        unsent = len(self.outbox)
+        if unsent > _MAX_UNSENT + self.peer.open:
+            self.end(f"the attached provider {self.provider} does not read: {unsent} calls wait to be sent")
 
     def take(self, reply: pb.ProviderReply) -> None:
         """A reply came in."""

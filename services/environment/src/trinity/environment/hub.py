@@ -53,9 +53,10 @@ class AttachedSource:
         )
 
     def player(self) -> AttachedPlayer:
-        if not self.attachments:
+        here = [one for one in self.attachments if not one.peer.gone]  # a stream may take a while to end
+        if not here:
             raise Away(f"{self.name}: its attached provider went away")
-        roomy = [attachment for attachment in self.attachments if attachment.has_room(self.name)]
+        roomy = [one for one in here if one.has_room(self.name)]
         if not roomy:
             raise Full(f"{self.name} plays {self.open} episodes, the limit of its attached providers; try again later")
         player = AttachedPlayer(choose(roomy, self.name), self.name, self._release)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import structlog
 
 from trinity.api.common.v1 import experience_pb2
+from trinity.explorer import environment_places
 from trinity.explorer.engine.types import EngineFailed
 from trinity.explorer.environment import EnvironmentFailed, ScorerFailed
 from trinity.explorer.weights.loads import WeightsWithdrawn
@@ -93,11 +94,13 @@ async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox) ->
 
 
 async def _run(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Experience]:
-    """The workflow's experiences, sampled anew if weights were withdrawn meanwhile. Each run has the whole time."""
+    """The workflow's experiences, sampled anew if weights were withdrawn meanwhile. Each run has the whole time, from
+    its first place at an environment on where it had to wait for one."""
     for left in reversed(range(_SAMPLED_AGAIN + 1)):
         try:
-            async with asyncio.timeout(task.timeout_seconds):
-                experiences = await _rollouts(workflow, task, tools)
+            async with asyncio.timeout(task.timeout_seconds) as limit:
+                with environment_places.attempt(limit, task.timeout_seconds):
+                    experiences = await _rollouts(workflow, task, tools)
             _refuse_older_after_newer(experiences)
             return experiences
         except WeightsWithdrawn as error:

@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 
 from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.explorer.engine.types import EngineFailed
 from trinity.runtime.weights import Manifest
 from trinity.runtime.weights.collective import GroupBroken, Store
 
@@ -55,7 +56,7 @@ class CollectiveMember:
             await self._enter(group, first)
             self._store = store
             log.info("explorer.epoch.entered", epoch=epoch.number, first_rank=first, world_size=epoch.world_size)
-        except (GroupBroken, StopIteration) as error:
+        except (GroupBroken, EngineFailed, StopIteration) as error:  # a dead engine is found by its health
             log.warning("explorer.epoch.missed", epoch=epoch.number, reason=str(error))
 
     async def ready(self, manifest: Manifest, willing: bool = True) -> dict[str, Any] | None:

@@ -6,8 +6,9 @@
             step = await episode.step(reply(step.observation))
 
 An environment that the YAML names by address is played there; every other one by the run's own environment service,
-which also speaks for the providers attached to it. An episode that cannot be finished raises EnvironmentFailed with its
-cause: the whole group is attempted again, and the provider is avoided for a while if another one has the name.
+which also speaks for the providers attached to it. Who finds all places taken waits (`environment_places`). An episode
+that cannot be finished raises EnvironmentFailed with its cause: the whole group is attempted again, and the provider is
+avoided for a while if another one has the name.
 """
 
 import asyncio
@@ -62,7 +63,8 @@ class EnvironmentClient:
 
     def __init__(self, address: str, addressed: Sequence[tuple[str, str]] = (), wait_seconds: float = 60.0) -> None:
         """`address`: the run's environment service. `addressed`: (name of an environment or scorer, address of its
-        provider), several of a name share its load. `wait_seconds`: how long a provider may be full or away."""
+        provider), several of a name share its load. `wait_seconds`: how long a provider may be away. Full it may
+        be for as long as the attempt has time."""
         self.address = address
         self._providers = Providers(address, addressed)
         self._wait_seconds = wait_seconds

@@ -10,6 +10,7 @@ import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.explorer.environment_failures import EnvironmentCause, EnvironmentFailed, failure_of
+from trinity.explorer.environment_places import Places
 from trinity.explorer.environment_providers import Limits, Patience, Provider, Providers
 from trinity.runtime import rpc
 from trinity.sdk.contract import answer_problem, json_object
@@ -39,6 +40,7 @@ class Episode:
         self._wait_seconds = wait_seconds
         self._closing = closing
         self._held = contextlib.ExitStack()
+        self._place: Places | None = None
         self._provider: Provider | None = None
         self._limits = Limits(0.0, 0.0)
         self._call: Any = None
@@ -54,6 +56,7 @@ class Episode:
     ) -> None:
         self._over = True
         self._held.close()
+        self._give_back_place()
         call, self._call = self._call, None
         if call is None:
             return
@@ -72,16 +75,23 @@ class Episode:
     async def reset(self) -> Step:
         """Begin, at the provider with the fewest open episodes. Raises EnvironmentFailed.
 
-        If it is full or away another one is asked, or the same one again, for as long as the client waits.
+        For a place it waits its turn, as long as it takes. If a provider is away another one is asked, or the same one
+        again, for as long as the client waits.
         """
         if self._over or self._call is not None:
             raise RuntimeError("an episode is reset once, inside its `async with`")
-        patience = Patience(self._wait_seconds)
+        name, patience = self._reset.environment, Patience(self._wait_seconds)
         while True:
-            provider = self._providers.choose(self._reset.environment)
             try:
-                return await self._open(provider)
+                if self._place is None:
+                    self._place, waited = await self._providers.place(name)
+                    if waited:
+                        patience.renew()
+                return await self._open(self._providers.choose(name))
             except EnvironmentFailed as failure:
+                # Where other explorers hold the places this one keeps its turn.
+                if failure.cause is not EnvironmentCause.FULL:
+                    self._give_back_place()
                 await patience.wait_or_raise(failure)
 
     async def step(self, text: str) -> Step:
@@ -135,6 +145,11 @@ class Episode:
             self._provider.praise(self._reset.environment)
         info = json_object(answer.info_json)
         return Step(answer.observation, answer.reward, answer.done, info, dict(answer.metrics))
+
+    def _give_back_place(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.give_back()
 
     async def _fail_by_status(self, where: str, what: str) -> NoReturn:
         """The provider ended the stream: with a status that says why, or without a reason."""

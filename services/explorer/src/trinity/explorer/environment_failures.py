@@ -14,6 +14,7 @@ class EnvironmentCause(StrEnum):
     TIMEOUT = "timeout"
     CRASH = "crash"
     REFUSED = "refused"
+    FULL = "full"
     LYING = "lying"
 
 
@@ -24,7 +25,8 @@ class ScorerFailed(TrinityError):
 class EnvironmentFailed(TrinityError):
     """The provider of an environment is too slow, went away, refuses, or answers against the contract.
 
-    `passing`: nothing is wrong with the task; the same call may succeed soon, or at another provider now.
+    `passing`: nothing is wrong with the task; the same call may succeed soon, or at another provider now. `full` always
+    is, and ends with the attempt at the latest: others hold the places, and will give them back.
     """
 
     def __init__(
@@ -41,7 +43,6 @@ _REFUSALS = {
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.ALREADY_EXISTS,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.UNIMPLEMENTED,
@@ -58,6 +59,8 @@ def failure_of(address: str, name: str, error: grpc.aio.AioRpcError) -> Environm
         cause = EnvironmentCause.TIMEOUT
     elif code is grpc.StatusCode.DATA_LOSS:
         cause = EnvironmentCause.LYING
+    elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        cause = EnvironmentCause.FULL
     elif code in _REFUSALS:
         cause = EnvironmentCause.REFUSED
     message = f"{name} at {address}: {code.name}: {error.details()}"

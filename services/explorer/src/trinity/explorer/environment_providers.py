@@ -19,6 +19,7 @@ import structlog
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.explorer.environment_failures import EnvironmentCause, EnvironmentFailed, failure_of
+from trinity.explorer.environment_places import Places
 from trinity.runtime import metrics, rpc
 from trinity.sdk.contract import PROTOCOL_VERSION, description_problem
 
@@ -37,10 +38,11 @@ _GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds until an answer must be here."""
+    """Seconds until an answer must be here. `places`: how many episodes may be open at a time; 0: no limit."""
 
     reset: float
     step: float
+    places: int = 0
 
 
 @dataclass
@@ -52,15 +54,22 @@ class _Record:
 
 
 class Patience:
-    """Waits between attempts at a provider that is full or away, up to a limit."""
+    """Waits between attempts at a provider that is away, up to a limit, or full, for as long as it takes."""
 
     def __init__(self, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
+        self._seconds = seconds
         self._pause = 0.05
+        self.renew()
+
+    def renew(self) -> None:
+        """A provider was there: the limit counts from now."""
+        self._deadline = time.monotonic() + self._seconds
 
     async def wait_or_raise(self, failure: EnvironmentFailed) -> None:
         """Returns if it may be tried again; raises the failure if not."""
-        if not failure.passing or time.monotonic() + self._pause > self._deadline:
+        if failure.cause is EnvironmentCause.FULL:
+            self.renew()
+        elif not failure.passing or time.monotonic() + self._pause > self._deadline:
             raise failure
         if self._pause == 0.05:
             log.info("environment.waiting", reason=str(failure))
@@ -98,20 +107,32 @@ class Provider:
 
     def blame(self, name: str, failure: EnvironmentFailed) -> None:
         """Remember a failure; a refusal of one task is not the provider's."""
-        FAILURES.labels(name, failure.cause).inc()
+        full = failure.cause is EnvironmentCause.FULL
+        if not full:
+            FAILURES.labels(name, failure.cause).inc()
         self._described_at = -_DESCRIBED_FOR_SECONDS
         if failure.cause is EnvironmentCause.REFUSED and not failure.passing:
             return
         record = self._records.setdefault(name, _Record())
         record.failures += 1
         seconds = min(_MAX_AVOIDED_SECONDS, _FIRST_AVOIDED_SECONDS * 2 ** min(record.failures - 1, 10))
-        if failure.cause is EnvironmentCause.REFUSED:  # full: soon there is room again
+        if full or failure.cause is EnvironmentCause.REFUSED:  # soon there is room again, or the name
             record.failures, seconds = 0, _FIRST_AVOIDED_SECONDS
         record.avoided_until = time.monotonic() + seconds
 
     def praise(self, name: str) -> None:
         """An episode or a scoring went well."""
         self._records.pop(name, None)
+
+    @property
+    def places(self) -> dict[str, int]:
+        """By name, as far as it is known; 0: no limit."""
+        return {name: limits.places for name, limits in self._described.items()}
+
+    def has_room(self, name: str) -> bool:
+        """As far as this process knows."""
+        places = self.places.get(name, 0)
+        return not places or self.open[name] < places
 
     async def limits(self, name: str) -> Limits:
         """The limits announced for an environment. Raises EnvironmentFailed if it is not there."""
@@ -140,7 +161,8 @@ class Provider:
 def _limits(described: pb.EnvironmentDescription) -> Limits:
     step = min(described.step_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
     reset = min(described.reset_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
-    return Limits(max(reset, step) if described.reset_timeout_seconds == 0 else reset, step)
+    reset = max(reset, step) if described.reset_timeout_seconds == 0 else reset
+    return Limits(reset, step, described.max_parallel_episodes)
 
 
 class Providers:
@@ -150,6 +172,7 @@ class Providers:
         self._by_address: dict[str, Provider] = {}
         self._default = self._at(address)
         self._by_name: dict[str, list[Provider]] = {}
+        self._places: dict[str, Places] = {}
         for name, place in addressed:
             self._by_name.setdefault(name, []).append(self._at(place))
 
@@ -162,11 +185,25 @@ class Providers:
         for provider in self._by_address.values():
             await provider.close()
 
+    async def place(self, name: str) -> tuple[Places, bool]:
+        """A place for an episode, to be given back, and whether it had to be waited for. Raises EnvironmentFailed."""
+        provider = self.choose(name)
+        try:
+            await provider.limits(name)
+        except EnvironmentFailed as failure:
+            provider.blame(name, failure)
+            raise
+        known = [one.places[name] for one in self._candidates(name) if name in one.places]
+        places = self._places.setdefault(name, Places(name))
+        return places, await places.take(sum(known) if all(known) else 0)
+
+    def _candidates(self, name: str) -> list[Provider]:
+        return self._by_name.get(name, [self._default])
+
     def choose(self, name: str) -> Provider:
-        """Among those not avoided the least busy one; else the one whose time is up first."""
-        candidates = self._by_name.get(name, [self._default])
-        now = time.monotonic()
+        """Among those not avoided the least busy one with room; else the one whose time is up first."""
+        candidates, now = self._candidates(name), time.monotonic()
         fit = [one for one in candidates if one.avoided_until(name) <= now]
         if not fit:
             return min(candidates, key=lambda one: one.avoided_until(name))
-        return min(fit, key=lambda one: (one.open[name], random.random()))
+        return min(fit, key=lambda one: (not one.has_room(name), one.open[name], random.random()))

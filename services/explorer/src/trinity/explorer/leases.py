@@ -19,19 +19,23 @@ log = structlog.get_logger(__name__)
 LEASE_SECONDS = 30.0
 _MAX_LEASES = 100_000
 _ASK_SECONDS = 2.0
+_PAUSE_SECONDS = 0.5
 
 Work = Callable[[Task, Message], Awaitable[None]]
 
 
 class TaskQueue:
-    """Leases tasks of one stream and works on up to `slots` of them at the same time."""
+    """Leases tasks of one stream and works on up to `slots` of them at the same time; takes none while `pauses`."""
 
-    def __init__(self, broker: Broker, stream: str, slots: int, work: Work) -> None:
+    def __init__(
+        self, broker: Broker, stream: str, slots: int, work: Work, pauses: Callable[[], bool] = lambda: False
+    ) -> None:
         self._broker = broker
         self._stream = stream
         self._free = asyncio.Semaphore(slots)
         self._slots = slots
         self._work = work
+        self._pauses = pauses
         self._running: dict[asyncio.Task[None], Message] = {}
         self._draining = False
         self._asks_no_more = asyncio.Event()
@@ -53,6 +57,9 @@ class TaskQueue:
                     failed.result()
                 if self._free.locked():
                     await self._some_end(failed)
+                    continue
+                if self._pauses():
+                    await asyncio.wait([failed], timeout=_PAUSE_SECONDS)
                     continue
                 async for message in consumer.lease(self._slots - self.running, _ASK_SECONDS):
                     if self._draining:

@@ -39,6 +39,8 @@ log = structlog.get_logger(__name__)
 # Deliveries beyond the allowed attempts before a task is taken for one that kills whoever works on it.
 _SILENT_DEATHS = 5
 _RETRY_DELAY_SECONDS = 1.0
+# Longer than a request for tasks is open, so that what is handed back does not come straight back.
+_HAND_BACK_SECONDS = 3.0
 _HEALTH_SECONDS = 5.0
 
 
@@ -208,7 +210,7 @@ class ExplorerService:
 
     async def _serve(self, broker: Broker, ready: asyncio.Event) -> None:
         assert self.follower is not None and self.pool is not None
-        run = names.RunNames(self.run_id)
+        run, follower = names.RunNames(self.run_id), self.follower
         config = self._plan.config.explorer
         slots = config.runner_per_model * len(self.pool.engines)
 
@@ -216,13 +218,13 @@ class ExplorerService:
             await self._attempt(broker, run, task, message)
 
         self.queues = [
-            TaskQueue(broker, run.evaluation_tasks_stream, slots, work),
-            TaskQueue(broker, run.tasks_stream, slots, work),
+            TaskQueue(broker, stream, slots, work, lambda: follower.falls_short)
+            for stream in (run.evaluation_tasks_stream, run.tasks_stream)
         ]
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.follower.run())
+            group.create_task(follower.run())
             group.create_task(self._watch_health())
-            await self.follower.wait_for_step(0)
+            await follower.wait_for_step(0)
             ready.set()
             for queue in self.queues:
                 group.create_task(queue.run())
@@ -237,7 +239,10 @@ class ExplorerService:
 
     async def _attempt(self, broker: Broker, run: names.RunNames, task: Task, message: Message) -> None:
         assert self.follower is not None
-        await self.follower.wait_for_step(task.gate_step)
+        if not await self.follower.reaches_step(task.gate_step):
+            log.warning("explorer.task.handed_back", task=task.task_id, gate_step=task.gate_step, reason="no weights")
+            await message.retry(_HAND_BACK_SECONDS)
+            return
         evaluation = task.kind is TaskKind.EVALUATION
         self._evaluations += evaluation
         await self.follower.notify()

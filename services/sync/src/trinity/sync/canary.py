@@ -2,7 +2,8 @@
 
 Which version is judged, and by whom, is one key (the candidate), written by compare-and-set by whichever instance finds
 that somebody has to be asked. An explorer that dies or takes too long is replaced by another one, if there is one; one
-that cannot load the version counts as a failure of the version's, and two of those in a row reject it.
+that cannot load the version counts as a failure of the version's, and two of those in a row reject it. One that cannot
+reach it now says nothing of the version.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from dataclasses import replace
 import structlog
 
 from trinity.runtime.broker import SequenceConflict, is_cancelled
-from trinity.runtime.errors import NotFound, Unavailable
+from trinity.runtime.errors import NotFound, TrinityError, Unavailable
 from trinity.runtime.weights import (
     Canary,
     CollectiveOffer,
@@ -83,13 +84,13 @@ def choose(
     Of the rest the collective group's members come first if the version goes to them, and who evaluates comes last.
     """
     failed = {failure.explorer_id for failure in record.failures}
-    last = before.lease_id if before.version == record.version else ""
+    last = before.explorer_id if before.version == record.version else ""
     collective = record.epoch == epoch.number and bool(epoch.members)
 
     def rank(member: Member) -> tuple[bool, bool, bool, bool, str]:
         return (
             member.explorer_id in failed,
-            member.lease_id == last,
+            member.explorer_id == last,
             collective and not epoch.has(member.lease_id),
             member.state in ("evaluating", "draining"),
             member.explorer_id,
@@ -113,6 +114,7 @@ class Canaries:
 
     async def run(self) -> None:
         """Ask somebody whenever a version waits and nobody works on it."""
+        told = ""
         while not is_cancelled():
             changes = {self._state.changed.next(), self._members.changed.next()}
             try:
@@ -120,6 +122,11 @@ class Canaries:
                     await self._ask()
             except (Unavailable, NotFound) as error:
                 log.info("sync.canary.postponed", reason=str(error))
+            except (TrinityError, *records.UNREADABLE) as error:  # this version's; the next one may be judged
+                reason = f"{type(error).__name__}: {error}"
+                if reason != told:
+                    log.error("sync.canary.stuck", run=self._state.names.run, reason=reason)
+                told = reason
             await asyncio.wait(changes, timeout=_TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
 
     async def _ask(self) -> None:
@@ -177,15 +184,29 @@ class Canaries:
         candidate = records.decode_candidate((await self._state.mirror.fresh(self._key)).value)
         return (candidate.version, candidate.lease_id) == (version, member.lease_id)
 
+    async def _ask_again(self, member: Member, version: int) -> None:
+        """Another explorer than this one if there is one."""
+
+        def free(value: bytes) -> bytes | None:
+            asked = records.decode_candidate(value)
+            if (asked.version, asked.lease_id) != (version, member.lease_id):
+                return None
+            return records.encode(replace(asked, lease_id=""))
+
+        await self._state.mirror.change(self._key, free)
+
     async def _known(self, version: int) -> Record | None:
         """Explorers report to any instance, also to one that has not heard of the version yet."""
         with contextlib.suppress(NotFound):
             return self._state.records.get(version) or await self._state.record(version)
         return None
 
-    async def failed(self, member: Member, version: int, reason: str) -> None:
-        """An explorer could not load a version. It counts once for each time it was asked."""
+    async def failed(self, member: Member, version: int, reason: str, *, is_passing: bool = False) -> None:
+        """An explorer could not load a version. It counts once for each time it was asked; not if `is_passing`."""
         if await self._known(version) is None or not await self._was_asked(member, version):
+            return
+        if is_passing:
+            await self._ask_again(member, version)
             return
         failure = Failure(member.explorer_id, self._state.candidate.attempt, reason)
 

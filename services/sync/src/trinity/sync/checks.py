@@ -54,8 +54,7 @@ def _only_folders(manifest: Manifest) -> bool:
 
 async def _check_tensors(manifest: Manifest, state: RunState, manifests: Manifests) -> None:
     """Every version of a run has the same tensors: the same names, dtypes and shapes."""
-    others = (record for record in state.newest_first if record.has_tensors and record.version != manifest.version)
-    newest = next(others, None)
+    newest = next((record for record in state.newest_first if _sets_tensors(record, manifest, state)), None)
     if newest is None or not manifest.tensors:
         return
     before = {tensor.name: tensor for tensor in (await manifests.get(newest)).tensors}
@@ -67,6 +66,12 @@ async def _check_tensors(manifest: Manifest, state: RunState, manifests: Manifes
         is_now, was = _form(tensor), _form(before[name])
         if is_now != was:
             raise InvalidInput("manifest.tensors", f"{name} is {is_now}, in version {newest.version} it is {was}")
+
+
+def _sets_tensors(record: Record, manifest: Manifest, state: RunState) -> bool:
+    """Whether others are compared with it. What a check has refused may be what is wrong."""
+    is_other = record.version != manifest.version
+    return is_other and record.has_tensors and judge(record, state.live).state is not VersionState.REJECTED
 
 
 def _form(tensor: TensorInfo) -> str:

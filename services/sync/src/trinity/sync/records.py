@@ -11,6 +11,9 @@ from typing import Any
 from trinity.runtime.weights import VersionState
 from trinity.runtime.weights.pointer import verdict_of
 
+# What decoding raises for a value of a newer or a much older service.
+UNREADABLE = (ValueError, TypeError, KeyError)
+
 
 @dataclass(frozen=True)
 class Measured:

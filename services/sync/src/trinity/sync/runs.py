@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import structlog
 
 from trinity.runtime.broker import Bucket, is_cancelled
-from trinity.runtime.errors import Full, InvalidInput, Unavailable
+from trinity.runtime.errors import DataLoss, Full, InvalidInput, Unavailable
 from trinity.runtime.weights.pointer import Rollback
+from trinity.sync import records
 from trinity.sync.canary import Canaries
 from trinity.sync.claims import Claims
 from trinity.sync.collect import Collector
@@ -34,11 +35,12 @@ _SETTLE_AGAIN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Buckets:
-    """Where everything is kept."""
+    """Where everything is kept. NATS takes `most_bytes` in one message."""
 
     versions: Bucket
     manifests: Bucket
     members: Bucket
+    most_bytes: int
 
 
 class Run:
@@ -48,7 +50,7 @@ class Run:
         self.name = name
         self.state = RunState(buckets.versions, name)
         self.members = Members(buckets.members, name, settings.lease_seconds)
-        self.manifests = Manifests(buckets.manifests, name)
+        self.manifests = Manifests(buckets.manifests, name, buckets.most_bytes)
         self.versions = Versions(self.state)
         self.claims = Claims(self.state, settings.claim_seconds)
         self.staging = Staging(self.state, self.versions, self.manifests, self.claims)
@@ -58,6 +60,7 @@ class Run:
         self.collector = Collector(self.state)
         self.watches = Watches(self.state, self.members, self.manifests)
         self.used_at = time.monotonic()
+        self.failure = ""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -98,7 +101,7 @@ class Run:
 
 
 class Runs:
-    """The open runs."""
+    """The open runs. One whose data cannot be read is refused until it is closed, and opened anew after that."""
 
     def __init__(self, buckets: Buckets, settings: SyncSettings) -> None:
         self._buckets = buckets
@@ -123,6 +126,8 @@ class Runs:
         if name not in self._open:
             self._start(name)
         run = self._open[name][0]
+        if run.failure:
+            raise DataLoss(run.failure)
         run.used_at = time.monotonic()
         try:
             await asyncio.wait_for(run.ready(), _OPEN_SECONDS)
@@ -136,10 +141,23 @@ class Runs:
         if len(self._open) >= _MOST_OPEN:
             raise Full(f"run: {_MOST_OPEN} runs are open here, none of them idle; try again later")
         run = Run(name, self._buckets, self._settings)
-        self._open[name] = run, self._group.create_task(run.run(), name=f"run {name}")
+        self._open[name] = run, self._group.create_task(_alone(run), name=f"run {name}")
 
     def _close_what_is_idle(self) -> None:
         for name, (run, task) in list(self._open.items()):
             if not run.watches.streams and time.monotonic() - run.used_at > _IDLE_SECONDS:
                 task.cancel()
                 del self._open[name]
+
+
+async def _alone(run: Run) -> None:
+    """A run, so that records which cannot be read end it and no other. What else it raises is the service's failure."""
+    try:
+        await run.run()
+    except* (DataLoss, *records.UNREADABLE) as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        run.failure = f"run: {run.name} cannot be served, its records in NATS cannot be read: {first!r}"
+        log.error("sync.run.failed", run=run.name, reason=repr(first))
+        run.watches.end(run.failure)

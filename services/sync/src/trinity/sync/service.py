@@ -25,6 +25,7 @@ async def open_buckets(broker: Broker, settings: SyncSettings) -> Buckets:
         members=await Bucket.open(
             broker, names.MEMBERS_BUCKET, ttl_seconds=members_seconds, replicas=replicas, in_memory=True
         ),
+        most_bytes=broker.client.max_payload,
     )
 
 

@@ -65,7 +65,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         for canary in request.canaries:
             await run.canaries.measured(member, wire.measured_from_proto(canary, member.explorer_id))
         if request.failure:
-            await run.canaries.failed(member, request.failed_version, request.failure)
+            await run.canaries.failed(
+                member, request.failed_version, request.failure, is_passing=request.failure_is_passing
+            )
         return pb.ReportResponse(lease_seconds=run.members.lease_seconds)
 
     async def Leave(self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext) -> pb.LeaveResponse:

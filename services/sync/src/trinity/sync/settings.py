@@ -11,7 +11,12 @@ class SyncSettings(ServiceSettings):
 
     nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream")
     nats_replicas: int = Field(0, ge=0, le=5, description="Replicas of the KV buckets; 0: 3 in a cluster, else 1")
-    lease_seconds: float = Field(15.0, gt=1, description="Time an explorer's lease lives without a report, in seconds")
+    lease_seconds: float = Field(
+        15.0,
+        gt=1,
+        le=30,  # an explorer that starts again waits 40 s for the end of its old lease
+        description="Time an explorer's lease lives without a report, in seconds; at most 30",
+    )
     claim_seconds: float = Field(10.0, gt=1, description="Time a trainer's claim lives without renewal, in seconds")
     canary_seconds: float = Field(
         120.0, gt=0, description="Time an explorer gets to judge a version before another one is asked, in seconds"

@@ -77,7 +77,7 @@ class RunState:
                 self.records.pop(int(name), None)
             else:
                 self.records[int(name)] = records.decode_record(value)
-        except (ValueError, TypeError, KeyError) as error:  # of a newer or a much older service
+        except records.UNREADABLE as error:
             log.error("sync.record.unreadable", key=key, reason=f"{type(error).__name__}: {error}")
         for derived in ("newest_first", "rejected"):
             self.__dict__.pop(derived, None)

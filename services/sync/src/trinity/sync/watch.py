@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.runtime.errors import DataLoss
 from trinity.runtime.weights import VersionState
 from trinity.runtime.weights.pointer import Live
 from trinity.sync import wire
@@ -42,7 +43,13 @@ class Watches:
         self._building = asyncio.Lock()
         self._built: OrderedDict[View, pb.WatchResponse] = OrderedDict()
         self._live = Live()
+        self._failure = ""
         self.streams = 0
+
+    def end(self, failure: str) -> None:
+        """All streams, by a DataLoss."""
+        self._failure = failure
+        self._changed.ring()
 
     async def run(self) -> None:
         """Wake the streams, but only for what some of them tell."""
@@ -57,12 +64,14 @@ class Watches:
             await asyncio.wait([change], timeout=None if is_whole else _AGAIN_SECONDS)
 
     async def follow(self, lease_id: str) -> AsyncIterator[pb.WatchResponse]:
-        """Until the lease ends: NotFound then, as for a lease that never was."""
+        """Until the lease ends: NotFound then, as for a lease that never was. DataLoss if `end` was called."""
         told: View | None = None
         self.streams += 1
         try:
             while True:
                 change = self._changed.next()
+                if self._failure:
+                    raise DataLoss(self._failure)
                 view = self._view(await self._members.find(lease_id))
                 if view != told:
                     if told is not None and _is_asked_again(told, view):

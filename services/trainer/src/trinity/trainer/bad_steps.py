@@ -8,11 +8,12 @@ from trinity.runtime.errors import TrinityError
 class BadStep(TrinityError):
     """This step's batch cannot be learnt from. `groups`: the indices, in the batch, of those that are to blame.
 
-    `updates`: how many updates of the step came before, and stay.
+    `updates`: how many updates of the step came before, and stay. `among`: the groups of the update that failed.
     """
 
     for_good = True  # the ledger has the same batch for the next attempt
     updates = 0
+    among: Sequence[int] = ()
 
     def __init__(self, problem: str, step: int, groups: Sequence[int] = ()) -> None:
         self.problem = problem
@@ -21,8 +22,17 @@ class BadStep(TrinityError):
         super().__init__(problem)
 
     def __str__(self) -> str:
-        named = f"; groups {', '.join(map(str, self.groups))} of the batch" if self.groups else ""
+        named = ""
+        if self.groups:
+            named = f"; groups {_listed(self.groups)} of the batch"
+        elif self.among:
+            named = f"; no single group can be blamed, the update was of groups {_listed(self.among)} of the batch"
         return f"step {self.step}: {self.problem}{named}"
+
+
+def _listed(groups: Sequence[int], most: int = 20) -> str:
+    rest = f" and {len(groups) - most} more" if len(groups) > most else ""
+    return ", ".join(map(str, groups[:most])) + rest
 
 
 class NotFinite(BadStep):

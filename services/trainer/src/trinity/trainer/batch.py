@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.config.algorithm_parts import EXPERT_LOSSES
 from trinity.config.algorithms import AlgorithmPlan
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import Experience, Group
@@ -94,7 +95,6 @@ def _totals(sequences: Sequence[TrainSequence]) -> Totals:
     return Totals(
         tokens=sum(trained),
         sequences=sum(count > 0 for count in trained),
-        longest=max((s.response_length for s in sequences), default=0),
         pairs=sum(s.pair > 0 for s in sequences),
     )
 
@@ -105,8 +105,9 @@ def from_groups(
     """An online batch.
 
     `groups` are log entries as they were stored, in the ledger entry's order; the entry says what operators left of
-    them. `experts` are the rows of auxiliary buffers: no reward, no advantage. Where KL is taken from the reward, or a
-    critic has a say, the advantages are computed when the models have seen the batch (algorithms.whole_batch).
+    them. `experts` are the rows of auxiliary buffers: no reward, no advantage, and left out where the loss is not made
+    for them. Where KL is taken from the reward, or a critic has a say, the advantages are computed when the models have
+    seen the batch (algorithms.whole_batch).
     """
     sequences: list[TrainSequence] = []
     made_at = 0.0
@@ -117,6 +118,7 @@ def from_groups(
         made_at = max(made_at, group.finished_at_seconds)
         sequences.extend(_sequences_of(group.as_kept(member.experiences), index, entry.step - 1))
     sequences = _paired(sequences, plan)
+    experts = experts if plan.policy_loss.name in EXPERT_LOSSES else ()
     staleness = [member.staleness_steps for member in entry.groups] or [0]
     return TrainBatch(
         step=entry.step,
@@ -156,13 +158,15 @@ def _sampled_by(experience: Experience, version: int) -> np.ndarray:
 def _paired(sequences: list[TrainSequence], plan: AlgorithmPlan) -> list[TrainSequence]:
     """Preference pairs, if the loss is of pairs: of each group the best with the worst, the next with the next.
 
-    Only a higher reward is preferred to a lower one; what is in no pair is not trained.
+    Only a higher reward is preferred to a lower one, among those with tokens to train; what is in no pair is not
+    trained.
     """
     if plan.policy_loss.name != "dpo":
         return sequences
     groups: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
-        groups.setdefault(sequence.group, []).append(index)
+        if sequence.mask.any():
+            groups.setdefault(sequence.group, []).append(index)
     pairs: dict[int, int] = {}
     for members in groups.values():
         ordered = sorted(members, key=lambda index: -sequences[index].reward)

@@ -18,9 +18,17 @@ from trinity.runtime.errors import DataLoss, TrinityError
 log = structlog.get_logger(__name__)
 
 _AHEAD = 2
+# Times that the buffer may say a batch is lost: a replica of NATS that has fallen behind has it a little later.
+_MOST_LOSSES = 10
 _RETRY_SECONDS = 0.5
 _CALL_SECONDS = 60.0
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+class BatchLost(DataLoss):
+    """The buffer cannot serve what this trainer asks for."""
+
+    for_good = True
 
 
 @dataclass
@@ -45,13 +53,13 @@ class BufferClient:
         self.checkpoint_wanted = False
 
     def rewind(self, step: int) -> pb.RewindResponse:
-        """Say where this trainer goes on; DataLoss if the buffer cannot serve what follows."""
+        """Say where this trainer goes on; BatchLost if the buffer cannot serve what follows."""
         while True:
             try:
                 return self._stub.Rewind(pb.RewindRequest(run=self._run, step=step), timeout=_CALL_SECONDS)
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.DATA_LOSS:
-                    raise DataLoss(str(error.details())) from None
+                    raise BatchLost(str(error.details())) from None
                 self._raise_unless_passing(error)
             time.sleep(_RETRY_SECONDS)
 
@@ -84,15 +92,21 @@ class BufferClient:
         self._channel.close()
 
     def _read_for_ever(self, step: int) -> None:
+        losses = 0
         while not self._closed.is_set():
             try:
                 for batch in self._stream(step):
                     self.waiting_for, self.checkpoint_wanted = "", False
                     self._batches.put(batch)
+                    losses = 0
                     step = batch.entry.step + 1
                 return
             except grpc.RpcError as error:
-                if error.code() not in _PASSING:
+                losses += error.code() is grpc.StatusCode.DATA_LOSS
+                if losses > _MOST_LOSSES:
+                    self._batches.put(BatchLost(f"the batch of step {step} cannot be read any more: {error.details()}"))
+                    return
+                if error.code() not in (*_PASSING, grpc.StatusCode.DATA_LOSS):
                     self._batches.put(TrinityError(f"the buffer refuses step {step}: {error.details()}"))
                     return
                 self.waiting_for = "the buffer"

@@ -51,7 +51,7 @@ def _pair(example: pb.Example, index: int, tokenizer: Any, limit: int) -> list[T
 
 def _text(example: pb.Example, index: int, tokenizer: Any, limit: int) -> TrainSequence:
     """Every token but the first, and the end of the text."""
-    tokens = [*tokenizer.encode(example.text), tokenizer.eos_token_id][:limit]
+    tokens = [*tokenizer.encode(example.text), _end(tokenizer)][:limit]
     return _sequence(example.row, tokens[:1], tokens[1:], index, limit)
 
 
@@ -63,7 +63,7 @@ def _conversation(example: pb.Example, text: str, index: int, tokenizer: Any, li
     if whole[: len(prompt)] == prompt:
         response = _up_to_end(whole[len(prompt) :], tokenizer.eos_token_id)
     else:  # templates that write an assistant message otherwise than they ask for one
-        response = [*tokenizer.encode(messages[-1]["content"], add_special_tokens=False), tokenizer.eos_token_id]
+        response = [*tokenizer.encode(messages[-1]["content"], add_special_tokens=False), _end(tokenizer)]
     return _sequence(example.row, prompt, response, index, limit)
 
 
@@ -82,6 +82,14 @@ def _template(tokenizer: Any, messages: Sequence[dict[str, Any]], ask: bool, row
     except Exception as error:  # Jinja templates raise what they like
         raise InvalidInput(f"row {row}", f"the chat template refuses it: {error}") from None
     return [int(token) for token in ids]
+
+
+def _end(tokenizer: Any) -> int:
+    """The token that ends a response. Raises InvalidInput without one."""
+    if tokenizer.eos_token_id is None:
+        what = f"is missing in {tokenizer.name_or_path or 'the tokenizer'}; what is learnt ends with it: name it there"
+        raise InvalidInput("tokenizer.eos_token", what)
+    return int(tokenizer.eos_token_id)
 
 
 def _up_to_end(response: list[int], end: int | None) -> list[int]:

@@ -6,6 +6,7 @@ After a crash it resumes from the newest whole checkpoint, and the ledger answer
 Versions that went out before the crash stay as they are: weights of a step are published once.
 
 A rollback is applied between steps: the older version's weights, the step count as it was, and a checkpoint at once.
+Where a crash has taken the trainer back behind that version, it is applied once its step is reached again.
 """
 
 import contextlib
@@ -115,7 +116,7 @@ class TrainLoop:
             step = self._train(raw)
             self._publish(step)
             self._save_if_due(step)
-        if self._releases.rollback_is_due:
+        if self._releases.rollback_is_due(step):
             self._roll_back(step)
         self._control.update(state="finished", waiting_for="")
         self._releases.finish()
@@ -136,10 +137,10 @@ class TrainLoop:
             step=step, last_step=self._last_step, checkpoint_step=step, tokens_trained=self._tokens_trained
         )
         self._releases.open(step, state.rollback if state else 0)
-        if self._releases.rollback_is_due:  # it happened while no trainer was there
+        if self._releases.rollback_is_due(step):  # it happened while no trainer was there
             self._roll_back(step)
         elif step:
-            self._publish(step)  # nothing, unless the version of this step was lost
+            self._publish(step)  # nothing, unless a version was lost
         return step
 
     def _roll_back(self, step: int) -> None:
@@ -177,7 +178,7 @@ class TrainLoop:
                 self._control.update(state="paused")
                 time.sleep(0.05)
                 continue
-            if self._releases.look():
+            if self._releases.look(step - 1):
                 return b"roll back"
             self._control.update(state="waiting", waiting_for=self._buffer.waiting_for or f"the batch of step {step}")
             if unsaved and (self._buffer.checkpoint_wanted or self._control.take_checkpoint_request()):
@@ -296,10 +297,8 @@ class TrainLoop:
             lines.write(json.dumps(entry) + "\n")
 
     def _publish(self, step: int) -> None:
-        if not self._plan.staleness.publishes(step, self._last_step):
-            return
         begin = time.monotonic()
-        if self._releases.publish(step):
+        if self._releases.publish(step, due=self._plan.staleness.publishes(step, self._last_step)):
             if self._ranks.is_first:
                 files.write_atomic(self._plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())
             seconds = time.monotonic() - begin

@@ -64,9 +64,7 @@ class ExplorerConfig(Section):
     environments: list[EnvironmentConfig] = Field(
         default_factory=list, description="Provided elsewhere; other names: the run's own environment service"
     )
-    environment_wait: PositiveFloat = Field(
-        60, description="Longest wait for a provider that is full or away, in seconds"
-    )
+    environment_wait: PositiveFloat = Field(60, description="Longest wait for a provider that is away, in seconds")
 
 
 SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"]

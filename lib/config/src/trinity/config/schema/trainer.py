@@ -21,6 +21,9 @@ class DeepSpeedConfig(Section):
     offload_param: bool = Field(
         False, description="Keep parameters in host memory too; needs zero_stage 3; on CPUs they are there"
     )
+    offload_reference: bool = Field(
+        False, description="Keep the reference model in host memory, on the GPU only while it is asked; not with LoRA"
+    )
 
 
 class CriticConfig(Section):

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from trinity.runtime import files
-from trinity.runtime.errors import InvalidInput, NotFound, TrinityError, Unavailable
+from trinity.runtime.errors import InvalidInput, NotFound, PermissionDenied, TrinityError, Unavailable
 from trinity.runtime.weights import delta
 from trinity.runtime.weights.manifest import (
     CollectiveOffer,
@@ -38,6 +38,9 @@ log = structlog.get_logger(__name__)
 
 _TRANSPORT = ".transport"
 _KINDS = {FolderOffer: "folder", S3Offer: "s3", JetStreamOffer: "jetstream", CollectiveOffer: "collective"}
+
+# These say nothing of the version.
+_OF_THE_STORAGE = (Unavailable, PermissionDenied, OSError)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class WeightCache:
         """The whole version, checked. One fetch at a time.
 
         Raises InvalidInput that says for each transport what is damaged, missing, or which base is gone; Unavailable
-        if a storage did not answer, so that trying again may help.
+        if a storage did not answer or let nobody in, or there is no room here, so that trying again may help.
         """
         manifest.check()
         with self._lock:
@@ -133,7 +136,7 @@ class WeightCache:
             problem = f"of version {manifest.version}: {offered}; this explorer can use {usable} that it can see"
             return InvalidInput("manifest.offers", problem)
         told = "; ".join(f"{what}: {error}" for what, error in problems.items())
-        if any(isinstance(error, (Unavailable, OSError)) for error in problems.values()):
+        if any(isinstance(error, _OF_THE_STORAGE) for error in problems.values()):
             return Unavailable(f"version {manifest.version} cannot be fetched now: {told}")
         return InvalidInput(f"version {manifest.version}", f"cannot be fetched: {told}")
 

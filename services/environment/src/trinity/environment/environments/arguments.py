@@ -17,10 +17,10 @@ class Arguments:
 
     def __contains__(self, name: str) -> bool:
         self._known.add(name)
-        return self.values.get(name) is not None
+        return self.values.get(name) not in (None, "")
 
     def get(self, name: str, default: Any) -> Any:
-        """As it is; null counts as absent."""
+        """As it is; null and empty text count as absent: rows often have columns that only other rows fill."""
         return self.values[name] if name in self else default
 
     def integer(self, name: str, default: int, low: int | None = None, high: int | None = None) -> int:
@@ -46,7 +46,7 @@ class Arguments:
         """A string; without a default it must be there and hold something."""
         value = self.get(name, default)
         if not isinstance(value, str) or (default is None and not value.strip()):
-            raise self.wrong(name, value, "a text")
+            raise self.wrong(name, self.values.get(name), "a text")
         return value
 
     def choice(self, name: str, default: str, choices: Sequence[str]) -> str:

@@ -34,9 +34,10 @@ class TurnRules:
     penalty: float = 0.1
     end_penalty: float = 0.0
     failure_reward: float = 0.0  # added when the steps are used up without success
-    max_repeats: int = 0  # so many equal actions in a row end the episode; 0: no limit
+    max_repeats: int = 0  # so many equal actions in a row, refused ones too, end the episode; 0: no limit
     max_reply_characters: int = MAX_REPLY_CHARACTERS
     list_actions: bool = True  # observations end with the actions there are
+    rewards_add_up: bool = True  # else the episode's reward is that of its last step
 
     @classmethod
     def read(cls, args: Arguments, defaults: "TurnRules") -> "TurnRules":
@@ -52,6 +53,7 @@ class TurnRules:
             max_repeats=args.integer("max_repeats", defaults.max_repeats, low=0),
             max_reply_characters=args.integer("max_reply_characters", defaults.max_reply_characters, low=1),
             list_actions=args.boolean("list_actions", defaults.list_actions),
+            rewards_add_up=args.boolean("rewards_add_up", defaults.rewards_add_up),
         )
 
 
@@ -69,8 +71,12 @@ class Turn:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+class Refused(Exception):
+    """Raised by `play`: the action turned out to be none of this game; nothing has moved. The text says why."""
+
+
 class TextGame(Environment):
-    """Derive from it for a game of turns. Rewards add up: an episode's reward is the sum over its steps."""
+    """Derive from it for a game of turns. An episode's reward is the sum over its steps."""
 
     instructions: str
     defaults: ClassVar[TurnRules] = TurnRules()
@@ -83,7 +89,7 @@ class TextGame(Environment):
 
     @abstractmethod
     def play(self, action: str) -> Turn:
-        """Make a move that `refusal` let pass."""
+        """Make a move that `refusal` let pass. Raises Refused where only the move itself shows that it is none."""
 
     def actions(self) -> Sequence[str]:
         """Every legal action now; empty where they are too many to list."""
@@ -126,16 +132,7 @@ class TextGame(Environment):
 
     def step(self, action: str) -> Observation:
         self.steps += 1
-        reply = self.read(action)
-        problem = reply.problem or self.refusal(reply.action)
-        if problem:
-            turn = self._refuse("invalid_format" if reply.problem else "invalid_action", problem)
-        elif self._repeats(reply.action):
-            text = f"The same action came {self.rules.max_repeats} times in a row."
-            turn = Turn(text, -self.rules.end_penalty, done=True)
-        else:
-            turn = self.play(reply.action)
-            self.last_text = turn.text
+        turn, problem = self._turn(self.read(action))
         if not turn.done and self.steps >= self.rules.max_steps:
             text = f"{turn.text}\n{self.limit_text()}"
             turn = replace(turn, text=text, reward=turn.reward + self.rules.failure_reward, done=True)
@@ -143,6 +140,27 @@ class TextGame(Environment):
 
     def limit_text(self) -> str:
         return f"All {self.rules.max_steps} steps are used up."
+
+    def _turn(self, reply: Reply) -> tuple[Turn, str]:
+        """What the reply leads to, and why it could not be used."""
+        if reply.problem:
+            self._last_actions.clear()
+            return self._refuse("invalid_format", reply.problem), reply.problem
+        repeated = self._repeats(reply.action)  # whatever becomes of it: a refused action is an action
+        problem = self.refusal(reply.action)
+        if repeated:
+            self.counts["invalid_action"] += bool(problem)
+            text = f"The same action came {self.rules.max_repeats} times in a row."
+            return Turn(text, -self.rules.end_penalty, done=True), problem
+        if not problem:
+            try:
+                turn = self.play(reply.action)
+            except Refused as refused:
+                problem = str(refused)
+            else:
+                self.last_text = turn.text
+                return turn, ""
+        return self._refuse("invalid_action", problem), problem
 
     def _refuse(self, kind: str, problem: str) -> Turn:
         self.counts[kind] += 1
@@ -164,7 +182,8 @@ class TextGame(Environment):
         return self._last_actions.count(action) >= self.rules.max_repeats
 
     def _observation(self, turn: Turn, problem: str) -> Observation:
-        self.total_reward += turn.reward
+        reward = turn.reward if self.rules.rewards_add_up else turn.reward - self.total_reward
+        self.total_reward += reward
         self._measured |= turn.metrics
         available = [] if turn.done or not self.rules.list_actions else list(self.actions())
         info: dict[str, Any] = {"observation": turn.text, "success": turn.success, "task": self.goal}
@@ -180,7 +199,7 @@ class TextGame(Environment):
             **self._measured,
         }
         text = turn.text + (f"\nAvailable actions: {', '.join(available)}" if available else "")
-        return Observation(text, turn.reward, turn.done, info, metrics)
+        return Observation(text, reward, turn.done, info, metrics)
 
 
 class Unsolvable(Exception):

@@ -11,9 +11,12 @@ _MAX_OPEN_BOXES = 100
 _MAX_COMPARED = 1000
 _MAX_NESTED = 50
 _SURELY_DIFFERENT = Fraction(1, 10_000)
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:/\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[-+]?(?:\d{1,9} \d{1,9}/\d+|(?:\d[\d,]*\.?\d*|\.\d+)(?:/\d+)?)", re.ASCII)
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
 _FRACTION = re.compile(r"([-+]?\d+)/(\d+)", re.ASCII)
+_MIXED = re.compile(r"([-+]?)(\d+) (\d+/\d+)", re.ASCII)
+_THREE_DIGITS = re.compile(r"(?<![\d./])\d{1,3}(?: \d{3})+(?![\d/])", re.ASCII)
+_TWO_NUMBERS = re.compile(r"\d \d", re.ASCII)
 _LATEX_FRACTION = re.compile(r"([-+]?)\\[dt]?frac\s*(?:\{([-+]?\d+)\}\s*\{(\d+)\}|(\d)(\d))", re.ASCII)
 
 
@@ -78,11 +81,19 @@ def normalise(answer: str) -> str:
     text = re.sub(r"^[a-zA-Z]\s*=\s*", "", text)
     text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?:\D|$))", "", text, flags=re.ASCII)
-    return text.replace("$", "").replace("%", "").replace(" ", "").rstrip(".")
+    text = _thousands_joined(text.replace("$", "").replace("%", ""))
+    # A space between two numbers has a meaning: 1 1/2 is not 11/2.
+    return re.sub(r"(?<!\d) | (?!\d)", "", text, flags=re.ASCII).rstrip(".")
+
+
+def _thousands_joined(text: str) -> str:
+    """Without spaces between groups of three digits; other white space becomes one space."""
+    return _THREE_DIGITS.sub(lambda found: found[0].replace(" ", ""), " ".join(text.split()))
 
 
 def number(text: str) -> Fraction | None:
-    """The exact value of a normalised integer, decimal or fraction; None for anything else or beyond 200 characters."""
+    """The exact value of a normalised integer, decimal, fraction or mixed number; None for anything else or beyond 200
+    characters."""
     if len(text) > _MAX_ANSWER:
         return None
     latex = _LATEX_FRACTION.fullmatch(text)
@@ -91,6 +102,9 @@ def number(text: str) -> Fraction | None:
         text = f"{sign}{top or digit_top}/{bottom or digit_bottom}"
     if _PLAIN.fullmatch(text):
         return Fraction(text)
+    mixed = _MIXED.fullmatch(text)
+    if mixed and (part := number(mixed[3])) is not None:
+        return (int(mixed[2]) + part) * (-1 if mixed[1] == "-" else 1)
     fraction = _FRACTION.fullmatch(text)
     if fraction and int(fraction[2]):
         return Fraction(int(fraction[1]), int(fraction[2]))
@@ -117,7 +131,15 @@ def same_answer(given: str, reference: str, verifier: Verifier | None = None) ->
             return False
     if not _mathematical(given) or not _mathematical(reference):
         return False
-    return (verifier or shared()).same(reference.strip().strip("$"), given.strip().strip("$"))
+    asked, answered = _for_math_verify(reference), _for_math_verify(given)
+    if _TWO_NUMBERS.search(asked) or _TWO_NUMBERS.search(answered):
+        return False  # math-verify would add them up
+    return (verifier or shared()).same(asked, answered)
+
+
+def _for_math_verify(text: str) -> str:
+    """As math-verify reads it: a mixed number as a sum."""
+    return _MIXED.sub(r"\1(\2+\3)", _thousands_joined(text.strip().strip("$")))
 
 
 def _mathematical(text: str) -> bool:

@@ -1,7 +1,8 @@
 """Comparison of mathematical answers by math-verify, in processes that are killed when they take too long.
 
 math-verify hands the text to sympy, which a policy can keep busy for ever (9^{9^{9}}); its own time limits work in the
-main thread alone. A comparison that was cut off counts as different, and is counted.
+main thread alone. A comparison that was cut off counts as different, and is counted; likewise one that its Score call
+has no time left for.
 """
 
 import atexit
@@ -12,10 +13,12 @@ import selectors
 import subprocess
 import sys
 import threading
+import time
 from typing import IO
 
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.metrics import Counter
+from trinity.sdk.scoring import seconds_left
 
 COMPARISON_SECONDS = 3.0
 START_SECONDS = 60.0
@@ -23,6 +26,13 @@ WAIT_SECONDS = 60.0
 MAX_CHARACTERS = 1000
 
 CUT_OFF = Counter("trinity_environment_comparisons_cut_off_total", "Comparisons of answers that took too long")
+NOT_MADE = Counter(
+    "trinity_environment_comparisons_not_made_total", "Comparisons that the time of their Score call did not allow"
+)
+
+
+class _NoTime(Exception):
+    """The Score call has to be answered now."""
 
 
 class Verifier:
@@ -42,16 +52,27 @@ class Verifier:
         if len(reference) > MAX_CHARACTERS or len(given) > MAX_CHARACTERS:
             return False
         try:
-            worker = self._workers.get(timeout=WAIT_SECONDS)
-        except queue.Empty:
-            raise Unavailable(f"math-verify: all workers have been busy for {WAIT_SECONDS:g} s") from None
-        try:
-            return worker.same(reference, given, self.comparison_seconds)
+            worker = self._free_worker()
+            try:
+                return worker.same(reference, given, self.comparison_seconds)
+            finally:
+                self._workers.put(worker)
         except TimeoutError:
             CUT_OFF.inc()
-            return False
-        finally:
-            self._workers.put(worker)
+        except _NoTime:
+            NOT_MADE.inc()
+        return False
+
+    def _free_worker(self) -> "_Worker":
+        left = seconds_left()
+        if not left:
+            raise _NoTime
+        try:
+            return self._workers.get(timeout=min(WAIT_SECONDS, left))
+        except queue.Empty:
+            if left < WAIT_SECONDS:
+                raise _NoTime from None
+            raise Unavailable(f"math-verify: all workers have been busy for {WAIT_SECONDS:g} s") from None
 
     def close(self) -> None:
         for worker in list(self._workers.queue):
@@ -64,9 +85,10 @@ class _Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
+        self._started = 0.0
 
     def same(self, reference: str, given: str, seconds: float) -> bool:
-        """Raises TimeoutError when it had to be killed or died, as it does at its limits."""
+        """Raises TimeoutError when it had to be killed or died, as it does at its limits; _NoTime before it began."""
         process = self._process
         if process is None or process.poll() is not None:
             self.stop()
@@ -76,7 +98,7 @@ class _Worker:
             self._await_start(process.stdout)
         try:
             process.stdin.write(json.dumps([reference, given]).encode() + b"\n")
-            return self._line(process.stdout, seconds) == "same"
+            return self._line(process.stdout, min(seconds, seconds_left())) == "same"
         except (TimeoutError, OSError):
             self.stop()
             self._start()  # it loads while nobody waits for it
@@ -87,15 +109,19 @@ class _Worker:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         self._ready = False
+        self._started = time.monotonic()
         # Unbuffered: what a dead worker did not read must not be written again when the pipe is closed.
         self._process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=null, env=environment)
         return self._process
 
     def _await_start(self, output: IO[bytes]) -> None:
+        left, allowed = seconds_left(), max(self._started + START_SECONDS - time.monotonic(), 0)
         try:
-            if self._line(output, START_SECONDS) != "ready":
+            if self._line(output, min(left, allowed)) != "ready":
                 raise OSError
-        except (TimeoutError, OSError):
+        except (TimeoutError, OSError) as error:
+            if isinstance(error, TimeoutError) and left < allowed:
+                raise _NoTime from None  # it goes on loading
             self.stop()
             fix = "is it installed? pip install 'math-verify[antlr4_13_2]'"
             raise Unavailable(f"math-verify does not start; {fix}") from None

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +27,9 @@ from trinity.runtime.experience import SamplingParams
 log = structlog.get_logger(__name__)
 
 _PROBE_SECONDS = 120.0
+# A vLLM that takes longer hangs. Loading reads the whole model, perhaps from a folder on another host.
+_CALL_SECONDS = 120.0
+_LOAD_SECONDS = 1800.0
 _BEFORE_ALL_OTHERS = -1
 
 
@@ -138,32 +141,37 @@ class Engine:
     async def load(self, serial: int, update_info: dict[str, Any]) -> float:
         """Load weights while requests run (see worker.UpdateInfo); returns the pause in seconds.
 
-        If loading fails the engine stays paused: part of the weights may be new. Another `load` of a full version
-        repairs it.
+        If loading fails, or takes too long, the engine stays paused: part of the weights may be new. Another `load` of
+        a full version repairs it.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         async with self._loading:
-            begin = time.monotonic()
+            begin, request = time.monotonic(), WeightTransferUpdateRequest(update_info=update_info)
             try:
-                await self.llm.pause_generation(mode="keep", clear_cache=False)
-                await self.llm.start_weight_update()
-                await self.llm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
-                await self.llm.finish_weight_update()
+                await _within(_CALL_SECONDS, "pausing", self.llm.pause_generation(mode="keep", clear_cache=False))
+                await _within(_LOAD_SECONDS, "the update", self._update(request))
                 self._serials.append(serial)
-                await self.llm.resume_generation()
+                await _within(_CALL_SECONDS, "resuming", self.llm.resume_generation())
             except Exception as error:
                 with contextlib.suppress(Exception):  # the core may be gone
-                    await self.llm.collective_rpc("abandon_weight_update")
+                    abandoning = self.llm.collective_rpc("abandon_weight_update")
+                    await _within(_CALL_SECONDS, "abandoning the update", abandoning)
                 raise EngineFailed(f"loading failed, the engine is paused: {error}") from error
             return time.monotonic() - begin
+
+    async def _update(self, request: Any) -> None:
+        await self.llm.start_weight_update()
+        await self.llm.update_weights(request)
+        await self.llm.finish_weight_update()
 
     async def enter_group(self, init_info: dict[str, Any]) -> None:
         """Let the workers enter a collective group (see worker.InitInfo). Raises EngineFailed."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         try:
-            await self.llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
+            request = WeightTransferInitRequest(init_info=init_info)
+            await _within(_CALL_SECONDS, "vLLM's answer", self.llm.init_weight_transfer_engine(request))
         except Exception as error:
             raise EngineFailed(f"entering a collective group failed: {error}") from error
 
@@ -178,3 +186,14 @@ class Engine:
         self.llm.shutdown()
         # AsyncLLM does it again when it is deleted, which fails with a traceback while Python ends.
         self.llm.shutdown = lambda timeout=None: None
+
+
+async def _within(seconds: float, what: str, call: Awaitable[None]) -> None:
+    """Raises EngineFailed after the limit."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            await call
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise EngineFailed(f"{what} took longer than {seconds:g} s") from None

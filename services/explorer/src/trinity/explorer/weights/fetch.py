@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from trinity.runtime.errors import InvalidInput
+from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.runtime.weights import Lora, Manifest, manifest_of_folder
 
 Result = TypeVar("Result")
+
+_FETCH_SECONDS = 120.0
+_SLOWEST_BYTES_PER_SECOND = 10e6
 
 
 class Fetched(Protocol):
@@ -73,8 +76,16 @@ def base_folder(model: str) -> Path:
         ) from None
 
 
-async def aside(call: Callable[..., Result], *arguments: Any) -> Result:
-    """As asyncio.to_thread, but a process that ends does not wait for the call."""
+def fetch_seconds(manifest: Manifest) -> float:
+    """How long a fetch may take: a store, or a folder on another host, that hangs is one that does not answer."""
+    return _FETCH_SECONDS + manifest.size_bytes / _SLOWEST_BYTES_PER_SECOND
+
+
+async def aside(limit_seconds: float, call: Callable[..., Result], *arguments: Any) -> Result:
+    """As asyncio.to_thread, but neither the caller nor a process that ends waits for a call that hangs.
+
+    Raises Unavailable after the limit; the call goes on, and what comes of it is lost.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
 
@@ -96,4 +107,10 @@ async def aside(call: Callable[..., Result], *arguments: Any) -> Result:
             loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=work, daemon=True, name=f"aside-{call.__name__}").start()
-    return await done
+    try:
+        async with asyncio.timeout(limit_seconds) as limit:
+            return await done
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise Unavailable(f"{call.__name__.replace('_', ' ')} has not ended within {limit_seconds:.0f} s") from None

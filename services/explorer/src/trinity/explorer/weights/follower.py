@@ -33,6 +33,10 @@ VERSION = Gauge("trinity_explorer_weight_version", "Weight version served")
 
 _RETRY_SECONDS = 5.0
 _ASK_SECONDS = 2.0
+_FORGET_SECONDS = 60.0
+# Tries at a LIVE version that fail for so long are no hiccup: tasks that need it are for other explorers.
+_OUT_OF_REACH_SECONDS = 15.0
+_NO_FAILURE = (-1, "", False)  # version, reason, whether that says nothing of the version
 
 
 class WeightsWrong(TrinityError):
@@ -84,7 +88,10 @@ class WeightFollower:
         self._gate = -1
         self._evaluating = False
         self._changed = asyncio.Condition()
-        self._failed: tuple[int, str] = (-1, "")
+        self._failed: tuple[int, str, bool] = _NO_FAILURE
+        self._missed_since: float | None = None  # the LIVE version; since the first try that failed began
+        self._out_of_reach = False
+        self._handed_back = -1  # highest gate that could not be met here
         self._given_up: dict[int, float] = {}
         self._canaries: list[pb.CanaryReport] = []
         self.version = -1
@@ -100,7 +107,27 @@ class WeightFollower:
     async def wait_for_step(self, step: int) -> None:
         """Until the engines serve weights that meet a gate of that optimizer step, and that are known to be good."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._gate >= step and not self._loads.spoiled)
+            await self._changed.wait_for(lambda: self._meets(step))
+
+    async def reaches_step(self, step: int) -> bool:
+        """As `wait_for_step`; False once others must: the LIVE version meets the gate, and is not to be had here."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._meets(step) or self._lacks(step))
+        if self._meets(step):
+            return True
+        self._handed_back = max(self._handed_back, step)
+        return False
+
+    @property
+    def falls_short(self) -> bool:
+        """Whether new tasks would be handed back, as one was before."""
+        return self._lacks(self._handed_back)
+
+    def _meets(self, step: int) -> bool:
+        return self._gate >= step and not self._loads.spoiled
+
+    def _lacks(self, step: int) -> bool:
+        return self._out_of_reach and self._view.gate_step >= step and not self._meets(step)
 
     async def notify(self) -> None:
         """What the explorer is busy with may have changed."""
@@ -140,6 +167,8 @@ class WeightFollower:
         if held.version >= 0 and self._loads.verdict(self._loads.newest) is Verdict.GOOD:
             is_live = live is not None and live.version == held.version
             self._gate = max(self.step, self._view.gate_step) if is_live else self.step
+            if is_live:
+                self._missed_since, self._out_of_reach = None, False
         self._link.report_soon()
         await self.notify()
 
@@ -161,12 +190,13 @@ class WeightFollower:
             wanted = self._next()
             if wanted is None:
                 continue
+            begin = time.monotonic()
             try:
                 await self._load(wanted)
             except (InvalidInput, Unavailable, EngineFailed) as error:
                 if isinstance(error, EngineFailed) and self._is_live(wanted):
                     raise
-                await self._give_up_for_now(wanted, error)
+                await self._give_up_for_now(wanted, error, begin)
 
     async def _load(self, wanted: Manifest) -> None:
         def still_wanted() -> bool:
@@ -180,7 +210,8 @@ class WeightFollower:
         self._note_canary(loaded)
         if loaded.right:
             self._hold(loaded)
-            await aside(self._cache.keep_only, self._needed())
+            with contextlib.suppress(Unavailable):  # a fetch that was given up may still have the cache
+                await aside(_FORGET_SECONDS, self._cache.keep_only, self._needed())
         elif self._is_live(wanted):
             raise WeightsWrong(
                 f"version {wanted.version} is LIVE, but these engines do not compute its canary, though it was loaded "
@@ -204,10 +235,14 @@ class WeightFollower:
         live = {self._view.live.version} if self._view.live is not None else set()
         return {self._held.version} | live
 
-    async def _give_up_for_now(self, wanted: Manifest, error: TrinityError) -> None:
+    async def _give_up_for_now(self, wanted: Manifest, error: TrinityError, began: float) -> None:
         """Damaged, collected, or out of reach: what is good serves on until the version can be had or another comes."""
-        self._failed = (wanted.version, str(error))
-        self._given_up[wanted.version] = time.monotonic() + _RETRY_SECONDS
+        now = time.monotonic()
+        self._failed = (wanted.version, str(error), isinstance(error, Unavailable))
+        self._given_up[wanted.version] = now + _RETRY_SECONDS
+        if self._is_live(wanted):
+            self._missed_since = began if self._missed_since is None else self._missed_since
+            self._out_of_reach = now - self._missed_since >= _OUT_OF_REACH_SECONDS
         log.warning("explorer.weights.refused", version=wanted.version, reason=str(error))
         await self._tell()
 
@@ -258,7 +293,7 @@ class WeightFollower:
             self._canaries = [c for c in self._canaries if c.version != report.version] + [report]
 
     def _make_report(self) -> pb.ReportRequest:
-        failed_version, failure = self._failed
+        failed_version, failure, is_passing = self._failed
         return pb.ReportRequest(
             version=self.version,
             state=self._activity.state(),
@@ -267,14 +302,15 @@ class WeightFollower:
             last_pause_seconds=self.last_pause_seconds,
             failed_version=failed_version,
             failure=failure,
+            failure_is_passing=is_passing,
             canaries=self._canaries,
             transport=self.transport,
         )
 
     def _reported(self, request: pb.ReportRequest) -> None:
         """It arrived. What the service still waits for is said again: it may have been restarted in between."""
-        if self._failed == (request.failed_version, request.failure):
-            self._failed = (-1, "")
+        if self._failed[:2] == (request.failed_version, request.failure):
+            self._failed = _NO_FAILURE
         awaited = self._view.candidate.version if self._view.candidate is not None else -1
         arrived = {canary.SerializeToString() for canary in request.canaries}
         self._canaries = [c for c in self._canaries if c.version == awaited or c.SerializeToString() not in arrived]

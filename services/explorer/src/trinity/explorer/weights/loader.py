@@ -12,7 +12,7 @@ import structlog
 
 from trinity.explorer.engine.types import EngineFailed
 from trinity.explorer.weights.canary import Measured
-from trinity.explorer.weights.fetch import Cache, aside, base_of, fetch
+from trinity.explorer.weights.fetch import Cache, aside, base_of, fetch, fetch_seconds
 from trinity.explorer.weights.loads import Loads
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.runtime.weights import Canary, Manifest
@@ -25,6 +25,8 @@ PAUSE = Histogram(
     buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10),
 )
 CANARY = Gauge("trinity_explorer_canary_max_error_nats", "Largest difference of the newest canary, in nats")
+
+_BASE_SECONDS = 120.0
 
 
 class Engines(Protocol):
@@ -113,7 +115,7 @@ class Loader:
         if self._collective is None or not self.is_offered(manifest):
             return None
         self._asked.add(manifest.version)
-        base = await aside(base_of, manifest.lora, self._base_model)
+        base = await aside(_BASE_SECONDS, base_of, manifest.lora, self._base_model)
         update_info = await self._collective.ready(manifest)
         if update_info is None:
             return None
@@ -127,7 +129,8 @@ class Loader:
         self, manifest: Manifest, is_live: Callable[[], bool], still_wanted: Callable[[], bool]
     ) -> Loaded | None:
         for again in (False, True):
-            update_info, transport = await aside(fetch, self._cache, manifest, self._base_model)
+            limit = fetch_seconds(manifest)
+            update_info, transport = await aside(limit, fetch, self._cache, manifest, self._base_model)
             if not still_wanted():
                 return None
             try:

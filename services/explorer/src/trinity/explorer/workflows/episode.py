@@ -24,6 +24,8 @@ class End(StrEnum):
     REPEATED = "repeated"
 
 
+# Rewards are sums of floats: what comes this near is the same.
+REWARD_TOLERANCE = 1e-6
 EARLY = (End.BAD_FORMAT, End.LONG_REPLY, End.REPEATED)
 
 
@@ -45,6 +47,7 @@ class Turn:
 class Episode:
     """An episode so far. `conversation` has one exchange for each turn; `messages` are the same as text.
 
+    `answered`: the environment's own last answer; `observation` may say more, of a reply that never reached it.
     `steps`: the conversations of each turn, where the template rewrites history; then `conversation` is of the last.
     """
 
@@ -57,6 +60,10 @@ class Episode:
     metrics: dict[str, float] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
     end: End | None = None
+    answered: str = ""
+
+    def __post_init__(self) -> None:
+        self.answered = self.answered or self.observation
 
     @property
     def reward(self) -> float:
@@ -72,7 +79,7 @@ class Episode:
             return self.metrics["success"] > 0
         if isinstance(self.info.get("success"), bool):
             return bool(self.info["success"])
-        return self.reward >= 1
+        return self.reward >= 1 - REWARD_TOLERANCE
 
     @property
     def step_rewards(self) -> list[float]:

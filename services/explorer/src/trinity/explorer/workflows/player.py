@@ -145,7 +145,7 @@ class Player:
         if problem:
             taken = rules.penalty if policy is Policy.PENALTY else 0.0
             episode.turns.append(Turn(seen, reply, "", problem, -taken))
-            episode.observation = f"Nothing happens: {why}.\n{seen}"
+            episode.observation = f"Nothing happens: {why}.\n{episode.answered}"
             if policy is Policy.END:
                 episode.end = End(problem)
         elif self._repeats(episode, action):
@@ -160,7 +160,7 @@ class Player:
         result = await remote.step(action)
         episode.turns.append(Turn(seen, reply, action, "", result.reward))
         episode.metrics, episode.info = {**episode.metrics, **result.metrics}, dict(result.info)
-        episode.observation = result.observation
+        episode.observation = episode.answered = result.observation
         if result.done:
             episode.end = End.DONE
 

@@ -17,7 +17,7 @@ from trinity.explorer.chat import Message
 from trinity.explorer.workflows.base import Toolbox, Workflow
 from trinity.explorer.workflows.conversation import Conversation, Exchange
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
-from trinity.explorer.workflows.episode import Episode, texts, whole
+from trinity.explorer.workflows.episode import REWARD_TOLERANCE, Episode, texts, whole
 from trinity.explorer.workflows.reflection import Outcome, Report, ask, read
 from trinity.explorer.workflows.together import together
 from trinity.runtime.errors import InvalidInput
@@ -88,13 +88,13 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
         if retry is None:
             again = whole(await self.player.play(), 0)
             made = [_measured(whole(first, 0), reflect_valid=float(report is not None)), again]
-            if reflection and report is not None and report.outcome is Outcome.SUCCESS and _won(first):
+            if reflection and report is not None and report.outcome is Outcome.SUCCESS and first.success:
                 made.append(_reflected(reflection, index))
             return made
         improved = _improved(first, retry.guided)
         second = _second(first, retry, improved)
         made = [_measured(whole(first, 0, untrained_turns=retry.from_step), reflect_valid=1.0), second]
-        if improved and _won(retry.guided):
+        if improved and retry.guided.success:
             assert reflection is not None
             made += [_reflected(reflection, index), _guided(retry, index)]
         return made
@@ -174,14 +174,11 @@ def _without_guidance(guided: Episode, unguided: Conversation, step: int) -> Con
     return Conversation(unguided.prompt, exchanges)
 
 
-def _won(episode: Episode) -> bool:
-    return episode.reward >= 1
-
-
 def _improved(first: Episode, second: Episode) -> bool:
     """A higher reward, or the same with fewer steps."""
-    if second.reward != first.reward:
-        return second.reward > first.reward
+    more = second.reward - first.reward
+    if abs(more) > REWARD_TOLERANCE:
+        return more > 0
     return len(second.turns) < len(first.turns)
 
 

@@ -3,8 +3,11 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from trinity import plugins
@@ -20,6 +23,11 @@ from trinity.runtime.experience import Experience
 
 _MAX_CALLS = 8  # of one turn
 _MAX_RESULT = 8_000  # characters
+_THREADS = 32  # of one tool
+
+# A thread cannot be ended: the calls of a tool that hang keep their places, but no other tool's, and none of the
+# explorer's own work.
+_threads: dict[str, ThreadPoolExecutor] = {}
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class ToolSource(Protocol):
 
 
 class PluginTools:
-    """Functions that plugins registered, called in a thread with a time limit."""
+    """Functions that plugins registered, called in a thread with a time limit, each tool in threads of its own."""
 
     def __init__(self, names: Sequence[str], timeout_seconds: float) -> None:
         self.schemas = [plugins.TOOLS[name].schema for name in names]
@@ -50,14 +58,22 @@ class PluginTools:
     async def call(self, call: Call) -> tuple[str, bool]:
         if call.name not in self._names:
             return f"Error: there is no tool {call.name!r}", False
-        function = plugins.TOOLS[call.name].function
         try:
-            found = await asyncio.wait_for(asyncio.to_thread(function, **call.arguments), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                found = await _in_thread(call)
         except TimeoutError:
             return f"Error: {call.name} took longer than {self._timeout:g} s", False
-        except Exception as error:  # a plugin's function may raise anything
+        except (Exception, SystemExit) as error:  # a plugin's function may raise anything
             return f"Error: {type(error).__name__}: {error}", False
         return found if isinstance(found, str) else json.dumps(found, default=str), True
+
+
+async def _in_thread(call: Call) -> Any:
+    threads = _threads.get(call.name)
+    if threads is None:
+        threads = _threads[call.name] = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"tool-{call.name}")
+    made = partial(copy_context().run, plugins.TOOLS[call.name].function, **call.arguments)
+    return await asyncio.get_running_loop().run_in_executor(threads, made)
 
 
 class EnvironmentTools:

@@ -7,25 +7,26 @@ import torch
 
 @dataclass(frozen=True)
 class Totals:
-    """Of the whole batch, over all ranks: trained tokens, sequences with at least one, longest response in tokens.
+    """Of the whole batch, over all ranks: trained tokens, and sequences with at least one.
 
     pairs: preference pairs. rolled_out, expert: the same of these sequences alone.
     """
 
     tokens: int
     sequences: int
-    longest: int
     pairs: int = 0
     rolled_out: "Totals | None" = None
     expert: "Totals | None" = None
 
 
-def aggregate(values_BR: torch.Tensor, mask_BR: torch.Tensor, mode: str, totals: Totals) -> torch.Tensor:
+def aggregate(
+    values_BR: torch.Tensor, mask_BR: torch.Tensor, mode: str, totals: Totals, max_response_tokens: int = 1
+) -> torch.Tensor:
     """This part's share of the batch's loss; the shares of all parts add up to it.
 
     token-mean: sum of all / tokens. seq-mean-token-sum: mean over sequences of each one's sum. seq-mean-token-mean:
-    mean over sequences of each one's mean. seq-mean-token-sum-norm: sum of all / longest response (Dr. GRPO,
-    arXiv:2503.20783, with the longest response for the constant).
+    mean over sequences of each one's mean. seq-mean-token-sum-norm: mean over sequences of each one's sum /
+    max_response_tokens, a constant of the run (Dr. GRPO, arXiv:2503.20783, section 3.2).
     """
     masked = values_BR * mask_BR
     if mode == "token-mean":
@@ -36,7 +37,7 @@ def aggregate(values_BR: torch.Tensor, mask_BR: torch.Tensor, mode: str, totals:
         means = masked.sum(-1) / mask_BR.sum(-1).clamp(min=1)
         return means.sum() / max(totals.sequences, 1)
     if mode == "seq-mean-token-sum-norm":
-        return masked.sum() / max(totals.longest, 1)
+        return masked.sum() / (max(totals.sequences, 1) * max_response_tokens)
     raise ValueError(f"unknown loss_agg_mode {mode!r}")
 
 
@@ -44,17 +45,18 @@ def aggregate(values_BR: torch.Tensor, mask_BR: torch.Tensor, mode: str, totals:
 class Share:
     """`aggregate` as a loss gets it: with the batch's totals, the chosen mode, and the weights of a correction.
 
-    weights float [B, R] or [B, 1], without gradient; None: 1.
+    weights float [B, R] or [B, 1], without gradient; None: 1. max_response_tokens: of the run.
     """
 
     mode: str
     totals: Totals
     weights: torch.Tensor | None = None
+    max_response_tokens: int = 1
 
     def __call__(self, values_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
         """The share of a loss for every token."""
         weighted = values_BR if self.weights is None else values_BR * self.weights
-        return aggregate(weighted, mask_BR, self.mode, self.totals)
+        return aggregate(weighted, mask_BR, self.mode, self.totals, self.max_response_tokens)
 
     def of_sequences(self, values_B: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
         """The share of a loss for every sequence: what its tokens' losses would add up to. Without tokens it is 0."""

@@ -6,6 +6,7 @@ has loss 0 and still counts in means, so that the loss does not depend on how th
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from trinity.config.schema.algorithm import RolloutCorrectionConfig
@@ -25,7 +26,7 @@ def correct(x: LossInputs, config: RolloutCorrectionConfig) -> tuple[LossInputs,
     ratio to rollouts is then left to the weights (decoupled PPO, arXiv:2110.00641, equation 5; arXiv:2505.24298). Rows
     of a dataset have weight 1.
     """
-    decoupled = replace(x, old_logprobs=x.proximal) if config.decoupled else x
+    decoupled = replace(x, old_logprobs=x.proximal) if decouples(config, x.proximal_logprobs) else x
     if config == RolloutCorrectionConfig(decoupled=config.decoupled):
         return decoupled, None, {}
     log_rho = (x.proximal - x.old_logprobs).clamp(-LIMIT, LIMIT)
@@ -46,6 +47,13 @@ def correct(x: LossInputs, config: RolloutCorrectionConfig) -> tuple[LossInputs,
         "correction/left_out": masked_sum((weights == 0).expand_as(x.mask), rolled_out),
     }
     return decoupled, weights, report
+
+
+def decouples(config: RolloutCorrectionConfig, proximal: torch.Tensor | np.ndarray | None) -> bool:
+    """Whether the loss compares with the trainer's weights as the step began. Where the configuration leaves it open
+    the batch decides: one that makes several updates, and only such a one, has `proximal` log-probabilities.
+    """
+    return proximal is not None if config.decoupled is None else config.decoupled
 
 
 def _inside(ratio: torch.Tensor, limits: tuple[float, float]) -> torch.Tensor:

@@ -27,7 +27,7 @@ def compute_loss(
     if plan.policy_loss.name not in EXPERT_LOSSES:
         inputs, totals = replace(inputs, mask=inputs.mask * (1 - inputs.expert)), totals.rolled_out or totals
     x = inputs.only_masked()
-    share = Share(plan.loss_aggregation, totals)
+    share = Share(plan.loss_aggregation, totals, max_response_tokens=plan.max_response_tokens)
     corrected, weights, about = correct(x, plan.correction)
     loss, report = POLICY_LOSSES[plan.policy_loss.name](
         corrected, replace(share, weights=weights), **plan.policy_loss.args
@@ -40,13 +40,18 @@ def compute_loss(
         report |= mismatch(x)
     if plan.kl_in_loss:
         assert x.reference_logprobs is not None
-        kl = KL[plan.kl_loss.name](x.logprobs, x.reference_logprobs, x.old_logprobs)
+        kl = KL[plan.kl_loss.name](x.logprobs, x.reference_logprobs, _sampler(plan, x))
         loss = loss + (plan.kl_loss.args["kl_coef"] if kl_coef is None else kl_coef) * share(kl, x.mask)
         report["kl_loss"] = masked_sum(kl.detach(), x.mask)
     coefficient = plan.entropy_loss.args.get("entropy_coef", 0.0)
     if coefficient:
         loss = loss - coefficient * _entropy(plan.entropy_loss.name, x, share)
     return loss, report
+
+
+def _sampler(plan: AlgorithmPlan, x: LossInputs) -> torch.Tensor:
+    """Log-probabilities under what sampled, [B, R]; of rows of datasets the policy's own: nothing sampled them."""
+    return x.logprobs if plan.offline else torch.where(x.expert > 0, x.logprobs, x.old_logprobs)
 
 
 def _entropy(name: str, x: LossInputs, share: Share) -> torch.Tensor:

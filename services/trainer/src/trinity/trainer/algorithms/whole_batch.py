@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from trinity.config.algorithms import AlgorithmPlan
+from trinity.trainer.algorithms.correction import decouples
 from trinity.trainer.algorithms.kl import KL
 from trinity.trainer.algorithms.policy_losses import dpo, m2po, opmd
 from trinity.trainer.batch import TrainBatch, TrainSequence, with_advantages
@@ -76,7 +77,7 @@ def informed(plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: 
 
 def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -> np.ndarray:
     """What the loss compares the policy with: the rollout's log-probabilities, or decoupled from them the trainer's."""
-    if not plan.correction.decoupled:
+    if not decouples(plan.correction, sequence.proximal_logprobs):
         return sequence.old_logprobs
     return policy if sequence.proximal_logprobs is None else sequence.proximal_logprobs
 

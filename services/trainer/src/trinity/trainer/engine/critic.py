@@ -4,7 +4,7 @@ Each batch: values of every action token -> advantages and returns (GAE) -> upda
 mini-batches as the policy. In the first `warmup_steps` the critic learns alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,11 +89,10 @@ def value_loss(
     return share, report
 
 
-def of_sequences(sequences: Sequence[TrainSequence], name: str, micro: MicroBatch) -> torch.Tensor:
+def in_rows(arrays: Iterable[np.ndarray | None], micro: MicroBatch) -> torch.Tensor:
     """An array of each sequence's response tokens in the micro-batch's [B, R]; 0 where there is none."""
     found = np.zeros(tuple(micro.mask.shape), np.float32)
-    for row, sequence in enumerate(sequences):
-        given = getattr(sequence, name)
+    for row, given in enumerate(arrays):
         if given is not None:
             found[row, : len(given)] = given
     return torch.from_numpy(found).to(micro.mask.device)

@@ -10,6 +10,7 @@ from torch import nn
 from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.config.schema.trainer import TrainerConfig
 from trinity.trainer.engine.guard import Guard
+from trinity.trainer.engine.sums import Sums
 
 _TAG = "deepspeed"
 
@@ -17,7 +18,8 @@ _TAG = "deepspeed"
 class DeepSpeedModel:
     """A module, its optimizer, and the sharding of both over the ranks.
 
-    Backward passes only accumulate (managed_gradient_accumulation is off); `step` reduces over ranks and updates.
+    Backward passes only accumulate (managed_gradient_accumulation is off), in float32 whatever the dtype of the
+    parameters; `step` reduces over ranks and updates.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class DeepSpeedModel:
         config = deepspeed_config(trainer, dtype, device, grad_clip)
         self.engine, *_ = deepspeed.initialize(model=module, optimizer=self.optimizer, config=config)
         self._guard = Guard(self.optimizer, self.engine)
+        self._sums = Sums(module.parameters() if self.zero_stage < 2 else ())
         self._deepspeed = deepspeed
         self._accumulated = False
         if self.zero_stage == 0 and dtype is torch.float32:
@@ -51,6 +54,7 @@ class DeepSpeedModel:
         """Accumulate the gradient of a share of the batch's loss. DeepSpeed averages over ranks; shares add up."""
         self._accumulated = True
         self.engine.backward(loss * self.engine.world_size, scale_wrt_gas=False)
+        self._sums.take()
 
     def step(self, rate: float) -> float | None:
         """Update with what has accumulated, at this learning rate; returns the gradient's norm before clipping.
@@ -60,6 +64,7 @@ class DeepSpeedModel:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self._accumulated = False
+        self._sums.give()
         self.engine.step()
         norm = self._guard.norm
         return None if norm is None else float(norm)
@@ -68,6 +73,7 @@ class DeepSpeedModel:
         """Forget what has accumulated."""
         self._guard.closed = True
         self._accumulated = False
+        self._sums.give()
         try:
             self.engine.step()
         finally:
@@ -87,6 +93,7 @@ class DeepSpeedModel:
                 sharded.independent_gradient_partition_epilogue()
         for parameter in self.module.parameters():
             parameter.grad = None
+        self._sums.clear()
         if self.zero_stage == 3:
             sharded.empty_partition_cache()  # parameters that were gathered
         if self.zero_stage == 1:
@@ -176,6 +183,8 @@ def deepspeed_config(
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": grad_clip,
         "bf16": {"enabled": dtype is torch.bfloat16},
+        # Under ZeRO 0 and 1 DeepSpeed would refuse, or take another optimizer of its own: see Sums.
+        "data_types": {"grad_accum_dtype": "fp32" if trainer.deepspeed.zero_stage >= 2 else None},
         "steps_per_print": 10**9,
     }
 

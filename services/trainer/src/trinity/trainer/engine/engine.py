@@ -24,12 +24,14 @@ from trinity.trainer.algorithms.report import Report, join, means
 from trinity.trainer.algorithms.whole_batch import informed, needs_policy, penalised
 from trinity.trainer.bad_steps import BadStep
 from trinity.trainer.batch import TrainBatch, TrainSequence, with_advantages
-from trinity.trainer.engine.critic import explained_variance, load_critic, of_sequences, value_loss
+from trinity.trainer.engine.critic import explained_variance, in_rows, load_critic, value_loss
 from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
+from trinity.trainer.engine.dropout import disable_dropout
 from trinity.trainer.engine.figures import Groups, group_figures
 from trinity.trainer.engine.learner import Learner, LossOf, memory_for
 from trinity.trainer.engine.mini_batches import mini_batches, number_of_parts
 from trinity.trainer.engine.passes import Passes
+from trinity.trainer.engine.reference import OffloadedReference
 from trinity.trainer.engine.weights import PolicyWeights
 from trinity.trainer.microbatch import MicroBatch, after_first_token
 from trinity.trainer.model import PolicyModel, load_policy
@@ -59,6 +61,7 @@ class TrainEngine:
         deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
         self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
         policy = self._load(trainer.gradient_checkpointing)
+        disable_dropout(policy, "policy")
         self._sharing = Sharing.of(plan, policy, ranks, self.device)
         self.reference = self._load_reference() if plan.algorithm.needs_reference else None
         self._kl = KlCoefficients.of(plan.algorithm)
@@ -86,7 +89,9 @@ class TrainEngine:
         """The run's base model: frozen and whole on every rank, or with LoRA the policy without its adapters."""
         if self._plan.config.model.lora is not None:
             return self._without_adapters
-        return self._load(gradient_checkpointing=False).to(self.device).eval().requires_grad_(False)
+        model = self._load(gradient_checkpointing=False).eval().requires_grad_(False)
+        offloaded = self._plan.config.trainer.deepspeed.offload_reference
+        return OffloadedReference(model, self.device) if offloaded else model.to(self.device)
 
     def _without_adapters(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         with self.policy.base():
@@ -102,6 +107,7 @@ class TrainEngine:
             packed=self._model.module.packed,
             group=self._group,
         )
+        disable_dropout(model, "critic")
         learns = DeepSpeedModel(
             model, trainer.critic.optimizer, trainer, self.dtype, self.device, trainer.critic.grad_clip
         )
@@ -143,9 +149,11 @@ class TrainEngine:
                 if self._policy_learns(batch.step):
                     with memory_for(part, self._ranks.world_size):
                         part = self._of_mini_batch(part)
-                    reports.append(self._learner.update(part, rate, self._policys_loss(part)))
+                        loss_of = self._policys_loss(part)
+                    reports.append(self._learner.update(part, rate, loss_of))
         except BadStep as error:
             error.updates = len([report for report in reports if report])
+            error.among = sorted({sequence.group for sequence in part.sequences})
             raise
         metrics = {**means(join(reports)), **metrics, "updates": float(sum(bool(report) for report in reports))}
         kl = metrics.get("kl_loss"), metrics.get("reward_kl")
@@ -170,7 +178,7 @@ class TrainEngine:
             rolled_out = [sequence for sequence in batch.sequences if not sequence.expert]
             values = self._passes.tokens(rolled_out, self._critic.model)
         if plan.kl_in_reward:
-            batch, kl = penalised(plan, batch, self._logprobs(batch, self.reference), self._kl.reward, values)
+            batch, kl = penalised(plan, batch, self._references(batch), self._kl.reward, values)
             metrics |= {} if kl is None else {"reward_kl": kl}
         elif values is not None:
             sequences = with_advantages(batch.sequences, plan, batch.step, None, values)
@@ -188,18 +196,24 @@ class TrainEngine:
         plan = self._plan.algorithm
         if not needs_policy(plan):
             return batch
-        reference = self._logprobs(batch, self.reference) if plan.of_pairs else None
+        reference = self._references(batch) if plan.of_pairs else None
         return informed(plan, batch, self._logprobs(batch, self._model), reference)
 
     def _logprobs(self, batch: TrainBatch, model: Any) -> list[np.ndarray]:
         """Of every sequence's response tokens, float32 [R] each, on every rank."""
         return self._passes.tokens(batch.sequences, lambda micro: model(micro)[0])
 
+    def _references(self, batch: TrainBatch) -> list[np.ndarray]:
+        """The reference's `_logprobs`."""
+        reference = self.reference
+        with reference.on_device() if isinstance(reference, OffloadedReference) else contextlib.nullcontext():
+            return self._logprobs(batch, reference)
+
     def _policys_loss(self, batch: TrainBatch) -> LossOf:
-        plan, totals = self._plan.algorithm, batch.totals
+        plan, totals, reference_of = self._plan.algorithm, batch.totals, self._reference_of(batch)
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
-            reference = self._reference_logprobs(micro)  # the same module with LoRA: not between here and backward
+            reference = reference_of(sequences, micro)  # the same module with LoRA: not between here and backward
             logprobs, entropy = self._model(micro)
             inputs = LossInputs(
                 logprobs=logprobs,
@@ -227,18 +241,23 @@ class TrainEngine:
         totals = _rolled_out(batch).totals
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
-            old, returns = (of_sequences(sequences, name, micro) for name in ("values", "returns"))
+            old, returns = (in_rows([getattr(s, name) for s in sequences], micro) for name in ("values", "returns"))
             return value_loss(model(micro), old, returns, micro.mask, totals, cliprange)
 
         return loss_of
 
-    @torch.no_grad()
-    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
-        if self.reference is None:
-            return None
-        logprobs, _ = self.reference(micro)
-        result: torch.Tensor = logprobs
-        return result
+    def _reference_of(self, batch: TrainBatch) -> Callable[[Sequence[TrainSequence], MicroBatch], torch.Tensor | None]:
+        """What the reference says of a micro-batch, [B, R]. Offloaded it is asked here, once for all of the batch."""
+        reference = self.reference
+        if isinstance(reference, OffloadedReference):
+            found = dict(zip(map(id, batch.sequences), self._references(batch), strict=True))
+            return lambda sequences, micro: in_rows([found[id(sequence)] for sequence in sequences], micro)
+
+        @torch.no_grad()
+        def ask(_: Sequence[TrainSequence], micro: MicroBatch) -> torch.Tensor | None:
+            return None if reference is None else reference(micro)[0]
+
+        return ask
 
     @torch.no_grad()
     def probe_logprobs(self, sequences: Sequence[Sequence[int]], other_head: bool = False) -> list[list[float]]:

@@ -6,22 +6,24 @@ restart, a rollback or a rejection, and whatever would save too little.
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
-from trinity.runtime.errors import Conflict, InvalidInput, NotFound, TrinityError, Unavailable
-from trinity.runtime.weights import Delta, FolderOffer, Manifest, Offer, check_files
+from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, PermissionDenied, TrinityError, Unavailable
+from trinity.runtime.weights import CollectiveOffer, Delta, FolderOffer, Manifest, Offer, check_files
 from trinity.runtime.weights.cache import WeightCache
 from trinity.runtime.weights.delta import encode
-from trinity.runtime.weights.stores import Store, usable_kinds
+from trinity.runtime.weights.stores import MANIFEST, Store, usable_kinds
 
 log = structlog.get_logger(__name__)
 
 # A difference that saves less than this part of the bytes is not worth a chain of bases.
 _WORTHWHILE = 0.8
+# A store that fails in one of these ways is left out: it is silent, has no room, or refuses what it took before.
+_LEFT_OUT = (Unavailable, Full, PermissionDenied)
 
 
 @dataclass
@@ -51,17 +53,21 @@ class Places:
         """What was put last is no base: the next version is whole everywhere."""
         self._base = None
 
-    def put(self, manifest: Manifest) -> Manifest:
-        """Into every store; the manifest with their offers. One that does not answer is left out, unless all are."""
+    def put(self, manifest: Manifest, still_mine: Callable[[], object] = lambda: None) -> Manifest:
+        """Into every store; the manifest with their offers. One that does not take it is left out, unless all are.
+
+        `still_mine` raises if another trainer has the run by now; what lies in a store is replaced right after it.
+        """
         manifest = self._with_delta(manifest)
         offers: list[Offer] = []
         problem: TrinityError | None = None
         for place in self._places:
             delta = manifest.delta is not None and self._takes_delta(place)
             source = self._delta_folder(manifest.version) if delta else self.folder(manifest.version)
+            still_mine()
             try:
                 offers.append(self._put(place.store, manifest, source, delta))
-            except Unavailable as error:
+            except _LEFT_OUT as error:
                 log.warning("trainer.version.store_left_out", store=place.store.kind, reason=str(error))
                 problem, place.newest = error, -1
                 continue
@@ -74,8 +80,13 @@ class Places:
         return replace(manifest, offers=tuple(offers))
 
     def _put(self, store: Store, manifest: Manifest, source: Path, delta: bool) -> Offer:
-        """A trainer that died before Stage may have left the version there, sealed even, which nobody knows of."""
-        if not self._is_own_folder(store):
+        """A trainer that died before Stage may have left the version there, sealed even, which nobody knows of.
+
+        So may this one, if Stage refused a difference.
+        """
+        if self._is_own_folder(store):
+            (self.folder(manifest.version) / MANIFEST).unlink(missing_ok=True)
+        else:
             with contextlib.suppress(NotFound):  # a bucket that the first put makes
                 store.delete(manifest.version)
         return store.put(manifest, source, delta)
@@ -83,13 +94,13 @@ class Places:
     def seal(self, manifest: Manifest) -> None:
         """The manifest goes beside the files, last of all; the version can be a base now.
 
-        A store that does not answer any more gets the next version whole, unless none does: Unavailable then.
+        A store that does not take it any more gets the next version whole. Raises why, if none takes it.
         """
         problem: TrinityError | None = None
         for place in [place for place in self._places if place.newest == manifest.version]:
             try:
                 place.store.seal(manifest)
-            except Unavailable as error:
+            except _LEFT_OUT as error:
                 log.warning("trainer.version.store_left_out", store=place.store.kind, reason=str(error))
                 problem, place.newest = error, -1
         if problem is not None and all(place.newest != manifest.version for place in self._places):
@@ -105,6 +116,18 @@ class Places:
     def _is_own_folder(self, store: Store) -> bool:
         """Whether the store's versions are the files in `folder(version)` themselves."""
         return store.offer(0, False) == FolderOffer(str(self.folder(0).absolute()))
+
+    def has_lost(self, manifest: Manifest) -> bool:
+        """Whether a version's files were in the folder and are gone: the machine's memory does not outlive it."""
+        folder = self.folder(manifest.version)
+        if FolderOffer(str(folder.absolute())) not in manifest.offers:
+            return False
+        return not all((folder / info.name).is_file() for info in manifest.files)
+
+    def only_here(self, manifest: Manifest) -> bool:
+        """Whether the folder is the one place that a version can be loaded from."""
+        own = FolderOffer(str(self.folder(manifest.version).absolute()))
+        return all(offer == own or isinstance(offer, CollectiveOffer) for offer in manifest.offers)
 
     def find(self, manifest: Manifest) -> Path:
         """Where the whole files of a version lie, checked; fetched from another store if they are not in the folder."""

@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from trinity.runtime.errors import Conflict, TrinityError
-from trinity.runtime.weights import Canary, FileInfo, FolderOffer, Lora, Manifest, TensorInfo, VersionState
+from trinity.runtime.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState
 from trinity.trainer.weights.canary import Tokens, probe_of_versions
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.client import Known, Rollback, SyncClient
@@ -29,6 +29,16 @@ _LISTED = 20
 _SETTLE_SECONDS = 0.5
 _FILES = "part-{:05d}.safetensors"
 _OPEN = (VersionState.STAGED, VersionState.VERIFIED)
+
+
+class VersionLost(Conflict):
+    """Nobody can load the LIVE version, and this trainer is past its step."""
+
+    for_good = True
+
+
+class _BaseRejected(Exception):
+    """Stage refused a difference: its base was rejected after the difference had been put into the stores."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Publisher:
         self._collective = collective
         self._lora = lora
         self._newest: Manifest | None = None
-        self._lost: Manifest | None = None
+        self._lost: dict[int, Manifest] = {}  # by step: what is to be written again
         self._taken_in_step = -1
         self.followed_rollback = 0
 
@@ -101,37 +111,54 @@ class Publisher:
         if known and known[0].state in _OPEN and not known[0].is_committed:  # a trainer died between Stage and Commit
             with contextlib.suppress(Conflict):  # it is being rejected: the verdict says so
                 self._client.commit(known[0].version, self._claim.lease_id, self._versions_to_keep)
+            known = self._client.versions(_LISTED)
         self._verdicts.open(known)
         self._taken_in_step = max((version.manifest.step for version in known), default=-1)
-        self._lost = self._find_lost(known)
+        self._lost = {v.manifest.step: v.manifest for v in known if self._is_lost(v)}
         return Opening(not known, probe_of_versions([version.manifest for version in known]))
 
     def announce_base(self, base_model: str, canary: Canary | None) -> None:
         """Make the base model version 0."""
         self._announce(Manifest(self._client.run, 0, 0, (), (), (), time.time(), base_model, canary=canary))
 
-    def wants(self, step: int) -> bool:
-        """Whether the weights of a step are to be published: not what was taken in before a crash or a rollback."""
-        return step > self.newest_step or (self._lost is not None and step == self._lost.step)
+    def check_lost(self, step: int) -> None:
+        """Raise VersionLost if explorers can load nothing, and the weights of `step` can mend nothing either."""
+        if self._nobody_can_load(step) and step <= self.newest_step:
+            version = self.live_version
+            raise VersionLost(
+                f"the files of version {version}, which is LIVE, are gone from {self._places.root}, and the trainer "
+                f"goes on from the checkpoint of step {step}: explorers can load nothing. Remove the checkpoints of "
+                f"steps after {version} (global_step_<n>) from the job folder, so that step {version} is trained again "
+                "and its version written again; or start the run anew, under another name"
+            )
+
+    def wants(self, step: int, due: bool = True) -> bool:
+        """Whether the weights of a step are to be published: not what was taken in before a crash or a rollback.
+
+        What was lost is, and so are weights that are not `due` while explorers can load nothing.
+        """
+        if step in self._lost:
+            return True
+        return step > self.newest_step and (due or self._nobody_can_load(step))
 
     def publish(self, step: int, layout: Sequence[TensorInfo], weights: Weights, canary: Canary | None) -> bool:
         """Publish the weights of a step under the step's own number. Whether `broadcast` is to follow."""
         self.look()
-        if self._lost is not None and step == self._lost.step:
-            self._restore(self._lost, layout, weights)
+        if step in self._lost:
+            self._restore(self._lost[step], layout, weights)
             return False
+        if self._nobody_can_load(step):
+            canary = None  # an explorer that starts now judges nothing before it has loaded the LIVE version
         tensors, infos = self._write(step, layout, weights)
         now = time.time()
         manifest = Manifest(self._client.run, step, step, tensors, infos, (), now, canary=canary, lora=self._lora)
-        sealed = self._places.put(manifest)
-        if sealed.delta is not None and self.look():  # its base was rejected meanwhile
-            sealed = self._places.put(manifest)
-        offer = self._collective.offer(self._claim.lease_id) if self._collective is not None else None
-        if offer is not None:
-            sealed = replace(sealed, offers=(*sealed.offers, offer))
-        self._places.seal(sealed)
-        self._newest = sealed
-        return self._announce(sealed) and offer is not None
+        try:
+            taken = self._announce(self._put(manifest))
+        except _BaseRejected:
+            taken = self._announce(self._put(manifest))  # whole this time
+        if taken:
+            self._forget_lost(step)
+        return taken and self._newest is not None and self._newest.collective is not None
 
     def broadcast(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
         """Send the version that was published last to its collective group."""
@@ -148,6 +175,7 @@ class Publisher:
         self.followed_rollback = rollback.number
         self._verdicts.live_version = rollback.version
         self._places.begin_anew()
+        self._claim.renew()
         self._places.drop_fetched()
 
     def settle(self, seconds: float, stopping: Callable[[], bool]) -> None:
@@ -161,6 +189,7 @@ class Publisher:
                 break
             time.sleep(_SETTLE_SECONDS)
         if self._removes_files and not stopping():
+            self._claim.renew()
             shutil.rmtree(self._places.root, ignore_errors=True)
 
     def close(self) -> None:
@@ -174,18 +203,38 @@ class Publisher:
     def _write(
         self, version: int, layout: Sequence[TensorInfo], weights: Weights
     ) -> tuple[tuple[TensorInfo, ...], tuple[FileInfo, ...]]:
-        """The whole files. The folder has its name once they are all there."""
-        folder, partial = self._places.folder(version), self._places.root / f".v{version}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        """The whole files. The folder has its name once they are all there.
+
+        Nothing is removed unless the run is still this trainer's: one that was frozen may have a successor, whose files
+        lie here too.
+        """
+        root, folder = self._places.root, self._places.folder(version)
+        partial = root / f".v{version}.{self._claim.lease_id}.partial"
+        self._claim.renew()
+        for left in root.glob(".v*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
         tensors, infos = write_shards(weights, layout, partial, _FILES)
+        self._claim.renew()
+        shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         return tuple(tensors), tuple(infos)
+
+    def _put(self, manifest: Manifest) -> Manifest:
+        """Into the stores; the manifest with all offers, sealed."""
+        sealed = self._places.put(manifest, self._claim.renew)
+        if sealed.delta is not None and self.look():  # its base was rejected meanwhile
+            sealed = self._places.put(manifest, self._claim.renew)
+        offer = self._collective.offer(self._claim.lease_id) if self._collective is not None else None
+        if offer is not None:
+            sealed = replace(sealed, offers=(*sealed.offers, offer))
+        self._places.seal(sealed)
+        self._newest = sealed
+        return sealed
 
     def _announce(self, manifest: Manifest) -> bool:
         """Stage and Commit. False if the version is good for nothing: withdrawn, or rejected with on_rejected continue.
 
-        Raises VersionRejected for one that ends the trainer, and any other refusal.
+        Raises VersionRejected for one that ends the trainer, _BaseRejected, and any other refusal.
         """
         lease_id, version = self._claim.lease_id, manifest.version
         try:
@@ -197,6 +246,9 @@ class Publisher:
             if self.due_rollback is not None:
                 log.warning("trainer.version.withdrawn", version=version, reason=str(error))
                 self._places.delete([version])
+            elif self._base_is_rejected(manifest):
+                self._places.begin_anew()
+                raise _BaseRejected from None
             elif not self._verdicts.rejects(version):
                 raise error from None
             else:
@@ -208,24 +260,38 @@ class Publisher:
         self._places.delete(collectable)
         return True
 
-    def _find_lost(self, known: Sequence[Known]) -> Manifest | None:
-        """The LIVE version, if its files were here and are gone: the machine's memory does not outlive the machine."""
-        live = next((v.manifest for v in known if v.state is VersionState.LIVE and v.manifest.files), None)
-        if live is None or FolderOffer(str(self._places.folder(live.version).absolute())) not in live.offers:
-            return None
-        folder = self._places.folder(live.version)
-        whole = all((folder / info.name).is_file() for info in live.files)
-        return None if whole else live
+    def _base_is_rejected(self, manifest: Manifest) -> bool:
+        """Whether Stage refused a difference for its base. Raises VersionRejected where that ends the trainer."""
+        if manifest.delta is None or self._taken_in_step == manifest.step:
+            return False
+        return self._verdicts.rejects(manifest.delta.base_version)
+
+    def _is_lost(self, known: Known) -> bool:
+        """Whether it is LIVE, or still to be judged after that one, and its files are gone."""
+        to_load = known.state is VersionState.LIVE or (known.state in _OPEN and known.version > self.live_version)
+        return to_load and self._places.has_lost(known.manifest)
+
+    def _nobody_can_load(self, step: int) -> bool:
+        """Whether the files of the LIVE version are gone everywhere, and its step is behind."""
+        live = self._lost.get(self.live_version)
+        return live is not None and live.step < step and self._places.only_here(live)
+
+    def _forget_lost(self, step: int) -> None:
+        """A version can be had again; nobody needs older ones."""
+        self._lost = {lost: manifest for lost, manifest in self._lost.items() if lost > step}
 
     def _restore(self, manifest: Manifest, layout: Sequence[TensorInfo], weights: Weights) -> None:
-        """Write the files of a version again. Conflict if the weights are others now."""
+        """Write the files of a version again. Conflict if the weights are others now and the version is LIVE."""
         _, infos = self._write(manifest.version, layout, weights)
-        if infos != manifest.files:
-            shutil.rmtree(self._places.folder(manifest.version), ignore_errors=True)
+        self._forget_lost(manifest.step)
+        if infos == manifest.files:
+            self._places.seal_again(manifest)
+            log.info("trainer.version.restored", version=manifest.version)
+            return
+        shutil.rmtree(self._places.folder(manifest.version), ignore_errors=True)
+        if manifest.version == self.live_version and self._places.only_here(manifest):
             raise Conflict(
                 f"the files of version {manifest.version} in {self._places.root} are gone, and training its step again "
                 "gave other weights. Go back to another version with `trinity weights rollback`, or start the run anew"
             )
-        self._places.seal_again(manifest)
-        self._lost = None
-        log.info("trainer.version.restored", version=manifest.version)
+        log.warning("trainer.version.not_restored", version=manifest.version, reason="its step gave other weights")

@@ -63,6 +63,7 @@ class Releases:
         if self._publisher is not None:
             with self._ends_in_words():
                 found = self._publisher.open(rollback)
+                self._publisher.check_lost(step)
             opening = {"is_new": found.is_new, "probe": found.probe}
         opening = self._shared(opening)
         self._probe = tuple(tuple(tokens) for tokens in opening["probe"])
@@ -82,9 +83,13 @@ class Releases:
         if self._exist and not self._probe:
             self._probe = probe_of_batch(batch)
 
-    def publish(self, step: int) -> bool:
-        """Make the weights a version, unless they were one before a crash. Whether it was done."""
-        if not self._exist or not self._shared(self._publisher.wants(step) if self._publisher is not None else False):
+    def publish(self, step: int, due: bool = True) -> bool:
+        """Make the weights a version, unless they were one before a crash. Whether it was done.
+
+        `due`: whether the weights of this step are to be a version; of others only what was lost is made again.
+        """
+        wanted = self._publisher is not None and self._publisher.wants(step, due)
+        if not self._exist or not self._shared(wanted):
             return False
         canary = self._canary(self._probe or pseudo_random_probe(self._engine.vocabulary), step)
         weights, again = self._engine.weights(), False
@@ -117,19 +122,23 @@ class Releases:
             allowed = widened(allowed, logprobs, engine.probe_logprobs(probe, other_head=True))
         return make_canary(probe, logprobs, allowed, step)
 
-    def look(self) -> bool:
-        """Rank 0, between steps: whether a rollback is to be applied. Raises what must end the trainer."""
+    def look(self, step: int) -> bool:
+        """Rank 0, after a step: whether a rollback is to be applied now. Raises what must end the trainer.
+
+        A trainer that a crash took back behind the rollback's version first learns the batches up to it again: on top
+        of that version they would be learnt twice, and checkpoints of earlier steps would have its weights.
+        """
         if self._publisher is None:
             return False
         with self._ends_in_words():
             self._publisher.look()
         self._show()
-        return self._publisher.due_rollback is not None
+        due = self._publisher.due_rollback
+        return due is not None and due.version <= step
 
-    @property
-    def rollback_is_due(self) -> bool:
+    def rollback_is_due(self, step: int) -> bool:
         """`look`, on every rank together."""
-        return self._exist and bool(self._shared(self.look()))
+        return self._exist and bool(self._shared(self.look(step)))
 
     def roll_back(self, checkpoints: CheckpointStore) -> None:
         """Put the weights of the newest rollback's version into the engine, on every rank together.

@@ -7,13 +7,14 @@ other MCP clients read it.
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from trinity.environment.environment import Description, Observation
 from trinity.environment.environments.arguments import Arguments
@@ -26,6 +27,7 @@ from trinity.runtime.errors import Conflict, InvalidInput, TimedOut, Unavailable
 SERVERS_VARIABLE = "MCP_SERVERS_FILE"
 MAX_RESULT_CHARACTERS = 20_000
 START_SECONDS = 30.0
+_CONNECTION_CLOSED = -32000  # mcp.types.CONNECTION_CLOSED
 
 
 class McpTools(TextGame):
@@ -121,15 +123,16 @@ class ToolSession:
         require("mcp", "mcp")
         self.tools: list[dict[str, Any]] = []
         self._loop = asyncio.new_event_loop()
-        self._ended: asyncio.Event = asyncio.Event()
         self._ready: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, args=(command,), daemon=True, name="mcp")
+        self._serving = self._loop.create_task(self._serve(command))
+        self._thread = threading.Thread(target=self._run, daemon=True, name="mcp")
         self._thread.start()
         try:
             self._session = self._ready.result(START_SECONDS)
         except Exception as error:
             self.close()
-            raise Unavailable(f"mcp: the server {command['command']!r} does not start: {_said(error)}") from None
+            said = f"no answer in {START_SECONDS:g} s" if isinstance(error, TimeoutError) else _said(error)
+            raise Unavailable(f"mcp: the server {command['command']!r} does not start: {said}") from None
 
     def call(self, name: str, arguments: dict[str, Any], seconds: float) -> tuple[str, bool]:
         """The result's text, and whether the tool failed. Raises TimedOut, or Unavailable if the server is gone."""
@@ -140,7 +143,7 @@ class ToolSession:
             running.cancel()
             raise TimedOut(f"mcp: the tool {name} took longer than {seconds:g} s") from None
         except Exception as error:
-            if not self._thread.is_alive() or "closed" in str(error).lower():
+            if not self._thread.is_alive() or _is_connection_lost(error):
                 raise Unavailable(f"mcp: the server is gone: {_said(error)}") from None
             return _said(error), True
         failed = getattr(result, "is_error", getattr(result, "isError", False))
@@ -148,37 +151,48 @@ class ToolSession:
         return "\n".join(texts)[:MAX_RESULT_CHARACTERS], bool(failed)
 
     def close(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._ended.set)
-            self._thread.join(10)
+        """End the server, also one that has never answered. The library kills one that does not go by itself."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server is gone
+            self._loop.call_soon_threadsafe(self._serving.cancel)
+        self._thread.join(10)
 
-    def _run(self, command: dict[str, Any]) -> None:
+    def _run(self) -> None:
         try:
-            with open(os.devnull, "w") as nowhere:
-                self._loop.run_until_complete(self._serve(command, nowhere))
+            self._loop.run_until_complete(self._serving)
         except BaseException as error:
             if not self._ready.done():
                 self._ready.set_exception(error)
         finally:
             self._loop.close()
 
-    async def _serve(self, command: dict[str, Any], errors: TextIO) -> None:
+    async def _serve(self, command: dict[str, Any]) -> None:
         from mcp import ClientSession, StdioServerParameters
         from mcp.client.stdio import stdio_client
 
-        async with (
-            stdio_client(StdioServerParameters(**command), errlog=errors) as (read, write),
-            ClientSession(read, write) as session,
-        ):
-            await session.initialize()
-            self.tools = [_described(tool) for tool in (await session.list_tools()).tools]
-            self._ready.set_result(session)
-            await self._ended.wait()
+        with open(os.devnull, "w") as errors:  # noqa: ASYNC230 - the loop has nothing else to do
+            async with (
+                stdio_client(StdioServerParameters(**command), errlog=errors) as (read, write),
+                ClientSession(read, write) as session,
+            ):
+                await session.initialize()
+                self.tools = [_described(tool) for tool in (await session.list_tools()).tools]
+                self._ready.set_result(session)
+                await asyncio.Event().wait()  # until close
 
 
 def _described(tool: Any) -> dict[str, Any]:
     schema = getattr(tool, "input_schema", None) or getattr(tool, "inputSchema", None)  # library 2 and 1
     return {"name": tool.name, "description": tool.description or "", "parameters": schema}
+
+
+def _is_connection_lost(error: Exception) -> bool:
+    """Whether it is the library's word for a server that is gone, not an error that a server sent."""
+    import anyio
+
+    if isinstance(error, (anyio.ClosedResourceError, anyio.BrokenResourceError)):
+        return True
+    told = getattr(error, "error", None)  # of both versions of the library
+    return (getattr(told, "code", None), getattr(told, "message", None)) == (_CONNECTION_CLOSED, "Connection closed")
 
 
 def _said(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from urllib.request import ProxyHandler, build_opener
 from trinity.environment.environment import Description
 from trinity.environment.environments.arguments import Arguments
 from trinity.environment.environments.extras import require
-from trinity.environment.environments.game import FORMAT_HINT, TextGame, Turn, TurnRules
+from trinity.environment.environments.game import FORMAT_HINT, Refused, TextGame, Turn, TurnRules
 from trinity.runtime.errors import Full, InvalidInput, TimedOut, Unavailable
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -52,7 +52,10 @@ class OpenEnv(TextGame):
 
     def play(self, action: str) -> Turn:
         assert self.session is not None
-        answer = self.session.ask("step", self._fields(action))
+        try:
+            answer = self.session.ask("step", self._fields(action))
+        except ServerError as error:  # what the policy wrote is no action: no fault of the task or the server
+            raise Refused(str(error)) from None
         reward, done = answer.get("reward"), answer.get("done")
         if isinstance(reward, bool) or not isinstance(reward, int | float | None) or not isinstance(done, bool):
             raise InvalidInput("openenv", f"the server answered reward = {reward!r}, done = {done!r}")
@@ -77,8 +80,13 @@ class OpenEnv(TextGame):
             self.session.close()  # type: ignore[union-attr]
 
 
+class ServerError(InvalidInput):
+    """The server answered a message with an error."""
+
+
 class Session:
-    """A connection. Raises Full, Unavailable, TimedOut, or InvalidInput for an answer against the protocol."""
+    """A connection. Raises Full, Unavailable, TimedOut, ServerError, or InvalidInput for an answer against the
+    protocol."""
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
         client = require("websockets.sync.client", "openenv")
@@ -139,7 +147,7 @@ def _observation(text: str | bytes) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise InvalidInput("openenv", f"the server's message is none: {str(text[:80])!r}") from None
     if kind == "error":
-        raise InvalidInput("openenv", f"the server refused: {json.dumps(data)[:500]}")
+        raise ServerError("openenv", f"the server refused: {json.dumps(data)[:500]}")
     if kind != "observation" or not isinstance(data, dict):
         raise InvalidInput("openenv", f"the server's message is of type {kind!r}, must be an observation")
     return data

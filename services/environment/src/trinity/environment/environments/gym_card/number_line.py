@@ -2,26 +2,30 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from trinity.environment.environment import Description
 from trinity.environment.environments.arguments import Arguments
-from trinity.environment.environments.game import FORMAT_HINT, TextGame, Turn, TurnRules, replies
+from trinity.environment.environments.game import FORMAT_HINT, TextGame, Turn, replies
 
 
 class NumberLine(TextGame):
     """Numbers from 0 to `max_position` (5). Reward 1 at the target, -1 for a move that comes no nearer, else 0.
+
+    `max_steps` is twice `max_position` unless it is given.
 
     A row is {"start", "target"}, or {"seed"}, or nothing: then the episode's seed draws both.
     """
 
     description = Description("number_line", "Walk to the target number by ones.")
     isolation = "none"
-    defaults = TurnRules(max_steps=10)
     instructions = f"Make the current number equal to the target number. Actions: - and + (by one). {FORMAT_HINT}"
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
         self.highest = args.integer("max_position", 5, low=1, high=1000)
+        if "max_steps" not in args:
+            self.rules = replace(self.rules, max_steps=2 * self.highest)
         self.current, self.target = read_line(task, self.highest, seed)
         self.goal = f"Make the current number equal to {self.target}."
         return self._text()

@@ -20,13 +20,16 @@ class WebShop(TextGame):
 
     A row is {"session_id": n} (or R3L's {"task_desc": "n"}). `backend`: `mini` (default), `local` with
     `num_products`, or `http` with `url` and `timeout_seconds`. `sparse: true`: 1 for a score of 0.99 at least, else 0.
+    The episode's reward is that of its last step: what a mistake took, a later purchase makes good.
     """
 
     description = Description(
         "webshop", "Find and buy what a customer asks for.", step_timeout_seconds=60, reset_timeout_seconds=600
     )
     isolation = "thread"
-    defaults = TurnRules(max_steps=15, on_invalid_format=OnInvalid.END, end_penalty=0.1, max_repeats=2)
+    defaults = TurnRules(
+        max_steps=15, on_invalid_format=OnInvalid.END, end_penalty=0.1, max_repeats=2, rewards_add_up=False
+    )
     instructions = (
         "You are shopping online. Find what the instruction asks for, choose its options, and buy it.\n"
         "Actions: search[keywords] where there is a search bar, click[button] for a button of the page. "
@@ -84,8 +87,11 @@ class WebShop(TextGame):
 
 def _backend(args: Arguments) -> Shop:
     kind = args.choice("backend", "mini", ["mini", "local", "http"])
+    url = args.text("url", "")
+    if bool(url) != (kind == "http"):
+        raise args.wrong("url", url, "given with backend http, and left out with any other")
     if kind == "http":
-        return HttpShop(args.text("url"), args.number("timeout_seconds", 30.0, low=0.1))
+        return HttpShop(url, args.number("timeout_seconds", 30.0, low=0.1))
     if kind == "local":
         products = args.integer("num_products", 0, low=0)
         return LocalShop(products or None)

@@ -1,0 +1,88 @@
+"""A Score call: its items in order, several at once, within the time that its caller waits."""
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.sdk import InvalidInput, ScoreItem, scoring
+from trinity.sdk.arena import Arena
+
+
+def request(*responses: str, scorer: str = "scorer") -> pb.ScoreRequest:
+    return pb.ScoreRequest(scorer=scorer, items=[pb.ScoreItem(response=response) for response in responses])
+
+
+@pytest.fixture
+async def arena(request: pytest.FixtureRequest) -> AsyncIterator[Arena]:
+    made = Arena(scorers={"scorer": request.param})
+    yield made
+    await made.drain(1)
+
+
+meeting = threading.Barrier(2)
+
+
+def meet(item: ScoreItem, args: dict[str, Any]) -> float:
+    meeting.wait(20)
+    return float(item.response)
+
+
+@pytest.mark.parametrize("arena", [meet], indirect=True)
+async def test_items_are_scored_side_by_side_and_keep_their_order(arena: Arena) -> None:
+    scores = (await arena.score(request(*map(str, range(40))))).scores
+    assert [score.error for score in scores] == [""] * 40
+    assert [score.reward for score in scores] == list(range(40))
+
+
+@pytest.mark.parametrize("arena", [lambda item, args: 1 / float(item.response)], indirect=True)
+async def test_an_item_that_fails_fails_alone(arena: Arena) -> None:
+    first, second, third = (await arena.score(request("1", "0", "4"))).scores
+    assert (first.reward, third.reward) == (1, 0.25)
+    assert second.error == "ZeroDivisionError: float division by zero"
+    assert not (await arena.score(request())).scores
+    with pytest.raises(InvalidInput, match="at most 4096"):
+        await arena.score(request(*["1"] * 4097))
+
+
+@pytest.mark.parametrize("arena", [lambda item, args: scoring.seconds_left()], indirect=True)
+async def test_a_scorer_knows_how_much_time_is_left(arena: Arena) -> None:
+    (score,) = (await arena.score(request(""))).scores
+    assert 0 < score.reward <= scoring.BUDGET_SECONDS < 60, "before the caller has given up"
+    assert scoring.seconds_left() == math.inf
+
+
+begun = threading.Semaphore(0)
+go_on = threading.Event()
+
+
+def wait(item: ScoreItem, args: dict[str, Any]) -> float:
+    begun.release()
+    go_on.wait(20)
+    return 0.0
+
+
+@pytest.mark.parametrize("arena", [wait], indirect=True)
+async def test_a_caller_that_leaves_takes_what_waits_with_it(arena: Arena) -> None:
+    asking = asyncio.create_task(arena.score(request(*["1"] * 1000)))
+    await asyncio.to_thread(begun.acquire, timeout=20)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    go_on.set()
+    arena._pool.shutdown()
+    counted = 1
+    while begun.acquire(blocking=False):
+        counted += 1
+    assert counted <= 16
+
+
+@pytest.mark.parametrize("arena", [lambda item, args: 1.0], indirect=True)
+async def test_what_a_shutdown_leaves_unscored_is_an_error_never_a_reward(arena: Arena) -> None:
+    made = scoring.Scoring(lambda item, args: 1.0, request("1", "2"))
+    made.stop()
+    made.work()
+    assert [score.error for score in made.response().scores] == ["not scored: the service shut down"] * 2
