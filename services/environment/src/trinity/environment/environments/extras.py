@@ -13,5 +13,5 @@ def require(module: str, extra: str, note: str = "") -> ModuleType:
     except ImportError as error:
         raise Conflict(
             f"{module} is not installed in the environment service ({error}); pip install "
-            f"'trinity-environment[{extra}]'{note}"
+            f"-e 'services/environment[{extra}]'{note}"
         ) from None

