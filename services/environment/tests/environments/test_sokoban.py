@@ -90,7 +90,7 @@ def test_no_move_loses_a_box_or_enters_a_wall(actions: list[str], seed: int) -> 
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ({"level": ""}, "task.level"),
+        ({"level": " "}, "task.level"),
         ({"level": "#P#"}, "as many boxes as targets"),
         ({"level": "PXO?"}, "symbols ['?']"),
         ({"level": "PPXO"}, "has 2 players"),
