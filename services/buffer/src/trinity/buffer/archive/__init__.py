@@ -59,7 +59,7 @@ def open_archive(path: str, name: str, run: str) -> Archive:
     kind, place = kind_of(path), Path(path).expanduser()
     if kind is Kind.SQL:
         check_table_name(name)
-        with needed_from("trinity-buffer"):
+        with needed_from("services/buffer"):
             from trinity.buffer.archive.sql import SqlArchive
         return SqlArchive(path, name, run)
     if kind is Kind.PARQUET:

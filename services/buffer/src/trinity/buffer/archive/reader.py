@@ -80,7 +80,7 @@ def holds_experiences(path: str, name: str) -> bool:
     except InvalidInput:
         return False
     if kind is Kind.SQL:
-        with needed_from("trinity-buffer"):
+        with needed_from("services/buffer"):
             from trinity.buffer.archive.sql import columns_of as columns_of_table
         return "token_ids" in columns_of_table(path, name)
     if kind is Kind.PARQUET:
@@ -96,7 +96,7 @@ def holds_experiences(path: str, name: str) -> bool:
 def _source(path: str, name: str) -> Source:
     kind, place = kind_of(path), Path(path).expanduser()
     if kind is Kind.SQL:
-        with needed_from("trinity-buffer"):
+        with needed_from("services/buffer"):
             from trinity.buffer.archive.sql import SqlRows
         return SqlRows(path, name)
     if not place.exists():

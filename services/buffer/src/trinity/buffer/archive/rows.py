@@ -86,14 +86,14 @@ def kind_of(path: str) -> Kind:
 
 
 @contextlib.contextmanager
-def needed_from(distribution: str) -> Iterator[None]:
+def needed_from(package: str) -> Iterator[None]:
     """Around the import of a kind: what is not installed becomes an InvalidInput that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
         if str(error.name).startswith("trinity"):
             raise
-        raise InvalidInput("path", f"needs {error.name}; pip install '{distribution}'") from None
+        raise InvalidInput("path", f"needs {error.name}; pip install -e '{package}'") from None
 
 
 def check_table_name(name: str) -> None:
