@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
@@ -37,8 +38,15 @@ from trinity.explorer.environment import EnvironmentClient
 from trinity.runtime.errors import Conflict
 
 LEAST = 0.9
+WARM_TURNS = 3  # Java compiles what it has seen often enough
 ROOM_STEPS = 20
-ENGINES = {"alfworld": "alfworld", "scienceworld": "scienceworld"}  # name -> module
+ENGINES = ("alfworld", "scienceworld")  # as environments, and as modules
+# What each is compared with, and what of it has to be reached. ScienceWorld's own environment lists all valid actions
+# at every step; the service plays on its simulator directly, and so does the second peer.
+PEERS = {
+    "alfworld": {"textworld": LEAST},
+    "scienceworld": {"ScienceWorldEnv": LEAST, "simulator alone": None},
+}
 EXPERIMENTS = ("find-living-thing", "find-non-living-thing", "find-plant", "find-animal", "identify-life-stages-1")
 ARGS = {"alfworld": {"max_steps": 1000, "max_repeats": 0}, "scienceworld": {"max_steps": 1000}}
 
@@ -97,9 +105,12 @@ def wander(engine: Engine, seed: int) -> list[str]:
     return actions
 
 
-def play_bare(name: str, game: Game) -> Iterator[None]:
+def play_bare(peer: str, game: Game) -> Iterator[None]:
     """The engine's own calls; yields after the reset and after each step."""
-    if name == "alfworld":
+    if peer == "ScienceWorldEnv":
+        yield from play_scienceworld(game)
+        return
+    if peer == "textworld":
         engine = Engine(draw_room(game.task["task_type"], game.task["seed"]))
         try:
             engine.reset()
@@ -123,12 +134,33 @@ def play_bare(name: str, game: Game) -> Iterator[None]:
         simulator.leave(machine)
 
 
-def work(name: str) -> None:
+@cache
+def scienceworld() -> Any:
+    from scienceworld import ScienceWorldEnv
+
+    os.environ["PATH"] = f"{Path(simulator.java()).parent}:{os.environ['PATH']}"
+    return ScienceWorldEnv("", envStepLimit=1000)
+
+
+def play_scienceworld(game: Game) -> Iterator[None]:
+    """As its package is used."""
+    environment = scienceworld()
+    environment.load(game.task["task_name"], game.task["var_num"], "easy")
+    environment.reset()
+    yield
+    for action in game.actions:
+        _, _, done, _ = environment.step(action)
+        yield
+        if done:
+            break
+
+
+def work(peer: str) -> None:
     """A bare worker: for each line of games on its input it plays them, and prints the steps a second."""
     for line in sys.stdin:
         clock = Clock()
         for game in json.loads(line):
-            playing = play_bare(name, Game(**game))
+            playing = play_bare(peer, Game(**game))
             next(playing)
             clock.begin()
             for _ in playing:
@@ -139,8 +171,8 @@ def work(name: str) -> None:
 class Bare:
     """Processes with an engine each."""
 
-    def __init__(self, name: str, workers: int) -> None:
-        command = [sys.executable, __file__, name]
+    def __init__(self, peer: str, workers: int) -> None:
+        command = [sys.executable, __file__, peer]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._workers = [subprocess.Popen(command, **pipes) for _ in range(workers)]
 
@@ -206,36 +238,55 @@ async def turn(playing: Awaitable[tuple[float, int]], *pids: int) -> Turn:
     return Turn(rate, (cpu_seconds(*pids) - before) / steps)
 
 
-async def compare(name: str, games: Sequence[Game], args: argparse.Namespace) -> list[tuple[Turn, Turn]]:
+async def compare(name: str, peer: str, games: Sequence[Game], args: argparse.Namespace) -> list[tuple[Turn, Turn]]:
     """Bare and through the service."""
     with tempfile.TemporaryDirectory() as folder:
         service = ServiceProcess("environment", Path(folder), LOG_LEVEL="WARNING").start(wait_seconds=0)
-        bare = Bare(name, args.workers)
+        bare = Bare(peer, args.workers)
         try:
             await until_serving(service)
             client = EnvironmentClient(service.address, wait_seconds=60)
             found = []
-            for _ in range(1 + args.turns):  # the first turn starts and warms the engines
+            for _ in range(WARM_TURNS + args.turns):
                 alone = await turn(asyncio.to_thread(bare.play, games), *bare.pids)
                 through = play_through(client, name, games, args.workers)
                 found.append((alone, await turn(through, os.getpid())))
             await client.close()
-            return found[1:]
+            return found[WARM_TURNS:]
         finally:
             bare.end()
             service.stop()
 
 
+def figures(found: Sequence[tuple[Turn, Turn]], least: float | None) -> tuple[str, ...]:
+    """The columns of a comparison."""
+    bare, ours = (mean(side.steps_per_second for side in sides) for sides in zip(*found, strict=True))
+    bare_cpu, our_cpu = (f"{1e3 * mean(side.cpu_per_step for side in sides):.1f}" for sides in zip(*found, strict=True))
+    singles = ", ".join(f"{one.steps_per_second / alone.steps_per_second:.2f}" for alone, one in found)
+    limit = "" if least is None else at_least(ours / bare, least)
+    return f"{bare:,.1f}", f"{ours:,.1f}", f"{ours / bare:.2f}", limit, singles, our_cpu, bare_cpu
+
+
 async def measure_engines(args: argparse.Namespace) -> None:
     table = Table(
         f"engines, {args.workers} workers a side",
-        ("engine", "bare steps/s", "service steps/s", "ratio", "limit", "single ratios", "CPU ms a step", "bare"),
+        (
+            "engine",
+            "bare",
+            "bare steps/s",
+            "service steps/s",
+            "ratio",
+            "limit",
+            "single ratios",
+            "CPU ms a step",
+            "of bare",
+        ),
         [f"the same games on both sides in turns, {args.turns} times {args.games} games a worker"],
     )
-    for name, module in ENGINES.items():
+    for name in ENGINES:
         if args.tiny and table.rows:
             break  # one engine shows that it runs
-        if find_spec(module) is None:
+        if find_spec(name) is None:
             table.notes.append(
                 f"{name} is skipped: it is not installed (pip install -e 'services/environment[{name}]')"
             )
@@ -245,14 +296,8 @@ async def measure_engines(args: argparse.Namespace) -> None:
         except Conflict as missing:
             table.notes.append(f"{name} is skipped: {missing}")
             continue
-        found = await compare(name, games, args)
-        bare, ours = (mean(side.steps_per_second for side in sides) for sides in zip(*found, strict=True))
-        bare_cpu, our_cpu = (
-            f"{1e3 * mean(side.cpu_per_step for side in sides):.1f}" for sides in zip(*found, strict=True)
-        )
-        singles = ", ".join(f"{one.steps_per_second / alone.steps_per_second:.2f}" for alone, one in found)
-        figures = (f"{bare:,.1f}", f"{ours:,.1f}", f"{ours / bare:.2f}", at_least(ours / bare, LEAST))
-        table.rows.append((name, *figures, singles, our_cpu, bare_cpu))
+        for peer, least in PEERS[name].items():
+            table.rows.append((name, peer, *figures(await compare(name, peer, games, args), least)))
     simulator.end_all()
     table.show()
 

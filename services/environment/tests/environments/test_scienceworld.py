@@ -110,7 +110,9 @@ def test_closing_frees_a_thread_that_waits_for_a_stuck_machine() -> None:
     psutil.Process(environment.simulator._process.pid).suspend()
     with ThreadPoolExecutor(1) as thread:
         stuck = thread.submit(environment.step, write("look around"))
-        time.sleep(0.3)
+        deadline = time.monotonic() + 20
+        while environment.simulator.usable and time.monotonic() < deadline:
+            time.sleep(0.01)
         environment.close()
         with pytest.raises(Exception, match=r".*"):
             stuck.result(20)

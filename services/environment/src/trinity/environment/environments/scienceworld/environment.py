@@ -67,6 +67,8 @@ class ScienceWorld(TextGame):
         success = self.score == SOLVED
         reward = (max(0, self.score) - self._paid) / 100
         self._paid = max(0, self.score)
+        if done or success:
+            self.close()  # the machine is free for the next episode, whenever this one is closed
         if text.startswith(_UNKNOWN_ACTION):
             refused = self._refuse("invalid_action", text.strip())
             return Turn(refused.text, refused.reward + reward, refused.done, metrics={"score": float(self.score)})
