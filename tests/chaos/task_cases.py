@@ -34,6 +34,7 @@ def rollback_with_fencing(run: TaskRun, chance: random.Random) -> None:
     newest = run.trained
     target = newest - chance.randint(1, 3)
     done = run.rollback(target)
+    _go_on(run)
     withdrawn = set(done.withdrawn)
     check(withdrawn == set(range(target + 1, newest + 1)), f"a rollback to {target} has withdrawn {withdrawn}")
     run.until(lambda: run.stats().dropped.get("fenced", 0) > 0, 20, "the buffer has fenced something")
@@ -54,15 +55,27 @@ def rollback_with_fencing(run: TaskRun, chance: random.Random) -> None:
 
 
 def _train_until_groups_lie_ready(run: TaskRun, chance: random.Random) -> int:
-    """Until some by the newest version are stored and in no ledger entry; the steps that have one."""
+    """Until some by the newest version are stored and in no ledger entry; the steps that have one.
+
+    They are too few for an entry, and the explorers stand still, so that they lie there until the rollback.
+    """
     for step in range(4, run.steps - _AHEAD):
         run.train_to(step)
         all_fed = GROUPS * (step + 1 + _AHEAD)
-        missing = chance.randrange(GROUPS)
+        missing = chance.randrange(1, GROUPS)
         run.until(lambda: run.stats().stored >= all_fed - missing, 40, "groups lie ready")  # noqa: B023
+        for explorer in run.explorers.values():
+            explorer.hold()
         ledger = run.ledger()
         taken = {group.log_sequence for entry in ledger for group in entry.groups}
         lying = [group for sequence, group in run.stored().items() if sequence not in taken]
-        if any(span.version == run.trained for group in lying for e in group.experiences for span in e.version_spans):
+        versions = {span.version for group in lying for e in group.experiences for span in e.version_spans}
+        if len(lying) < GROUPS and run.trained in versions:
             return len(ledger)
+        _go_on(run)
     raise AssertionError("the ledger was always ahead of all that is stored: nothing can be fenced")
+
+
+def _go_on(run: TaskRun) -> None:
+    for explorer in run.explorers.values():
+        explorer.go_on()
