@@ -13,13 +13,13 @@ itself against float64, on the same float32 logits.
 import argparse
 import asyncio
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from own_process import FOUND, found_by
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tests")]
 
@@ -158,18 +158,6 @@ def sampled_file(model: str, side: str) -> Path:
     return Path(model).with_name(f"{side}.json")
 
 
-def found_by(process: str, model: str) -> Found:
-    """By a process of its own, so that each has the whole GPU."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--process", process, "--model", model]
-    given = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"} if "--cpu" in sys.argv else {}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_SECONDS, env={**os.environ, **given})
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    if not lines:
-        raise SystemExit(f"{process}: {done.stdout[-1500:]}{done.stderr[-3000:]}")
-    print(f"  {lines[-1]}", file=sys.stderr, flush=True)
-    return dict(json.loads(lines[-1].removeprefix("FOUND ")))
-
-
 def show(args: argparse.Namespace, found: Found) -> None:
     from buffer_table import Table, at_least, at_most
 
@@ -211,7 +199,7 @@ def main() -> None:
     if args.process:
         explores = args.process == "explorer"
         made = {"explorer": asyncio.run(sample_explorer(args))} if explores else sample_plain(args)
-        print(f"\nFOUND {json.dumps(rates(args, made))}", flush=True)
+        print(f"\n{FOUND}{json.dumps(rates(args, made))}", flush=True)
         return
     with tempfile.TemporaryDirectory(prefix="logprobs-") as folder:
         import torch
@@ -220,8 +208,9 @@ def main() -> None:
         make_model(Path(folder) / "model", args)
         torch.cuda.empty_cache()
         model, found = f"{folder}/model", {}
+        given = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"} if args.cpu else {}
         for process in PROCESSES:
-            found |= found_by(process, model)
+            found |= found_by(process, "--model", model, limit_seconds=PROCESS_SECONDS, **given)
         for side, seen in errors(args, model).items():
             found[side] = found.get(side, {}) | seen
     show(args, found)

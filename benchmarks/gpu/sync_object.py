@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from own_process import FOUND, found_by
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tests")]
 
@@ -172,17 +173,6 @@ async def pauses_of(engine: Any, update: dict[str, Any], updates: int) -> list[f
     return pauses
 
 
-def found_by(process: str, folder: str) -> Found:
-    """By a process of its own, so that each has the whole GPU."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--process", process, "--folder", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_SECONDS)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    if not lines:
-        raise SystemExit(f"{process}: {done.stdout[-1500:]}{done.stderr[-3000:]}")
-    print(f"  {lines[-1]}", file=sys.stderr, flush=True)
-    return dict(json.loads(lines[-1].removeprefix("FOUND ")))
-
-
 def show(args: argparse.Namespace, found: Found) -> None:
     from buffer_table import Table, at_most
 
@@ -227,7 +217,7 @@ def main() -> None:
         vars(args).update(TINY, length=64, updates=2)
     if args.process:
         found = train_and_publish(args) if args.process == "trainer" else asyncio.run(fetch_and_load(args))
-        print(f"\nFOUND {json.dumps(found)}", flush=True)
+        print(f"\n{FOUND}{json.dumps(found)}", flush=True)
         return
     with tempfile.TemporaryDirectory(prefix="sync-object-", dir=os.environ.get("TMPDIR")) as folder:
         import torch
@@ -235,7 +225,8 @@ def main() -> None:
 
         make_model(Path(folder) / "model", args)
         torch.cuda.empty_cache()
-        show(args, found_by("trainer", folder) | found_by("explorer", folder))
+        parts = (found_by(part, "--folder", folder, limit_seconds=PROCESS_SECONDS) for part in ("trainer", "explorer"))
+        show(args, {name: value for part in parts for name, value in part.items()})
 
 
 if __name__ == "__main__":
