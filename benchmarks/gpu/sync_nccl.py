@@ -91,6 +91,7 @@ def send_all(args: argparse.Namespace, model: Path, child: list[str]) -> dict[st
             send(group, tensors, weights, BUCKET)
         extra = 0 if args.cpu else torch.cuda.max_memory_allocated() - base
         out, _ = process.communicate(timeout=SECONDS)
+        print('\n'.join(line for line in out.splitlines() if 'engine.loaded' in line), file=sys.stderr)
         found = json.loads(out.splitlines()[-1])
         return {"bytes": size, "broadcast": seconds, "sender_gib": extra / 2**30, **found}
     finally:

@@ -150,15 +150,20 @@ class Engine:
             begin, request = time.monotonic(), WeightTransferUpdateRequest(update_info=update_info)
             try:
                 await _within(_CALL_SECONDS, "pausing", self.llm.pause_generation(mode="keep", clear_cache=False))
+                paused = time.monotonic()
                 await _within(_LOAD_SECONDS, "the update", self._update(request))
                 self._serials.append(serial)
+                loaded = time.monotonic()
                 await _within(_CALL_SECONDS, "resuming", self.llm.resume_generation())
             except Exception as error:
                 with contextlib.suppress(Exception):  # the core may be gone
                     abandoning = self.llm.collective_rpc("abandon_weight_update")
                     await _within(_CALL_SECONDS, "abandoning the update", abandoning)
                 raise EngineFailed(f"loading failed, the engine is paused: {error}") from error
-            return time.monotonic() - begin
+            end = time.monotonic()
+            parts = {"pausing": paused - begin, "loading": loaded - paused, "resuming": end - loaded}
+            log.debug("explorer.engine.loaded", serial=serial, **{k: round(v, 4) for k, v in parts.items()})
+            return end - begin
 
     async def _update(self, request: Any) -> None:
         await self.llm.start_weight_update()
