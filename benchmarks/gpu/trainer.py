@@ -1,13 +1,14 @@
 """The trainer's own engine on GPUs: tokens a second, the part of the hardware's peak, memory, and what padding costs.
 
-    python benchmarks/gpu/trainer.py [4096] [kept] [16384] [padding] [compiled]    1.5 B on one GPU, ZeRO 2; all: 6 min
-    python benchmarks/gpu/trainer.py --size 7B --gpus 2 [4096] [16384]             ZeRO 3
+    python benchmarks/gpu/trainer.py [part ...]                          1.5 B on one GPU, ZeRO 2; all: seven minutes
+    python benchmarks/gpu/trainer.py --size 7B --gpus 2 [4096] [16384]   ZeRO 3
     python benchmarks/gpu/trainer.py --cpu --tiny
 
 A step is 16,384 tokens a GPU in one packed micro-batch, lengths mixed, and one update of AdamW, float32 masters; its
-loss is GRPO's, without a reference. 4096, 16384: the longest length. kept: as 4096, activations kept, not made anew.
-padding: lengths uniform in [1, 4096], packed against rows of 4 padded to the longest. compiled, the peer of 4096: the
-transformers model with torch.compile, 4 rows of 4096, the same head and loss, AdamW on bf16 alone, activations kept.
+loss is GRPO's, without a reference. 4096, 16384: the longest length; gradient_checkpointing is `mlp`. anew, kept: as
+4096, with true and false. unfused: as anew, without kernels of our own. padding: lengths uniform in [1, 4096], packed
+against rows of 4 padded to the longest. compiled, the peer of 4096: the transformers model with torch.compile, 4 rows
+of 4096, the same head and loss, AdamW on bf16 alone, activations kept.
 
 6N: 6 x parameters x tokens/s, as a part of 989 TFLOP/s a GPU. GiB: the most that tensors took on GPU 0.
 """
@@ -32,9 +33,10 @@ SHAPES = {  # hidden, layers, heads, key-value heads, intermediate, vocabulary, 
     "1.5B": (1536, 28, 12, 2, 8960, 151_936, True),
     "7B": (3584, 28, 28, 4, 18944, 152_064, False),
 }
-PARTS = ("4096", "kept", "16384", "padding", "compiled")
+PARTS = ("4096", "anew", "kept", "unfused", "16384", "padding", "compiled")
 PEAK_FLOPS, PART_SECONDS = 989e12, 240.0
 LEAST_TOKENS, MOST_GIB, LEAST_OF_PADDED, LEAST_SHARE = 45_000, 40.0, 1.7, 0.40
+_OF_JOB = ("gpus", "zero", "steps", "tokens", "longest")
 ADAM = {"lr": 1e-6, "weight_decay": 0.0}
 
 
@@ -181,8 +183,9 @@ def time_part(part: str, job: dict[str, Any]) -> dict[str, Any]:
         lengths = np.random.default_rng(0).integers(1, longest + 1, 8 * job["tokens"] // longest).tolist()
         rows = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": job["tokens"] // longest}
         return time_engine(job, lengths, packed if part == "packed" else {"use_remove_padding": False, **rows})
-    kept = {"gradient_checkpointing": False} if part == "kept" else {}
-    return time_engine(job, mixed_lengths(longest, tokens), {**packed, **kept})
+    anew = {"anew": True, "kept": False, "unfused": True}.get(part, "mlp")
+    trainer = {**packed, "gradient_checkpointing": anew, "fused_kernels": part != "unfused"}
+    return time_engine(job, mixed_lengths(longest, tokens), trainer)
 
 
 def run_parts(parts: list[str], job: dict[str, Any], seconds: float) -> Found:
@@ -230,11 +233,11 @@ def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
     share = {part: 6 * parameters * rate / (PEAK_FLOPS * args.gpus) for part, rate in speed.items()}
     for part, seen in found.items():
         limit, ratio = "", ""
-        if args.size == "7B" and part in PARTS[:3]:
+        if args.size == "7B" and part in ("4096", "16384"):
             limit, ratio = f"6N >= {at_least(share[part], LEAST_SHARE)}", f"{share[part] / LEAST_SHARE:.2f}"
-        elif part in PARTS[:2]:
+        elif part == "4096":
             limit, ratio = f"tokens/s >= {at_least(speed[part], LEAST_TOKENS)}", f"{speed[part] / LEAST_TOKENS:.2f}"
-        elif part in ("16384", "compiled") and "4096" in speed:
+        elif part not in ("packed", "padded") and "4096" in speed:
             limit, ratio = "of 4096", f"{speed[part] / speed['4096']:.2f}"
         elif part == "packed" and "padded" in speed:
             gain = speed["packed"] / speed["padded"]
@@ -284,7 +287,7 @@ def main() -> None:
         made = subprocess.run(make, stdout=subprocess.PIPE, timeout=PART_SECONDS, check=True)
         parameters = int(made.stdout.split()[-1])
         job = {"folder": folder, "model": f"{folder}/model", "device": device, "vocabulary": SHAPES[args.size][5],
-               **{name: getattr(args, name) for name in ("gpus", "zero", "steps", "tokens", "longest")}}  # fmt: skip
+               **{name: getattr(args, name) for name in _OF_JOB}}  # fmt: skip
         parts = " ".join(args.parts).replace("padding", "padded packed").split()
         # Each by processes of its own, for its memory; a tiny one measures nothing.
         for together in [parts] if args.tiny else [[part] for part in parts]:

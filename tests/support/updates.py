@@ -18,6 +18,11 @@ from support.training import BASE, fixed_batch, make_gpt2, wait_for
 from trinity.runtime.process import free_port
 
 Seen = dict[str, Any]
+# ZeRO stage, limit of the gradient's norm, dtype: what becomes of a gradient that is not finite differs between them.
+SHARDINGS = [
+    (0, 0.5, "float32"), (0, 0.0, "float32"), (2, 0.5, "float32"), (3, 0.5, "float32"),
+    (0, 0.5, "bfloat16"), (1, 0.5, "bfloat16"), (2, 0.5, "bfloat16"), (2, 0.0, "bfloat16"), (3, 0.5, "bfloat16"),
+]  # fmt: skip
 
 
 def see(model: Path, folder: Path, which: str = "updates", seconds: float = 170) -> Seen:
@@ -47,7 +52,7 @@ def engine_of(model: str, zero: int, algorithm: dict[str, Any], trainer: dict[st
 
 
 def weights_of(engine: Any) -> dict[str, np.ndarray]:
-    return {name: tensor.clone().numpy() for name, tensor in engine.weights()}
+    return {name: tensor.float().clone().numpy() for name, tensor in engine.weights()}
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
@@ -77,11 +82,11 @@ def resumed(model: str, folder: Path, algorithm: dict[str, Any], trainer: dict[s
     }
 
 
-def spoilt(model: str, zero: int, clip: float, kind: str) -> Seen:
+def spoilt(model: str, zero: int, clip: float, dtype: str, kind: str) -> Seen:
     """A step, then one whose loss or gradient is not finite, then a good one again."""
     from trinity.trainer.bad_steps import BadStep
 
-    engine = engine_of(model, zero, {}, {"grad_clip": clip})
+    engine = engine_of(model, zero, {}, {"grad_clip": clip, "deepspeed": {"dtype": dtype}})
     engine.train(fixed_batch(1), 100)
     before, batch, problem = weights_of(engine), fixed_batch(2), ""
     sequences, backward = list(batch.sequences), engine._model.backward
@@ -220,9 +225,9 @@ def scenarios(model: str, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "reference_in_reward", offloaded(model, {"kl_penalty_fn": "k2", "kl_loss_fn": "none"})
     yield "critic_alone", critic_alone(model)
     yield "nothing", nothing_to_learn(model)
-    for zero, clip in ((0, 0.5), (0, 0.0), (2, 0.5), (3, 0.5)):
+    for zero, clip, dtype in SHARDINGS:
         for kind in ("loss", "gradient"):
-            yield f"{kind}_{zero}_{clip}", spoilt(model, zero, clip, kind)
+            yield f"{kind}_{zero}_{clip}_{dtype}", spoilt(model, zero, clip, dtype, kind)
 
 
 def memory_scenarios(model: str) -> Iterator[tuple[str, Any]]:

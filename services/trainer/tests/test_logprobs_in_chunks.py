@@ -18,11 +18,11 @@ def inputs(seed: int, tokens: int, width: int, vocabulary: int, dtype: torch.dty
     return hidden, weight, targets, temperatures
 
 
-@given(seed=st.integers(0, 1000), tokens=st.integers(0, 30), chunk=st.integers(1, 40))
-@settings(max_examples=40, deadline=None)
-def test_values_and_gradients_are_the_plain_ones(seed: int, tokens: int, chunk: int) -> None:
+@given(seed=st.integers(0, 1000), tokens=st.integers(0, 30), chunk=st.integers(1, 40), fused=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_values_and_gradients_are_the_plain_ones(seed: int, tokens: int, chunk: int, fused: bool) -> None:
     hidden, weight, targets, temperatures = inputs(seed, tokens, 8, 17, torch.float32)
-    found = chunked_logprobs(hidden, weight, targets, temperatures, chunk)
+    found = chunked_logprobs(hidden, weight, targets, temperatures, chunk, fused=fused)
     logs = torch.log_softmax((hidden @ weight.T) / temperatures[:, None], -1)
     expected = logs.gather(1, targets[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
     for one, other in zip(found, expected, strict=True):

@@ -12,6 +12,8 @@ from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.weights import Lora
 from trinity.trainer import attention
+from trinity.trainer.checkpointing import Checkpointing, make_anew
+from trinity.trainer.fused import fuse, wants_kernels
 from trinity.trainer.logprobs import chunked_logprobs
 from trinity.trainer.lora import adapter_weights, add_adapters, without_adapters
 from trinity.trainer.microbatch import MicroBatch
@@ -23,11 +25,12 @@ log = structlog.get_logger(__name__)
 class _Head(nn.Module):
     """Takes the output projection's place and owns its weight, so that ZeRO-3 gathers it when it is called."""
 
-    def __init__(self, projection: nn.Linear, chunk: int, in_float32: bool) -> None:
+    def __init__(self, projection: nn.Linear, chunk: int, in_float32: bool, fused: bool) -> None:
         super().__init__()
         self.weight = projection.weight
         self.chunk = chunk
         self.in_float32 = in_float32
+        self.fused = fused
         self.otherwise = False
 
     def forward(
@@ -38,7 +41,7 @@ class _Head(nn.Module):
             hidden, weight, in_float32 = hidden.bfloat16(), weight.bfloat16(), False
         elif self.otherwise:
             in_float32 = True
-        return chunked_logprobs(hidden, weight, targets, temperatures, self.chunk, in_float32)
+        return chunked_logprobs(hidden, weight, targets, temperatures, self.chunk, in_float32, self.fused)
 
 
 class TokenModel(nn.Module):
@@ -91,6 +94,7 @@ class PolicyModel(TokenModel):
         packed: bool = False,
         group: SequenceGroup | None = None,
         head_in_float32: bool = False,
+        fused: bool = False,
     ) -> None:
         super().__init__(model, packed, group)
         projection = model.get_output_embeddings()
@@ -100,7 +104,7 @@ class PolicyModel(TokenModel):
         for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
             if getattr(config, name, None):
                 raise InvalidInput("model.model_path", f"its config has {name}, which is not supported")
-        model.set_output_embeddings(_Head(projection, chunk, head_in_float32))
+        model.set_output_embeddings(_Head(projection, chunk, head_in_float32, fused))
         self.lora: Lora | None = None
 
     def forward(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,16 +140,18 @@ def load_policy(
     config: ModelConfig,
     dtype: torch.dtype,
     chunk: int,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: Checkpointing,
     *,
     packed: bool = False,
     group: SequenceGroup | None = None,
     head_in_float32: bool = False,
+    fused: bool | None = False,
 ) -> PolicyModel:
     """The model in `model_path`. Raises InvalidInput if transformers cannot load it.
 
     packed: let it read packed micro-batches, if it can; `packed` of the result says whether. chunk: as many logits
-    exist at a time as those of this many tokens.
+    exist at a time as those of this many tokens. gradient_checkpointing: see checkpointing.py. fused: with kernels of
+    its own (see fused.py); None: if it is large enough.
     """
     from transformers import AutoModelForCausalLM
 
@@ -155,10 +161,12 @@ def load_policy(
         )
     except (OSError, ValueError) as error:
         raise InvalidInput("model.model_path", f"{config.model_path!r} cannot be loaded: {error}") from None
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with_kernels = wants_kernels(model, fused)
+    if with_kernels:
+        fuse(model)
+    make_anew(model, gradient_checkpointing)
     packed = packed and pack(model, group)
-    policy = PolicyModel(model, chunk, packed, group, head_in_float32)
+    policy = PolicyModel(model, chunk, packed, group, head_in_float32, with_kernels)
     if config.lora is not None:
         policy.lora = add_adapters(policy.model, config.lora, dtype)
     return policy

@@ -49,7 +49,16 @@ class TrainerConfig(Section):
     )
     max_checkpoints_to_keep: PositiveInt | None = Field(None, description="Older ones are removed; null: keep all")
     grad_clip: NonNegativeFloat = Field(1.0, description="Gradient norm limit; 0: off")
-    gradient_checkpointing: bool = Field(True, description="Recompute activations in the backward pass")
+    gradient_checkpointing: bool | Literal["mlp"] = Field(
+        True,
+        description="Recompute activations in the backward pass: of whole layers, or of their MLPs alone, which is "
+        "faster and takes more memory",
+    )
+    fused_kernels: bool | None = Field(
+        None,
+        description="On GPUs, kernels for norms, gates, rotations and logits, which torch.compile makes in about half "
+        "a minute at the start; null: for models of 100 M parameters and more",
+    )
     mini_batch_size: PositiveInt | None = Field(
         None, description="Experiences of one update of the weights; null: the whole batch, in one update"
     )

@@ -16,6 +16,8 @@ from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.aggregation import Totals, aggregate
 from trinity.trainer.algorithms.report import Report, masked_sum
 from trinity.trainer.batch import TrainSequence
+from trinity.trainer.checkpointing import Checkpointing, make_anew
+from trinity.trainer.fused import fuse, wants_kernels
 from trinity.trainer.microbatch import MicroBatch
 from trinity.trainer.model import TokenModel, pack
 from trinity.trainer.sequence_parallel import SequenceGroup
@@ -40,10 +42,11 @@ class ValueModel(TokenModel):
 def load_critic(
     config: ModelConfig,
     dtype: torch.dtype,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: Checkpointing,
     *,
     packed: bool = False,
     group: SequenceGroup | None = None,
+    fused: bool | None = False,
 ) -> ValueModel:
     """The body of the model in critic_model_path or, without one, in model_path. Raises InvalidInput."""
     from transformers import AutoModel
@@ -56,8 +59,9 @@ def load_critic(
         )
     except (OSError, ValueError) as error:
         raise InvalidInput(key, f"{path!r} cannot be loaded: {error}") from None
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if wants_kernels(model, fused):
+        fuse(model)
+    make_anew(model, gradient_checkpointing)
     return ValueModel(model, dtype, packed and pack(model, group), group)
 
 

@@ -13,6 +13,7 @@ from trinity.trainer.engine.guard import Guard
 from trinity.trainer.engine.sums import Sums
 
 _TAG = "deepspeed"
+_BUCKET_ELEMENTS = 100_000_000  # of gradients on their way; DeepSpeed's own choice takes 2 GB of the GPU in float32
 
 
 class DeepSpeedModel:
@@ -56,15 +57,16 @@ class DeepSpeedModel:
         self.engine.backward(loss * self.engine.world_size, scale_wrt_gas=False)
         self._sums.take()
 
-    def step(self, rate: float) -> float | None:
+    def step(self, rate: float, sound: torch.Tensor) -> float | None:
         """Update with what has accumulated, at this learning rate; returns the gradient's norm before clipping.
 
-        If that is not finite no weight was changed.
+        If that is not finite, or `sound` is false, no weight was changed.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self._accumulated = False
         self._sums.give()
+        self._guard.sound = sound
         self.engine.step()
         norm = self._guard.norm
         return None if norm is None else float(norm)
@@ -169,7 +171,7 @@ def deepspeed_config(
     trainer: TrainerConfig, dtype: torch.dtype, device: torch.device, grad_clip: float
 ) -> dict[str, Any]:
     """What `deepspeed.initialize` is given. Micro-batches are none of its concern: see DeepSpeedModel."""
-    zero: dict[str, Any] = {"stage": trainer.deepspeed.zero_stage}
+    zero: dict[str, Any] = {"stage": trainer.deepspeed.zero_stage, "reduce_bucket_size": _BUCKET_ELEMENTS}
     if _offloads(trainer, device):
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         if trainer.deepspeed.offload_param:
@@ -182,7 +184,8 @@ def deepspeed_config(
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": grad_clip,
-        "bf16": {"enabled": dtype is torch.bfloat16},
+        # That a gradient is finite is seen by its norm (Guard); DeepSpeed would look at each parameter's own.
+        "bf16": {"enabled": dtype is torch.bfloat16, "check_grad_overflow": False},
         # Under ZeRO 0 and 1 DeepSpeed would refuse, or take another optimizer of its own: see Sums.
         "data_types": {"grad_accum_dtype": "fp32" if trainer.deepspeed.zero_stage >= 2 else None},
         "steps_per_print": 10**9,

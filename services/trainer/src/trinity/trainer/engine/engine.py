@@ -24,6 +24,7 @@ from trinity.trainer.algorithms.report import Report, join, means
 from trinity.trainer.algorithms.whole_batch import informed, needs_policy, penalised
 from trinity.trainer.bad_steps import BadStep
 from trinity.trainer.batch import TrainBatch, TrainSequence, with_advantages
+from trinity.trainer.checkpointing import Checkpointing
 from trinity.trainer.engine.critic import explained_variance, in_rows, load_critic, value_loss
 from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
 from trinity.trainer.engine.dropout import disable_dropout
@@ -60,6 +61,7 @@ class TrainEngine:
             torch.cuda.set_device(self.device)
         deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
         self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
+        self._fused = trainer.fused_kernels if on_gpu else False
         policy = self._load(trainer.gradient_checkpointing)
         disable_dropout(policy, "policy")
         self._sharing = Sharing.of(plan, policy, ranks, self.device)
@@ -73,7 +75,7 @@ class TrainEngine:
         self._learner = Learner(self._model, self._passes)
         self._critic = self._load_critic() if plan.algorithm.critic else None
 
-    def _load(self, gradient_checkpointing: bool) -> PolicyModel:
+    def _load(self, gradient_checkpointing: Checkpointing) -> PolicyModel:
         trainer = self._plan.config.trainer
         return load_policy(
             self._plan.config.model,
@@ -83,6 +85,7 @@ class TrainEngine:
             packed=trainer.use_remove_padding,
             group=self._group,
             head_in_float32=trainer.lm_head_float32,
+            fused=self._fused,
         )
 
     def _load_reference(self) -> Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]]:
@@ -106,6 +109,7 @@ class TrainEngine:
             trainer.gradient_checkpointing,
             packed=self._model.module.packed,
             group=self._group,
+            fused=self._fused,
         )
         disable_dropout(model, "critic")
         learns = DeepSpeedModel(

@@ -19,6 +19,7 @@ class Guard:
         self._update: Any = optimizer.step
         self._plain = 0.0
         self.closed = False
+        self.sound: torch.Tensor | bool = True  # what the update was made of
         optimizer.step = self._step  # type: ignore[method-assign]
 
     @property
@@ -29,7 +30,10 @@ class Guard:
             found = sharded._global_grad_norm
         else:
             found = self._engine._global_grad_norm if self._clips else self._plain
-        return None if found is None else float(found)
+        if found is None:
+            return None
+        norm = float(found)
+        return norm if norm >= 0 else math.inf  # DeepSpeed says -1 where it is not finite
 
     @property
     def _clips(self) -> bool:
@@ -39,7 +43,7 @@ class Guard:
         if not hasattr(self._engine.optimizer, "_global_grad_norm") and not self._clips:
             self._plain = self._own_norm()
         norm = self.norm
-        if self.closed or (norm is not None and not math.isfinite(norm)):
+        if self.closed or not self.sound or (norm is not None and not math.isfinite(norm)):
             return None
         return self._update(*args, **kwargs)
 

@@ -46,10 +46,11 @@ class Learner:
             return {}
         self.model.engine.train()
         report = self._passes.total(self._gradient(batch, loss_of))
-        if not bool(torch.isfinite(report.pop("loss")).all()):
-            self.model.drop()
+        # Asked for behind the update, which the guard keeps from the weights: here it would be waited for.
+        sound = torch.isfinite(report.pop("loss")).all()
+        norm = self.model.step(rate, sound)
+        if not sound:
             raise NotFinite(f"{self._subject}loss", batch.step)
-        norm = self.model.step(rate)
         if norm is not None and not math.isfinite(norm):
             raise NotFinite(f"norm of the {self._subject}gradient", batch.step)
         if norm is not None:
