@@ -1,43 +1,58 @@
 """A whole weight update over the collective group, as the engine sees it, against the bare broadcast of the same bytes.
 
-    python benchmarks/gpu/sync_nccl.py [--size 1.5B 7B]     two GPUs: sender and engine; about three minutes a size
-    python benchmarks/gpu/sync_nccl.py --cpu --tiny         the same over gloo
+    python benchmarks/gpu/sync_nccl.py [--size 1.5B 7B]     two GPUs: sender and engine; about four minutes a size
+    python benchmarks/gpu/sync_nccl.py --zero3              four: a trainer of two ranks with ZeRO-3, and two engines
+    python benchmarks/gpu/sync_nccl.py --cpu --tiny [--zero3]
 
-The sender holds the weights as a trainer's rank 0 does; the engine is vLLM, sampling while it is updated. `pause` is
-from the pause of sampling to its going on; the limit is 2.5 x the bare broadcast.
+The sender holds the weights as a trainer's rank 0 does; under ZeRO-3 they are gathered as they are sent. Engines are
+vLLM, sampling while they are updated. `pause` is from the pause of sampling to its going on, of the slowest engine, in
+the median of the updates after the first; the limit is 2.5 x the bare broadcast, under ZeRO-3 twice that.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tests")]
 SHAPES = {
     "tiny": {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 128, "vocabulary": 512},
     "1.5B": {"hidden": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "intermediate": 8960, "vocabulary": 151936},
     "7B": {"hidden": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "intermediate": 18944, "vocabulary": 152064},
 }
-LIMIT, SECONDS, BUCKET = 2.5, 120.0, 256 * 1024**2
+LIMIT, MOST_GIB = 2.5, 3.0
+SECONDS, START_SECONDS, SIZE_SECONDS, BUCKET_MIB = 120.0, 400.0, 560.0, 256
+BUCKET = BUCKET_MIB * 1024**2
 BARE_EPOCH, EPOCH = 1, 2
 
+Job = dict[str, Any]
+Found = dict[str, Any]
 
-def device_of(args: argparse.Namespace) -> Any:
+
+def device_of(job: Job) -> Any:
     import torch
 
-    return torch.device("cpu" if args.cpu else "cuda:0")
+    return torch.device("cpu" if job["cpu"] else "cuda:0")
 
 
-def backend_of(args: argparse.Namespace) -> str:
-    return "gloo" if args.cpu else "nccl"
+def group_of(job: Job, store: Any, epoch: int, rank: int) -> Any:
+    from trinity.runtime.weights.collective import Group
+
+    return Group(store, epoch, backend_of(job), rank, 1 + job["engines"], device_of(job), SECONDS)
+
+
+def backend_of(job: Job) -> str:
+    return "gloo" if job["cpu"] else "nccl"
 
 
 def timed_broadcasts(group: Any, size: int, count: int = 5) -> float:
@@ -57,96 +72,159 @@ def timed_broadcasts(group: Any, size: int, count: int = 5) -> float:
     return min(times[1:])
 
 
-def send_all(args: argparse.Namespace, model: Path, child: list[str]) -> dict[str, float]:
-    """The sender: rank 0. Starts the engine's process, and gives its figures and the broadcast's."""
+class Held:
+    """A whole model's weights, as a trainer of one rank has them."""
+
+    def __init__(self, job: Job) -> None:
+        from transformers import AutoModelForCausalLM
+
+        policy = AutoModelForCausalLM.from_pretrained(job["model"], dtype="auto").to(device_of(job))
+        self._weights = [(name, parameter.data) for name, parameter in policy.named_parameters()]
+
+    def layout(self) -> list[Any]:
+        from trinity.trainer.weights.shards import describe
+
+        return [describe(name, tensor.dtype, tensor.shape) for name, tensor in self._weights]
+
+    def weights(self) -> Iterator[tuple[str, Any]]:
+        return iter(self._weights)
+
+
+def sharded(job: Job) -> Any:
+    """The trainer's own engine, one rank of it."""
+    from support.training import BASE
+    from trinity.config import make_plan
+    from trinity.config.schema import Config
+    from trinity.trainer.engine import TrainEngine
+    from trinity.trainer.ranks import ranks_from_environment
+
+    config = json.loads(json.dumps(BASE))
+    config["checkpoint_root_dir"] = job["folder"]
+    config["model"] = {"model_path": job["model"], "max_model_len": 2048, "max_prompt_tokens": 1}
+    config["trainer"] = {"deepspeed": {"zero_stage": 3}}
+    config["synchronizer"] = {"bucket_mib": BUCKET_MIB}
+    return TrainEngine(make_plan(Config.model_validate(config)), ranks_from_environment(1), device_of(job).type)
+
+
+def train_side(job: Job, index: int) -> Found:
+    """A rank of the trainer. Rank 0 sends; another one is there for the gathering."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    from trinity.runtime.weights.collective import Group, Store, send
-    from trinity.trainer.weights.shards import describe
+    if job["cpu"]:
+        torch.set_num_threads(1)
+    engine = sharded(job) if job["zero3"] else Held(job)
+    found = send_all(job, engine) if index == 0 else gather_all(job, engine)
+    if job["zero3"]:
+        engine.close()
+    return found
 
-    device = device_of(args)
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype="auto").to(device)
-    weights = [(name, parameter.data) for name, parameter in policy.named_parameters()]
-    tensors = [describe(name, tensor.dtype, tensor.shape) for name, tensor in weights]
-    size = sum(info.size_bytes for info in tensors)
-    store = Store.serve("127.0.0.1")
+
+def send_all(job: Job, engine: Any) -> Found:
+    from trinity.runtime.weights.collective import Store, send
+
+    store, tensors = Store.connect(job["store"], SECONDS), engine.layout()
     layout = [[info.name, info.dtype, list(info.shape), info.size_bytes] for info in tensors]
-    (model / "layout.json").write_text(json.dumps(layout))
-    gpu = {} if args.cpu else {"CUDA_VISIBLE_DEVICES": "1"}
-    command = [*child, "--store", store.address, "--bytes", str(size)]
-    process = subprocess.Popen(command, env={**os.environ, **gpu}, stdout=subprocess.PIPE, text=True)
-    try:
-        bare = Group(store, BARE_EPOCH, backend_of(args), 0, 2, device, SECONDS)
-        seconds = timed_broadcasts(bare, size)
-        bare.close()
-        assert store.wait("engine", 300), "the engine did not start"
-        store.say("go/group")
-        group = Group(store, EPOCH, backend_of(args), 0, 2, device, SECONDS)
-        if not args.cpu:
-            torch.cuda.reset_peak_memory_stats()
-        base = 0 if args.cpu else torch.cuda.memory_allocated()
-        for update in range(1, args.updates + 1):
-            assert store.wait(f"ready/{update}", SECONDS)
-            send(group, tensors, weights, BUCKET)
-        extra = 0 if args.cpu else torch.cuda.max_memory_allocated() - base
-        out, _ = process.communicate(timeout=SECONDS)
-        print('\n'.join(line for line in out.splitlines() if 'engine.loaded' in line), file=sys.stderr)
-        found = json.loads(out.splitlines()[-1])
-        return {"bytes": size, "broadcast": seconds, "sender_gib": extra / 2**30, **found}
-    finally:
-        process.kill()
+    (Path(job["folder"]) / "layout.json").write_text(json.dumps(layout))
+    store.say("layout")
+    size = sum(info.size_bytes for info in tensors)
+    bare = group_of(job, store, BARE_EPOCH, 0)
+    seconds = timed_broadcasts(bare, size)
+    bare.close()
+    if not job["cpu"]:
+        import torch
+
+        torch.cuda.empty_cache()
+    wait_for_all(job, store, "engine", START_SECONDS)
+    store.say("go/group")
+    group, memory = group_of(job, store, EPOCH, 0), _MostTensors(job)
+    for update in range(1, job["updates"] + 1):
+        wait_for_all(job, store, f"ready/{update}", SECONDS)
+        store.say(f"go/{update}")
+        send(group, tensors, engine.weights(), BUCKET)
+    return {"bytes": size, "broadcast": seconds, "gib": memory.gib()}
 
 
-async def receive_all(args: argparse.Namespace) -> dict[str, float]:
-    """The engine's side: rank 1."""
+def gather_all(job: Job, engine: Any) -> Found:
+    memory = _MostTensors(job)
+    for _ in range(job["updates"]):
+        for _ in engine.weights():
+            pass
+    return {"gib": memory.gib()}
+
+
+def wait_for_all(job: Job, store: Any, what: str, seconds: float) -> None:
+    heard = store.wait_all([f"{what}/{index}" for index in range(job["engines"])], seconds)
+    assert all(heard), f"{what}: heard {heard} of the engines within {seconds:g} s"
+
+
+async def engine_side(job: Job, index: int) -> Found:
+    """One engine: rank 1 + index of the group."""
     from trinity.explorer.engine.engine import Engine
     from trinity.explorer.engine.types import EngineOptions
     from trinity.runtime.experience import SamplingParams
-    from trinity.runtime.weights.collective import Group, Store
+    from trinity.runtime.weights.collective import Store
 
-    store = Store.connect(args.store, SECONDS)
-    bare = Group(store, BARE_EPOCH, backend_of(args), 1, 2, device_of(args), SECONDS)
-    timed_broadcasts(bare, args.bytes)
+    store = Store.connect(job["store"], SECONDS)
+    assert store.wait("layout", START_SECONDS), "the trainer did not start"
+    layout = json.loads((Path(job["folder"]) / "layout.json").read_text())
+    bare = group_of(job, store, BARE_EPOCH, 1 + index)
+    timed_broadcasts(bare, sum(tensor[-1] for tensor in layout))
     bare.close()
-    if not args.cpu:
+    if not job["cpu"]:
         import torch
 
         torch.cuda.empty_cache()
     options = EngineOptions(
-        model=args.model, device="cpu" if args.cpu else "cuda", max_model_len=2048, gpu_memory_utilization=0.6,
-        enforce_eager=args.eager,
+        model=job["model"], device=device_of(job).type, max_model_len=2048, gpu_memory_utilization=0.6,
+        enforce_eager=job["eager"],
     )  # fmt: skip
     engine = await Engine.start(options)
-    store.say("engine")
-    assert store.wait("go/group", SECONDS)
-    group = {"epoch": EPOCH, "backend": backend_of(args), "store_address": args.store, "first_rank": 1,
-             "world_size": 2, "timeout_seconds": SECONDS}  # fmt: skip
+    store.say(f"engine/{index}")
+    assert await asyncio.to_thread(store.wait, "go/group", START_SECONDS), "another engine did not start"
+    group = {"epoch": EPOCH, "backend": backend_of(job), "store_address": job["store"], "first_rank": 1 + index,
+             "world_size": 1 + job["engines"], "timeout_seconds": SECONDS}  # fmt: skip
     await engine.enter_group(group)
-    layout = json.loads((Path(args.model) / "layout.json").read_text())
-    update = {"epoch": EPOCH, "bucket_bytes": BUCKET, "tensors": layout}
     sampling = SamplingParams(max_tokens=1500, ignore_eos=True)
-    running = [asyncio.create_task(engine.generate([1, 2, 3, 4 + index], sampling)) for index in range(32)]
+    running = [asyncio.create_task(engine.generate([1, 2, 3, 4 + number], sampling)) for number in range(32)]
     await asyncio.sleep(2)
-    pauses, memory = [], _LeastFree(args.cpu)
-    for number in range(1, args.updates + 1):
-        store.say(f"ready/{number}")
-        pauses.append(await engine.load(number, update))
+    loads, memory = [], _LeastFree(job)
+    for number in range(1, job["updates"] + 1):
+        store.say(f"ready/{number}/{index}")
+        assert await asyncio.to_thread(store.wait, f"go/{number}", SECONDS), "the sender does not go on"
+        pause = await engine.load(number, {"epoch": EPOCH, "bucket_bytes": BUCKET, "tensors": layout})
+        parts = engine.last_load
+        assert parts is not None
+        loads.append([pause, parts.pausing, parts.loading, parts.resuming])
         await asyncio.sleep(0.3)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     engine.close()
-    return {"first": pauses[0], "pause": statistics.median(pauses[1:]), "engine_gib": memory.used_gib()}
+    return {"loads": loads, "gib": memory.gib()}
+
+
+class _MostTensors:
+    """GPU memory that tensors of this process took beside what they take now, at most."""
+
+    def __init__(self, job: Job) -> None:
+        import torch
+
+        self._cuda = None if job["cpu"] else torch.cuda
+        if self._cuda is not None:
+            self._cuda.reset_peak_memory_stats()
+            self._before = self._cuda.memory_allocated()
+
+    def gib(self) -> float:
+        return 0.0 if self._cuda is None else (self._cuda.max_memory_allocated() - self._before) / 2**30
 
 
 class _LeastFree:
-    """Memory of the device that was taken beside what is in use now, at most, while updates came."""
+    """Memory of the GPU that was taken beside what is in use now, at most, while updates came."""
 
-    def __init__(self, cpu: bool) -> None:
-        self._cpu, self._done = cpu, threading.Event()
-        self._first = self._least = 0 if cpu else self._free()
-        if not cpu:
+    def __init__(self, job: Job) -> None:
+        self._cpu, self._done = job["cpu"], threading.Event()
+        self._first = self._least = 0 if self._cpu else self._free()
+        if not self._cpu:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def _free(self) -> int:
@@ -158,42 +236,129 @@ class _LeastFree:
         while not self._done.wait(0.002):
             self._least = min(self._least, self._free())
 
-    def used_gib(self) -> float:
+    def gib(self) -> float:
         self._done.set()
         return (self._first - self._least) / 2**30
 
 
+def one_process(file: Path, role: str, index: int) -> None:
+    job = json.loads(file.read_text())
+    if role == "make":
+        from rollout import make_model
+
+        make_model(Path(job["model"]), argparse.Namespace(device=device_of(job).type, **SHAPES[job["size"]]))
+        return
+    found = train_side(job, index) if role == "trainer" else asyncio.run(engine_side(job, index))
+    file.with_name(f"{role}{index}.json").write_text(json.dumps(found))
+
+
+def environments(job: Job) -> dict[tuple[str, int], dict[str, str]]:
+    """Of each process: the trainer's ranks have the first GPUs, each engine one of those that follow."""
+    from trinity.runtime.process import free_port
+
+    ranks, engines = job["ranks"], job["engines"]
+    given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(index) for index in range(ranks + engines))
+    gpus = given.split(",")
+    if not job["cpu"] and len(gpus) < ranks + engines:
+        raise SystemExit(f"{ranks + engines} GPUs are needed, CUDA_VISIBLE_DEVICES is {given}")
+    launch = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+              "MASTER_PORT": str(free_port()), "CUDA_VISIBLE_DEVICES": ",".join(gpus[:ranks])}  # fmt: skip
+    found = {("trainer", rank): {**launch, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)}
+    found |= {("engine", index): {"CUDA_VISIBLE_DEVICES": gpu} for index, gpu in enumerate(gpus[ranks:][:engines])}
+    few = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"} if job["cpu"] else {}
+    return {process: {**own, **few} for process, own in found.items()}
+
+
+def run(job: Job) -> dict[str, list[Found]]:
+    """What trainer and engines have found, by role. Raises SystemExit, with the reason, if one fails or hangs."""
+    from trinity.runtime.weights.collective import Store
+
+    folder = Path(job["folder"])
+    store, file = Store.serve("127.0.0.1"), folder / "job.json"
+    file.write_text(json.dumps({**job, "store": store.address}))
+    command = [sys.executable, __file__, "--process", str(file)]
+    subprocess.run([*command, "make", "0"], check=True, timeout=SECONDS, stdout=subprocess.DEVNULL)
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for (role, index), own in environments(job).items():
+            with (folder / f"{role}{index}.txt").open("wb") as output:
+                processes[f"{role}{index}"] = subprocess.Popen(
+                    [*command, role, str(index)], env={**os.environ, **own}, stdout=output, stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )  # fmt: skip
+        end = time.monotonic() + SIZE_SECONDS
+        while any(process.poll() is None for process in processes.values()) and time.monotonic() < end:
+            if any(process.poll() for process in processes.values()):
+                break
+            time.sleep(0.1)
+        codes = {name: process.poll() for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # an engine's core too
+            process.wait(15)
+    if any(code != 0 for code in codes.values()):
+        told = [f"{name}, code {code}: {(folder / f'{name}.txt').read_text()[-2500:]}" for name, code in codes.items()]
+        raise SystemExit("\n\n".join(told))
+    roles = {"trainer": job["ranks"], "engine": job["engines"]}
+    return {
+        role: [json.loads((folder / f"{role}{index}.json").read_text()) for index in range(count)]
+        for role, count in roles.items()
+    }
+
+
+def rows_of(size: str, found: dict[str, list[Found]], limit: float) -> Iterator[tuple[str, ...]]:
+    from buffer_table import at_most
+
+    sender = found["trainer"][0]
+    broadcast, nbytes = sender["broadcast"], sender["bytes"]
+    slowest = [max(loads) for loads in zip(*(engine["loads"] for engine in found["engine"]), strict=True)]
+    later = sorted(slowest[1:])
+    pause, pausing, loading, resuming = later[(len(later) - 1) // 2]
+    cells = [f"{figure:.4f}" for figure in (pausing, loading, resuming, pause)]
+    ratio = round(pause / broadcast, 2)
+    yield (size, f"{nbytes / 1e9:.2f}", f"{broadcast:.4f}", f"{nbytes / broadcast / 1e9:.0f}", f"{slowest[0][0]:.3f}",
+           *cells, "", f"pause <= {at_most(ratio, limit)}", f"{ratio:.2f}")  # fmt: skip
+    for role, about in (("trainer", "sender"), ("engine", "engine")):
+        gib = max(one["gib"] for one in found[role])
+        kept = f"GiB <= {at_most(round(gib, 2), MOST_GIB)}"
+        yield (f"{size}, extra memory, {about}", *[""] * 8, f"{gib:.2f}", kept, f"{gib / MOST_GIB:.2f}")
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--process"]:
+        one_process(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", nargs="+", choices=list(SHAPES), default=["1.5B", "7B"])
     parser.add_argument("--updates", type=int, default=6)
-    parser.add_argument("--cpu", action="store_true", help="gloo and a CPU engine")
+    parser.add_argument("--zero3", action="store_true", help="a trainer of two ranks with ZeRO-3, and two engines")
+    parser.add_argument("--cpu", action="store_true", help="gloo and CPU engines")
     parser.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
-    parser.add_argument("--eager", action="store_true", help="no CUDA graphs: starts faster, pauses are the same")
-    parser.add_argument("--model", help=argparse.SUPPRESS)
-    parser.add_argument("--store", help=argparse.SUPPRESS)
-    parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs: it starts faster and pauses more slowly")
     args = parser.parse_args()
-    if args.store:
-        print("\n" + json.dumps(asyncio.run(receive_all(args))), flush=True)
-        return
-    from rollout import make_model
+    if args.updates < 2:
+        parser.error("--updates: the first one is not counted")
+    from buffer_table import Table
 
-    rows = []
+    several, limit = (2, 2 * LIMIT) if args.zero3 else (1, LIMIT)
+    job: Job = {
+        "ranks": several,
+        "engines": several,
+        **{n: getattr(args, n) for n in ("updates", "zero3", "cpu", "eager")},
+    }
+    trainer = "2 ranks with ZeRO-3, 2 engines" if args.zero3 else "1 rank, 1 engine"
+    table = Table(
+        f"a weight update over {backend_of(job)}, {trainer}, CUDA graphs: {not (args.eager or args.cpu)}",
+        ("model", "GB", "broadcast s", "GB/s", "first s", "pausing s", "loading s", "resuming s", "pause s", "GiB",
+         "limit", "ratio"),
+        ["limit and ratio of a pause: to the bare broadcast of the same bytes"],
+    )  # fmt: skip
     for size in ["tiny"] if args.tiny else args.size:
-        with tempfile.TemporaryDirectory() as folder:
-            shape = argparse.Namespace(device="cpu" if args.cpu else "cuda", **SHAPES[size])
-            make_model(Path(folder), shape)
-            flags = [flag for flag in ("--cpu", "--eager") if getattr(args, flag[2:])]
-            child = [sys.executable, __file__, *flags, "--updates", str(args.updates), "--model", folder]
-            rows.append((size, send_all(args, Path(folder), child)))
-    heads = ("model", "GB", "broadcast s", "GB/s", "first s", "pause s", "sender GiB", "engine GiB", "ratio", "limit")
-    print("".join(f"{head:>13}" for head in heads))
-    for size, f in rows:
-        cells = (size, f"{f['bytes'] / 1e9:.2f}", f"{f['broadcast']:.4f}", f"{f['bytes'] / f['broadcast'] / 1e9:.0f}",
-                 f"{f['first']:.3f}", f"{f['pause']:.3f}", f"{f['sender_gib']:.2f}", f"{f['engine_gib']:.2f}",
-                 f"{f['pause'] / f['broadcast']:.2f}", f"{LIMIT}")  # fmt: skip
-        print("".join(f"{cell:>13}" for cell in cells))
+        with tempfile.TemporaryDirectory(prefix="sync-nccl-") as folder:
+            found = run({**job, "size": size, "folder": folder, "model": f"{folder}/model"})
+        table.rows.extend(rows_of(size, found, limit))
+    table.show()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Which models get new weights copied over the old ones, on a GPU; that it is right there, the canary says."""
+"""Which models get new weights copied over the old ones, on a GPU, and how; that it is right, the canary says."""
 
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ from torch import nn
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from trinity.explorer.engine.worker import loads_in_place
+from trinity.explorer.engine.worker import TrinityTransferEngine, UpdateInfo, WorkerExtension, loads_in_place
+from trinity.runtime.weights.collective import GroupBroken
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -42,3 +45,73 @@ def test_a_model_that_computes_with_other_weights_does_not(extra: nn.Module) -> 
 
 def test_a_cpu_engine_does_not_because_it_packs_its_matrices() -> None:
     assert not loads_in_place(nn.Sequential(*plain()), CPU)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+        self.loads = 0
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.loads += 1
+        for _, tensor in weights:
+            self.weight.data.copy_(tensor)
+
+
+class Receives(TrinityTransferEngine):
+    """Has `versions` sent to it, one an update; None: the group breaks."""
+
+    in_place = True
+
+    def __init__(self, model: Model, versions: list[torch.Tensor | None]) -> None:
+        everything: Any = SimpleNamespace(parallel_config=None, model_config=None)
+        super().__init__(everything, everything, CPU, model)
+        self._versions = iter(versions)
+
+    def _received(self, update: UpdateInfo) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        version = next(self._versions)
+        if version is None:
+            raise GroupBroken("gone")
+        yield [("weight", version)]
+
+
+class Worker(WorkerExtension):
+    """As vLLM's own: an update is under way from its start to its end, or to a failure."""
+
+    def __init__(self, engine: Receives) -> None:
+        self.weight_transfer_engine = engine
+        self._weight_update_active = False
+
+    def start_weight_update(self) -> None:
+        assert not self._weight_update_active
+        self.weight_transfer_engine.start_weight_update()
+        self._weight_update_active = True
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        try:
+            self.weight_transfer_engine.receive_weights(UpdateInfo(**update_info))
+        except BaseException:
+            self._weight_update_active = False
+            raise
+
+    def finish_weight_update(self) -> None:
+        self.weight_transfer_engine.finish_weight_update()
+        self._weight_update_active = False
+
+
+def test_what_a_group_sends_is_loaded_by_the_model_once_and_then_by_its_copies() -> None:
+    versions = [torch.tensor([float(number), 7.0]) for number in range(1, 5)]
+    model = Model()
+    worker = Worker(Receives(model, [versions[0], versions[1], None, versions[2], versions[3]]))
+    update = {"epoch": 1, "bucket_bytes": 8, "tensors": [["weight", "F32", [2], 8]]}
+    for version in versions[:2]:
+        worker.load_version(update)
+        assert torch.equal(model.weight, version)
+    with pytest.raises(GroupBroken):
+        worker.load_version(update)
+    worker.abandon_weight_update()
+    for version in versions[2:]:
+        worker.load_version(update)
+        assert torch.equal(model.weight, version)
+    assert model.loads == 1

@@ -13,8 +13,10 @@ import contextlib
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -31,6 +33,10 @@ _DTYPES = {
 _POLL_SECONDS = 0.005
 _SPIN_SECONDS = 0.0001
 _YES, _NO = b"yes", b"no"
+# Broadcasts that one side has begun. With the next one always begun, the network does not wait for the host.
+_UNDER_WAY = 2
+
+_Coming = tuple[Bucket, Any, torch.Tensor]
 
 
 class GroupBroken(TrinityError):
@@ -188,15 +194,15 @@ def send(group: Group, tensors: Sequence[TensorInfo], weights: Iterable[tuple[st
     A bucket is packed while the one before it travels. Raises InvalidInput for other weights than those announced.
     """
     given = iter(weights)
-    under_way: tuple[Any, torch.Tensor] | None = None
+    under_way: deque[tuple[Any, torch.Tensor]] = deque()
     for bucket in plan_buckets(tensors, size):
         buffer = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=group.device)
         _pack(bucket, given, buffer)
-        if under_way is not None:
-            group.wait(under_way[0])
-        under_way = group.broadcast(buffer), buffer
-    if under_way is not None:
-        group.wait(under_way[0])
+        under_way.append((group.broadcast(buffer), buffer))
+        if len(under_way) == _UNDER_WAY:
+            group.wait(under_way.popleft()[0])
+    while under_way:
+        group.wait(under_way.popleft()[0])
 
 
 def _pack(bucket: Bucket, weights: Iterator[tuple[str, torch.Tensor]], buffer: torch.Tensor) -> None:
@@ -212,19 +218,34 @@ def _pack(bucket: Bucket, weights: Iterator[tuple[str, torch.Tensor]], buffer: t
 
 def receive(group: Group, tensors: Sequence[TensorInfo], size: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Other ranks: the tensors of a version as they come. A bucket's memory is free once its tensors are dropped."""
-    buckets = plan_buckets(tensors, size)
-    coming = _begin(group, buckets[0]) if buckets else None
-    for index, bucket in enumerate(buckets):
-        assert coming is not None
-        work, buffer = coming
-        group.wait(work)
-        coming = _begin(group, buckets[index + 1]) if index + 1 < len(buckets) else None
-        for slot in bucket.slots:
-            info = slot.tensor
-            raw = buffer[slot.offset : slot.offset + info.size_bytes]
-            yield info.name, raw.view(_DTYPES[info.dtype]).view(tuple(info.shape))
+    return chain.from_iterable(receive_buckets(group, tensors, size))
 
 
-def _begin(group: Group, bucket: Bucket) -> tuple[Any, torch.Tensor]:
+def receive_buckets(group: Group, tensors: Sequence[TensorInfo], size: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """As `receive`, a bucket at a time; begun when this returns. The next bucket travels while one is used."""
+    later = iter(plan_buckets(tensors, size))
+    coming = deque(_begin(group, bucket) for bucket in islice(later, _UNDER_WAY))
+    return _arriving(group, coming, later)
+
+
+def _arriving(
+    group: Group, coming: deque[_Coming], later: Iterator[Bucket]
+) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    while coming:
+        yield _arrived(group, *coming.popleft())  # no name here keeps its buffer
+        coming.extend(_begin(group, bucket) for bucket in islice(later, 1))
+
+
+def _begin(group: Group, bucket: Bucket) -> _Coming:
     buffer = torch.empty(bucket.size_bytes, dtype=torch.uint8, device=group.device)
-    return group.broadcast(buffer), buffer
+    return bucket, group.broadcast(buffer), buffer
+
+
+def _arrived(group: Group, bucket: Bucket, work: Any, buffer: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    tensors = []
+    for slot in bucket.slots:
+        info = slot.tensor
+        raw = buffer[slot.offset : slot.offset + info.size_bytes]
+        tensors.append((info.name, raw.view(_DTYPES[info.dtype]).view(tuple(info.shape))))
+    group.wait(work)
+    return tensors

@@ -12,7 +12,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,15 @@ _LOAD_SECONDS = 1800.0
 _BEFORE_ALL_OTHERS = -1
 
 
+@dataclass(frozen=True)
+class LoadSeconds:
+    """What one load took, from the pause to its end."""
+
+    pausing: float
+    loading: float
+    resuming: float
+
+
 class Engine:
     """A running engine. Made by `start`."""
 
@@ -42,6 +51,7 @@ class Engine:
         self.tokens_generated = 0
         self._serials = [0]  # of the weights before the first load, after it, after the second, ...
         self._loading = asyncio.Lock()
+        self.last_load: LoadSeconds | None = None
 
     @classmethod
     async def start(cls, options: EngineOptions, devices: str | None = None) -> "Engine":
@@ -144,14 +154,13 @@ class Engine:
         If loading fails, or takes too long, the engine stays paused: part of the weights may be new. Another `load` of
         a full version repairs it.
         """
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
         async with self._loading:
-            begin, request = time.monotonic(), WeightTransferUpdateRequest(update_info=update_info)
+            begin = time.monotonic()
             try:
-                await _within(_CALL_SECONDS, "pausing", self.llm.pause_generation(mode="keep", clear_cache=False))
+                await _within(_CALL_SECONDS, "pausing", self._pause())
                 paused = time.monotonic()
-                await _within(_LOAD_SECONDS, "the update", self._update(request))
+                update = self.llm.collective_rpc("load_version", args=(update_info,))
+                await _within(_LOAD_SECONDS, "the update", update)
                 self._serials.append(serial)
                 loaded = time.monotonic()
                 await _within(_CALL_SECONDS, "resuming", self.llm.resume_generation())
@@ -161,14 +170,16 @@ class Engine:
                     await _within(_CALL_SECONDS, "abandoning the update", abandoning)
                 raise EngineFailed(f"loading failed, the engine is paused: {error}") from error
             end = time.monotonic()
-            parts = {"pausing": paused - begin, "loading": loaded - paused, "resuming": end - loaded}
-            log.debug("explorer.engine.loaded", serial=serial, **{k: round(v, 4) for k, v in parts.items()})
+            self.last_load = LoadSeconds(paused - begin, loaded - paused, end - loaded)
+            log.debug("explorer.engine.loaded", serial=serial, **asdict(self.last_load))
             return end - begin
 
-    async def _update(self, request: Any) -> None:
-        await self.llm.start_weight_update()
-        await self.llm.update_weights(request)
-        await self.llm.finish_weight_update()
+    async def _pause(self) -> None:
+        """When the steps under way have ended.
+
+        `AsyncLLM.pause_generation` does the same, and then sleeps 20 ms so that outputs come before its end.
+        """
+        await self.llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
 
     async def enter_group(self, init_info: dict[str, Any]) -> None:
         """Let the workers enter a collective group (see worker.InitInfo). Raises EngineFailed."""
@@ -193,7 +204,7 @@ class Engine:
         self.llm.shutdown = lambda timeout=None: None
 
 
-async def _within(seconds: float, what: str, call: Awaitable[None]) -> None:
+async def _within(seconds: float, what: str, call: Awaitable[Any]) -> None:
     """Raises EngineFailed after the limit."""
     try:
         async with asyncio.timeout(seconds) as limit:
