@@ -13,6 +13,8 @@ import pytest_asyncio
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm.engine.arg_utils import EngineArgs
+from vllm.usage.usage_lib import UsageContext
 
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.held_outputs import WholeLogprobs
@@ -83,6 +85,12 @@ async def test_logprobs_are_those_of_transformers(engine: Engine, model: Path, t
         expected = logprobs_of(model, completion.token_ids, temperature)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
         assert [(s.version, s.start, s.end) for s in completion.version_spans] == [(0, 0, 24)]
+
+
+async def test_as_many_sequences_run_at_once_as_in_vllms_own_llm(engine: Engine) -> None:
+    scheduling = engine.llm.vllm_config.scheduler_config
+    _, sequences = EngineArgs.get_batch_defaults(1)
+    assert scheduling.max_num_seqs == sequences[UsageContext.LLM_CLASS]
 
 
 async def test_logprobs_come_once_for_a_whole_response(

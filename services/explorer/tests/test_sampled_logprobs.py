@@ -1,5 +1,8 @@
 """Log-probabilities of sampled tokens, as vLLM's workers compute them here."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -20,6 +23,32 @@ def test_they_are_those_of_log_softmax(dtype: torch.dtype, rows: int) -> None:
     found = logprobs_of(logits, ids)
     assert found.dtype is torch.float32
     torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-6)
+
+
+INTERPRETED = """
+import torch
+from trinity.explorer.engine import sampled_logprobs_kernels as kernels
+
+kernels._PART = 128
+logits = 30 * torch.randn(5, 1000, generator=torch.manual_seed(0))
+logits[:, 300:700] = -torch.inf
+logits[4] = -torch.inf
+logits[4, 3] = -200.0
+ids = torch.tensor([0, 127, 128, 999, 3])
+for dtype in (torch.float32, torch.bfloat16):
+    given = logits.to(dtype)
+    expected = torch.log_softmax(given.double(), -1).gather(1, ids[:, None])
+    torch.testing.assert_close(kernels.of_rows(given, ids).double(), expected, atol=1e-5, rtol=1e-6)
+assert kernels.of_rows(logits[:0], ids[:0]).shape == (0, 1)
+"""
+
+
+def test_a_gpus_kernels_say_the_same() -> None:
+    """On the CPU, interpreted. A part of a row may be excluded, and all but one token of a row."""
+    pytest.importorskip("triton")
+    command, given = [sys.executable, "-c", INTERPRETED], {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_only_who_asks_for_the_sampled_token_alone_gets_the_short_way() -> None:

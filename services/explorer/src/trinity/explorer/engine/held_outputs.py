@@ -8,7 +8,7 @@ so itself: in the place of a token's rank, which nobody here reads, stands the n
 `HoldsOutputs` works in the engine core, `WholeLogprobs` in the process that asked.
 """
 
-from collections.abc import Sequence
+from array import array
 from typing import Any
 
 import numpy as np
@@ -17,90 +17,112 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
+_MOST_ABORTED = 1000  # requests whose responses are still here: vLLM says of none that it was aborted
+
 
 class HoldsOutputs:
-    """Mixed into vLLM's scheduler. Uses `requests`, `update_from_output` and that it slices `logprobs` by request."""
+    """Mixed into vLLM's scheduler. Uses `requests`, `add_request` and what `update_from_output` takes and returns.
+
+    While that runs a GPU may stand still: for a token that waits there is one append, and no slice, copy or message.
+    """
 
     requests: dict[str, Any]
     pause_state: PauseState
-    _loads = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._loads = 0
+        self._responses: dict[str, _Response] = {}
+        super().__init__(*args, **kwargs)
 
     def set_pause_state(self, pause_state: PauseState) -> None:
         """A pause ends when a load is done; until then tokens that were under way are by the weights before."""
         if pause_state is PauseState.UNPAUSED and self.pause_state is not PauseState.UNPAUSED:
             self._loads += 1
+            for response in self._responses.values():
+                response.loads_before.append(len(response.logprobs))
         super().set_pause_state(pause_state)  # type: ignore[misc]
 
+    def add_request(self, request: Any) -> None:
+        if len(self._responses) > len(self.requests) + _MOST_ABORTED:
+            self._responses = {name: self._responses[name] for name in self.requests if name in self._responses}
+        if request.sampling_params is not None and request.sampling_params.num_logprobs is not None:
+            self._responses[request.request_id] = _Response(request, self._loads)
+        super().add_request(request)  # type: ignore[misc]
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        logprobs = model_runner_output.logprobs
-        if logprobs is None:
-            return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
-        # Looked up before: requests that end are forgotten on the way.
-        requests = {name: self.requests.get(name) for name in model_runner_output.req_ids}
-        model_runner_output.logprobs = _Held(logprobs, list(requests.values()), self._loads)
+        """vLLM's is shown no log-probabilities, for it would slice them for every token."""
+        logprobs, model_runner_output.logprobs = model_runner_output.logprobs, None
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if logprobs is None:
+            return outputs
         for of_client in outputs.values():
-            of_client.outputs = [
-                output for output in of_client.outputs if _is_whole(output, requests.get(output.request_id))
-            ]
-        return outputs
+            of_client.outputs = self._to_send(of_client.outputs, logprobs, model_runner_output.req_id_to_index)
+        return {client: found for client, found in outputs.items() if _says_something(found)}
+
+    def _to_send(self, outputs: list[Any], logprobs: LogprobsLists, rows: dict[str, int]) -> list[Any]:
+        """All but those of responses that wait and go on."""
+        sampled, starts = logprobs.logprobs[:, 0].tolist(), logprobs.cu_num_generated_tokens
+        sent = []
+        for output in outputs:
+            name = output.request_id
+            response = self._responses.get(name)
+            if response is None:
+                sent.append(output)
+                continue
+            if not response.waits:
+                if output.new_token_ids:
+                    response.share(output, logprobs, rows[name], self._loads)
+                sent.append(output)
+            elif output.new_token_ids:
+                if starts is None:
+                    response.logprobs.append(sampled[rows[name]])
+                else:
+                    start = starts[rows[name]]
+                    response.logprobs.extend(sampled[start : start + len(output.new_token_ids)])
+            if output.finish_reason is not None:
+                del self._responses[name]
+                if response.waits:
+                    response.put_into(output)
+                    sent.append(output)
+        return sent
 
 
-class _Held:
-    """In place of the LogprobsLists of one step. `requests`: in the order of its rows."""
+class _Response:
+    """Of a request that asks for log-probabilities. If it `waits`, they are held until its end."""
 
-    def __init__(self, logprobs: LogprobsLists, requests: Sequence[Any], loads: int) -> None:
-        self._logprobs = logprobs
-        self._requests = requests
-        self._sampled = logprobs.logprobs[:, 0].tolist()
-        self._starts = logprobs.cu_num_generated_tokens
-        self._loads = loads
+    def __init__(self, request: Any, loads: int) -> None:
+        self.request = request
+        self.waits = _waits(request.sampling_params)
+        self.logprobs = array("f")  # of every token so far
+        self.loads = loads
+        self.loads_before = array("l")  # the token that each further load came before
 
-    def slice_request(self, index: int, count: int) -> LogprobsLists | None:
-        """What a request has now: nothing yet, if its response waits."""
-        request = self._requests[index]
-        if not _waits(request):
-            return self._marked(request, self._logprobs.slice_request(index, count))
-        start = index if self._starts is None else self._starts[index]
-        if not hasattr(request, "held_logprobs"):
-            request.held_logprobs, request.held_loads = [], []
-        request.held_logprobs.extend(self._sampled[start : start + count])
-        request.held_loads.extend([self._loads] * count)
-        return None
+    def put_into(self, output: Any) -> None:
+        """The last output carries the whole."""
+        count = len(self.logprobs)
+        further = np.searchsorted(self.loads_before, np.arange(count), side="right")
+        output.new_token_ids = list(self.request.output_token_ids)[:count]
+        output.new_logprobs = LogprobsLists(
+            np.array(output.new_token_ids, dtype=np.int32)[:, None],
+            np.array(self.logprobs, dtype=np.float32)[:, None],
+            (self.loads + further).astype(np.int32),
+        )
 
-    def _marked(self, request: Any, found: LogprobsLists) -> LogprobsLists:
-        """Who asks for more than the sampled token wants to read ranks."""
-        if request is None or request.sampling_params is None or request.sampling_params.num_logprobs != 0:
-            return found
-        return found._replace(sampled_token_ranks=np.full_like(found.sampled_token_ranks, self._loads))
+    def share(self, output: Any, logprobs: LogprobsLists, row: int, loads: int) -> None:
+        """To who reads along. Who asks for more than the sampled token wants to read ranks."""
+        found = logprobs.slice_request(row, len(output.new_token_ids))
+        if self.request.sampling_params.num_logprobs == 0:
+            found = found._replace(sampled_token_ranks=np.full_like(found.sampled_token_ranks, loads))
+        output.new_logprobs = found
 
 
-def _waits(request: Any) -> bool:
+def _waits(sampling: Any) -> bool:
     """Only the sampled tokens are asked for, only at the end, and the end is seen by the engine core itself."""
-    sampling = request.sampling_params if request is not None else None
-    return (
-        sampling is not None
-        and sampling.num_logprobs == 0
-        and sampling.output_kind is RequestOutputKind.FINAL_ONLY
-        and not sampling.stop
-    )
+    return sampling.num_logprobs == 0 and sampling.output_kind is RequestOutputKind.FINAL_ONLY and not sampling.stop
 
 
-def _is_whole(output: Any, request: Any) -> bool:
-    """Whether an output is to be sent now. The last one of a response that has waited is made to carry all of it."""
-    if not _waits(request):
-        return True
-    if output.finish_reason is None:
-        return False
-    held, loads = getattr(request, "held_logprobs", []), getattr(request, "held_loads", [])
-    tokens = list(request.output_token_ids)[: len(held)]
-    output.new_token_ids = tokens
-    output.new_logprobs = LogprobsLists(
-        np.asarray(tokens, dtype=np.int32)[:, None],
-        np.asarray(held, dtype=np.float32)[:, None],
-        np.asarray(loads, dtype=np.int32),
-    )
-    return True
+def _says_something(of_client: Any) -> bool:
+    return bool(of_client.outputs or of_client.finished_requests or of_client.scheduler_stats)
 
 
 class WholeLogprobs(LogprobsProcessor):

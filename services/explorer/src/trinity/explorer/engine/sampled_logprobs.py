@@ -2,19 +2,25 @@
 
 vLLM also ranks the token among the whole vocabulary, and computes the normalisation in one serial loop a row: together
 about half of a decoding step of a small model on an H200. Nobody here reads ranks, and the normalisation is one
-reduction. What asks for more than the sampled token goes vLLM's own way.
+reduction: every row in parts that all of a GPU reads at once, once, in the dtype they have. What asks for more than the
+sampled token goes vLLM's own way.
 """
 
 from typing import Any
 
 import torch
+from vllm.triton_utils import HAS_TRITON
 from vllm.v1.outputs import LogprobsTensors
 
-_ROWS = 256  # whose logits exist in float32 at the same time
+_ROWS = 256  # whose logits exist in float32 at the same time, without Triton
 
 
 def sampled_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """float32 [B, 1]: logits[b, token_ids[b]] - log sum exp logits[b]. logits [B, V], -inf where excluded."""
+    if HAS_TRITON and logits.is_cuda:
+        from trinity.explorer.engine.sampled_logprobs_kernels import of_rows
+
+        return of_rows(logits, token_ids)
     parts = [
         part.gather(-1, ids[:, None]).float() - torch.logsumexp(part.float(), -1, keepdim=True)
         for part, ids in zip(logits.split(_ROWS), token_ids.long().split(_ROWS), strict=True)

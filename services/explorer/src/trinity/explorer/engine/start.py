@@ -16,45 +16,59 @@ def start_vllm(options: EngineOptions, devices: str | None) -> Any:
     """A running AsyncLLM. Raises InvalidInput for what vLLM refuses before it starts anything, EngineFailed else."""
     check_room(options, devices)
     with _environment(options, devices):
-        from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine import output_processor
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from trinity.explorer.engine.held_outputs import WholeLogprobs
 
         setattr(output_processor, "LogprobsProcessor", WholeLogprobs)  # noqa: B010 (it is a type there)
-        arguments: dict[str, Any] = {
-            "model": options.model,
-            "dtype": options.engine_dtype,
-            "max_model_len": options.max_model_len,
-            "tensor_parallel_size": options.tensor_parallel_size,
-            "seed": options.seed,
-            "enforce_eager": options.enforce_eager or options.device == "cpu",
-            "enable_prefix_caching": options.enable_prefix_caching and not options.pooling,
-            "enable_chunked_prefill": options.enable_chunked_prefill and not options.pooling,
-            "trust_remote_code": options.trust_remote_code,
-            "disable_log_stats": True,
-        }
-        if not options.pooling:
-            arguments |= {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
-        if options.weights_change:
-            arguments |= {
-                "worker_extension_cls": _WORKER,
-                "weight_transfer_config": {"backend": "trinity"},
-                "scheduler_cls": _SCHEDULER,
-                "scheduling_policy": "priority",  # canaries do not queue behind rollouts
-            }
-        if options.max_num_seqs:
-            arguments["max_num_seqs"] = options.max_num_seqs
-        if options.device == "cuda":
-            arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-            arguments["attention_backend"] = "FLASH_ATTN"
         try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            return AsyncLLM.from_vllm_config(config_of(options), disable_log_stats=True)
         except ValueError as error:
             raise InvalidInput("explorer.rollout_model", f"vLLM refuses {options.model}: {error}") from error
         except RuntimeError as error:
             raise EngineFailed(f"vLLM did not start with {options.model}: {error}") from error
+
+
+def config_of(options: EngineOptions) -> Any:
+    """The VllmConfig, with the sizes of a step that vllm.LLM has: 1024 sequences and 16,384 tokens on an H200.
+
+    AsyncLLM by itself takes 128 sequences and 2,048 tokens, on any GPU.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    return AsyncEngineArgs(**_arguments_of(options)).create_engine_config(UsageContext.LLM_CLASS)
+
+
+def _arguments_of(options: EngineOptions) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.engine_dtype,
+        "max_model_len": options.max_model_len,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "seed": options.seed,
+        "enforce_eager": options.enforce_eager or options.device == "cpu",
+        "enable_prefix_caching": options.enable_prefix_caching and not options.pooling,
+        "enable_chunked_prefill": options.enable_chunked_prefill and not options.pooling,
+        "trust_remote_code": options.trust_remote_code,
+        "disable_log_stats": True,
+    }
+    if not options.pooling:
+        arguments |= {"logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+    if options.weights_change:
+        arguments |= {
+            "worker_extension_cls": _WORKER,
+            "weight_transfer_config": {"backend": "trinity"},
+            "scheduler_cls": _SCHEDULER,
+            "scheduling_policy": "priority",  # canaries do not queue behind rollouts
+        }
+    if options.max_num_seqs:
+        arguments["max_num_seqs"] = options.max_num_seqs
+    if options.device == "cuda":
+        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+        arguments["attention_backend"] = "FLASH_ATTN"
+    return arguments
 
 
 @contextmanager
