@@ -23,6 +23,8 @@ SHARDINGS = [
     (0, 0.5, "float32"), (0, 0.0, "float32"), (2, 0.5, "float32"), (3, 0.5, "float32"),
     (0, 0.5, "bfloat16"), (1, 0.5, "bfloat16"), (2, 0.5, "bfloat16"), (2, 0.0, "bfloat16"), (3, 0.5, "bfloat16"),
 ]  # fmt: skip
+# ZeRO stage, which activations are made anew: with compiled kernels.
+KERNELS: list[tuple[int, bool | str]] = [(2, False), (2, "mlp"), (3, "mlp"), (3, True)]
 
 
 def see(model: Path, folder: Path, which: str = "updates", seconds: float = 170) -> Seen:
@@ -201,6 +203,18 @@ def critic_alone(model: str) -> list[float]:
     return [engine.train(replace(fixed_batch(1), step=step), 100)["critic/value_loss"] for step in range(1, 16)]
 
 
+def with_kernels(model: str, zero: int, anew: bool | str) -> Seen:
+    """Two steps with compiled kernels, and without."""
+    from support.compiled import kernels_on_cpu
+
+    trainer = {"gradient_checkpointing": anew, "max_token_len_per_gpu": 64}
+    with kernels_on_cpu():
+        fused = engine_of(model, zero, {}, trainer)
+        found = [fused.train(fixed_batch(step), 100) for step in (1, 2)]
+    plain = engine_of(model, zero, {}, trainer)
+    return {"found": found, "expected": [plain.train(fixed_batch(step), 100) for step in (1, 2)]}
+
+
 def nothing_to_learn(model: str) -> Seen:
     """A batch whose masks are all empty, and one whose responses have no tokens."""
     engine = engine_of(model, 2, {}, {})
@@ -225,6 +239,8 @@ def scenarios(model: str, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "reference_in_reward", offloaded(model, {"kl_penalty_fn": "k2", "kl_loss_fn": "none"})
     yield "critic_alone", critic_alone(model)
     yield "nothing", nothing_to_learn(model)
+    for zero, anew in KERNELS:
+        yield f"kernels_{zero}_{anew}", with_kernels(model, zero, anew)
     for zero, clip, dtype in SHARDINGS:
         for kind in ("loss", "gradient"):
             yield f"{kind}_{zero}_{clip}_{dtype}", spoilt(model, zero, clip, dtype, kind)

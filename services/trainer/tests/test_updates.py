@@ -5,7 +5,7 @@ import math
 import pytest
 
 from support.training import make_model
-from support.updates import SHARDINGS, Seen, see
+from support.updates import KERNELS, SHARDINGS, Seen, see
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]  # DeepSpeed's import alone takes many seconds
 
@@ -68,3 +68,9 @@ def test_an_update_that_is_not_finite_touches_no_weight(kind: str, what: str, sh
     assert found["problem"] == f"step 2: the {what} is not finite{said}"
     assert found["unchanged"]
     assert 0 < found["then"] < math.inf, "the next batch is learnt from"
+
+
+@pytest.mark.parametrize("how", [f"{zero}_{anew}" for zero, anew in KERNELS])
+def test_compiled_kernels_change_nothing(how: str, seen: Seen) -> None:
+    found = seen[f"kernels_{how}"]
+    assert found["found"] == [pytest.approx(step, rel=1e-3, abs=1e-5) for step in found["expected"]]

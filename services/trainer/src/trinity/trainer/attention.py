@@ -80,7 +80,7 @@ def _by_kernel(
 ) -> torch.Tensor:
     groups = q.shape[2] // k.shape[2]
     keys, values = k[0], v[0]
-    if groups > 1 and not _shares_heads():
+    if groups > 1 and not shares_heads():
         keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (keys, values))
     seen = (-1 if window is None else window - 1, 0)
     return _kernel(q[0], keys, values, packing.boundaries, max(packing.lengths), scaling, seen)[None]
@@ -90,7 +90,7 @@ def _kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
     seen: tuple[int, int],
 ) -> torch.Tensor:  # fmt: skip
-    """[T, heads, width] each; k and v may have fewer heads where `_shares_heads`."""
+    """[T, heads, width] each; k and v may have fewer heads where `shares_heads`."""
     from torch.nn.attention.varlen import varlen_attn
 
     shared: dict[str, Any] = {}
@@ -102,8 +102,11 @@ def _kernel(
 
 
 @cache
-def _shares_heads() -> bool:
-    """Whether the kernel reads key heads that several query heads share. Tried: not all versions of PyTorch say so."""
+def shares_heads() -> bool:
+    """Whether the kernel reads key heads that several query heads share. Tried: not all versions of PyTorch say so.
+
+    Not first within a layer: what is saved here for a backward pass would count as the layer's.
+    """
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (torch.randn(8, heads, 64, device="cuda", generator=generator).bfloat16() for heads in (4, 2, 2))
     ends = torch.tensor([0, 3, 8], device="cuda", dtype=torch.int32)

@@ -22,6 +22,7 @@ from trinity.trainer.algorithms.kl import KlCoefficients
 from trinity.trainer.algorithms.loss import LossInputs, compute_loss, wants_entropy_gradient
 from trinity.trainer.algorithms.report import Report, join, means
 from trinity.trainer.algorithms.whole_batch import informed, needs_policy, penalised
+from trinity.trainer.attention import shares_heads
 from trinity.trainer.bad_steps import BadStep
 from trinity.trainer.batch import TrainBatch, TrainSequence, with_advantages
 from trinity.trainer.checkpointing import Checkpointing
@@ -59,6 +60,7 @@ class TrainEngine:
         deepspeed = import_deepspeed(self.device)
         if on_gpu:
             torch.cuda.set_device(self.device)
+            shares_heads()
         deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
         self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
         self._fused = trainer.fused_kernels if on_gpu else False

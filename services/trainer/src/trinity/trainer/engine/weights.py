@@ -14,6 +14,7 @@ from trinity.runtime.weights import TensorInfo
 from trinity.runtime.weights.buckets import plan_buckets
 from trinity.runtime.weights.lora import merged
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
+from trinity.trainer.engine.gathering import gathered
 from trinity.trainer.model import PolicyModel, load_policy
 from trinity.trainer.ranks import Ranks
 from trinity.trainer.weights.shards import Weights, describe
@@ -42,17 +43,18 @@ class PolicyWeights:
     @torch.no_grad()
     def read(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole tensors by checkpoint name; a tensor is valid until the next one is asked for."""
-        for bucket in self._buckets():
-            with self._gathered(bucket, None):
-                for name, parameter in bucket:
-                    yield name, parameter.data
+        if self._model.zero_stage == 3:
+            yield from gathered(self._buckets(self._bucket_bytes // 2), self._device)  # two at a time
+            return
+        for name, parameter in self._model.module.weights():
+            yield name, parameter.data
 
     @torch.no_grad()
     def load(self, weights: Weights | None) -> None:
         """Inverse of `read`, from rank 0's to every rank; the optimizer begins anew."""
         given = iter(weights or ())
-        for bucket in self._buckets():
-            with self._gathered(bucket, 0):
+        for bucket in self._buckets(self._bucket_bytes):
+            with self._whole(bucket):
                 for name, parameter in bucket:
                     if self._ranks.is_first:
                         parameter.data.copy_(_expected(name, parameter, *next(given, ("nothing", torch.empty(0)))))
@@ -80,16 +82,21 @@ class PolicyWeights:
     def _begun_with(self, model: ModelConfig) -> PolicyModel:
         return load_policy(model, self._dtype, 1, gradient_checkpointing=False)
 
-    def _buckets(self) -> Iterator[list[tuple[str, Any]]]:
+    @property
+    def _bucket_bytes(self) -> int:
+        return self._plan.config.synchronizer.bucket_mib * 1024**2
+
+    def _buckets(self, size_bytes: int) -> Iterator[list[tuple[str, Any]]]:
         """Parameters that are gathered together under ZeRO-3."""
         of_name = dict(self._model.module.weights())
-        for bucket in plan_buckets(self.layout(), self._plan.config.synchronizer.bucket_mib * 1024**2):
+        for bucket in plan_buckets(self.layout(), size_bytes):
             yield [(slot.tensor.name, of_name[slot.tensor.name]) for slot in bucket.slots]
 
-    def _gathered(self, bucket: list[tuple[str, Any]], changed_by: int | None) -> Any:
+    def _whole(self, bucket: list[tuple[str, Any]]) -> Any:
+        """Within it the parameters are whole; what rank 0 makes of them stays."""
         if self._model.zero_stage != 3:
             return contextlib.nullcontext()
-        return self._model.gathered([parameter for _, parameter in bucket], changed_by)
+        return self._model.gathered([parameter for _, parameter in bucket], 0)
 
 
 def _expected(name: str, parameter: Any, given: str, tensor: torch.Tensor) -> torch.Tensor:
