@@ -14,7 +14,8 @@ from trinity.trainer.engine import deepspeed
 from trinity.trainer.engine.weights import PolicyWeights
 from trinity.trainer.ranks import Ranks
 
-CASES = [(torch.float32, 10_000, False), (torch.bfloat16, 10_000, True), (torch.bfloat16, 0, False)]
+# The dtype, the number of elements up to which DeepSpeed keeps a parameter whole, and whether adapters alone are read.
+CASES = [(torch.float32, 50, False), (torch.bfloat16, 50, True), (torch.bfloat16, 0, False)]
 
 
 class Model(nn.Module):
@@ -46,12 +47,12 @@ def read_by_rank(rank: int, ranks: int, port: int, folder: str) -> None:
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
     )  # fmt: skip
     for case, (dtype, persist, adapters) in enumerate(CASES):
-        compare(rank, ranks, dtype, persist, adapters)
+        compare(ranks, dtype, persist, adapters)
         Path(folder, f"{case}-{rank}").touch()
     torch.distributed.destroy_process_group()
 
 
-def compare(rank: int, ranks: int, dtype: torch.dtype, persist: int, adapters: bool) -> None:
+def compare(ranks: int, dtype: torch.dtype, persist: int, adapters: bool) -> None:
     torch.manual_seed(0)
     module = Model(adapters).to(dtype)
     begun = {name: parameter.detach().clone() for name, parameter in module.weights()}
@@ -64,18 +65,21 @@ def compare(rank: int, ranks: int, dtype: torch.dtype, persist: int, adapters: b
     for _ in range(2):
         model.backward(model(torch.arange(30).view(2, 15)))
         assert model.step(1e-2, torch.tensor(True)) is not None
-        expected = by_deepspeed(model)
-        assert not all(torch.equal(expected[name], begun[name]) for name in begun)
+        found = {name: tensor.clone() for name, tensor in weights_of(model, ranks, dtype, 0.02).read()}
+        assert statuses(model) == ({"AVAILABLE", "NOT_AVAILABLE"} if persist else {"NOT_AVAILABLE"})
+        expected = by_deepspeed(model)  # cuts up what is whole, too
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert not any(torch.equal(found[name], begun[name]) for name in begun)
         assert_read(model, ranks, dtype, expected)
 
 
 def with_threshold(persist: int, make: Any) -> Any:
-    """DeepSpeed keeps whole what has fewer elements: in the first steps there are such parameters, and then none."""
+    """DeepSpeed keeps whole what has so many elements."""
     config = deepspeed.deepspeed_config
 
     def changed(*args: Any) -> dict[str, Any]:
         made = config(*args)
-        made["zero_optimization"]["stage3_param_persistence_threshold"] = min(persist, 50)
+        made["zero_optimization"]["stage3_param_persistence_threshold"] = persist
         return made
 
     deepspeed.deepspeed_config = changed
@@ -83,6 +87,15 @@ def with_threshold(persist: int, make: Any) -> Any:
         return make()
     finally:
         deepspeed.deepspeed_config = config
+
+
+def statuses(model: Any) -> set[str]:
+    return {parameter.ds_status.name for _, parameter in model.module.weights()}
+
+
+def weights_of(model: Any, ranks: int, dtype: torch.dtype, bucket_mib: float) -> PolicyWeights:
+    plan: Any = SimpleNamespace(config=SimpleNamespace(synchronizer=SimpleNamespace(bucket_mib=bucket_mib)))
+    return PolicyWeights(model, plan, Ranks(0, ranks, 0), dtype, torch.device("cpu"))
 
 
 def by_deepspeed(model: Any) -> dict[str, torch.Tensor]:
@@ -95,8 +108,7 @@ def assert_read(model: Any, ranks: int, dtype: torch.dtype, expected: dict[str, 
     """As often as one likes, in buckets of any size; the model is what it was."""
     before = [(p.ds_status, p.data_ptr()) for _, p in model.module.weights()]
     for mib in (0.001, 0.02, 1.0):
-        plan: Any = SimpleNamespace(config=SimpleNamespace(synchronizer=SimpleNamespace(bucket_mib=mib)))
-        weights = PolicyWeights(model, plan, Ranks(0, ranks, 0), dtype, torch.device("cpu"))
+        weights = weights_of(model, ranks, dtype, mib)
         names = []
         for (name, tensor), info in zip(weights.read(), weights.layout(), strict=True):
             names.append(name)

@@ -219,3 +219,12 @@ def test_without_gpus_the_models_memory_on_the_cpu_counts() -> None:
     assert "there is no GPU here, and on the CPU they take 130.4 GiB, of which 24.0 are available" in problem
     assert found(plan_of(text=BASE.replace("7.0B", "0.5B")), [], host=24.0) == {}
     assert found(plan_of(), [], host=0.0) == {}, "where the system does not say, nothing is refused"
+
+
+def test_a_reference_in_host_memory_is_counted_there() -> None:
+    cards = gpus(2, gib=100)
+    reference = ["algorithm.kl_loss_fn=k3"]
+    assert "take 104.3 GiB" in found(plan_of(*reference), cards)["trainer.deepspeed.zero_stage"]
+    away = [*reference, "trainer.deepspeed.offload_reference=true"]
+    assert found(plan_of(*away), cards) == {}
+    assert host_gib(plan_of(*away), 7e9, Sharding(1, 2)) == pytest.approx(13.04, abs=0.01)

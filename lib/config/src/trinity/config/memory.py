@@ -1,7 +1,8 @@
 """Memory of a model's weights, training states and key-value cache, by the number of its parameters.
 
 Adam with float32 masters: 2 bytes of bfloat16 weights a parameter, 4 of gradients, 12 of states; in float32 4, 4 and 8.
-ZeRO shares out states (1), gradients too (2), weights too (3); offloading moves states, or weights too, to host memory.
+ZeRO shares out states (1), gradients too (2), weights too (3); offloading moves states, or weights too, to host memory;
+their gradients are there too, and on the GPU until then but under ZeRO 3.
 Of adapters (LoRA) the states are small, and the base model's weights are there alone.
 """
 
@@ -98,24 +99,33 @@ def _shared(plan: Plan, sharding: Sharding) -> tuple[float, float, float]:
     )
 
 
+def _reference_visits(plan: Plan) -> bool:
+    """It is in host memory, and on the GPU while it is asked, when there are no gradients."""
+    return plan.config.trainer.deepspeed.offload_reference
+
+
 def training_gib(plan: Plan, count: float, sharding: Sharding) -> float:
     """On one rank's GPU, without activations: weights, gradients, states, and the reference model if there is one."""
-    gradients = _shared(plan, sharding)[1]
-    return certain_gib(plan, count, sharding) + count * (0 if sharding.offload_optimizer else gradients) / _GIB
+    away = sharding.offload_optimizer and sharding.zero_stage >= 3
+    gradients = 0.0 if away else _shared(plan, sharding)[1]
+    visitor = _reference(plan) if _reference_visits(plan) else 0.0
+    return certain_gib(plan, count, sharding) + count * max(gradients, visitor) / _GIB
 
 
 def certain_gib(plan: Plan, count: float, sharding: Sharding) -> float:
     """What is on a rank's GPU all the time: as training_gib, without gradients. A critic is as large as the policy."""
     weights, _, states = _shared(plan, sharding)
     held = (0 if sharding.offload_param else weights) + (0 if sharding.offload_optimizer else states)
-    return count * (held * (2 if plan.algorithm.critic else 1) + _reference(plan)) / _GIB
+    stays = 0.0 if _reference_visits(plan) else _reference(plan)
+    return count * (held * (2 if plan.algorithm.critic else 1) + stays) / _GIB
 
 
 def host_gib(plan: Plan, count: float, sharding: Sharding) -> float:
     """What a rank keeps in host memory."""
     weights, gradients, states = _shared(plan, sharding)
     held = (weights if sharding.offload_param else 0) + (gradients + states if sharding.offload_optimizer else 0)
-    return count * held * (2 if plan.algorithm.critic else 1) / _GIB
+    away = _reference(plan) if _reference_visits(plan) else 0.0
+    return count * (held * (2 if plan.algorithm.critic else 1) + away) / _GIB
 
 
 def cpu_gib(plan: Plan, count: float) -> float:

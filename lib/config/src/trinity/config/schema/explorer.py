@@ -19,7 +19,9 @@ class RolloutModelConfig(Section):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="Engine dtype; auto: bfloat16 on GPUs, float32 on CPUs"
     )
-    max_num_seqs: PositiveInt | None = Field(None, description="Sequences decoded together; null: vLLM's own")
+    max_num_seqs: PositiveInt | None = Field(
+        None, description="Sequences decoded together; null: vllm.LLM's own choice"
+    )
     cpu_kvcache_gib: PositiveFloat = Field(1.0, description="Key-value cache of an engine on a CPU, in GiB")
     seed: int = Field(42, description="Seed of an engine's sampler")
 
