@@ -1,6 +1,6 @@
 """Which models get new weights copied over the old ones, on a GPU, and how; that it is right, the canary says."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,7 +69,7 @@ class Receives(TrinityTransferEngine):
         super().__init__(everything, everything, CPU, model)
         self._versions = iter(versions)
 
-    def _received(self, update: UpdateInfo) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    def _received(self, update: UpdateInfo) -> Generator[list[tuple[str, torch.Tensor]]]:
         version = next(self._versions)
         if version is None:
             raise GroupBroken("gone")

@@ -4,11 +4,12 @@ vLLM imports this module by `worker_extension_cls`, which is what registers the 
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -21,6 +22,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from trinity.explorer.engine import sampled_logprobs
 from trinity.explorer.engine.replay import Loader
+from trinity.explorer.engine.staging import Named, Staging, find
 from trinity.runtime.weights import TensorInfo
 from trinity.runtime.weights.collective import Group, GroupBroken, Store, receive_buckets
 from trinity.runtime.weights.lora import merged
@@ -77,6 +79,10 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _loader(self) -> Loader:
         return Loader(self.model)
 
+    @cached_property
+    def _staging(self) -> Staging:
+        return Staging(self.device)
+
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
@@ -86,10 +92,13 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         model: Any = self.model
         try:
-            if self.in_place and update_info.epoch and not update_info.base_files:
-                self._loader.load(update_info.tensors, self._received(update_info))
+            if self.in_place and not update_info.base_files:
+                layout, coming = self._version(update_info)
+                with closing(coming) as buckets:
+                    self._loader.load(layout, buckets)
             else:
-                model.load_weights(self._tensors(update_info))
+                with closing(self._tensors(update_info)) as tensors:
+                    model.load_weights(tensors)
         except BaseException:
             self.abandon()
             raise
@@ -99,25 +108,40 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if not self.in_place:
             _abandon_reload(self.model, self.model_config)
 
-    def _tensors(self, update: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
-        """The whole model's."""
-        if not update.base_files:
-            return self._given(update)
-        adapters = {name: tensor.clone() for name, tensor in self._given(update)}  # a bucket is larger than they are
-        return merged(_read(update.base_files, update.base_tensors), adapters, update.scale, self.device)
+    def _version(self, update: UpdateInfo) -> tuple[list[TensorInfo], Generator[list[Named]]]:
+        """What a whole model's version is made of, and then it, a bucket at a time: the same however it comes."""
+        if update.epoch:
+            return _infos(update), self._received(update)
+        found = find(update.files, update.tensors)
+        return [tensor.info for tensor in found], self._staging.read(found)
 
-    def _given(self, update: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+    def _tensors(self, update: UpdateInfo) -> Generator[Named]:
+        """The whole model's."""
+        with closing(self._given(update)) as given:
+            if not update.base_files:
+                yield from given
+                return
+            adapters = {name: tensor.clone() for name, tensor in given}  # a bucket is larger than they are
+        with closing(self._read(update.base_files, update.base_tensors)) as base:
+            yield from merged(base, adapters, update.scale, self.device)
+
+    def _given(self, update: UpdateInfo) -> Generator[Named]:
         """What the version is made of."""
         if not update.epoch:
-            return _read(update.files, update.tensors)
-        return chain.from_iterable(self._received(update))
+            return self._read(update.files, update.tensors)
+        return _one_by_one(self._received(update))
 
-    def _received(self, update: UpdateInfo) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    def _read(self, paths: list[str], tensors: list[list[Any]]) -> Generator[Named]:
+        if self.device.type == "cpu":
+            return _read(paths, tensors)
+        return _one_by_one(self._staging.read(find(paths, tensors)))
+
+    def _received(self, update: UpdateInfo) -> Generator[list[Named]]:
         """A bucket at a time."""
         if self._membership is None:
             raise GroupBroken(f"this worker is in no collective group; epoch {update.epoch} is needed")
-        infos = [TensorInfo(name, dtype, tuple(shape), size, "") for name, dtype, shape, size in update.tensors]
-        return receive_buckets(self._membership.group(update.epoch), infos, update.bucket_bytes)
+        coming = receive_buckets(self._membership.group(update.epoch), _infos(update), update.bucket_bytes)
+        return cast(Generator[list[Named]], coming)
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -201,7 +225,17 @@ def _abandon_reload(model: torch.nn.Module, model_config: Any) -> None:
     finalize_layerwise_reload(model, model_config)
 
 
-def _read(paths: list[str], tensors: list[list[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _infos(update: UpdateInfo) -> list[TensorInfo]:
+    """Of what a group sends."""
+    return [TensorInfo(name, dtype, tuple(shape), size, "") for name, dtype, shape, size in update.tensors]
+
+
+def _one_by_one(buckets: Generator[list[Named]]) -> Generator[Named]:
+    with closing(buckets):
+        yield from chain.from_iterable(buckets)
+
+
+def _read(paths: list[str], tensors: list[list[Any]]) -> Generator[Named]:
     files = [safe_open(path, framework="pt") for path in paths]
     for name, index in tensors:
         yield name, files[index].get_tensor(name)
