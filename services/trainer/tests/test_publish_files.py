@@ -19,6 +19,7 @@ from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput, TrinityError
 from trinity.runtime.weights import Canary, Manifest, Probe, TensorInfo, check_files
 from trinity.trainer.weights import canary, read_version, write_huggingface_index, write_shards
+from trinity.trainer.weights import shards as shards_module
 from trinity.trainer.weights.shards import describe
 
 SHAPES = [("embed", (7, 5)), ("layer.0", (4, 3)), ("layer.1", (4, 3)), ("norm", (5,)), ("scale", ()), ("none", (0, 4))]
@@ -41,11 +42,14 @@ def overwritten(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
         lent.fill_(math.nan)
 
 
+@pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shard_bytes", [1, 100, 10**6])
 def test_files_hold_what_was_given_and_checksums_are_theirs(
-    dtype: torch.dtype, shard_bytes: int, tmp_path: Path
+    dtype: torch.dtype, shard_bytes: int, away: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(shards_module, "_is_away", lambda _: away)  # on a GPU
+    monkeypatch.setattr(shards_module, "_HELD_BYTES", 200)
     weights = tensors(dtype)
     infos, shards = write_shards(
         overwritten(weights), layout(weights), tmp_path, "part-{:05d}.safetensors", shard_bytes

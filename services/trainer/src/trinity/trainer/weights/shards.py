@@ -1,12 +1,13 @@
-"""Weights as safetensors files. Each tensor is hashed while it is written, as it comes: nothing is held or read again.
+"""Weights as safetensors files. Each tensor is hashed while it is written: nothing is read again.
 
 The format: https://github.com/huggingface/safetensors#format
 """
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,8 +23,10 @@ CHECKPOINT_SHARD_BYTES = 2 * 1024**3
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _BLOCK = 256 * 1024  # of hashing: stays in the processor's cache for the second sum
 _WRITTEN = 1024 * 1024  # at once: a whole tensor takes up to twice as long (ext4)
+_HELD_BYTES = 1024**3  # of a GPU's weights, on the host, which are being written
 
 Weights = Iterable[tuple[str, torch.Tensor]]
+_Written = tuple[list[TensorInfo], FileInfo]
 
 
 def describe(name: str, dtype: torch.dtype, shape: Sequence[int]) -> TensorInfo:
@@ -37,24 +40,54 @@ def write_shards(
 ) -> tuple[list[TensorInfo], list[FileInfo]]:
     """Write tensors in order into files of about `shard_bytes`; `pattern` names them, as "part-{:05d}.safetensors".
 
-    `layout` is what `weights` will give. InvalidInput if it gives something else.
+    `layout` is what `weights` will give. InvalidInput if it gives something else. A tensor of a CPU is written before
+    the next one is asked for; a shard of a GPU's is copied to the host, and written while the next ones come.
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = iter(weights)
-    tensors: list[TensorInfo] = []
-    infos: list[FileInfo] = []
-    for shard in _shards(layout, shard_bytes):
-        name = pattern.format(len(infos))
-        with (folder / name).open("wb", buffering=0) as file, ThreadPoolExecutor(1) as aside:
-            writer = _Writer(file, aside)
-            writer.write(_header(shard))
-            for expected in shard:
-                checksum = writer.write(_bytes_of(expected, *next(given, ("nothing", torch.empty(0)))))
-                tensors.append(replace(expected, file=name, checksum=checksum))
-        infos.append(FileInfo(name, writer.size_bytes, writer.checksum))
+    at_once = max(1, _HELD_BYTES // shard_bytes)
+    written: list[Future[_Written]] = []
+    with ThreadPoolExecutor(at_once) as writers:
+        for shard in _shards(layout, shard_bytes):
+            path, parts = folder / pattern.format(len(written)), _parts(shard, given)
+            first = next(parts)
+            if _is_away(first):
+                if len(written) >= at_once:
+                    written[-at_once].result()
+                held = [part.to("cpu", copy=True) for part in chain([first], parts)]
+                written.append(writers.submit(_write, path, shard, held))
+            else:
+                written.append(Future())
+                written[-1].set_result(_write(path, shard, chain([first], parts)))
+    found = [file.result() for file in written]
     for name, _ in given:
         raise InvalidInput("weights", f"{name} came after the last tensor that was announced")
-    return tensors, infos
+    return [tensor for tensors, _ in found for tensor in tensors], [info for _, info in found]
+
+
+def _is_away(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "cpu"
+
+
+def _parts(shard: Sequence[TensorInfo], given: Iterator[tuple[str, torch.Tensor]]) -> Iterator[torch.Tensor]:
+    """The shard's tensors, as bytes [n], as they come."""
+    for expected in shard:
+        name, tensor = next(given, ("nothing", torch.empty(0)))
+        if (name, tuple(tensor.shape), _DTYPES.get(tensor.dtype)) != (expected.name, expected.shape, expected.dtype):
+            came = f"{name} {list(tensor.shape)} {tensor.dtype} came"
+            raise InvalidInput("weights", f"{expected.name} {list(expected.shape)} {expected.dtype} is due, {came}")
+        yield tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _write(path: Path, shard: list[TensorInfo], parts: Iterable[torch.Tensor]) -> _Written:
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as aside:
+        writer = _Writer(file, aside)
+        writer.write(_header(shard))
+        tensors = [
+            replace(tensor, file=path.name, checksum=writer.write(memoryview(part.numpy().data)))
+            for tensor, part in zip(shard, parts, strict=True)
+        ]
+    return tensors, FileInfo(path.name, writer.size_bytes, writer.checksum)
 
 
 def _shards(layout: Sequence[TensorInfo], shard_bytes: int) -> Iterator[list[TensorInfo]]:
@@ -81,13 +114,6 @@ def _header(shard: list[TensorInfo]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _bytes_of(expected: TensorInfo, name: str, tensor: torch.Tensor) -> memoryview:
-    if (name, tuple(tensor.shape), _DTYPES.get(tensor.dtype)) != (expected.name, expected.shape, expected.dtype):
-        given = f"{name} {list(tensor.shape)} {tensor.dtype} came"
-        raise InvalidInput("weights", f"{expected.name} {list(expected.shape)} {expected.dtype} is due, {given}")
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 class _Writer:
