@@ -4,12 +4,14 @@ import gc
 import weakref
 
 import pytest
+import structlog
 import torch
 from torch import nn
+from torch._inductor import config as inductor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trinity.trainer import fused, logprobs
+from trinity.trainer import fused, kernels, logprobs
 from trinity.trainer.checkpointing import ANEW, Checkpointing, make_anew
 from trinity.trainer.fused import fuse
 from trinity.trainer.kernels import Kernel
@@ -131,6 +133,15 @@ def test_small_models_do_without(
     monkeypatch.setattr(fused, "_LARGE_ENOUGH", large_enough)
     monkeypatch.setattr(fused, "can_compile", lambda: compiles)
     assert fused.wants_kernels(causal_model("qwen2"), choice) is expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
+def test_where_nothing_can_be_compiled_the_log_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    with structlog.testing.capture_logs() as logs:
+        assert kernels.can_compile.__wrapped__() is False
+    assert [line["event"] for line in logs] == ["trainer.kernels.not_compiled"]
+    assert inductor.compile_threads == 1
 
 
 def arguments(kernel: Kernel, length: int) -> list:  # type: ignore[type-arg]

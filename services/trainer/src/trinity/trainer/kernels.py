@@ -4,6 +4,7 @@ A norm, a gate, a rotation are a dozen operations for PyTorch, each of which rea
 torch.compile makes one kernel of them, when they are first called on a GPU.
 """
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -12,6 +13,8 @@ import structlog
 import torch
 
 log = structlog.get_logger(__name__)
+
+_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 class Kernel:
@@ -33,6 +36,10 @@ class Kernel:
 @cache
 def can_compile() -> bool:
     """Whether torch.compile works on the GPU: it needs Triton and a C compiler. If not, the log says why."""
+    from torch._inductor import config
+
+    if _THREADS not in os.environ:
+        config.compile_threads = 1  # else up to 32 processes, for every rank, as long as it lives
     try:
         number = torch.ones(2, device="cuda", requires_grad=True)
         torch.compile(lambda x: (x * 2).sum())(number).backward()
