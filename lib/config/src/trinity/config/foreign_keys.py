@@ -204,9 +204,13 @@ IGNORED: dict[str, str] = {
     ),
     **_under(
         f"{_ACTOR}.model",
-        "path external_lib use_fused_kernels fused_kernel_options.** enable_activation_offload use_shm "
-        "trust_remote_code custom_chat_template override_config.**",
+        "path external_lib enable_activation_offload use_shm trust_remote_code custom_chat_template override_config.**",
         "Trinity's model section says it",
+    ),
+    **_under(
+        f"{_ACTOR}.model",
+        "use_fused_kernels fused_kernel_options.**",
+        "trainer.fused_kernels says it, and is on by itself where it gains time",
     ),
     **_under(
         f"{_VERL}.trainer",
