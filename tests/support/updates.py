@@ -24,7 +24,7 @@ SHARDINGS = [
     (0, 0.5, "bfloat16"), (1, 0.5, "bfloat16"), (2, 0.5, "bfloat16"), (2, 0.0, "bfloat16"), (3, 0.5, "bfloat16"),
 ]  # fmt: skip
 # ZeRO stage, which activations are made anew: with compiled kernels.
-KERNELS: list[tuple[int, bool | str]] = [(2, False), (2, "mlp"), (3, "mlp"), (3, True)]
+KERNELS: list[tuple[int, bool | str]] = [(2, False), (2, "mlp"), (3, False), (3, "mlp"), (3, True)]
 
 
 def see(model: Path, folder: Path, which: str = "updates", seconds: float = 170) -> Seen:

@@ -1,13 +1,15 @@
 """Fused layers: what is known is replaced, and computes the same."""
 
 import gc
+import subprocess
+import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import structlog
 import torch
 from torch import nn
-from torch._inductor import config as inductor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -136,12 +138,37 @@ def test_small_models_do_without(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
-def test_where_nothing_can_be_compiled_the_log_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+def test_where_nothing_can_be_compiled_the_log_says_why() -> None:
     with structlog.testing.capture_logs() as logs:
         assert kernels.can_compile.__wrapped__() is False
     assert [line["event"] for line in logs] == ["trainer.kernels.not_compiled"]
-    assert inductor.compile_threads == 1
+
+
+def test_on_a_cpu_the_compiler_is_not_loaded() -> None:
+    code = "import sys, trinity.trainer.model; assert not [m for m in sys.modules if m.startswith('torch._inductor')]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("parameters", ["x, cos, sin", "q, k, v, cos, sin"])
+def test_a_rotation_of_other_tensors_stays(parameters: str) -> None:
+    home = SimpleNamespace(apply_rotary_pos_emb=eval(f"lambda {parameters}: None"))
+    assert fused._fuse_rotation(home) == 0
+    assert not isinstance(home.apply_rotary_pos_emb, Kernel)
+
+
+@pytest.mark.parametrize("anew", ["mlp", True])
+def test_experts_that_are_shared_are_made_anew_too(anew: Checkpointing) -> None:
+    """An MLP within an MLP: it keeps nothing of its own beyond the layer."""
+    torch.manual_seed(0)
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+               "shared_expert_intermediate_size": 40}  # fmt: skip
+    config = AutoConfig.for_model("qwen2_moe", **SIZES, **experts)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").train()
+    assert fuse(model)["gates"] == 4
+    make_anew(model, anew)
+    shared = [layer.mlp.shared_expert for layer in model.model.layers]
+    assert all(getattr(mlp, ANEW) for mlp in shared)
 
 
 def arguments(kernel: Kernel, length: int) -> list:  # type: ignore[type-arg]

@@ -76,6 +76,25 @@ def test_a_file_has_one_dtype_so_that_every_tensor_is_aligned(tmp_path: Path) ->
     assert [info.file for info in infos] == ["part-0.safetensors", "part-1.safetensors", "part-2.safetensors"]
 
 
+def test_a_file_may_hold_weights_of_both_devices(tmp_path: Path) -> None:
+    """Of merged adapters: the base model's are on the host, and only what was merged is on the GPU."""
+
+    class OnGpu(torch.Tensor):
+        def cpu(self, *_: object) -> torch.Tensor:  # type: ignore[override]
+            return self.as_subclass(torch.Tensor)
+
+        def numpy(self, *_: object) -> np.ndarray:  # type: ignore[override]
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    weights = tensors()
+    given = {name: value.as_subclass(OnGpu) if name != "embed" else value for name, value in weights.items()}
+    with pytest.raises(TypeError):
+        given["norm"].numpy()
+    write_shards(given.items(), layout(weights), tmp_path, "part-{}.safetensors")
+    read = load_file(tmp_path / "part-0.safetensors")
+    assert all(torch.equal(read[name], value) for name, value in weights.items())
+
+
 def test_weights_that_are_not_those_announced_are_refused_by_name(tmp_path: Path) -> None:
     weights = tensors()
     announced = layout(weights)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import checkpoint
 
-ANEW = "trinity_anew"  # an attribute of MLPs whose activations are
+ANEW = "trinity_anew"  # an attribute of modules whose activations are
 
 Checkpointing = bool | Literal["mlp"]
 
@@ -23,13 +23,14 @@ def make_anew(model: Any, what: Checkpointing) -> None:
         return
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     mlps: list[Any] = [layer.mlp for layer in layers if hasattr(layer, "mlp")]
-    for mlp in mlps:
-        setattr(mlp, ANEW, True)
     if what == "mlp" and mlps:
         for mlp in mlps:
             mlp.forward = partial(_anew, mlp.forward)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for whole in mlps if what == "mlp" and mlps else layers:
+        for module in whole.modules():  # an MLP may have others within it
+            setattr(module, ANEW, True)
 
 
 def _anew(forward: Callable[..., Any], *args: Any, **others: Any) -> Any:

@@ -6,6 +6,7 @@ is tried on random numbers: a norm that adds one to its weight, or a gate that i
 
 import sys
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import structlog
@@ -64,9 +65,13 @@ def fuse(model: nn.Module) -> dict[str, int]:
 def _fuse_rotation(home: Any) -> int:
     """In the module of transformers that has the model, for all models that it has."""
     rotation = getattr(home, _ROTATION, None)
-    if rotation is not None and not isinstance(rotation, Kernel):
+    if rotation is None:
+        return 0
+    if not isinstance(rotation, Kernel):
+        if list(signature(rotation).parameters)[:4] != ["q", "k", "cos", "sin"]:
+            return 0  # of one tensor at a time, or with more than queries and keys
         setattr(home, _ROTATION, Kernel(rotation, {0: 2, 1: 2, 2: 1, 3: 1}))
-    return int(rotation is not None)
+    return 1
 
 
 def _norm_forward(norm: Any, states: torch.Tensor) -> torch.Tensor:

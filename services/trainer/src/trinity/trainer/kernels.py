@@ -6,7 +6,8 @@ torch.compile makes one kernel of them, when they are first called on a GPU.
 
 import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
+from inspect import signature
 from typing import Any
 
 import structlog
@@ -14,7 +15,7 @@ import torch
 
 log = structlog.get_logger(__name__)
 
-_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+_VARIANTS = 64  # of a kernel: by width, dtype, and what of it has a gradient
 
 
 class Kernel:
@@ -22,24 +23,29 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any], varying: dict[int, int] | None = None) -> None:
         self.plain = function
-        self._compiled = torch.compile(function, dynamic=True if varying is None else None)
         self._varying = varying or {}
+
+    @cached_property
+    def _compiled(self) -> Any:
+        """Made late: with it PyTorch loads its whole compiler."""
+        known = signature(torch.compile).parameters  # before PyTorch 2.12 the limit is global: see can_compile
+        limit: dict[str, Any] = {"recompile_limit": _VARIANTS} if "recompile_limit" in known else {}
+        return torch.compile(self.plain, dynamic=None if self._varying else True, **limit)
 
     def __call__(self, *args: Any, **others: Any) -> Any:
         if not args[0].is_cuda:
             return self.plain(*args, **others)
         for argument, dimension in self._varying.items():
-            torch._dynamo.maybe_mark_dynamic(args[argument], dimension)
+            if argument < len(args):  # else it was given by its name
+                torch._dynamo.maybe_mark_dynamic(args[argument], dimension)
         return self._compiled(*args, **others)
 
 
 @cache
 def can_compile() -> bool:
     """Whether torch.compile works on the GPU: it needs Triton and a C compiler. If not, the log says why."""
-    from torch._inductor import config
-
-    if _THREADS not in os.environ:
-        config.compile_threads = 1  # else up to 32 processes, for every rank, as long as it lives
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else up to 32 processes, as long as each rank lives
+    torch._dynamo.config.recompile_limit = _VARIANTS
     try:
         number = torch.ones(2, device="cuda", requires_grad=True)
         torch.compile(lambda x: (x * 2).sum())(number).backward()

@@ -84,7 +84,7 @@ def _write(path: Path, shard: list[TensorInfo], parts: Iterable[torch.Tensor]) -
         writer = _Writer(file, aside)
         writer.write(_header(shard))
         tensors = [
-            replace(tensor, file=path.name, checksum=writer.write(memoryview(part.numpy().data)))
+            replace(tensor, file=path.name, checksum=writer.write(memoryview(part.cpu().numpy().data)))
             for tensor, part in zip(shard, parts, strict=True)
         ]
     return tensors, FileInfo(path.name, writer.size_bytes, writer.checksum)
