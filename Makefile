@@ -20,7 +20,7 @@ run: $(BIN)/.installed build/quickstart/.made ## the quickstart: a tiny model le
 JOBS ?= 2
 
 test: lint $(BIN)/.alfworld ## linters, types and the whole test suite (JOBS=1: one file at a time)
-	$(BIN)/pytest --reruns 1 $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
+	$(BIN)/pytest --reruns 1 --durations 20 $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
 quicktest: $(BIN)/.installed ## the tests that take no more than seconds
 	$(BIN)/pytest -m "not slow"
