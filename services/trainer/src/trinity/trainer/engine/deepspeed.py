@@ -57,7 +57,7 @@ class DeepSpeedModel:
         self.engine.backward(loss * self.engine.world_size, scale_wrt_gas=False)
         self._sums.take()
 
-    def step(self, rate: float, sound: torch.Tensor) -> float | None:
+    def step(self, rate: float, sound: torch.Tensor | bool = True) -> float | None:
         """Update with what has accumulated, at this learning rate; returns the gradient's norm before clipping.
 
         If that is not finite, or `sound` is false, no weight was changed.

@@ -213,7 +213,11 @@ class Publisher:
         self._claim.renew()
         for left in root.glob(".v*.partial"):
             shutil.rmtree(left, ignore_errors=True)
-        tensors, infos = write_shards(weights, layout, partial, _FILES)
+        try:
+            tensors, infos = write_shards(weights, layout, partial, _FILES)
+        except FileNotFoundError:  # a successor has removed what was half written: then it is said that there is one
+            self._claim.renew()
+            raise
         self._claim.renew()
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
