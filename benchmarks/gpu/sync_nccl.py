@@ -1,6 +1,6 @@
 """A whole weight update over the collective group, as the engine sees it, against the bare broadcast of the same bytes.
 
-    python benchmarks/gpu/sync_nccl.py [--size 1.5B 7B]     two GPUs: sender and engine; about four minutes a size
+    python benchmarks/gpu/sync_nccl.py [--size 1.5B 7B]     two GPUs: sender and engine; about two minutes a size
     python benchmarks/gpu/sync_nccl.py --zero3              four: a trainer of two ranks with ZeRO-3, and two engines
     python benchmarks/gpu/sync_nccl.py --cpu --tiny [--zero3]
 

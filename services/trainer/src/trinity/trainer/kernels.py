@@ -15,6 +15,7 @@ import torch
 
 log = structlog.get_logger(__name__)
 
+_BACKEND: Any = "inductor"
 _VARIANTS = 64  # of a kernel: by width, dtype, and what of it has a gradient
 
 
@@ -30,15 +31,19 @@ class Kernel:
         """Made late: with it PyTorch loads its whole compiler."""
         known = signature(torch.compile).parameters  # before PyTorch 2.12 the limit is global: see can_compile
         limit: dict[str, Any] = {"recompile_limit": _VARIANTS} if "recompile_limit" in known else {}
-        return torch.compile(self.plain, dynamic=None if self._varying else True, **limit)
+        return torch.compile(self.plain, backend=_BACKEND, dynamic=None if self._varying else True, **limit)
 
     def __call__(self, *args: Any, **others: Any) -> Any:
-        if not args[0].is_cuda:
+        if not _is_on_gpu(args[0]):
             return self.plain(*args, **others)
         for argument, dimension in self._varying.items():
             if argument < len(args):  # else it was given by its name
                 torch._dynamo.maybe_mark_dynamic(args[argument], dimension)
         return self._compiled(*args, **others)
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
 
 
 @cache
