@@ -30,10 +30,7 @@ class Guard:
             found = sharded._global_grad_norm
         else:
             found = self._engine._global_grad_norm if self._clips else self._plain
-        if found is None:
-            return None
-        norm = float(found)
-        return norm if norm >= 0 else math.inf  # DeepSpeed says -1 where it is not finite
+        return None if found is None else float(found)
 
     @property
     def _clips(self) -> bool:
