@@ -5,7 +5,8 @@
     python benchmarks/gpu/e2e_learns.py --cpu --tiny
 
 The quickstart's model and sums, from random weights. On GPUs both sides compute in bfloat16, the trainer its logits in
-float32. The KL of engine and trainer is over tokens that the version sampled which the trainer holds at that step.
+float32. The KL of engine and trainer is over tokens of responses that the version sampled which the trainer holds at
+that step. The model is too small for compiled kernels by itself; here it has them, as a real one would.
 """
 
 import argparse
@@ -37,6 +38,8 @@ TINY = {
 def config(args: argparse.Namespace, folder: Path) -> Path:
     """The quickstart's YAML: explorers one step ahead; weights by the collective group."""
     values: dict[str, Any] = {"synchronizer": {"sync_method": "nccl", "sync_offset": 1}}
+    if not args.cpu:
+        values["trainer"] = {"fused_kernels": True}
     source = whole_run.ROOT / "examples/quickstart/arithmetic.yaml"
     return write_config(source, folder / "learns.yaml", {**values, **(TINY if args.tiny else {})})
 

@@ -4,6 +4,7 @@ import argparse
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -101,7 +102,10 @@ class Party:
         return TrinityRun(config, place, **given, **threads(self.args))
 
     def note(self, what: str, at: float, seconds: float | None = None) -> None:
+        """Keep it for the table, and say it at once."""
         self.events.append(Event(what, at, seconds))
+        took = f" ({seconds:.1f} s)" if seconds is not None else ""
+        print(f"{time.strftime('%H:%M:%S')} {what}{took}", file=sys.stderr, flush=True)
 
     def joined(self, *explorers: Explorer) -> None:
         """Wait until each has stored a group, and note how long that took from its start."""

@@ -356,8 +356,10 @@ def main() -> None:
     )  # fmt: skip
     for size in ["tiny"] if args.tiny else args.size:
         with tempfile.TemporaryDirectory(prefix="sync-nccl-") as folder:
+            print(f"{size}: starting", file=sys.stderr, flush=True)
             found = run({**job, "size": size, "folder": folder, "model": f"{folder}/model"})
-        table.rows.extend(rows_of(size, found, limit))
+        table.rows.extend(rows := list(rows_of(size, found, limit)))
+        print(*(" ".join(cell for cell in row if cell) for row in rows), sep="\n", file=sys.stderr, flush=True)
     table.show()
 
 

@@ -19,7 +19,7 @@ from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.loss import compute_loss
 from trinity.trainer.algorithms.mismatch import mismatch
 from trinity.trainer.algorithms.report import means
-from trinity.trainer.batch import _sampled_by
+from trinity.trainer.batch import _wholly_by
 
 CHOICES: list[dict[str, Any]] = [
     {"token_cap": 1.2},
@@ -197,6 +197,6 @@ def test_tokens_of_the_version_the_trainer_holds() -> None:
     spans = (VersionSpan(2, 0, 3), VersionSpan(4, 3, 4), VersionSpan(5, 4, 6))
     tokens, mask = np.zeros(8, np.int32), np.ones(6, bool)
     experience = Experience(0, 0, tokens, 2, np.zeros(6, np.float32), mask, 0.0, spans)
-    assert _sampled_by(experience, 5).tolist() == [False] * 4 + [True] * 2
-    assert _sampled_by(experience, 2).tolist() == [True] * 3 + [False] * 3
-    assert not _sampled_by(experience, 3).any()
+    assert not _wholly_by(experience, 5).any()  # it read keys and values of older weights
+    assert _wholly_by(experience, 2).tolist() == [True] * 3 + [False] * 3
+    assert not _wholly_by(experience, 3).any()

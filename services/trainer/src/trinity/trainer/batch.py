@@ -25,7 +25,8 @@ class TrainSequence:
 
     token_ids int32 [T]; old_logprobs float32 [R], under the weights that sampled them; mask bool [R], tokens to train.
     token_advantages float32 [R]: where None, each token's is `advantage`, which otherwise is only for people to read.
-    fresh bool [R]: tokens that were sampled by the weights this step begins with; None: none. proximal_logprobs float32
+    fresh bool [R]: tokens that were sampled by the weights this step begins with, and all before them in the response,
+    whose keys and values the engine goes on from; None: none. proximal_logprobs float32
     [R]: under the trainer's weights before the first mini-batch of the step; None: those of the loss itself.
     pair: k > 0 for the chosen one of preference pair k, -k for the rejected one. kept bool [R] and `peers`: what the
     loss has to know of the whole batch (algorithms.whole_batch). values and returns float32 [R]: what the critic said
@@ -142,16 +143,18 @@ def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]
             reward=experience.reward,
             temperature=temperature,
             experience=experience,
-            fresh=_sampled_by(experience, version),
+            fresh=_wholly_by(experience, version),
         )
         for experience in group.experiences
     ]
 
 
-def _sampled_by(experience: Experience, version: int) -> np.ndarray:
+def _wholly_by(experience: Experience, version: int) -> np.ndarray:
     fresh = np.zeros(experience.response_length, bool)
     for span in experience.version_spans:
-        fresh[span.start : span.end] = span.version == version
+        if span.version != version:
+            break
+        fresh[span.start : span.end] = True
     return fresh
 
 

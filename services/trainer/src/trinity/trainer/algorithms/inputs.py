@@ -12,9 +12,9 @@ class LossInputs:
     logprobs and entropy are of the policy and have its gradient; old_logprobs of the weights and engine that sampled;
     reference_logprobs of the frozen base model; proximal_logprobs of the trainer's weights as the step began (None: the
     batch makes one update, and they are those of `logprobs`). mask: 1 at the tokens to train. fresh: 1 at tokens that
-    were sampled by the weights the step begins with. kept and peers_B: see whole_batch. expert_B: 1 for rows of a
-    dataset among rolled-out ones. pairs_B: 1 for the chosen, -1 for the rejected one of a preference pair, 0 without.
-    What is None is not needed, or 0. step: the optimizer step, from 1.
+    were sampled by the weights the step begins with, as all before them in the response. kept and peers_B: see
+    whole_batch. expert_B: 1 for rows of a dataset among rolled-out ones. pairs_B: 1 for the chosen, -1 for the rejected
+    one of a preference pair, 0 without. What is None is not needed, or 0. step: the optimizer step, from 1.
     """
 
     logprobs: torch.Tensor

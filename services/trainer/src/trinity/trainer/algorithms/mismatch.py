@@ -1,7 +1,8 @@
 """How far the trainer is from what sampled the batch, always measured: kernels apart from staleness.
 
-Tokens of the version that the trainer holds differ by the engine's arithmetic alone; those of older versions by what
-was learnt since as well. rho = trainer's probability / engine's, of sampled tokens.
+Tokens of the version that the trainer holds differ by the engine's arithmetic alone; those of older versions, or in a
+response that older ones began, by what was learnt since as well. rho = trainer's probability / engine's, of sampled
+tokens.
 """
 
 import torch
