@@ -84,6 +84,7 @@ def rows(job: Path, seconds: float, traces: int | None) -> list[tuple[str, ...]]
                       LEAST_ACCURACY, least=True),
         whole_run.row("reward of the first and of the last steps", f"{first:.3f}, {last:.3f}", last, first, least=True),
         _kl(steps),
+        _on_probe(stage),
         whole_run.row("groups fed = stored + dead + outstanding", f"{fed} = {stored} + {dead} + {left}",
                       float(abs(fed - stored - dead - left)), 0.0),
         _by_group(stage),
@@ -103,6 +104,13 @@ def _kl(steps: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     shown = f"{mean:.1e}, {max(found, default=1.0):.1e} ({len(found)} of {len(steps)} steps)"
     what = "KL of engine and trainer at equal version, mean and largest"
     return whole_run.row(what, shown, max(found, default=1.0), MOST_KL)
+
+
+def _on_probe(stage: Path) -> tuple[str, ...]:
+    """Of every version: how far the engine that loaded it first was from the trainer, whose probe it computed."""
+    errors = [event["error"] for event in whole_run.events(stage, "sync", "sync.version.verified")]
+    shown = f"{max(errors, default=float('nan')):.1e} ({len(errors)} versions)"
+    return whole_run.plain("largest difference of a log-probability on the probe", shown)
 
 
 def _by_group(stage: Path) -> tuple[str, ...]:

@@ -64,5 +64,5 @@ def memory(plan: Plan) -> str | None:
     rollout = "" if plan.offline else f"; weights of an engine {engine:.1f} GiB a GPU, key-value cache beside"
     return (
         f"{count / 1e9:.2f} billion parameters {source}: training states {trainer:.1f} GiB a rank{beside}, "
-        f"activations of {plan.micro_batch_tokens} tokens beside{rollout}"
+        f"activations of at least {plan.micro_batch_tokens} tokens beside{rollout}"
     )

@@ -153,7 +153,7 @@ class Plan:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Most tokens of one micro-batch of the trainer."""
+        """Most tokens of one micro-batch of the trainer; where the YAML does not say, a GPU may take more."""
         return max(self.config.trainer.max_token_len_per_gpu or 2 * self.lengths.model, self.lengths.model)
 
     @property

@@ -1,6 +1,7 @@
 """Rank 0 hears the world; the other ranks hear rank 0. Bytes and numbers, never pickles (invariant I9)."""
 
 import struct
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,8 @@ import torch.distributed as dist
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.trainer.batches import RawBatch
 from trinity.trainer.ranks import Ranks
+
+_NOTHING_YET = b"nothing yet"
 
 
 def share_bytes(data: bytes | None, ranks: Ranks, device: torch.device) -> bytes:
@@ -23,6 +26,18 @@ def share_bytes(data: bytes | None, ranks: Ranks, device: torch.device) -> bytes
     if int(size):
         dist.broadcast(payload, src=0)
     return payload.cpu().numpy().tobytes()[: int(size)]
+
+
+def share_when_known(look: Callable[[], bytes | None], ranks: Ranks, device: torch.device) -> bytes:
+    """What rank 0's `look` finds, on every rank, however often it finds nothing.
+
+    Every rank hears of each try: who waits in an exchange for longer than its timeout is ended by torch.
+    """
+    while True:
+        found = look() if ranks.is_first else None
+        shared = share_bytes(_NOTHING_YET if found is None and ranks.is_first else found, ranks, device)
+        if shared != _NOTHING_YET:
+            return shared
 
 
 def encode_batch(batch: RawBatch) -> bytes:

@@ -34,7 +34,7 @@ from trinity.trainer.checkpoints import CheckpointStore, TrainerState
 from trinity.trainer.control import Control
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.examples import experts_of, from_examples
-from trinity.trainer.exchange import decode_batch, encode_batch, share_bytes
+from trinity.trainer.exchange import decode_batch, encode_batch, share_bytes, share_when_known
 from trinity.trainer.lora import write_adapters
 from trinity.trainer.ranks import Ranks
 from trinity.trainer.times import StepTimes
@@ -52,6 +52,10 @@ SECONDS = Histogram(
 # Instead of a batch: the buffer, or somebody, asks for a checkpoint while the batch is not there yet; an operator has
 # gone back to an older version.
 _INSTEAD: dict[bytes, Literal["save", "roll back"]] = {b"save": "save", b"roll back": "roll back"}
+
+
+# Ranks that wait for a batch hear as often that there is none yet; torch would end them after ten minutes of silence.
+_NEWS_SECONDS = 20.0
 
 
 class TrainLoop:
@@ -156,24 +160,24 @@ class TrainLoop:
     def _receive(self, step: int) -> RawBatch | Literal["save", "roll back"] | None:
         """The batch of a step, on every rank; a word if something is to be done first, None if the loop is to stop."""
         begin, began = time.monotonic(), time.time()
-        data: bytes | None = None
-        if self._buffer is not None:
-            data = self._wait_for_batch(step)
-        shared = share_bytes(data, self._ranks, self._engine.device)
+        shared = share_when_known(lambda: self._wait_for_batch(step), self._ranks, self._engine.device)
         batch = decode_batch(shared) if shared and shared not in _INSTEAD else None
         seconds = time.monotonic() - begin
         SECONDS.labels("wait").observe(seconds)
         self._times.waited(began, began + seconds)
         return _INSTEAD.get(shared, batch)
 
-    def _wait_for_batch(self, step: int) -> bytes:
-        """Rank 0: the encoded batch; empty to stop. Serves requests for a pause or a checkpoint between steps.
+    def _wait_for_batch(self, step: int) -> bytes | None:
+        """Rank 0: the encoded batch; empty to stop, None after a while. Serves requests for a pause or a checkpoint.
 
         Raises what must end the trainer: another one has the run, or a version was rejected.
         """
         assert self._buffer is not None
         unsaved = self._saved_step < step - 1
+        end = time.monotonic() + _NEWS_SECONDS
         while not self._control.stopping:
+            if time.monotonic() > end:
+                return None
             if self._control.paused:
                 self._control.update(state="paused")
                 time.sleep(0.05)

@@ -71,7 +71,9 @@ class TrainerConfig(Section):
     use_remove_padding: bool = Field(True, description="Micro-batches without padding: sequences one after the other")
     use_dynamic_bsz: bool = Field(True, description="Micro-batches by tokens, not by rows")
     max_token_len_per_gpu: PositiveInt | None = Field(
-        None, description="Tokens of a micro-batch; null: twice the model's length"
+        None,
+        description="Tokens of a micro-batch; null: twice the model's length, on GPUs up to 65,536 where activations "
+        "have room",
     )
     micro_batch_size_per_gpu: PositiveInt = Field(
         1, description="Sequences of a micro-batch where use_dynamic_bsz is false"

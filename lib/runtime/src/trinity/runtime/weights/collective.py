@@ -11,10 +11,12 @@ called off before anybody has paused. Who breaks off later breaks the epoch, and
 
 import contextlib
 import os
+import queue
 import socket
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import chain, islice
 from typing import Any
@@ -35,6 +37,16 @@ _SPIN_SECONDS = 0.0001
 _YES, _NO = b"yes", b"no"
 # Broadcasts that one side has begun. With the next one always begun, the network does not wait for the host.
 _UNDER_WAY = 2
+
+# A collective of NCCL that is late by torch's own clock ends the process, or has it write down for a minute what it
+# knows, in threads that the end of the group waits for. So torch sees none that is late: the clock here ends the group.
+_NEVER = timedelta(days=365)
+_QUIET = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}  # fmt: skip
+_ABORT_SECONDS = 10.0
+# Groups of NCCL that were aborted. Their end would wait for threads which may wait for this one; they hold little.
+_GIVEN_UP: list[Any] = []
 
 _Coming = tuple[Bucket, Any, torch.Tensor]
 
@@ -126,13 +138,17 @@ class Group:
         self.rank, self.device, self._timeout = rank, device, timeout_seconds
         self._options = dist.BroadcastOptions()
         self._options.rootRank = 0
-        self._options.timeout = timedelta(seconds=timeout_seconds)
         place = store.prefixed(f"group/{epoch}")
         try:
             self._group = _process_group(backend, place, rank, world_size, device, timeout_seconds)
         except RuntimeError as error:
             raise GroupBroken(f"epoch {epoch} could not be formed: {error}") from None
-        self.wait(self.broadcast(torch.zeros(1, dtype=torch.uint8, device=device)))  # connects all ranks
+        first = torch.zeros(1, dtype=torch.uint8, device=device)
+        try:  # connects all ranks; NCCL waits for them as long as it takes
+            self.wait(_in_time(lambda: self.broadcast(first), timeout_seconds))
+        except TimeoutError:
+            self.close()
+            raise GroupBroken(f"epoch {epoch} was not formed within {timeout_seconds:g} s") from None
 
     def broadcast(self, buffer: torch.Tensor) -> Any:
         """Begin to send `buffer` (uint8) from rank 0 to the others; give the result to `wait`."""
@@ -158,27 +174,46 @@ class Group:
             raise GroupBroken(f"a broadcast was broken off: {str(error).splitlines()[0]}") from None
 
     def close(self) -> None:
-        """Give the group up, without waiting for the others."""
+        """Give the group up, without waiting for the others, nor for long."""
         with contextlib.suppress(Exception):
-            self._group.abort()
+            _in_time(self._group.abort, _ABORT_SECONDS)
+        if self.device.type != "cpu":
+            _GIVEN_UP.append(self._group)
+
+
+def _in_time(work: Callable[[], Any], seconds: float) -> Any:
+    """What it returns or raises. TimeoutError: it goes on, and nobody waits for it."""
+    done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except Exception as error:
+            done.put((None, error))
+
+    threading.Thread(target=run, daemon=True, name="group").start()
+    try:
+        result, error = done.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return result
 
 
 def _process_group(
     backend: str, place: Any, rank: int, world_size: int, device: torch.device, timeout_seconds: float
 ) -> Any:
-    timeout = timedelta(seconds=timeout_seconds)
     if backend == "gloo":
-        return dist.ProcessGroupGloo(place, rank, world_size, timeout)
+        return dist.ProcessGroupGloo(place, rank, world_size, timedelta(seconds=timeout_seconds))
     if backend != "nccl":
         raise InvalidInput("backend", f"is {backend!r}; gloo and nccl are known")
     torch.cuda.set_device(device)
-    # torch ends the process when a collective is late; here it is the group alone that ends.
-    quiet = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-    before = {name: os.environ.get(name) for name in quiet}
-    os.environ.update(quiet)
+    before = {name: os.environ.get(name) for name in _QUIET}
+    os.environ.update(_QUIET)
     try:
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
+        options._timeout = _NEVER
         return dist.ProcessGroupNCCL(place, rank, world_size, options)
     finally:
         for name, value in before.items():

@@ -8,6 +8,7 @@ gradient does not depend on how the batch was split.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ from trinity.trainer.weights.shards import Weights
 
 log = structlog.get_logger(__name__)
 
+# Rank 0 may write a version or a checkpoint to a slow storage while the others wait; torch's limit is ten minutes.
+_LONGEST_EXCHANGE = timedelta(hours=1)
+
 
 class TrainEngine:
     """The policy, its optimizer and, if the algorithm needs them, the frozen reference and the critic."""
@@ -61,7 +65,8 @@ class TrainEngine:
         if on_gpu:
             torch.cuda.set_device(self.device)
             shares_heads()
-        deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
+        backend = "nccl" if on_gpu else "gloo"
+        deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=_LONGEST_EXCHANGE)
         self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
         self._fused = trainer.fused_kernels if on_gpu else False
         policy = self._load(trainer.gradient_checkpointing)

@@ -1,0 +1,88 @@
+"""A group of NCCL may hang in calls that have no deadline of their own; here they have one."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trinity.runtime.weights import collective
+from trinity.runtime.weights.collective import Group, GroupBroken, Store
+
+CPU = torch.device("cpu")
+
+
+class Hanging:
+    """A process group whose calls end when they are let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def broadcast(self, *_: Any) -> Any:
+        self.let_go.wait(60)
+
+    def abort(self) -> None:
+        self.let_go.wait(60)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
+    made = Hanging()
+    monkeypatch.setattr(collective, "_process_group", lambda *_: made)
+    monkeypatch.setattr(collective, "_ABORT_SECONDS", 0.5)
+    yield made
+    made.let_go.set()
+
+
+def test_a_group_that_is_never_connected_is_given_up(hanging: Hanging) -> None:
+    begin = time.monotonic()
+    with pytest.raises(GroupBroken, match="epoch 3 was not formed within 1 s"):
+        Group(Store.serve("127.0.0.1"), 3, "nccl", 0, 2, CPU, 1.0)
+    assert time.monotonic() - begin < 5
+
+
+def test_an_abort_that_hangs_is_not_waited_for(hanging: Hanging) -> None:
+    group = Group.__new__(Group)
+    group.device, group._group = CPU, hanging
+    begin = time.monotonic()
+    group.close()
+    assert time.monotonic() - begin < 5
+
+
+def test_what_breaks_the_forming_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no route to host")
+
+    group = SimpleNamespace(broadcast=broken, abort=lambda: None)
+    monkeypatch.setattr(collective, "_process_group", lambda *_: group)
+    with pytest.raises(GroupBroken, match="no route to host"):
+        Group(Store.serve("127.0.0.1"), 3, "nccl", 0, 2, CPU, 1.0)
+
+
+def test_torch_never_finds_a_collective_of_nccl_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the process, or stop for a minute to write down what it knows."""
+    seen: dict[str, Any] = {}
+
+    class Nccl:
+        class Options:
+            _timeout = timedelta(minutes=10)
+
+        def __init__(self, place: Any, rank: int, world_size: int, options: Any) -> None:
+            seen.update({name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL")})
+            seen["timeout"] = options._timeout
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    before = dict(os.environ)
+    collective._process_group("nccl", None, 0, 2, CPU, 5.0)
+    assert seen["timeout"] > timedelta(days=30)
+    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
+        assert seen[name] == "0"
+    assert dict(os.environ) == before, "the trainer's own groups keep theirs"
