@@ -73,10 +73,11 @@ def _here(parameter: Any, device: torch.device) -> torch.Tensor | None:
 def _packed(shards: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     """uint8, in order."""
     packed = torch.empty(sum(_aligned(shard.nbytes) for shard in shards), dtype=torch.uint8, device=device)
-    begin = 0
+    begin, places = 0, []
     for shard in shards:
-        packed[begin : begin + shard.nbytes].copy_(shard.view(torch.uint8))
+        places.append(packed[begin : begin + shard.nbytes])
         begin += _aligned(shard.nbytes)
+    torch._foreach_copy_(places, [shard.view(torch.uint8) for shard in shards])
     return packed
 
 
