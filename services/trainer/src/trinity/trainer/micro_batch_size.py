@@ -34,6 +34,8 @@ def micro_batch_tokens(plan: Plan, model: TokenModel, ranks: Ranks, memory: int 
     count = sum(_whole_size(parameter) for parameter in model.parameters())
     room = memory - (training_gib(plan, count, Sharding.of(plan, ranks.world_size)) + _RESERVE_GIB) * _GIB
     each = activation_bytes(model.model.config.get_text_config(), plan.config.trainer.gradient_checkpointing)
+    if plan.config.trainer.deepspeed.dtype == "float32":
+        each *= 2
     fits = int(_SHARE * room / each) if each else 0
     worth = max(_LEAST, min(_MOST, int(_WORTH / count)))
     tokens = _least_of_all(max(least, min(worth, fits)), ranks)
