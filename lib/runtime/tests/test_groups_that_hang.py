@@ -53,6 +53,31 @@ def test_an_abort_that_hangs_is_not_waited_for(hanging: Hanging) -> None:
     begin = time.monotonic()
     group.close()
     assert time.monotonic() - begin < 5
+    with pytest.raises(GroupBroken, match="given up"):
+        group.broadcast(torch.zeros(1))
+
+
+def test_the_end_of_a_group_is_not_waited_for() -> None:
+    """The destructor of NCCL's joins threads of torch."""
+    ended: list[str] = []
+
+    class Slow:
+        def abort(self) -> None:
+            pass
+
+        def __del__(self) -> None:
+            time.sleep(2)
+            ended.append(threading.current_thread().name)
+
+    group = Group.__new__(Group)
+    group.device, group._group = CPU, Slow()
+    begin = time.monotonic()
+    group.close()
+    assert time.monotonic() - begin < 1.5
+    end = time.monotonic() + 20
+    while not ended and time.monotonic() < end:
+        time.sleep(0.05)
+    assert ended == ["group"]
 
 
 def test_what_breaks_the_forming_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +108,6 @@ def test_torch_never_finds_a_collective_of_nccl_late(monkeypatch: pytest.MonkeyP
     before = dict(os.environ)
     collective._process_group("nccl", None, 0, 2, CPU, 5.0)
     assert seen["timeout"] > timedelta(days=30)
-    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
-        assert seen[name] == "0"
+    for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT", "WAIT_TIMEOUT_DUMP_MILSEC"):
+        assert seen[f"TORCH_NCCL_{name}"] == "0"
     assert dict(os.environ) == before, "the trainer's own groups keep theirs"

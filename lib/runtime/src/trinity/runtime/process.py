@@ -1,4 +1,4 @@
-"""Processes that do not outlive their parent, free ports, and locks on folders."""
+"""Processes that do not outlive their parent, their environment, free ports, and locks on folders."""
 
 import ctypes
 import errno
@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -140,3 +141,18 @@ class FileLock:
 if __name__ == "__main__":  # see `tied`: the request survives exec, and the pid stays the same
     die_with_parent()
     os.execv(sys.argv[1], sys.argv[1:])
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """These variables are set within it, and are what they were afterwards."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

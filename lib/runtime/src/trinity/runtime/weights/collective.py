@@ -24,7 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trinity.runtime import nccl
 from trinity.runtime.errors import InvalidInput, TrinityError
+from trinity.runtime.process import environment
 from trinity.runtime.weights.buckets import Bucket, plan_buckets
 from trinity.runtime.weights.manifest import TensorInfo
 
@@ -38,15 +40,7 @@ _YES, _NO = b"yes", b"no"
 # Broadcasts that one side has begun. With the next one always begun, the network does not wait for the host.
 _UNDER_WAY = 2
 
-# A collective of NCCL that is late by torch's own clock ends the process, or has it write down for a minute what it
-# knows, in threads that the end of the group waits for. So torch sees none that is late: the clock here ends the group.
-_NEVER = timedelta(days=365)
-_QUIET = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-}  # fmt: skip
 _ABORT_SECONDS = 10.0
-# Groups of NCCL that were aborted. Their end would wait for threads which may wait for this one; they hold little.
-_GIVEN_UP: list[Any] = []
 
 _Coming = tuple[Bucket, Any, torch.Tensor]
 
@@ -152,6 +146,8 @@ class Group:
 
     def broadcast(self, buffer: torch.Tensor) -> Any:
         """Begin to send `buffer` (uint8) from rank 0 to the others; give the result to `wait`."""
+        if self._group is None:
+            raise GroupBroken("it was given up")
         try:
             return self._group.broadcast([buffer], self._options)
         except RuntimeError as error:
@@ -175,10 +171,17 @@ class Group:
 
     def close(self) -> None:
         """Give the group up, without waiting for the others, nor for long."""
-        with contextlib.suppress(Exception):
-            _in_time(self._group.abort, _ABORT_SECONDS)
-        if self.device.type != "cpu":
-            _GIVEN_UP.append(self._group)
+        given_up, self._group = [self._group], None
+        aborted = threading.Event()
+
+        def end() -> None:
+            with contextlib.suppress(Exception):
+                given_up[0].abort()
+            aborted.set()
+            given_up.clear()  # its destructor waits for threads of torch, and nobody for it
+
+        threading.Thread(target=end, daemon=True, name="group").start()
+        aborted.wait(_ABORT_SECONDS)
 
 
 def _in_time(work: Callable[[], Any], seconds: float) -> Any:
@@ -209,18 +212,10 @@ def _process_group(
     if backend != "nccl":
         raise InvalidInput("backend", f"is {backend!r}; gloo and nccl are known")
     torch.cuda.set_device(device)
-    before = {name: os.environ.get(name) for name in _QUIET}
-    os.environ.update(_QUIET)
-    try:
+    with environment(nccl.OF_GROUP):
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _NEVER
+        options._timeout = nccl.NEVER
         return dist.ProcessGroupNCCL(place, rank, world_size, options)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def send(group: Group, tensors: Sequence[TensorInfo], weights: Iterable[tuple[str, torch.Tensor]], size: int) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 from trinity.explorer.engine.devices import check_room
 from trinity.explorer.engine.types import EngineFailed, EngineOptions
+from trinity.runtime import nccl
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.process import environment
 
 _WORKER = "trinity.explorer.engine.worker.WorkerExtension"
 _SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"
@@ -74,7 +76,7 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
 @contextmanager
 def _environment(options: EngineOptions, devices: str | None) -> Any:
     """Environment of vLLM's child processes while one engine starts."""
-    values = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1"}
+    values = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", **nccl.OF_PROCESS}
     if options.device == "cpu":
         values["VLLM_CPU_KVCACHE_SPACE"] = f"{max(1, round(options.cpu_kvcache_gib))}"
         # Compiling the few jitted helpers costs 20 s at the first batch and gains nothing measurable on a CPU.
@@ -82,13 +84,5 @@ def _environment(options: EngineOptions, devices: str | None) -> Any:
     if devices is not None:
         values["CUDA_VISIBLE_DEVICES"] = devices
     values = {name: value for name, value in values.items() if name == "CUDA_VISIBLE_DEVICES" or name not in os.environ}
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
+    with environment(values):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

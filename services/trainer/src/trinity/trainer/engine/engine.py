@@ -6,6 +6,7 @@ gradient does not depend on how the batch was split.
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from trinity.config import Plan
+from trinity.runtime import nccl
 from trinity.runtime.weights import Lora, TensorInfo
 from trinity.trainer.algorithms.kl import KlCoefficients
 from trinity.trainer.algorithms.loss import LossInputs, compute_loss, wants_entropy_gradient
@@ -65,6 +67,8 @@ class TrainEngine:
         if on_gpu:
             torch.cuda.set_device(self.device)
             shares_heads()
+        for name, value in nccl.OF_PROCESS.items():
+            os.environ.setdefault(name, value)
         backend = "nccl" if on_gpu else "gloo"
         deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=_LONGEST_EXCHANGE)
         self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
