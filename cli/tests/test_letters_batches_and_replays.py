@@ -265,6 +265,18 @@ def test_ranks_are_those_of_the_run(stopped: Callable[..., Path], monkeypatch: p
         replay.placement_of(subject, wanted, {1: notes[1], 2: on_gpus[2]})
 
 
+def test_micro_batches_are_as_large_as_those_of_the_run(stopped: Callable[..., Path]) -> None:
+    subject = subject_of(stopped(steps=3, micro_batch_tokens=16_384))
+    notes, wanted = report.circumstances(subject.folder), replay.Wanted(1, 3, 0)
+    tokens = replay._micro_batch_tokens(wanted, notes)
+    assert replay.trainer_config(subject, [], tokens).trainer.max_token_len_per_gpu == 16_384
+    asked = ["trainer.max_token_len_per_gpu=99"]
+    assert replay.trainer_config(subject, asked, tokens).trainer.max_token_len_per_gpu == 99
+    notes[2]["micro_batch_tokens"] = 20_000
+    assert replay._micro_batch_tokens(wanted, notes) is None
+    assert replay._micro_batch_tokens(wanted, {}) is None
+
+
 def test_every_replay_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert [replay.new_folder(tmp_path, "from_4").name for _ in range(3)] == ["from_4", "from_4_2", "from_4_3"]
 

@@ -53,7 +53,8 @@ def replay(subject: Subject, first: int, last: int | None, overrides: Sequence[s
     placement, threads = placement_of(subject, wanted, trained)
     folder = new_folder(subject.folder, f"from_{first}")
     config_file = folder / "trainer.config.json"
-    files.write_json(config_file, json.loads(trainer_config(subject, overrides).model_dump_json()))
+    config = trainer_config(subject, overrides, _micro_batch_tokens(wanted, trained))
+    files.write_json(config_file, json.loads(config.model_dump_json()))
     settings = {
         "REPLAY_FOLDER": str(folder),
         "REPLAY_FROM": str(first),
@@ -113,8 +114,17 @@ def placement_of(subject: Subject, wanted: Wanted, trained: dict[int, dict[str, 
     return Placement("cuda", [], free[:ranks], ranks), threads or 0
 
 
-def trainer_config(subject: Subject, overrides: Sequence[str]) -> Config:
-    """The stage's configuration for a trainer alone, in the folder where the job is now."""
+def _micro_batch_tokens(wanted: Wanted, trained: dict[int, dict[str, Any]]) -> int | None:
+    """Of all these steps, where the run noted it: a GPU of another size would choose others. None: not, or not one."""
+    found = {entry.get("micro_batch_tokens") for entry in map(trained.get, wanted.steps) if entry}
+    return found.pop() if len(found) == 1 else None
+
+
+def trainer_config(subject: Subject, overrides: Sequence[str], micro_batch_tokens: int | None = None) -> Config:
+    """The stage's configuration for a trainer alone, in the folder where the job is now.
+
+    micro_batch_tokens: where neither the configuration nor the command line says how many.
+    """
     config = load(subject.config_file, overrides, plugins_loaded=False)
     below = make_plan(config).job_dir.relative_to(Path(config.checkpoint_root_dir).expanduser().absolute())
     if not str(subject.folder).endswith(f"/{below}"):
@@ -123,7 +133,12 @@ def trainer_config(subject: Subject, overrides: Sequence[str]) -> Config:
         update={
             "mode": "train",
             "checkpoint_root_dir": str(subject.folder)[: -len(str(below)) - 1],
-            "trainer": config.trainer.model_copy(update={"save_hf_checkpoint": "last"}),
+            "trainer": config.trainer.model_copy(
+                update={
+                    "save_hf_checkpoint": "last",
+                    "max_token_len_per_gpu": config.trainer.max_token_len_per_gpu or micro_batch_tokens,
+                }
+            ),
             "buffer": config.buffer.model_copy(update={"save_experiences": False}),
             "monitor": config.monitor.model_copy(update={"monitor_type": "none", "monitor_args": None}),
         }

@@ -61,8 +61,9 @@ def memory(plan: Plan) -> str | None:
     trainer, host = training_gib(plan, count, sharding), host_gib(plan, count, sharding)
     beside = f" and {host:.1f} GiB of host memory" if host else ""
     engine = weights_gib(count, plan.config.explorer.rollout_model)
+    least = "" if plan.config.trainer.max_token_len_per_gpu else "at least "
     rollout = "" if plan.offline else f"; weights of an engine {engine:.1f} GiB a GPU, key-value cache beside"
     return (
         f"{count / 1e9:.2f} billion parameters {source}: training states {trainer:.1f} GiB a rank{beside}, "
-        f"activations of at least {plan.micro_batch_tokens} tokens beside{rollout}"
+        f"activations of {least}{plan.micro_batch_tokens} tokens beside{rollout}"
     )

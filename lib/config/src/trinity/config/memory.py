@@ -79,9 +79,10 @@ class Sharding:
 
 def _bytes(plan: Plan) -> tuple[float, float, float]:
     """Of weights, gradients and states, a parameter."""
+    in_float32 = plan.config.trainer.deepspeed.dtype == "float32"
     if plan.config.model.lora is not None:  # adapters' own states are small
-        return 2.0, 0.0, 0.0
-    return (4.0, 4.0, 8.0) if plan.config.trainer.deepspeed.dtype == "float32" else (2.0, 4.0, 12.0)
+        return (4.0 if in_float32 else 2.0), 0.0, 0.0
+    return (4.0, 4.0, 8.0) if in_float32 else (2.0, 4.0, 12.0)
 
 
 def _reference(plan: Plan) -> float:

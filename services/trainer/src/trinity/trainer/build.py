@@ -75,7 +75,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
             publisher.close()
         if buffer is not None:
             buffer.close()
-        engine.close()
+    engine.close()  # not after an error: other ranks may be in an exchange, and end with this process
 
 
 def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine") -> "Publisher":

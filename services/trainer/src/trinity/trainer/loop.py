@@ -261,6 +261,7 @@ class TrainLoop:
             "ranks": self._ranks.world_size,
             "device": self._engine.device.type,
             "threads": torch.get_num_threads(),
+            "micro_batch_tokens": self._engine.micro_batch_tokens,
             "rollback": self._releases.rollback,
         }
 

@@ -28,13 +28,13 @@ def micro_batch_tokens(plan: Plan, model: TokenModel, ranks: Ranks, memory: int 
 
     As the YAML says; else twice the model's length, and on GPUs more of it where that is packed and fits.
     """
-    least = plan.micro_batch_tokens
-    if plan.config.trainer.max_token_len_per_gpu is not None or memory is None or not model.packed:
+    least, trainer = plan.micro_batch_tokens, plan.config.trainer
+    if trainer.max_token_len_per_gpu is not None or not trainer.use_dynamic_bsz or memory is None or not model.packed:
         return least
     count = sum(_whole_size(parameter) for parameter in model.parameters())
     room = memory - (training_gib(plan, count, Sharding.of(plan, ranks.world_size)) + _RESERVE_GIB) * _GIB
-    each = activation_bytes(model.model.config.get_text_config(), plan.config.trainer.gradient_checkpointing)
-    if plan.config.trainer.deepspeed.dtype == "float32":
+    each = activation_bytes(model.model.config.get_text_config(), trainer.gradient_checkpointing)
+    if trainer.deepspeed.dtype == "float32":
         each *= 2
     fits = int(_SHARE * room / each) if each else 0
     worth = max(_LEAST, min(_MOST, int(_WORTH / count)))

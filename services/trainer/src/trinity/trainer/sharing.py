@@ -30,13 +30,15 @@ class Limit:
 class Sharing:
     """This rank's micro-batches of a batch. The ranks of a `group` read each sequence together: they get the same ones.
 
-    copies: how many ranks have the same, and so how often what is added up over all ranks counts.
+    copies: how many ranks have the same, and so how often what is added up over all ranks counts. tokens_per_gpu: of a
+    micro-batch by tokens, at most.
     """
 
     def __init__(
         self, limit: Limit, padding: int, ranks: Ranks, group: SequenceGroup | None, device: torch.device
     ) -> None:
         self.copies = 1 if group is None else group.size
+        self.tokens_per_gpu = limit.tokens // self.copies
         self._limit = limit
         self._padding = padding
         self._place, self._places = ranks.rank // self.copies, ranks.world_size // self.copies

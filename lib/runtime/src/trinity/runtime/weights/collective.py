@@ -137,12 +137,20 @@ class Group:
             self._group = _process_group(backend, place, rank, world_size, device, timeout_seconds)
         except RuntimeError as error:
             raise GroupBroken(f"epoch {epoch} could not be formed: {error}") from None
-        first = torch.zeros(1, dtype=torch.uint8, device=device)
-        try:  # connects all ranks; NCCL waits for them as long as it takes
-            self.wait(_in_time(lambda: self.broadcast(first), timeout_seconds))
+        try:
+            self.wait(_in_time(self._connect, timeout_seconds))
         except TimeoutError:
             self.close()
             raise GroupBroken(f"epoch {epoch} was not formed within {timeout_seconds:g} s") from None
+        except GroupBroken:
+            self.close()
+            raise
+
+    def _connect(self) -> Any:
+        """The first broadcast. NCCL waits in it for all ranks, as long as it takes."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # of this thread
+        return self.broadcast(torch.zeros(1, dtype=torch.uint8, device=self.device))
 
     def broadcast(self, buffer: torch.Tensor) -> Any:
         """Begin to send `buffer` (uint8) from rank 0 to the others; give the result to `wait`."""
@@ -199,9 +207,12 @@ def _in_time(work: Callable[[], Any], seconds: float) -> Any:
         result, error = done.get(timeout=seconds)
     except queue.Empty:
         raise TimeoutError from None
-    if error is not None:
-        raise error
-    return result
+    try:
+        if error is not None:
+            raise error
+        return result
+    finally:
+        del error  # its traceback holds this frame
 
 
 def _process_group(

@@ -134,6 +134,11 @@ class TrainEngine:
         return module
 
     @property
+    def micro_batch_tokens(self) -> int:
+        """At most, on each GPU, where micro-batches are made by tokens."""
+        return self._sharing.tokens_per_gpu
+
+    @property
     def zero_stage(self) -> int:
         return self._model.zero_stage
 

@@ -78,6 +78,7 @@ class CollectiveSender:
             )
         except GroupBroken as error:
             log.warning("trainer.epoch.failed", epoch=epoch.number, reason=str(error))
+            self._leave_out([member.explorer_id for member in epoch.members])  # it is not known who did not come
             return False
         names = [member.explorer_id for member in epoch.members]
         log.info("trainer.epoch.formed", epoch=epoch.number, world_size=epoch.world_size, members=names)
@@ -109,12 +110,16 @@ class CollectiveSender:
         if False in heard:  # one has better things to do just now; the others were not asked long enough
             log.info("trainer.epoch.declined", what=what)
             return False
-        for name in silent:
-            self._missed[name] += 1
-            self._left_out[name] = min(2 ** (self._missed[name] - 1), _MOST_PUBLISHES_LEFT_OUT) + 1
+        self._leave_out(silent)
         if silent:
             log.warning("trainer.epoch.silent", what=what, members=silent, seconds=self._timeout)
         return not silent
+
+    def _leave_out(self, names: list[str]) -> None:
+        """For one version, then for two, four, and so on."""
+        for name in names:
+            self._missed[name] += 1
+            self._left_out[name] = min(2 ** (self._missed[name] - 1), _MOST_PUBLISHES_LEFT_OUT) + 1
 
     def _break_off(self) -> None:
         if self._group is not None:

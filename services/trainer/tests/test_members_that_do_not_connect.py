@@ -1,0 +1,45 @@
+"""Explorers that say they are here and then never connect cost one deadline, and are left out for a while."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.runtime.weights.collective import GroupBroken, Store
+from trinity.trainer.weights import collective
+from trinity.trainer.weights.collective import CollectiveSender
+
+
+@pytest.fixture
+def formed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Epochs whose group was tried, each of which hangs."""
+    tried: list[int] = []
+
+    def hang(store: Store, epoch: int, *_: object) -> None:
+        tried.append(epoch)
+        raise GroupBroken("was not formed in time")
+
+    monkeypatch.setattr(collective, "Group", hang)
+    yield tried
+
+
+def test_they_are_left_out_for_one_version_then_for_two(formed: list[int]) -> None:
+    number = 0
+
+    def form(request: pb.FormEpochRequest) -> pb.FormEpochResponse:
+        nonlocal number
+        number += 1
+        if "a" in request.excluded:
+            return pb.FormEpochResponse()
+        Store.connect(request.store_address, 5).say(f"here/{number}/a")
+        member = pb.EpochMember(explorer_id="a", first_rank=1)
+        return pb.FormEpochResponse(epoch=pb.Epoch(number=number, world_size=2, members=[member]))
+
+    sender = CollectiveSender(form, "r", "127.0.0.1", torch.device("cpu"), 1000, 5.0)
+    tried = []
+    for _ in range(8):
+        assert sender.offer("lease") is None
+        tried.append(len(formed))
+    sender.close()
+    assert tried == [1, 1, 2, 2, 2, 3, 3, 3]
