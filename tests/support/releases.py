@@ -191,8 +191,8 @@ class Trainer:
         while time.monotonic() < deadline:
             if found := holds():
                 return found
-            dead = [process for process in self._processes if process.poll() not in (None, 0)]
-            assert not dead, f"the trainer ended before {what}: {self.tail()}"
+            codes = [code for process in self._processes if (code := process.poll()) not in (None, 0)]
+            assert not codes, f"the trainer ended before {what}, code {codes}: {self.tail()}"
             time.sleep(0.05)
         raise AssertionError(f"not within {seconds:g} s: {what}; {self.tail()}")
 

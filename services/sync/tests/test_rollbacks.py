@@ -57,6 +57,14 @@ async def test_an_older_version_is_live_again_and_all_newer_ones_are_withdrawn(r
     assert (run.state.live.version, run.state.live.gate_step) == (7, 7)
 
 
+async def test_each_rollback_withdraws_what_no_earlier_one_did(run: Run) -> None:
+    await roll_back(run, 3)
+    second = await roll_back(run, 1)
+    assert second is not None
+    assert run.withdrawn_by(second) == [2, 3]
+    assert run.withdrawn() == [2, 3, 4, 5, 6]
+
+
 async def test_a_withdrawn_version_never_comes_back(run: Run, tmp_path: Path) -> None:
     await roll_back(run, 3)
     await run.versions.verify(6, measured(6))

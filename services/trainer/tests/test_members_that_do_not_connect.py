@@ -1,7 +1,5 @@
 """Explorers that say they are here and then never connect cost one deadline, and are left out for a while."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from trinity.trainer.weights.collective import CollectiveSender
 
 
 @pytest.fixture
-def formed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def formed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Epochs whose group was tried, each of which hangs."""
     tried: list[int] = []
 
@@ -21,7 +19,7 @@ def formed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         raise GroupBroken("was not formed in time")
 
     monkeypatch.setattr(collective, "Group", hang)
-    yield tried
+    return tried
 
 
 def test_they_are_left_out_for_one_version_then_for_two(formed: list[int]) -> None:

@@ -119,6 +119,29 @@ def test_what_a_rollback_has_withdrawn_is_not_made_again(
     publisher.close()
 
 
+@pytest.mark.parametrize("followed", [False, True], ids=["neither was followed", "the first one was followed"])
+def test_two_rollbacks_are_no_verdict_on_what_the_first_one_withdrew(
+    followed: bool, sync: ServiceProcess, tmp_path: Path
+) -> None:
+    """The trainer was busy, and asks for its version's verdict after the second."""
+    known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
+    for step in (1, 2, 3):
+        publish(publisher, step, float(step))
+    known.roll_back(1)
+    if followed:
+        publisher._claim.renew()
+        follow(publisher)
+    known.roll_back(0)
+    assert not publisher.look()
+    publisher._claim.renew()
+    assert publisher.due_rollback is not None
+    assert (publisher.due_rollback.number, publisher.due_rollback.version) == (2, 0)
+    follow(publisher)
+    publish(publisher, 4, 4.0)
+    assert known.states()[4] == "LIVE"
+    publisher.close()
+
+
 @pytest.mark.parametrize("value", [2.0, 7.0], ids=["the same weights", "other weights"])
 def test_a_trainer_that_died_before_stage_publishes_the_version_when_it_is_back(
     value: float, sync: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -99,6 +99,12 @@ class Run:
             and not any(other.withdraws(record.version) for other in before)
         ]
 
+    def withdrawn(self) -> list[int]:
+        """Versions that any rollback withdrew, and no check rejected before it."""
+        live = self.state.live
+        found = (r.version for r in reversed(self.state.newest_first) if live.is_withdrawn(r.version) and not r.reason)
+        return list(found)
+
 
 class Runs:
     """The open runs. One whose data cannot be read is refused until it is closed, and opened anew after that."""

@@ -174,5 +174,6 @@ def _bare(run: str, judged: Judged) -> pb.Manifest:
 
 
 async def _newest_rollback(run: Run) -> pb.RollbackRecord | None:
+    """For a trainer, which may have seen none of several: a version that any of them withdrew got no verdict."""
     rollback = (await run.state.pointer()).rollback
-    return wire.rollback_to_proto(rollback, run.withdrawn_by(rollback)) if rollback else None
+    return wire.rollback_to_proto(rollback, run.withdrawn()) if rollback else None

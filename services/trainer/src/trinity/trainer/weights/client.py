@@ -56,7 +56,10 @@ class Known:
 
 @dataclass(frozen=True)
 class Rollback:
-    """The newest rollback; number 0: there was none. `newest_step`: gates up to that step are met by it."""
+    """The newest rollback; number 0: there was none. `newest_step`: gates up to that step are met by it.
+
+    withdrawn: versions that it, or one before it, withdrew.
+    """
 
     number: int = 0
     version: int = -1

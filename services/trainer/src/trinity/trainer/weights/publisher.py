@@ -173,7 +173,7 @@ class Publisher:
     def follows(self, rollback: Rollback) -> None:
         """The engine has the weights of the rollback's version, which is LIVE again."""
         self.followed_rollback = rollback.number
-        self._verdicts.live_version = rollback.version
+        self._verdicts.follows(rollback)
         self._places.begin_anew()
         self._claim.renew()
         self._places.drop_fetched()

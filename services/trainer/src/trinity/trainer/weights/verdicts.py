@@ -59,6 +59,11 @@ class Verdicts:
         self._pending.add(version)
         self._looked_at = 0.0
 
+    def follows(self, rollback: Rollback) -> None:
+        """An older version is LIVE again; nobody judges those that were published after it."""
+        self.live_version = rollback.version
+        self._pending.clear()
+
     @property
     def pending(self) -> bool:
         """Whether the newest version is still to be judged."""
