@@ -55,6 +55,17 @@ def test_without_a_gpu_or_packing_it_is_twice_the_models_length() -> None:
     assert tokens(plan_of(), packed=False) == 4096
 
 
+def test_where_rows_decide_nothing_is_chosen() -> None:
+    assert tokens(plan_of({"use_dynamic_bsz": False})) == 4096
+
+
+def test_float32_takes_twice_the_room() -> None:
+    """Weights and states are 16 bytes a parameter in both, but for the gradient's sum."""
+    plan = {"gradient_checkpointing": False}
+    wide = {**plan, "deepspeed": {"dtype": "float32"}}
+    assert tokens(plan_of(wide), gib=32) < 0.6 * tokens(plan_of(plan), gib=32)
+
+
 def test_a_long_model_has_its_two_sequences() -> None:
     assert tokens(plan_of(length=65_536), "7B", 280) == 131_072
 

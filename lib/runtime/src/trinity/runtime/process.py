@@ -138,11 +138,6 @@ class FileLock:
             self._handle = None
 
 
-if __name__ == "__main__":  # see `tied`: the request survives exec, and the pid stays the same
-    die_with_parent()
-    os.execv(sys.argv[1], sys.argv[1:])
-
-
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
     """These variables are set within it, and are what they were afterwards."""
@@ -156,3 +151,8 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+if __name__ == "__main__":  # see `tied`: the request survives exec, and the pid stays the same
+    die_with_parent()
+    os.execv(sys.argv[1], sys.argv[1:])
