@@ -36,7 +36,7 @@ SHAPES = {  # hidden, layers, heads, key-value heads, intermediate, vocabulary, 
 PARTS = ("4096", "anew", "kept", "unfused", "16384", "padding", "compiled")
 PEAK_FLOPS, PART_SECONDS = 989e12, 240.0
 LEAST_TOKENS, MOST_GIB, LEAST_OF_PADDED, LEAST_SHARE = 45_000, 40.0, 1.7, 0.40
-_OF_JOB = ("gpus", "zero", "steps", "tokens", "longest")
+_OF_JOB = ("gpus", "zero", "steps", "tokens", "longest", "torch_attention")
 ADAM = {"lr": 1e-6, "weight_decay": 0.0}
 
 
@@ -162,6 +162,8 @@ def one_rank(file: Path) -> None:
     job = json.loads(file.read_text())
     if job["device"] == "cpu":
         torch.set_num_threads(1)
+    if job["torch_attention"]:
+        sys.modules["flash_attn"] = None  # type: ignore[assignment]
     found = {part: time_part(part, job) for part in job["parts"]}
     if int(os.environ["RANK"]) == 0:
         file.with_name("found.json").write_text(json.dumps(found))
@@ -258,6 +260,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=1, help="each is a rank")
     parser.add_argument("--zero", type=int, choices=[0, 1, 2, 3], help="stage; default 3 on several GPUs, else 2")
     parser.add_argument("--steps", type=int, default=5, help="that count; two come before them")
+    torchs = "PyTorch's kernel of attention, also where flash-attn-4 is installed"
+    parser.add_argument("--torch-attention", action="store_true", help=torchs)
     parser.add_argument("--cpu", action="store_true", help="ranks on the CPU, in float32")
     parser.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
     args = parser.parse_args()
@@ -291,7 +295,11 @@ def main() -> None:
         parts = " ".join(args.parts).replace("padding", "padded packed").split()
         # Each by processes of its own, for its memory; a tiny one measures nothing.
         for together in [parts] if args.tiny else [[part] for part in parts]:
-            found |= run_parts(together, job, PART_SECONDS)
+            now = run_parts(together, job, PART_SECONDS)
+            for part, seen in now.items():
+                told = f"{seen['seconds']:.3f} s, {seen['tokens'] / seen['seconds']:,.0f} tokens/s, {seen['gib']:.1f} GiB"
+                print(f"{part}: {told}", file=sys.stderr)
+            found |= now
     if not found:
         raise SystemExit("no part has ended well; see above")
     table(args, found, parameters).show()

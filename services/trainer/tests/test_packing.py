@@ -128,27 +128,23 @@ def test_what_a_model_adds_to_its_attention_is_refused_in_words() -> None:
         packed_attention(torch.nn.Identity(), states, states, states, None, packing=packing, softcap=50.0)
 
 
-@pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("window", [None, 3])
-def test_the_kernel_of_gpus_gets_what_each_sequence_needs(
-    shares: bool, window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_of_gpus_gets_what_each_sequence_needs(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the kernel written out here: what a GPU's takes, [T, heads, width], and where sequences end."""
     heads = []
 
-    def kernel(q, k, v, ends, longest, scaling, seen):  # type: ignore[no-untyped-def]
+    def kernel(q, k, v, ends, longest, scaling, before):  # type: ignore[no-untyped-def]
         heads.append((q.shape[1], k.shape[1], v.shape[1]))
-        assert seen == (-1 if window is None else window - 1, 0)
+        assert before == (None if window is None else window - 1)
         lengths = ends.diff().tolist()
         assert longest == max(lengths)
         rows = [tensor[None] for tensor in (q, k, v)]
         return attention._one_by_one(*rows, tuple(lengths), scaling, 0.0, window)[0]
 
-    monkeypatch.setattr(attention, "_kernel", kernel)
-    monkeypatch.setattr(attention, "shares_heads", lambda: shares)
+    monkeypatch.setattr(attention, "kernel_for", lambda *_: kernel)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 9, count, 8, generator=generator) for count in (4, 2, 2))
     packing = Packing(torch.tensor([0, 4, 9], dtype=torch.int32), (4, 5))
     found = attention._by_kernel(q, k, v, packing, None, window)
-    assert heads == [(4, 2, 2) if shares else (4, 4, 4)]
+    assert heads == [(4, 2, 2)]
     torch.testing.assert_close(found, attention._one_by_one(q, k, v, packing.lengths, None, 0.0, window))

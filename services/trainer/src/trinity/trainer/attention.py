@@ -1,23 +1,19 @@
 """Attention over sequences that lie one after the other in one row, each of which sees only itself.
 
-transformers calls `packed_attention` in every layer of a model whose attn_implementation is PACKED. On GPUs it is
-PyTorch's own kernel for sequences of various length; elsewhere, and in float32, one scaled_dot_product_attention for
-each sequence: neither ever holds scores between sequences.
+transformers calls `packed_attention` in every layer of a model whose attn_implementation is PACKED. On GPUs it is a
+kernel for sequences of various length; elsewhere, and in float32, one scaled_dot_product_attention for each sequence:
+neither ever holds scores between sequences.
 """
 
 from dataclasses import dataclass
-from functools import cache
-from inspect import signature
 from typing import Any
 
-import structlog
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.sequence_parallel import SequenceGroup
-
-log = structlog.get_logger(__name__)
+from trinity.trainer.varlen import kernel_for
 
 PACKED = "trinity_packed"
 KEY = "trainer.use_remove_padding"
@@ -78,52 +74,9 @@ def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
 def _by_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> torch.Tensor:
-    groups = q.shape[2] // k.shape[2]
-    keys, values = k[0], v[0]
-    if groups > 1 and not shares_heads():
-        keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (keys, values))
-    seen = (-1 if window is None else window - 1, 0)
-    return _kernel(q[0], keys, values, packing.boundaries, max(packing.lengths), scaling, seen)[None]
-
-
-def _kernel(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
-    seen: tuple[int, int],
-) -> torch.Tensor:  # fmt: skip
-    """[T, heads, width] each; k and v may have fewer heads where `shares_heads`."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    shared: dict[str, Any] = {}
-    if k.shape[1] != q.shape[1] and "enable_gqa" in signature(varlen_attn).parameters:
-        shared["enable_gqa"] = True
-    mixed: Any = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=seen, **shared)
-    result: torch.Tensor = mixed
-    return result
-
-
-@cache
-def shares_heads() -> bool:
-    """Whether the kernel reads key heads that several query heads share. Tried: not all versions of PyTorch say so.
-
-    Not first within a layer: what is saved here for a backward pass would count as the layer's.
-    """
-    generator = torch.Generator("cuda").manual_seed(0)
-    q, k, v = (torch.randn(8, heads, 64, device="cuda", generator=generator).bfloat16() for heads in (4, 2, 2))
-    ends = torch.tensor([0, 3, 8], device="cuda", dtype=torch.int32)
-
-    def learnt(repeats: int) -> list[torch.Tensor]:
-        leaves = [tensor.clone().requires_grad_() for tensor in (q, k, v)]
-        one, *others = leaves
-        with torch.enable_grad():
-            keys, values = (tensor.repeat_interleave(repeats, dim=1) for tensor in others)
-            mixed = _kernel(one, keys, values, ends, 5, None, (-1, 0))
-            return [mixed, *torch.autograd.grad(mixed.sum(), leaves)]
-
-    try:
-        return all(torch.allclose(a, b, atol=0.02) for a, b in zip(learnt(1), learnt(2), strict=True))
-    except (RuntimeError, ValueError) as error:
-        log.info("trainer.attention.repeats_heads", reason=str(error)[:300])
-        return False
+    before = None if window is None else window - 1
+    kernel = kernel_for(q[0], k[0], before)
+    return kernel(q[0], k[0], v[0], packing.boundaries, max(packing.lengths), scaling, before)[None]
 
 
 def _one_by_one(

@@ -25,7 +25,6 @@ from trinity.trainer.algorithms.kl import KlCoefficients
 from trinity.trainer.algorithms.loss import LossInputs, compute_loss, wants_entropy_gradient
 from trinity.trainer.algorithms.report import Report, join, means
 from trinity.trainer.algorithms.whole_batch import informed, needs_policy, penalised
-from trinity.trainer.attention import shares_heads
 from trinity.trainer.bad_steps import BadStep
 from trinity.trainer.batch import TrainBatch, TrainSequence, with_advantages
 from trinity.trainer.checkpointing import Checkpointing
@@ -66,7 +65,6 @@ class TrainEngine:
         deepspeed = import_deepspeed(self.device)
         if on_gpu:
             torch.cuda.set_device(self.device)
-            shares_heads()
         for name, value in nccl.OF_PROCESS.items():
             os.environ.setdefault(name, value)
         backend = "nccl" if on_gpu else "gloo"

@@ -1,0 +1,138 @@
+"""Kernels of attention on GPUs, over sequences of various length that lie one after the other.
+
+PyTorch has one. FlashAttention 4, where the package flash-attn-4 is installed, takes half its time on an H200. Which
+one works for a model's heads is tried, once, on numbers of which the right answer is known.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from inspect import signature
+from typing import Any, Protocol
+
+import structlog
+import torch
+
+log = structlog.get_logger(__name__)
+
+_LENGTHS = (3, 130, 1, 66)  # whole tiles of a kernel, parts of them, and a single token
+_WINDOW = 40
+_CLOSE = 0.02  # of the largest value: bfloat16 has three digits
+
+
+class Kernel(Protocol):
+    """q [T, heads, width], k and v [T, key heads, width] -> [T, heads, width].
+
+    ends: int32 [sequences + 1], where they begin and the last one ends. longest: of the sequences. scaling: None: by
+    the width. window: how many tokens before it a token sees; None: all.
+    """
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int,
+        scaling: float | None, window: int | None,
+    ) -> torch.Tensor: ...  # fmt: skip
+
+
+def kernel_for(q: torch.Tensor, k: torch.Tensor, window: int | None) -> Kernel:
+    """The fastest one that is right for such heads."""
+    return _fastest(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2], window is not None)
+
+
+@cache
+def _fastest(
+    device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, windowed: bool
+) -> Kernel:
+    trial = partial(_trial, device, dtype, heads, key_heads, width, _WINDOW if windowed else None)
+    kernels: dict[str, Kernel] = {"FlashAttention 4": flash_attention_4, "PyTorch": pytorch}
+    reasons: dict[str, str] = {}
+    # In a thread of its own: what is saved there for a backward pass does not count as that of the layer around it.
+    with ThreadPoolExecutor(1) as apart:
+        right = apart.submit(trial, pytorch_repeating).result()
+        for name, kernel in kernels.items():
+            wrong = apart.submit(_what_is_wrong, partial(trial, kernel), right).result()
+            if wrong is None:
+                log.info("trainer.attention.kernel", kernel=name, heads=heads, width=width, not_by=reasons)
+                return kernel
+            reasons[name] = wrong
+    log.info("trainer.attention.kernel", kernel="PyTorch, key heads repeated", heads=heads, width=width, not_by=reasons)
+    return pytorch_repeating
+
+
+def flash_attention_4(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """ImportError where it is not installed; others, of its compiler, for heads or GPUs that it does not take."""
+    mixed: Any = _flash_attn_4()(
+        q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=longest, max_seqlen_k=longest,
+        softmax_scale=scaling, causal=window is None, window_size=(None, None) if window is None else (window, 0),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+    result: torch.Tensor = mixed[0] if isinstance(mixed, tuple) else mixed
+    return result
+
+
+@cache
+def _flash_attn_4() -> Callable[..., Any]:
+    from flash_attn.cute import flash_attn_varlen_func
+
+    function: Callable[..., Any] = flash_attn_varlen_func
+    return function
+
+
+def pytorch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """Not all versions of PyTorch read key heads that several query heads share."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    shared: dict[str, Any] = {}
+    if k.shape[1] != q.shape[1] and "enable_gqa" in signature(varlen_attn).parameters:
+        shared["enable_gqa"] = True
+    seen = (-1 if window is None else window, 0)
+    mixed: Any = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=seen, **shared)
+    result: torch.Tensor = mixed
+    return result
+
+
+def pytorch_repeating(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
+    window: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """Works with every version; takes memory for a key head of each query head."""
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
+    return pytorch(q, keys, values, ends, longest, scaling, window)
+
+
+def _trial(
+    device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, window: int | None, kernel: Kernel
+) -> list[torch.Tensor]:
+    """What the kernel makes of random numbers, and the gradients."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def numbers(count: int) -> torch.Tensor:
+        """[T, count, width], laid out by heads as layers may have it."""
+        by_heads = torch.randn(count, sum(_LENGTHS), width, device=device, generator=generator)
+        return by_heads.to(dtype).transpose(0, 1)
+
+    q, k, v, weights = (numbers(count) for count in (heads, key_heads, key_heads, heads))
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    ends = torch.tensor([0, *_LENGTHS], device=device).cumsum(0).to(torch.int32)
+    with torch.cuda.device_of(q), torch.enable_grad():
+        mixed = kernel(q, k, v, ends, max(_LENGTHS), None, window)
+        return [mixed.detach(), *torch.autograd.grad(mixed, leaves, weights)]
+
+
+def _what_is_wrong(trial: Callable[[], list[torch.Tensor]], right: list[torch.Tensor]) -> str | None:
+    """In words; None if nothing is."""
+    try:
+        found = trial()
+    except Exception as error:  # of another's compiler, of a missing package, of this GPU
+        return f"{type(error).__name__}: {error}"[:300]
+    for name, one, other in zip(("output", "dq", "dk", "dv"), found, right, strict=True):
+        most = (one - other).abs().max() / other.abs().max()
+        if not most <= _CLOSE:  # nor is it a number
+            return f"{name} differs by {float(most):.3g} of the largest"
+    return None

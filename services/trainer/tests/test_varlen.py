@@ -1,0 +1,129 @@
+"""Which kernel of attention is taken on a GPU: with kernels written out here, which need none."""
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import structlog
+import torch
+
+from trinity.trainer import attention, varlen
+
+HEADS, KEY_HEADS, WIDTH = 4, 2, 8
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, window: int | None) -> torch.Tensor:
+    lengths = tuple(ends.diff().tolist())
+    rows = [tensor[None] for tensor in (q, k, v)]
+    return attention._one_by_one(*rows, lengths, None, 0.0, None if window is None else window + 1)[0]
+
+
+class FlashAttn4:
+    """What the package gives, and what it was asked."""
+
+    def __init__(self, window: int | None) -> None:
+        self.window, self.asked = window, []  # type: ignore[var-annotated]
+        self.factor, self.gradient, self.error = 1.0, 1.0, None  # type: ignore[var-annotated]
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> Any:
+        self.asked.append(given)
+        if self.error is not None:
+            raise self.error
+        k.register_hook(lambda gradient: gradient * self.gradient)
+        return plain(q, k, v, given["cu_seqlens_q"], self.window) * self.factor, None
+
+
+@pytest.fixture
+def torchs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """PyTorch's kernel, which has no CPU's; how many key heads it was given."""
+    seen: list[int] = []
+
+    def kernel(q, k, v, ends, longest, scaling, window):  # type: ignore[no-untyped-def]
+        seen.append(k.shape[1])
+        return plain(q, k, v, ends, window)
+
+    monkeypatch.setattr(varlen, "pytorch", kernel)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    varlen._fastest.cache_clear()
+    varlen._flash_attn_4.cache_clear()
+    yield seen
+    varlen._fastest.cache_clear()
+    varlen._flash_attn_4.cache_clear()
+
+
+@pytest.fixture(params=[None, 40], ids=["all before", "a window"])
+def package(request: pytest.FixtureRequest, torchs: list[int], monkeypatch: pytest.MonkeyPatch) -> FlashAttn4:
+    package, cute, made = ModuleType("flash_attn"), ModuleType("flash_attn.cute"), FlashAttn4(request.param)
+    cute.flash_attn_varlen_func = made  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+    return made
+
+
+def chosen(window: int | None = None) -> tuple[Any, dict[str, Any]]:
+    with structlog.testing.capture_logs() as said:
+        kernel = varlen.kernel_for(torch.zeros(3, HEADS, WIDTH), torch.zeros(3, KEY_HEADS, WIDTH), window)
+    return kernel, next((line for line in said if line["event"] == "trainer.attention.kernel"), {})
+
+
+def test_flash_attention_4_is_taken_where_it_is_right(package: FlashAttn4) -> None:
+    kernel, said = chosen(package.window)
+    assert kernel is varlen.flash_attention_4
+    assert (said["kernel"], said["not_by"]) == ("FlashAttention 4", {})
+    (asked,) = package.asked
+    assert (asked["causal"], asked["window_size"]) == (
+        (True, (None, None)) if package.window is None else (False, (40, 0))
+    )
+    assert asked["max_seqlen_q"] == asked["max_seqlen_k"] == 130
+    assert asked["cu_seqlens_k"].tolist() == [0, 3, 133, 134, 200]
+    assert chosen(package.window) == (kernel, {})  # tried once
+
+
+@pytest.mark.parametrize("change", [{"factor": 1.1}, {"factor": float("nan")}, {"gradient": 0.5}], ids=str)
+def test_not_where_its_output_or_a_gradient_is_another(package: FlashAttn4, change: dict[str, float]) -> None:
+    vars(package).update(change)
+    kernel, said = chosen(package.window)
+    assert kernel is varlen.pytorch
+    assert ("dk differs by" if "gradient" in change else "output differs by") in said["not_by"]["FlashAttention 4"]
+
+
+def test_not_where_its_compiler_refuses(package: FlashAttn4) -> None:
+    package.error = AssertionError("Unsupported compute capability")
+    kernel, said = chosen(package.window)
+    assert kernel is varlen.pytorch
+    assert "Unsupported compute capability" in said["not_by"]["FlashAttention 4"]
+
+
+def test_not_where_it_is_not_installed(torchs: list[int]) -> None:
+    kernel, said = chosen()
+    assert kernel is varlen.pytorch
+    assert "flash_attn" in said["not_by"]["FlashAttention 4"]
+    assert torchs == [HEADS, KEY_HEADS]  # first the right answer, from key heads that are repeated
+
+
+def test_key_heads_are_repeated_where_pytorch_does_not_share_them(
+    torchs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = varlen.pytorch
+
+    def refuses(q, k, v, *others):  # type: ignore[no-untyped-def]
+        if q.shape != k.shape:
+            raise ValueError("Expect number of query heads to be those of keys")
+        return shared(q, k, v, *others)
+
+    monkeypatch.setattr(varlen, "pytorch", refuses)
+    kernel, said = chosen()
+    assert kernel is varlen.pytorch_repeating
+    assert "those of keys" in said["not_by"]["PyTorch"]
+    q, k = torch.randn(5, HEADS, WIDTH), torch.randn(5, KEY_HEADS, WIDTH)
+    ends = torch.tensor([0, 2, 5], dtype=torch.int32)
+    torch.testing.assert_close(kernel(q, k, k, ends, 3, None, None), plain(q, k, k, ends, None))
+
+
+def test_the_trial_is_not_part_of_the_layer_around_it(package: FlashAttn4) -> None:
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor), lambda kept: kept):
+        chosen(package.window)
+    assert saved == []
