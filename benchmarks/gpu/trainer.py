@@ -184,7 +184,8 @@ def time_part(part: str, job: dict[str, Any]) -> dict[str, Any]:
     if part in ("packed", "padded"):
         lengths = np.random.default_rng(0).integers(1, longest + 1, 8 * job["tokens"] // longest).tolist()
         rows = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": job["tokens"] // longest}
-        return time_engine(job, lengths, packed if part == "packed" else {"use_remove_padding": False, **rows})
+        chosen = packed if part == "packed" else {"use_remove_padding": False, **rows}
+        return time_engine(job, lengths, {**chosen, "gradient_checkpointing": True})
     anew = {"anew": True, "kept": False, "unfused": True}.get(part, "mlp")
     trainer = {**packed, "gradient_checkpointing": anew, "fused_kernels": part != "unfused"}
     return time_engine(job, mixed_lengths(longest, tokens), trainer)
@@ -297,7 +298,9 @@ def main() -> None:
         for together in [parts] if args.tiny else [[part] for part in parts]:
             now = run_parts(together, job, PART_SECONDS)
             for part, seen in now.items():
-                told = f"{seen['seconds']:.3f} s, {seen['tokens'] / seen['seconds']:,.0f} tokens/s, {seen['gib']:.1f} GiB"
+                told = (
+                    f"{seen['seconds']:.3f} s, {seen['tokens'] / seen['seconds']:,.0f} tokens/s, {seen['gib']:.1f} GiB"
+                )
                 print(f"{part}: {told}", file=sys.stderr)
             found |= now
     if not found:

@@ -49,7 +49,7 @@ def twice(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_policy_that_learns_says_what_one_that_looks_does(config: ModelConfig) -> None:
-    policy = load_policy(config, torch.float32, 64, gradient_checkpointing=False)
+    policy = load_policy(config, torch.float32, 64)
     assert not torch.equal(*twice(policy))
     with capture_logs() as logs:
         disable_dropout(policy, "policy")
@@ -60,7 +60,7 @@ def test_a_policy_that_learns_says_what_one_that_looks_does(config: ModelConfig)
 
 
 def test_so_does_a_critic(config: ModelConfig) -> None:
-    critic = load_critic(config, torch.float32, gradient_checkpointing=False)
+    critic = load_critic(config, torch.float32)
     torch.nn.init.normal_(critic.head.weight)
     disable_dropout(critic, "critic")
     assert torch.equal(*twice(critic))

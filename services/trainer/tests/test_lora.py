@@ -25,7 +25,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def load(model: Path, dtype: torch.dtype = torch.float32, **lora: Any) -> PolicyModel:
     config = ModelConfig(model_path=str(model), lora_configs=[LoraConfig(lora_rank=3, lora_alpha=6, **lora)])
-    return load_policy(config, dtype, 64, gradient_checkpointing=False)
+    return load_policy(config, dtype, 64)
 
 
 def disturb(policy: PolicyModel) -> None:
@@ -86,7 +86,7 @@ def test_the_start_is_the_base_and_the_same_every_time(model: Path) -> None:
     one = load(model)
     torch.manual_seed(6)
     other = load(model)
-    plain = load_policy(ModelConfig(model_path=str(model)), torch.float32, 64, gradient_checkpointing=False)
+    plain = load_policy(ModelConfig(model_path=str(model)), torch.float32, 64)
     assert torch.equal(hidden(one), hidden(plain))
     for (name, first), (_, second) in zip(one.weights(), other.weights(), strict=True):
         assert torch.equal(first, second), name

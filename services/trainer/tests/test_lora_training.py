@@ -51,7 +51,7 @@ def journey(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytes
 def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Dump:
     """The first step by peft and torch alone, the whole batch at once; the KL term is 0 then."""
     config = ModelConfig(model_path=str(model), lora_configs=[LoraConfig(**LORA)])
-    start = load_policy(config, torch.float32, 64, gradient_checkpointing=False)
+    start = load_policy(config, torch.float32, 64)
     folder = tmp_path_factory.mktemp("adapters")
     assert start.lora is not None
     write_adapters(folder, start.lora, str(model), start.weights())

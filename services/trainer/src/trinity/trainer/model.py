@@ -12,7 +12,6 @@ from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.weights import Lora
 from trinity.trainer import attention
-from trinity.trainer.checkpointing import Checkpointing, make_anew
 from trinity.trainer.fused import fuse, wants_kernels
 from trinity.trainer.logprobs import chunked_logprobs
 from trinity.trainer.lora import adapter_weights, add_adapters, without_adapters
@@ -140,7 +139,6 @@ def load_policy(
     config: ModelConfig,
     dtype: torch.dtype,
     chunk: int,
-    gradient_checkpointing: Checkpointing,
     *,
     packed: bool = False,
     group: SequenceGroup | None = None,
@@ -150,8 +148,8 @@ def load_policy(
     """The model in `model_path`. Raises InvalidInput if transformers cannot load it.
 
     packed: let it read packed micro-batches, if it can; `packed` of the result says whether. chunk: as many logits
-    exist at a time as those of this many tokens. gradient_checkpointing: see checkpointing.py. fused: with kernels of
-    its own (see fused.py); None: if it is large enough.
+    exist at a time as those of this many tokens. fused: with kernels of its own (see fused.py); None: if it is large
+    enough.
     """
     from transformers import AutoModelForCausalLM
 
@@ -164,7 +162,6 @@ def load_policy(
     with_kernels = wants_kernels(model, fused)
     if with_kernels:
         fuse(model)
-    make_anew(model, gradient_checkpointing)
     packed = packed and pack(model, group)
     policy = PolicyModel(model, chunk, packed, group, head_in_float32, with_kernels)
     if config.lora is not None:

@@ -8,7 +8,6 @@ import torch
 
 from trinity.config import Plan
 from trinity.trainer.batch import TrainSequence
-from trinity.trainer.micro_batch_size import micro_batch_tokens
 from trinity.trainer.microbatch import MicroBatch, collate
 from trinity.trainer.model import TokenModel
 from trinity.trainer.ranks import Ranks
@@ -45,12 +44,11 @@ class Sharing:
         self._device = device
 
     @classmethod
-    def of(cls, plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device) -> "Sharing":
-        """As the trainer's configuration says, for models that read what this one does. A collective."""
+    def of(cls, plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, tokens: int) -> "Sharing":
+        """As the trainer's configuration says, for models that read what this one does; so many tokens on each GPU."""
         trainer, size = plan.config.trainer, 1 if model.group is None else model.group.size
         rows = None if trainer.use_dynamic_bsz else trainer.micro_batch_size_per_gpu
-        memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-        limit = Limit(micro_batch_tokens(plan, model, ranks, memory) * size, model.packed, rows)
+        limit = Limit(tokens * size, model.packed, rows)
         padding = int(getattr(model.model.config, "pad_token_id", None) or 0)
         return cls(limit, padding, ranks, model.group, device)
 

@@ -49,10 +49,10 @@ class TrainerConfig(Section):
     )
     max_checkpoints_to_keep: PositiveInt | None = Field(None, description="Older ones are removed; null: keep all")
     grad_clip: NonNegativeFloat = Field(1.0, description="Gradient norm limit; 0: off")
-    gradient_checkpointing: bool | Literal["mlp"] = Field(
-        True,
+    gradient_checkpointing: bool | Literal["mlp"] | None = Field(
+        None,
         description="Recompute activations in the backward pass: of whole layers, or of their MLPs alone, which is "
-        "faster and takes more memory",
+        "faster and takes more memory; null: on GPUs no more than memory asks for, elsewhere whole layers",
     )
     fused_kernels: bool | None = Field(
         None,

@@ -16,7 +16,6 @@ from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.aggregation import Totals, aggregate
 from trinity.trainer.algorithms.report import Report, masked_sum
 from trinity.trainer.batch import TrainSequence
-from trinity.trainer.checkpointing import Checkpointing, make_anew
 from trinity.trainer.fused import fuse, wants_kernels
 from trinity.trainer.microbatch import MicroBatch
 from trinity.trainer.model import TokenModel, pack
@@ -42,7 +41,6 @@ class ValueModel(TokenModel):
 def load_critic(
     config: ModelConfig,
     dtype: torch.dtype,
-    gradient_checkpointing: Checkpointing,
     *,
     packed: bool = False,
     group: SequenceGroup | None = None,
@@ -61,7 +59,6 @@ def load_critic(
         raise InvalidInput(key, f"{path!r} cannot be loaded: {error}") from None
     if wants_kernels(model, fused):
         fuse(model)
-    make_anew(model, gradient_checkpointing)
     return ValueModel(model, dtype, packed and pack(model, group), group)
 
 

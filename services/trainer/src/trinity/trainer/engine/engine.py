@@ -21,13 +21,14 @@ import torch.distributed as dist
 from trinity.config import Plan
 from trinity.runtime import nccl
 from trinity.runtime.weights import Lora, TensorInfo
+from trinity.trainer import activations
 from trinity.trainer.algorithms.kl import KlCoefficients
 from trinity.trainer.algorithms.loss import LossInputs, compute_loss, wants_entropy_gradient
 from trinity.trainer.algorithms.report import Report, join, means
 from trinity.trainer.algorithms.whole_batch import informed, needs_policy, penalised
 from trinity.trainer.bad_steps import BadStep
 from trinity.trainer.batch import TrainBatch, TrainSequence, with_advantages
-from trinity.trainer.checkpointing import Checkpointing
+from trinity.trainer.checkpointing import make_anew
 from trinity.trainer.engine.critic import explained_variance, in_rows, load_critic, value_loss
 from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
 from trinity.trainer.engine.dropout import disable_dropout
@@ -71,9 +72,12 @@ class TrainEngine:
         deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=_LONGEST_EXCHANGE)
         self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
         self._fused = trainer.fused_kernels if on_gpu else False
-        policy = self._load(trainer.gradient_checkpointing)
+        policy = self._load()
         disable_dropout(policy, "policy")
-        self._sharing = Sharing.of(plan, policy, ranks, self.device)
+        memory = torch.cuda.get_device_properties(self.device).total_memory if on_gpu else None
+        self._activations = activations.choose(plan, policy, ranks, self.device, memory)
+        make_anew(policy.model, self._activations.anew)
+        self._sharing = Sharing.of(plan, policy, ranks, self.device, self._activations.tokens)
         self.reference = self._load_reference() if plan.algorithm.needs_reference else None
         self._kl = KlCoefficients.of(plan.algorithm)
         self._model = DeepSpeedModel(
@@ -84,13 +88,12 @@ class TrainEngine:
         self._learner = Learner(self._model, self._passes)
         self._critic = self._load_critic() if plan.algorithm.critic else None
 
-    def _load(self, gradient_checkpointing: Checkpointing) -> PolicyModel:
+    def _load(self) -> PolicyModel:
         trainer = self._plan.config.trainer
         return load_policy(
             self._plan.config.model,
             self.dtype,
             trainer.logprob_chunk_tokens,
-            gradient_checkpointing,
             packed=trainer.use_remove_padding,
             group=self._group,
             head_in_float32=trainer.lm_head_float32,
@@ -101,7 +104,7 @@ class TrainEngine:
         """The run's base model: frozen and whole on every rank, or with LoRA the policy without its adapters."""
         if self._plan.config.model.lora is not None:
             return self._without_adapters
-        model = self._load(gradient_checkpointing=False).eval().requires_grad_(False)
+        model = self._load().eval().requires_grad_(False)
         offloaded = self._plan.config.trainer.deepspeed.offload_reference
         return OffloadedReference(model, self.device) if offloaded else model.to(self.device)
 
@@ -115,11 +118,11 @@ class TrainEngine:
         model = load_critic(
             self._plan.config.model,
             self.dtype,
-            trainer.gradient_checkpointing,
             packed=self._model.module.packed,
             group=self._group,
             fused=self._fused,
         )
+        make_anew(model.model, self._activations.anew)
         disable_dropout(model, "critic")
         learns = DeepSpeedModel(
             model, trainer.critic.optimizer, trainer, self.dtype, self.device, trainer.critic.grad_clip

@@ -80,7 +80,7 @@ class PolicyWeights:
         return layout, ((name, tensor.to(self._dtype)) for name, tensor in found)
 
     def _begun_with(self, model: ModelConfig) -> PolicyModel:
-        return load_policy(model, self._dtype, 1, gradient_checkpointing=False)
+        return load_policy(model, self._dtype, 1)
 
     @property
     def _bucket_bytes(self) -> int:

@@ -1,0 +1,132 @@
+"""What the YAML does not say of activations on a GPU: how many tokens, and which of them are made anew."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from support.forked import ForkedModule
+from support.sized_models import GIB, model_of, plan_of
+from trinity.config import Plan
+from trinity.runtime.process import free_port
+from trinity.trainer.activations import Activations, activation_bytes, choose
+from trinity.trainer.ranks import Ranks
+
+ALONE = Ranks(rank=0, world_size=1, local_rank=0)
+
+
+def chosen(plan: Plan, size: str = "0.5B", gib: float | None = 139, packed: bool = True) -> Activations:
+    memory = None if gib is None else int(gib * GIB)
+    return choose(plan, model_of(size, packed), ALONE, torch.device("cpu"), memory)
+
+
+def tokens(plan: Plan, size: str = "0.5B", gib: float | None = 139, packed: bool = True) -> int:
+    return chosen(plan, size, gib, packed).tokens
+
+
+def test_a_large_gpu_gets_what_keeps_it_busy() -> None:
+    assert tokens(plan_of(), "7B", 280) == 16_384
+    assert tokens(plan_of(), "1.5B") == pytest.approx(17_000, rel=0.1)
+    assert 40_000 < tokens(plan_of(), "0.5B") < 65_536
+
+
+def test_what_the_yaml_says_is_what_is_done() -> None:
+    assert tokens(plan_of({"max_token_len_per_gpu": 5000})) == 5000
+
+
+def test_without_a_gpu_or_packing_it_is_twice_the_models_length() -> None:
+    assert tokens(plan_of(), gib=None) == 4096
+    assert tokens(plan_of(), packed=False) == 4096
+
+
+def test_float32_takes_twice_the_room() -> None:
+    """Weights and states are 16 bytes a parameter in both, but for the gradient's sum."""
+    plan = {"gradient_checkpointing": False}
+    wide = {**plan, "deepspeed": {"dtype": "float32"}}
+    assert tokens(plan_of(wide), gib=32) < 0.6 * tokens(plan_of(plan), gib=32)
+
+
+def test_a_long_model_has_its_two_sequences() -> None:
+    assert tokens(plan_of(length=65_536), "7B", 280) == 131_072
+
+
+def test_some_room_is_left_and_there_are_never_less_than_two_sequences() -> None:
+    plan = plan_of({"gradient_checkpointing": False})
+    found = {gib: tokens(plan, "0.5B", gib) for gib in (12, 24, 32, 48)}
+    assert found[12] == 4096
+    assert 4096 < found[24] < found[32] < found[48]
+    model = model_of("0.5B")
+    room = 32 * GIB - 18 * sum(parameter.numel() for parameter in model.parameters())
+    shape = model.model.config.get_text_config()
+    assert found[32] * activation_bytes(shape, False) < 0.9 * room
+    whole = tokens(plan_of({"gradient_checkpointing": True}), "7B", 144)
+    assert whole * activation_bytes(model_of("7B").model.config.get_text_config(), True) < 0.5 * 12 * GIB
+
+
+@pytest.mark.parametrize(
+    ("size", "gib", "anew"),
+    [("1.5B", 139, False), ("1.5B", 60, "mlp"), ("1.5B", 44, True), ("7B", 280, False), ("7B", 200, "mlp"),
+     ("7B", 160, True)],
+)  # fmt: skip
+def test_only_what_memory_asks_for_is_made_anew(size: str, gib: float, anew: Any) -> None:
+    assert chosen(plan_of(), size, gib) == Activations(
+        tokens(plan_of({"gradient_checkpointing": True}), size, 280), anew
+    )
+    assert chosen(plan_of({"gradient_checkpointing": True}), size, gib).anew is True
+    assert chosen(plan_of({"gradient_checkpointing": False}), size, gib).anew is False
+
+
+def test_without_a_gpu_all_is_made_anew() -> None:
+    assert chosen(plan_of(), gib=None).anew is True
+    assert chosen(plan_of(), packed=False).anew is True
+    assert chosen(plan_of({"gradient_checkpointing": "mlp"}), gib=None).anew == "mlp"
+
+
+def test_by_rows_they_are_as_many_as_rows_can_have() -> None:
+    few = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 4}
+    assert chosen(plan_of(few), "1.5B", 60).anew is False
+    assert chosen(plan_of({**few, "micro_batch_size_per_gpu": 16}), "1.5B", 60).anew is True
+
+
+def test_gpus_of_several_sizes_agree(tmp_path: Path) -> None:
+    """Else one would wait for weights that the other does not gather again."""
+    port = str(free_port())
+    ranks = [
+        ForkedModule(
+            "support.unequal_ranks", [str(tmp_path), port, str(rank)], dict(os.environ), tmp_path / f"{rank}.out"
+        )
+        for rank in range(2)
+    ]
+    codes = [rank.wait(60) for rank in ranks]
+    assert codes == [0, 0], "\n".join((tmp_path / f"{rank}.out").read_text()[-2000:] for rank in range(2))
+    alone, together = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)), strict=True)
+    assert alone[0][1] is False and alone[1][1] is True
+    assert alone[1][0] < alone[0][0]
+    assert together == (alone[1], alone[1])
+
+
+def test_experts_that_a_token_meets_count() -> None:
+    few = SimpleNamespace(hidden_size=64, num_hidden_layers=2, intermediate_size=128, num_experts_per_tok=8)
+    many = SimpleNamespace(**vars(few), moe_intermediate_size=64)
+    assert activation_bytes(many, False) > 1.5 * activation_bytes(few, False)
+    assert activation_bytes(many, "mlp") > activation_bytes(few, "mlp")
+
+
+def test_activations_of_each_kind_of_checkpointing() -> None:
+    shape = model_of("1.5B").model.config.get_text_config()
+    kept, mlp, anew = (activation_bytes(shape, kind) for kind in (False, "mlp", True))
+    assert kept > mlp > anew
+    # Seen on an H200, of 16,384 tokens: 49.4, 35.7 and 29.5 GiB, with 26 GiB of states and 1 GiB of logits.
+    for estimate, seen in ((kept, 49.4), (mlp, 35.7), (anew, 29.5)):
+        assert estimate * 16_384 / GIB > seen - 27
+    assert activation_bytes(SimpleNamespace(), False) == 0
+
+
+def test_a_model_of_unknown_shape_has_two_sequences() -> None:
+    model = model_of("0.5B")
+    model.model.config.get_text_config = lambda: SimpleNamespace()
+    assert choose(plan_of(), model, ALONE, torch.device("cpu"), 139 * GIB) == Activations(4096, True)

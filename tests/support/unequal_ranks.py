@@ -1,0 +1,34 @@
+"""A rank whose GPU is larger than the other's: `python -m support.unequal_ranks FOLDER PORT RANK`.
+
+It writes down what it would choose alone, and what both choose together.
+"""
+
+import json
+import sys
+from dataclasses import astuple
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from support.sized_models import GIB, model_of, plan_of
+from trinity.trainer.activations import choose
+from trinity.trainer.ranks import Ranks
+
+MEMORY_GIB = (139, 35)
+
+
+def main(folder: Path, port: int, rank: int) -> None:
+    memory, cpu = MEMORY_GIB[rank] * GIB, torch.device("cpu")
+    plan, model = plan_of({"deepspeed": {"zero_stage": 0}}), model_of("1.5B")
+    alone = choose(plan, model, Ranks(0, 1, 0), cpu, memory)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", timedelta(seconds=60), 2, rank)
+    together = choose(plan, model, Ranks(rank, 2, rank), cpu, memory)
+    (folder / f"{rank}.json").write_text(json.dumps([astuple(alone), astuple(together)]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
