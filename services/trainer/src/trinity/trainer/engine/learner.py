@@ -122,8 +122,8 @@ def too_large(batch: TrainBatch, problem: str) -> OutOfMemory:
     longest = max(batch.sequences, key=lambda sequence: sequence.length)
     return OutOfMemory(
         f"memory is not enough for {len(batch.sequences)} sequences, the longest of {longest.length} tokens: {problem}"
-        f". Lower trainer.max_token_len_per_gpu or the model's lengths, set trainer.gradient_checkpointing, or make "
-        f"room with trainer.deepspeed.zero_stage 3 or offload_optimizer",
+        f". Lower trainer.max_token_len_per_gpu or the model's lengths, set trainer.gradient_checkpointing to true, "
+        f"or make room with trainer.deepspeed.zero_stage 3 or offload_optimizer",
         batch.step,
         [longest.group],
     )
