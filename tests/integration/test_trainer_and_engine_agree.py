@@ -69,7 +69,7 @@ def versions(quickstart_model: Path, tmp_path_factory: pytest.TempPathFactory) -
     found = [Version(base, canary_of(plain), {})]
     config = ModelConfig(model_path=str(quickstart_model), lora_configs=[LoraConfig(lora_rank=4, lora_alpha=8)])
     for number in (1, 2):
-        policy = load_policy(config, torch.float32, 64, gradient_checkpointing=False)
+        policy = load_policy(config, torch.float32, 64)
         torch.manual_seed(number)
         for _, parameter in policy.weights():
             parameter.data.normal_(std=0.05)
@@ -121,7 +121,7 @@ async def test_logprobs_of_sampled_tokens_are_the_same_in_trainer_and_engine(
     assert len(expected) == 9
     config = ModelConfig(model_path=str(quickstart_model))
     for packed in (True, False):
-        policy = load_policy(config, torch.float32, 64, gradient_checkpointing=False, packed=packed)
+        policy = load_policy(config, torch.float32, 64, packed=packed)
         assert policy.packed == packed
         with torch.no_grad():
             logprobs, _ = policy(collate(sequences, 0, packed))

@@ -22,10 +22,12 @@ def plan_of(trainer: dict[str, Any] | None = None, length: int = 2048) -> Plan:
     return make_plan(Config.model_validate({**values, "trainer": trainer or {}}))
 
 
-def model_of(size: str, packed: bool = True) -> Any:
+def model_of(size: str, packed: bool = True, lean: bool = True) -> Any:
     hidden, layers, inner, vocabulary = QWEN[size]
     shape = SimpleNamespace(hidden_size=hidden, num_hidden_layers=layers, intermediate_size=inner)
     count = layers * (3 * hidden * inner + 3 * hidden * hidden) + vocabulary * hidden
     weights = [torch.nn.Parameter(torch.empty(count, device="meta"))]
     config = SimpleNamespace(get_text_config=lambda: shape)
-    return SimpleNamespace(packed=packed, parameters=lambda: weights, model=SimpleNamespace(config=config))
+    return SimpleNamespace(
+        packed=packed, lean=lean, group=None, parameters=lambda: weights, model=SimpleNamespace(config=config)
+    )

@@ -19,9 +19,11 @@ from trinity.trainer.ranks import Ranks
 ALONE = Ranks(rank=0, world_size=1, local_rank=0)
 
 
-def chosen(plan: Plan, size: str = "0.5B", gib: float | None = 139, packed: bool = True) -> Activations:
+def chosen(
+    plan: Plan, size: str = "0.5B", gib: float | None = 139, packed: bool = True, lean: bool = True
+) -> Activations:
     memory = None if gib is None else int(gib * GIB)
-    return choose(plan, model_of(size, packed), ALONE, torch.device("cpu"), memory)
+    return choose(plan, model_of(size, packed, lean), ALONE, torch.device("cpu"), memory)
 
 
 def tokens(plan: Plan, size: str = "0.5B", gib: float | None = 139, packed: bool = True) -> int:
@@ -109,11 +111,28 @@ def test_gpus_of_several_sizes_agree(tmp_path: Path) -> None:
     assert together == (alone[1], alone[1])
 
 
-def test_experts_that_a_token_meets_count() -> None:
-    few = SimpleNamespace(hidden_size=64, num_hidden_layers=2, intermediate_size=128, num_experts_per_tok=8)
-    many = SimpleNamespace(**vars(few), moe_intermediate_size=64)
-    assert activation_bytes(many, False) > 1.5 * activation_bytes(few, False)
-    assert activation_bytes(many, "mlp") > activation_bytes(few, "mlp")
+def test_layers_that_keep_more_than_is_known_are_made_anew() -> None:
+    plain = chosen(plan_of(), "1.5B", lean=False)
+    assert plain == Activations(16_384, True)
+    asked = plan_of({"gradient_checkpointing": False})
+    assert tokens(asked, "0.5B", 32) > 1.7 * chosen(asked, "0.5B", 32, lean=False).tokens  # 0.9 of the room, and 0.5
+
+
+def test_ranks_that_share_rows_have_a_part_of_each() -> None:
+    plan = plan_of({"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 16})
+    model = model_of("1.5B")
+    assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).anew is True
+    model.group = SimpleNamespace(size=4)
+    assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).anew is False
+
+
+def test_all_experts_that_a_token_meets_count() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128}
+    plain = activation_bytes(SimpleNamespace(**sizes), True)
+    assert activation_bytes(SimpleNamespace(**sizes, num_experts_per_tok=8), True) == plain + 6 * 7 * 128
+    qwen = SimpleNamespace(**sizes, num_experts_per_tok=8, moe_intermediate_size=32)
+    assert activation_bytes(qwen, True) == plain + 6 * 128
+    assert activation_bytes(SimpleNamespace(**{**sizes, "intermediate_size": [64, 128]}), True) == plain
 
 
 def test_activations_of_each_kind_of_checkpointing() -> None:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from support.compiled import kernels_on_cpu
 from trinity.trainer import fused, kernels, logprobs
 from trinity.trainer.checkpointing import ANEW, Checkpointing, make_anew
-from trinity.trainer.fused import fuse
+from trinity.trainer.fused import fuse, is_lean
 from trinity.trainer.kernels import Kernel
 
 SIZES = {
@@ -57,6 +57,16 @@ def test_outputs_and_gradients_are_the_same(shape: str, anew: Checkpointing) -> 
     make_anew(model, anew)
     for name, value in learnt(model).items():
         torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(("shape", "lean"), [*((shape, shape != "gemma") for shape in KNOWN), ("qwen2_moe", False)])
+def test_layers_are_lean_where_all_of_them_are_known(shape: str, lean: bool) -> None:
+    model = causal_model(shape)
+    found = fuse(model)
+    assert is_lean(model, found) == lean
+    assert not is_lean(model, {**found, "norms": 8})
+    if shape == "qwen2_moe":
+        assert (found["norms"], found["gates"]) == (9, 4)  # of shared experts: the others keep more
 
 
 @pytest.mark.parametrize("fused_layers", [False, True])

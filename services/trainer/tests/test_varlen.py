@@ -26,12 +26,16 @@ class FlashAttn4:
     def __init__(self, window: int | None) -> None:
         self.window, self.asked = window, []  # type: ignore[var-annotated]
         self.factor, self.gradient, self.error = 1.0, 1.0, None  # type: ignore[var-annotated]
+        self.only_with_gradients = False
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> Any:
         self.asked.append(given)
         if self.error is not None:
             raise self.error
-        k.register_hook(lambda gradient: gradient * self.gradient)
+        if torch.is_grad_enabled():
+            k.register_hook(lambda gradient: gradient * self.gradient)
+        elif self.only_with_gradients:
+            raise RuntimeError("no such variant")
         return plain(q, k, v, given["cu_seqlens_q"], self.window) * self.factor, None
 
 
@@ -72,12 +76,13 @@ def test_flash_attention_4_is_taken_where_it_is_right(package: FlashAttn4) -> No
     kernel, said = chosen(package.window)
     assert kernel is varlen.flash_attention_4
     assert (said["kernel"], said["not_by"]) == ("FlashAttention 4", {})
-    (asked,) = package.asked
+    asked, again = package.asked
+    assert list(asked) == list(again)
     assert (asked["causal"], asked["window_size"]) == (
         (True, (None, None)) if package.window is None else (False, (40, 0))
     )
-    assert asked["max_seqlen_q"] == asked["max_seqlen_k"] == 130
-    assert asked["cu_seqlens_k"].tolist() == [0, 3, 133, 134, 200]
+    assert asked["max_seqlen_q"] == asked["max_seqlen_k"] == 700
+    assert asked["cu_seqlens_k"].tolist() == [0, 3, 133, 134, 834]
     assert chosen(package.window) == (kernel, {})  # tried once
 
 
@@ -86,7 +91,8 @@ def test_not_where_its_output_or_a_gradient_is_another(package: FlashAttn4, chan
     vars(package).update(change)
     kernel, said = chosen(package.window)
     assert kernel is varlen.pytorch
-    assert ("dk differs by" if "gradient" in change else "output differs by") in said["not_by"]["FlashAttention 4"]
+    named = "dk differs by" if "gradient" in change else "output without gradients differs by"
+    assert named in said["not_by"]["FlashAttention 4"]
 
 
 def test_not_where_its_compiler_refuses(package: FlashAttn4) -> None:
@@ -96,11 +102,26 @@ def test_not_where_its_compiler_refuses(package: FlashAttn4) -> None:
     assert "Unsupported compute capability" in said["not_by"]["FlashAttention 4"]
 
 
+def test_not_where_it_cannot_look_without_learning(package: FlashAttn4) -> None:
+    package.only_with_gradients = True
+    kernel, said = chosen(package.window)
+    assert kernel is varlen.pytorch
+    assert "no such variant" in said["not_by"]["FlashAttention 4"]
+
+
+def test_memory_that_runs_out_says_nothing_of_a_kernel(package: FlashAttn4) -> None:
+    package.error = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        chosen(package.window)
+    package.error = None
+    assert chosen(package.window)[0] is varlen.flash_attention_4
+
+
 def test_not_where_it_is_not_installed(torchs: list[int]) -> None:
     kernel, said = chosen()
     assert kernel is varlen.pytorch
     assert "flash_attn" in said["not_by"]["FlashAttention 4"]
-    assert torchs == [HEADS, KEY_HEADS]  # first the right answer, from key heads that are repeated
+    assert torchs == [HEADS, HEADS, KEY_HEADS, KEY_HEADS]  # first the right answer, from key heads that are repeated
 
 
 def test_key_heads_are_repeated_where_pytorch_does_not_share_them(

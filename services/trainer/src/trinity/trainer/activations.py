@@ -23,9 +23,10 @@ _GIB = 2**30
 # Parameters x tokens that keep a large GPU busy while the next micro-batch is put to it.
 _WORTH, _LEAST, _MOST = 2.5e13, 16_384, 65_536
 _RESERVE_GIB = 4.0  # CUDA, NCCL, gradients that are exchanged, logits of a chunk
-# What may be made anew, the fastest first, and the part of the memory left that activations may take by the estimate,
-# which knows only the usual layers. Of those that are kept it says half as much again as was seen.
-_SHARE: dict[Checkpointing, float] = {False: 0.9, "mlp": 0.9, True: 0.5}
+_KINDS: tuple[Checkpointing, ...] = (False, "mlp", True)  # the fastest first
+# Of the memory left, by the estimate, which knows only the usual layers. Of lean ones that are kept it says at least
+# half as much again as was seen.
+_SHARE, _SHARE_OF_LEAN = 0.5, 0.9
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,29 @@ class Activations:
 def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, memory: int | None) -> Activations:
     """As the YAML says, or the largest and fastest that fit. A collective. `memory`: of this rank's GPU; None: none.
 
-    Without a GPU, or where the model is not packed or not known, twice the model's length and all layers made anew.
+    Without a GPU, or where the model is not packed or not known, twice the model's length and all layers made anew. Of
+    others than lean models, too, all is made anew where the YAML does not say.
     """
     trainer, least = plan.config.trainer, plan.micro_batch_tokens
-    kinds = list(_SHARE) if trainer.gradient_checkpointing is None else [trainer.gradient_checkpointing]
+    kinds = _KINDS if model.lean else (True,)
+    if trainer.gradient_checkpointing is not None:
+        kinds = (trainer.gradient_checkpointing,)
     shape = model.model.config.get_text_config()
     if memory is None or not model.packed or not activation_bytes(shape, kinds[-1]):
         return Activations(least, kinds[-1])
     count = sum(_whole_size(parameter) for parameter in model.parameters())
     worth = least
     if not trainer.use_dynamic_bsz:
-        worth = trainer.micro_batch_size_per_gpu * plan.lengths.model
+        worth = (
+            trainer.micro_batch_size_per_gpu * plan.lengths.model // (1 if model.group is None else model.group.size)
+        )
     elif trainer.max_token_len_per_gpu is None:
         worth = max(least, _LEAST, min(_MOST, int(_WORTH / count)))
     room = memory - (training_gib(plan, count, Sharding.of(plan, ranks.world_size)) + _RESERVE_GIB) * _GIB
     width = 2 if trainer.deepspeed.dtype == "float32" else 1
-    fits = [int(_SHARE[kind] * room / (width * activation_bytes(shape, kind))) for kind in kinds]
+    shares = [_SHARE_OF_LEAN if model.lean and kind is not True else _SHARE for kind in kinds]
+    each = [width * activation_bytes(shape, kind) for kind in kinds]
+    fits = [int(share * room / size) for share, size in zip(shares, each, strict=True)]
     place = next((index for index, tokens in enumerate(fits) if worth <= tokens), len(kinds) - 1)
     tokens = max(least, min(worth, fits[place]))
     tokens, left = _least_of_all([tokens, len(kinds) - place], ranks, device)
@@ -72,13 +80,18 @@ def activation_bytes(shape: Any, checkpointing: Checkpointing) -> float:
     hidden, layers = getattr(shape, "hidden_size", None), getattr(shape, "num_hidden_layers", None)
     if not hidden or not layers:
         return 0.0
-    inner = getattr(shape, "intermediate_size", None) or 4 * hidden
-    experts = (getattr(shape, "num_experts_per_tok", None) or 0) * (getattr(shape, "moe_intermediate_size", None) or 0)
-    inner = max(inner, experts)
+    inner = _largest(getattr(shape, "intermediate_size", None)) or 4 * hidden
+    experts = _largest(getattr(shape, "num_experts_per_tok", None))
+    inner = max(inner, experts * (_largest(getattr(shape, "moe_intermediate_size", None)) or inner))
     whole = 24 * hidden + 6 * inner  # with what its backward pass makes
     if checkpointing is True:
         return float(2 * hidden * layers + whole)
     return float((24 * hidden + (0 if checkpointing == "mlp" else 4 * inner)) * layers + whole)
+
+
+def _largest(size: Any) -> int:
+    """Of a size of a model's layers, which may be a list; 0 where there is none."""
+    return max(size, default=0) if isinstance(size, list | tuple) else int(size or 0)
 
 
 def _whole_size(parameter: torch.nn.Parameter) -> int:

@@ -62,6 +62,17 @@ def fuse(model: nn.Module) -> dict[str, int]:
     return found
 
 
+def is_lean(model: Any, found: dict[str, int]) -> bool:
+    """Whether all norms and gates of a model's layers were replaced, so that they keep little for the backward pass.
+
+    found: what `fuse` did. Experts are no gates.
+    """
+    config = model.config.get_text_config()
+    layers = getattr(config, "num_hidden_layers", 0)
+    has_experts = bool(getattr(config, "num_experts_per_tok", None))
+    return found["gates"] == layers and found["norms"] > 2 * layers and not has_experts
+
+
 def _fuse_rotation(home: Any) -> int:
     """In the module of transformers that has the model, for all models that it has."""
     rotation = getattr(home, _ROTATION, None)

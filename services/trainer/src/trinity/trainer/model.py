@@ -12,7 +12,7 @@ from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.weights import Lora
 from trinity.trainer import attention
-from trinity.trainer.fused import fuse, wants_kernels
+from trinity.trainer.fused import fuse, is_lean, wants_kernels
 from trinity.trainer.logprobs import chunked_logprobs
 from trinity.trainer.lora import adapter_weights, add_adapters, without_adapters
 from trinity.trainer.microbatch import MicroBatch
@@ -46,7 +46,8 @@ class _Head(nn.Module):
 class TokenModel(nn.Module):
     """A Hugging Face model and what reads hidden states of it where tokens are predicted.
 
-    packed: whether it reads packed micro-batches. Parameter names are the checkpoint's own behind the prefix `model.`.
+    packed: whether it reads packed micro-batches. lean: whether its layers keep as little as they can (fused.is_lean).
+    Parameter names are the checkpoint's own behind the prefix `model.`.
     """
 
     PREFIX = "model."
@@ -56,6 +57,7 @@ class TokenModel(nn.Module):
         self.model: Any = model
         self.packed = packed
         self.group = group
+        self.lean = False
 
     def hidden(self, micro: MicroBatch) -> tuple[MicroBatch, torch.Tensor]:
         """This rank's part of the micro-batch, and the hidden states [n, H] that its n predictions are made from.
@@ -160,10 +162,10 @@ def load_policy(
     except (OSError, ValueError) as error:
         raise InvalidInput("model.model_path", f"{config.model_path!r} cannot be loaded: {error}") from None
     with_kernels = wants_kernels(model, fused)
-    if with_kernels:
-        fuse(model)
+    lean = with_kernels and is_lean(model, fuse(model))
     packed = packed and pack(model, group)
     policy = PolicyModel(model, chunk, packed, group, head_in_float32, with_kernels)
+    policy.lean = lean
     if config.lora is not None:
         policy.lora = add_adapters(policy.model, config.lora, dtype)
     return policy
