@@ -52,8 +52,9 @@ def _type(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if get_origin(annotation) in (Union, UnionType):
-        inner = [a for a in get_args(annotation) if a is not type(None)]
-        return " or ".join(_type(a) for a in inner) + (" or null" if type(None) in get_args(annotation) else "")
+        inner = [_type(a) for a in get_args(annotation) if a is not type(None)]
+        *first, last = [*inner, "null"] if type(None) in get_args(annotation) else inner
+        return f"{', '.join(first)} or {last}"
     if get_origin(annotation) is list:
         return f"list of {_type(get_args(annotation)[0])}"
     if get_origin(annotation) is tuple:
