@@ -27,21 +27,22 @@ class FakeMember:
         self.version = -1
         self.served: list[int] = []
         self._lease = ""
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "FakeMember":
         able = pb.Capabilities(transports=["folder"], dtype="float32", tensor_parallel_size=1, engines=1)
         request = pb.JoinRequest(
             run=self._run, explorer_id=self.name, capabilities=able, pid=os.getpid(), host="here", address="here:1"
         )
-        self._lease = (await self._stub.Join(request, timeout=20)).lease_id
-        self._watching = asyncio.create_task(self._watch())
+        joined = await self._stub.Join(request, timeout=20)
+        self._lease = joined.lease_id
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._keep(joined.lease_seconds / 5))]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._watching is not None
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self._stub.Leave(pb.LeaveRequest(run=self._run, lease_id=self._lease), timeout=5)
         await self._channel.close()
@@ -54,6 +55,12 @@ class FakeMember:
                 self.version = response.live.version
                 self.served.append(self.version)
                 await self._report(self._computed(response.live))
+
+    async def _keep(self, seconds: float) -> None:
+        """The lease, however slow the machine is."""
+        while True:
+            await asyncio.sleep(seconds)
+            await self._report([])
 
     def _computed(self, manifest: pb.Manifest) -> list[pb.CanaryReport]:
         if not manifest.HasField("canary"):

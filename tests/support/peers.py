@@ -40,8 +40,9 @@ async def explorer(
     *,
     publish_twice: bool = False,
     on_wait: Callable[[bool], None] = lambda _: None,
+    drains: bool = False,
 ) -> AsyncIterator[None]:
-    """The explorer's own leases and log, without an engine."""
+    """The explorer's own leases and log, without an engine. drains: its tasks are handed back in the end."""
     run_names = names.RunNames(run)
     async with await connect(url, "tester") as broker:
 
@@ -63,6 +64,8 @@ async def explorer(
         try:
             yield
         finally:
+            if drains:
+                await asyncio.gather(*(queue.drain(5.0) for queue in queues))
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
