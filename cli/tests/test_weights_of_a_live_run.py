@@ -24,7 +24,7 @@ from trinity.cli.rollback import Wish
 from trinity.config import load
 from trinity.runtime import files
 from trinity.runtime.experience import Outcome, Task
-from trinity.runtime.weights import Canary, Probe
+from trinity.weights import Canary, Probe
 
 STEPS, INTERVAL = 8, 4
 CANARY = Canary((Probe((1, 2, 3), (-1.5, -2.5)),), 0.01, 0.1)

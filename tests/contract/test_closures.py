@@ -28,7 +28,7 @@ def test_light_parts_import_neither_torch_nor_vllm(name: str) -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("service", [*SERVICES, "runtime", "config"])
+@pytest.mark.parametrize("service", [*SERVICES, "config", "runtime", "weights"])
 def test_nothing_imports_another_service(service: str) -> None:
     folder = ROOT / ("services" if service in SERVICES else "lib") / service / "src"
     others = {f"trinity.{other}" for other in (*SERVICES, "cli") if other != service}
@@ -54,7 +54,16 @@ def test_buffer_sync_and_environment_run_when_installed_alone(tmp_path: Path) ->
     home, wheels = tmp_path / "alone", tmp_path / "wheels"
     venv.create(home)
     python = home / "bin/python"
-    parts = ["proto", "sdk", "lib/config", "lib/runtime", "services/buffer", "services/sync", "services/environment"]
+    parts = [
+        "proto",
+        "sdk",
+        "lib/config",
+        "lib/runtime",
+        "lib/weights",
+        "services/buffer",
+        "services/sync",
+        "services/environment",
+    ]
     build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels)]
     done = _pip(*build, *(str(ROOT / part) for part in parts))
     assert done.returncode == 0, done.stderr

@@ -21,12 +21,12 @@ from trinity.config import Plan, make_plan
 from trinity.config.load import parse
 from trinity.config.plan import Staleness
 from trinity.runtime.names import RunNames
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import Live
 from trinity.sync.records import Record
 from trinity.sync.rollback import rolled_back
 from trinity.sync.state import judge
 from trinity.sync.versions import gate_step, next_live
+from trinity.weights import VersionState
+from trinity.weights.pointer import Live
 
 YAML = """
 {{project: p, name: n, checkpoint_root_dir: /tmp/none, algorithm: {{algorithm_type: grpo, repeat_times: 2{strategy}}},

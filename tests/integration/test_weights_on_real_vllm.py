@@ -22,7 +22,7 @@ from trinity.explorer.engine.types import Completion, EngineFailed, EngineOption
 from trinity.explorer.weights.fetch import fetch
 from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.runtime.experience import SamplingParams
-from trinity.runtime.weights import Canary, Manifest, Probe, manifest_of_folder
+from trinity.weights import Canary, Manifest, Probe, manifest_of_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 

@@ -22,7 +22,7 @@ _PRELOADED = [
     "support.releases",
     "trinity.explorer.service",
     "trinity.runtime.host",
-    "trinity.runtime.weights.stores.s3",
+    "trinity.weights.stores.s3",
     "trinity.trainer.build",
     "trinity.trainer.loop",
     "deepspeed",

@@ -19,7 +19,7 @@ from trinity.runtime import names, rpc
 from trinity.runtime.broker import Broker, Message, connect
 from trinity.runtime.errors import FailureCause
 from trinity.runtime.experience import AttemptFailure, Group, Outcome, Task
-from trinity.runtime.weights import Canary, Manifest, manifest_of_folder, manifest_to_proto
+from trinity.weights import Canary, Manifest, manifest_of_folder, manifest_to_proto
 
 Answer = Callable[[Task, int], Outcome]
 

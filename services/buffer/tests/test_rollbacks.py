@@ -24,8 +24,8 @@ from trinity.config import load, make_plan
 from trinity.runtime import names
 from trinity.runtime.broker import Broker, Bucket, connect
 from trinity.runtime.experience import Outcome, Task
-from trinity.runtime.weights import Canary, Probe
-from trinity.runtime.weights.pointer import Live, Rollback, decode_live, encode_live
+from trinity.weights import Canary, Probe
+from trinity.weights.pointer import Live, Rollback, decode_live, encode_live
 
 STEPS, INTERVAL = 8, 4
 SYNCHRONIZER = {"sync_interval": INTERVAL}

@@ -18,7 +18,7 @@ from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.runtime import rpc
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.experience import VersionSpan
-from trinity.runtime.weights import Manifest, VersionState, manifest_to_proto
+from trinity.weights import Manifest, VersionState, manifest_to_proto
 
 
 @dataclass

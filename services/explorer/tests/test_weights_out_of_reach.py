@@ -20,8 +20,8 @@ from trinity.explorer.weights.follower import WeightFollower
 from trinity.runtime.broker import StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.experience import Task
-from trinity.runtime.weights import Manifest
 from trinity.runtime.wire import task_to_proto
+from trinity.weights import Manifest
 
 _LONG_SECONDS = 3600.0
 

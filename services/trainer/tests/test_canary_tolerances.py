@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trinity.runtime.weights import Canary
 from trinity.trainer.weights import canary
+from trinity.weights import Canary
 
 VOCABULARY, LAYERS = 2000, 4
 PROBE = canary.pseudo_random_probe(VOCABULARY)

@@ -32,8 +32,8 @@ from trinity.cli.supervisor import ended_by_signals, open_nats
 from trinity.cli.watch import Watcher
 from trinity.config import Config, Plan, expand, make_plan
 from trinity.runtime import files, names, rpc
-from trinity.runtime.checkpoints import has_weights, model_folder, step_of
-from trinity.runtime.weights import Manifest, manifest_of_folder, manifest_to_proto
+from trinity.weights import Manifest, manifest_of_folder, manifest_to_proto
+from trinity.weights.checkpoints import has_weights, model_folder, step_of
 
 _POLL_SECONDS = 1.0
 _STOP_SECONDS = 6.0

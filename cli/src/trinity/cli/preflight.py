@@ -14,7 +14,7 @@ from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.config.task_pipeline import TaskPipelineResult, previewed
 from trinity.config.weights import S3
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights import manifest_of_folder
+from trinity.weights import manifest_of_folder
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _check_stores(plan: Plan) -> list[Problem]:
     uses_s3 = any(entry.startswith(S3) for entry in plan.config.synchronizer.storage)
     if plan.offline or not uses_s3 or importlib.util.find_spec("obstore") is not None:
         return []
-    return [Problem("synchronizer.storage", f"{S3} needs obstore; `pip install -e 'lib/runtime[s3]'`")]
+    return [Problem("synchronizer.storage", f"{S3} needs obstore; `pip install -e 'lib/weights[s3]'`")]
 
 
 def _check_model(plan: Plan) -> list[Problem]:

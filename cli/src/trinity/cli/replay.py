@@ -24,7 +24,7 @@ from trinity.cli.replay_report import Report, Step, Weights, circumstances, metr
 from trinity.cli.services import Addresses
 from trinity.config import Config, load, make_plan
 from trinity.runtime import files
-from trinity.runtime.checkpoints import checkpoint_folder, complete_steps
+from trinity.weights.checkpoints import checkpoint_folder, complete_steps
 
 _CALL_SECONDS = 60.0
 _STOP_SECONDS = 1.0  # nothing of a replay is worth waiting for

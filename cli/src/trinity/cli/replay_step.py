@@ -18,7 +18,7 @@ from trinity.cli.reader import Subject
 from trinity.cli.replay import Wanted, new_folder, placement_of, trainer_config
 from trinity.cli.services import Addresses
 from trinity.runtime import files
-from trinity.runtime.checkpoints import complete_steps
+from trinity.weights.checkpoints import complete_steps
 
 _COLUMNS = ("group", "task", "sequences", "tokens", "reward", "advantage", "loss", "ratio", "ratio_max")
 _POLL_SECONDS, _STOP_SECONDS = 0.3, 1.0

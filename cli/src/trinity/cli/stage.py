@@ -21,7 +21,7 @@ from trinity.cli.watch import View, Watcher
 from trinity.config import Plan
 from trinity.runtime import files, names
 from trinity.runtime.broker import Bucket, connect
-from trinity.runtime.checkpoints import checkpoint_folder, complete_steps
+from trinity.weights.checkpoints import checkpoint_folder, complete_steps
 
 log = structlog.get_logger(__name__)
 

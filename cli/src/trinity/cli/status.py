@@ -21,8 +21,8 @@ from trinity.cli.watch import Watcher
 from trinity.cli.weight_text import brief, error_text, member_facts
 from trinity.config import Config
 from trinity.runtime import files, rpc
-from trinity.runtime.checkpoints import complete_steps
 from trinity.runtime.process import is_alive
+from trinity.weights.checkpoints import complete_steps
 
 _CALL_SECONDS = 2.0
 _NEWEST_VERSIONS = 5

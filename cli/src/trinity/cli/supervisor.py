@@ -24,8 +24,8 @@ from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
 from trinity.config.task_pipeline import describe, run_stages
 from trinity.runtime import files
 from trinity.runtime.broker import connect
-from trinity.runtime.checkpoints import newest_model
 from trinity.runtime.errors import Unavailable
+from trinity.weights.checkpoints import newest_model
 
 log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trinity.cli.convert.errors import CheckpointError
 from trinity.cli.convert.find import Checkpoint, find_checkpoints, parse_steps
 from trinity.cli.errors import RunError
-from trinity.runtime.checkpoints import has_weights
+from trinity.weights.checkpoints import has_weights
 
 if TYPE_CHECKING:
     from trinity.cli.convert.source import Parameter, Source

@@ -9,8 +9,8 @@ import structlog
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.explorer.engine.types import EngineFailed
-from trinity.runtime.weights import Manifest
-from trinity.runtime.weights.collective import GroupBroken, Store
+from trinity.weights import Manifest
+from trinity.weights.collective import GroupBroken, Store
 
 log = structlog.get_logger(__name__)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import structlog
 
 from trinity.explorer.engine.pool import EnginePool
-from trinity.runtime.checkpoints import newest_model
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights import manifest_of_folder
+from trinity.weights import manifest_of_folder
+from trinity.weights.checkpoints import newest_model
 
 log = structlog.get_logger(__name__)
 

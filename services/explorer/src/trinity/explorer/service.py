@@ -32,7 +32,7 @@ from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime import names, process, tracing
 from trinity.runtime.broker import Broker, Message, connect
 from trinity.runtime.experience import Group, Task, TaskKind
-from trinity.runtime.weights.cache import WeightCache
+from trinity.weights.stores.cache import WeightCache
 
 log = structlog.get_logger(__name__)
 

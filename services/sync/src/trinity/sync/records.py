@@ -1,4 +1,4 @@
-"""What lies in KV, one frozen dataclass for each kind of key, as JSON. (The pointer: trinity.runtime.weights.)
+"""What lies in KV, one frozen dataclass for each kind of key, as JSON. (The pointer: trinity.weights.)
 
 A version's record says what was found out about the version itself: STAGED, then VERIFIED or REJECTED, and never
 anything else after that. LIVE, RETIRED and withdrawn follow from the pointer: see versions.py.
@@ -8,8 +8,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import verdict_of
+from trinity.weights import VersionState
+from trinity.weights.pointer import verdict_of
 
 # What decoding raises for a value of a newer or a much older service.
 UNREADABLE = (ValueError, TypeError, KeyError)

@@ -9,7 +9,6 @@ import structlog
 
 from trinity.runtime.broker import Bucket, is_cancelled
 from trinity.runtime.errors import DataLoss, Full, InvalidInput, Unavailable
-from trinity.runtime.weights.pointer import Rollback
 from trinity.sync import records
 from trinity.sync.canary import Canaries
 from trinity.sync.claims import Claims
@@ -23,6 +22,7 @@ from trinity.sync.staging import Staging
 from trinity.sync.state import RunState
 from trinity.sync.versions import Versions
 from trinity.sync.watch import Watches
+from trinity.weights.pointer import Rollback
 
 log = structlog.get_logger(__name__)
 

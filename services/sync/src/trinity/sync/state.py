@@ -10,11 +10,11 @@ import structlog
 from trinity.runtime.broker import Bucket
 from trinity.runtime.errors import NotFound
 from trinity.runtime.names import RunNames
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import Live, decode_live, encode_live
 from trinity.sync import records
 from trinity.sync.mirror import Mirror
 from trinity.sync.records import Candidate, Claim, Epoch, Record
+from trinity.weights import VersionState
+from trinity.weights.pointer import Live, decode_live, encode_live
 
 log = structlog.get_logger(__name__)
 

@@ -80,7 +80,6 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
 
 def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine") -> "Publisher":
     """Rank 0's. It begins to claim the run."""
-    from trinity.runtime.weights.stores import open_store
     from trinity.trainer.weights.claim import Claim
     from trinity.trainer.weights.client import SyncClient
     from trinity.trainer.weights.collective import CollectiveSender
@@ -88,6 +87,7 @@ def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine")
     from trinity.trainer.weights.publisher import Publisher
     from trinity.trainer.weights.releases import allowed_by
     from trinity.trainer.weights.verdicts import Verdicts
+    from trinity.weights.stores import open_store
 
     run, sync, folder = run_id_of(plan), plan.config.synchronizer, weights_dir_of(plan, settings)
     stores = [open_store(entry, run, folder=folder, nats_url=settings.nats_url) for entry in sync.storage]

@@ -22,7 +22,6 @@ from opentelemetry import trace
 from trinity.config import Plan
 from trinity.config.service import monitor_fields
 from trinity.runtime import files, tracing
-from trinity.runtime.checkpoints import copy_all_but_weights
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
@@ -41,6 +40,7 @@ from trinity.trainer.times import StepTimes
 from trinity.trainer.weights import CHECKPOINT_SHARD_BYTES, write_huggingface_index, write_shards
 from trinity.trainer.weights.publisher import Publisher
 from trinity.trainer.weights.releases import Releases
+from trinity.weights.checkpoints import copy_all_but_weights
 
 log = structlog.get_logger(__name__)
 

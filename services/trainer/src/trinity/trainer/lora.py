@@ -15,7 +15,7 @@ from torch import nn
 from trinity.config.lora import PLACE, select
 from trinity.config.schema.model import LoraConfig
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights import Lora, LoraTarget
+from trinity.weights import Lora, LoraTarget
 
 _ADAPTER = "default"
 _PEFT_PREFIX = "base_model.model."

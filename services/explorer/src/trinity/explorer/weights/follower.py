@@ -25,7 +25,7 @@ from trinity.explorer.weights.loads import Verdict
 from trinity.explorer.weights.view import Held, View, epoch_number, next_load
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.runtime.metrics import Gauge
-from trinity.runtime.weights import Manifest, VersionState
+from trinity.weights import Manifest, VersionState
 
 log = structlog.get_logger(__name__)
 

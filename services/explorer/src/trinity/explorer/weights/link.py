@@ -15,7 +15,7 @@ from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.explorer.weights.view import View
 from trinity.runtime import rpc
 from trinity.runtime.errors import AlreadyExists, Unavailable
-from trinity.runtime.weights import VersionState
+from trinity.weights import VersionState
 
 log = structlog.get_logger(__name__)
 

@@ -19,8 +19,6 @@ import torch
 import torch.distributed as dist
 
 from trinity.config import Plan
-from trinity.runtime import nccl
-from trinity.runtime.weights import Lora, TensorInfo
 from trinity.trainer import activations
 from trinity.trainer.algorithms.kl import KlCoefficients
 from trinity.trainer.algorithms.loss import LossInputs, compute_loss, wants_entropy_gradient
@@ -45,6 +43,7 @@ from trinity.trainer.schedule import learning_rate
 from trinity.trainer.sequence_parallel import make_groups
 from trinity.trainer.sharing import Sharing
 from trinity.trainer.weights.shards import Weights
+from trinity.weights import Lora, TensorInfo, nccl
 
 log = structlog.get_logger(__name__)
 

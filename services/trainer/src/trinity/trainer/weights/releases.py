@@ -14,7 +14,6 @@ import structlog
 
 from trinity.config import Plan
 from trinity.runtime.errors import TrinityError
-from trinity.runtime.weights import Canary
 from trinity.trainer.batch import TrainBatch
 from trinity.trainer.checkpoints import CheckpointStore
 from trinity.trainer.control import Control
@@ -32,6 +31,7 @@ from trinity.trainer.weights.canary import (
 )
 from trinity.trainer.weights.publisher import Publisher
 from trinity.trainer.weights.shards import Weights
+from trinity.weights import Canary
 
 log = structlog.get_logger(__name__)
 

@@ -6,7 +6,7 @@ Pure Python; the group itself is in collective.py.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trinity.runtime.weights.manifest import TensorInfo
+from trinity.weights.manifest import TensorInfo
 
 _ALIGNMENT = 16
 

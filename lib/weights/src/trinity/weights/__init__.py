@@ -1,7 +1,7 @@
 """Weight versions: what they are made of, how they lie in storage, how they travel. See docs/weights.md."""
 
-from trinity.runtime.weights.lora import Lora, LoraTarget
-from trinity.runtime.weights.manifest import (
+from trinity.weights.lora import Lora, LoraTarget
+from trinity.weights.manifest import (
     Canary,
     CollectiveOffer,
     Delta,
@@ -17,7 +17,7 @@ from trinity.runtime.weights.manifest import (
     check_files,
     manifest_of_folder,
 )
-from trinity.runtime.weights.wire import decode_manifest, manifest_from_proto, manifest_to_proto
+from trinity.weights.wire import decode_manifest, manifest_from_proto, manifest_to_proto
 
 __all__ = [
     "Canary",

@@ -13,15 +13,15 @@ import pytest
 from support.s3 import S3Server
 from support.weight_storage import Publisher, Storage, random_tensor, write_version
 from trinity.runtime.errors import InvalidInput, PermissionDenied, Unavailable
-from trinity.runtime.weights import (
+from trinity.weights import (
     CollectiveOffer,
     FolderOffer,
     JetStreamOffer,
     S3Offer,
     manifest_to_proto,
 )
-from trinity.runtime.weights.cache import WeightCache
-from trinity.runtime.weights.stores import Store
+from trinity.weights.stores import Store
+from trinity.weights.stores.cache import WeightCache
 
 RUN = "run"
 ALL = ("folder", "s3", "jetstream")
@@ -248,8 +248,8 @@ def test_storage_that_lets_nobody_in_is_not_damage(
 _FETCH = """
 import sys
 from pathlib import Path
-from trinity.runtime.weights import decode_manifest
-from trinity.runtime.weights.cache import WeightCache
+from trinity.weights import decode_manifest
+from trinity.weights.stores.cache import WeightCache
 manifest = decode_manifest(Path(sys.argv[1]).read_bytes())
 WeightCache(Path(sys.argv[2]), manifest.run, ["s3"], "").fetch(manifest)
 """

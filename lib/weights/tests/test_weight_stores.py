@@ -12,10 +12,10 @@ from support.nats import NatsCluster, NatsServer
 from support.s3 import S3Server
 from support.weight_storage import Storage, changed, content_of, random_tensor, with_delta, write_version
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound, PermissionDenied, Unavailable
-from trinity.runtime.weights import FolderOffer, Manifest, S3Offer
-from trinity.runtime.weights.stores import Store, open_offer, open_store
-from trinity.runtime.weights.stores.jetstream import CHUNK_BYTES, MOST_BYTES, JetStreamStore
-from trinity.runtime.weights.stores.s3 import S3Store
+from trinity.weights import FolderOffer, Manifest, S3Offer
+from trinity.weights.stores import Store, open_offer, open_store
+from trinity.weights.stores.jetstream import CHUNK_BYTES, MOST_BYTES, JetStreamStore
+from trinity.weights.stores.s3 import S3Store
 
 TENSORS = {"a": random_tensor("BF16", (900_000,)), "b": random_tensor("F32", ()), "c": random_tensor("U8", (0, 3))}
 

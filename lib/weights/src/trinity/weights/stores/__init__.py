@@ -5,9 +5,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights.manifest import FolderOffer, JetStreamOffer, Offer, S3Offer
-from trinity.runtime.weights.stores.base import MANIFEST, Store
-from trinity.runtime.weights.stores.folder import FolderStore
+from trinity.weights.manifest import FolderOffer, JetStreamOffer, Offer, S3Offer
+from trinity.weights.stores.base import MANIFEST, Store
+from trinity.weights.stores.folder import FolderStore
 
 __all__ = ["MANIFEST", "FolderStore", "Store", "open_offer", "open_store", "usable_kinds"]
 
@@ -57,14 +57,14 @@ def usable_kinds(nats_url: str) -> tuple[str, ...]:
 
 def _s3(bucket: str, root: str, run: str, endpoint: str) -> Store:
     try:
-        from trinity.runtime.weights.stores.s3 import S3Store
+        from trinity.weights.stores.s3 import S3Store
     except ImportError:
-        raise InvalidInput(_FIELD, "s3:// needs obstore: pip install -e 'lib/runtime[s3]'") from None
+        raise InvalidInput(_FIELD, "s3:// needs obstore: pip install -e 'lib/weights[s3]'") from None
     return S3Store(bucket, root, run, endpoint)
 
 
 def _jetstream(run: str, nats_url: str) -> Store:
-    from trinity.runtime.weights.stores.jetstream import JetStreamStore
+    from trinity.weights.stores.jetstream import JetStreamStore
 
     if not nats_url:
         raise InvalidInput(_FIELD, "jetstream needs the address of NATS")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from support.weight_storage import WIDTHS, Tensor, changed, content_of, random_tensor, with_delta, write_version
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights import Manifest, check_files, delta
-from trinity.runtime.weights.blocks import BLOCK_BYTES, FRAME, Kind, decode, encode
+from trinity.weights import Manifest, check_files, delta
+from trinity.weights.blocks import BLOCK_BYTES, FRAME, Kind, decode, encode
 
 
 def differ(root: Path, old: dict[str, Tensor], new: dict[str, Tensor]) -> tuple[Manifest, Manifest]:

@@ -19,8 +19,8 @@ import structlog
 
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput, NotFound, PermissionDenied, TrinityError, Unavailable
-from trinity.runtime.weights import delta
-from trinity.runtime.weights.manifest import (
+from trinity.weights import delta
+from trinity.weights.manifest import (
     CollectiveOffer,
     FileInfo,
     FolderOffer,
@@ -30,9 +30,9 @@ from trinity.runtime.weights.manifest import (
     S3Offer,
     check_files,
 )
-from trinity.runtime.weights.stores import MANIFEST, Store, open_offer, usable_kinds
-from trinity.runtime.weights.stores.base import check_name
-from trinity.runtime.weights.wire import decode_manifest, manifest_to_proto
+from trinity.weights.stores import MANIFEST, Store, open_offer, usable_kinds
+from trinity.weights.stores.base import check_name
+from trinity.weights.wire import decode_manifest, manifest_to_proto
 
 log = structlog.get_logger(__name__)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from trinity.api.sync.v1 import sync_pb2
 from trinity.runtime import files
-from trinity.runtime.checkpoints import INDEX, SINGLE, safetensors_header
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights.lora import Lora
+from trinity.weights.checkpoints import INDEX, SINGLE, safetensors_header
+from trinity.weights.lora import Lora
 
 # Bytes of an element, by safetensors' name of the dtype.
 _BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}

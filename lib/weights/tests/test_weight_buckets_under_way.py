@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import torch
 
-from trinity.runtime.weights import TensorInfo
-from trinity.runtime.weights.collective import Group, receive, receive_buckets, send
+from trinity.weights import TensorInfo
+from trinity.weights.collective import Group, receive, receive_buckets, send
 
 INFOS = [TensorInfo(str(index), "F32", (4,), 16, "") for index in range(5)]
 

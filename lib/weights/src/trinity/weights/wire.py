@@ -4,8 +4,8 @@ from typing import Any
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights.lora import Lora, LoraTarget
-from trinity.runtime.weights.manifest import (
+from trinity.weights.lora import Lora, LoraTarget
+from trinity.weights.manifest import (
     Canary,
     CollectiveOffer,
     Delta,

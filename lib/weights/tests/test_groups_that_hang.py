@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trinity.runtime.weights import collective
-from trinity.runtime.weights.collective import Group, GroupBroken, Store
+from trinity.weights import collective
+from trinity.weights.collective import Group, GroupBroken, Store
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from trinity.runtime.weights import Canary
+from trinity.weights import Canary
 
 
 class Engine(Protocol):

@@ -32,10 +32,10 @@ import numpy as np
 import xxhash
 
 from trinity.runtime import files
-from trinity.runtime.checkpoints import safetensors_header
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights import blocks
-from trinity.runtime.weights.manifest import FileInfo, Manifest, TensorInfo
+from trinity.weights import blocks
+from trinity.weights.checkpoints import safetensors_header
+from trinity.weights.manifest import FileInfo, Manifest, TensorInfo
 
 SUFFIX = ".delta"
 _FORMAT = "trinity-delta-1"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
-from trinity.runtime.weights.manifest import FileInfo, Manifest, Offer
-from trinity.runtime.weights.wire import decode_manifest, manifest_to_proto
+from trinity.weights.manifest import FileInfo, Manifest, Offer
+from trinity.weights.wire import decode_manifest, manifest_to_proto
 
 MANIFEST = "manifest.pb"
 

@@ -19,8 +19,8 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.runtime.broker import Broker, StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import DataLoss, InvalidInput, NotFound
 from trinity.runtime.names import RunNames
-from trinity.runtime.weights.manifest import FileInfo, JetStreamOffer, Manifest, Offer
-from trinity.runtime.weights.stores.base import MANIFEST, Store
+from trinity.weights.manifest import FileInfo, JetStreamOffer, Manifest, Offer
+from trinity.weights.stores.base import MANIFEST, Store
 
 CHUNK_BYTES = 512 * 1024
 MOST_BYTES = 256 * 1024 * 1024

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trinity.runtime import nccl
 from trinity.runtime.errors import InvalidInput, TrinityError
 from trinity.runtime.process import environment
-from trinity.runtime.weights.buckets import Bucket, plan_buckets
-from trinity.runtime.weights.manifest import TensorInfo
+from trinity.weights import nccl
+from trinity.weights.buckets import Bucket, plan_buckets
+from trinity.weights.manifest import TensorInfo
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from trinity.runtime import files
 from trinity.runtime.errors import NotFound, Unavailable
-from trinity.runtime.weights.manifest import FileInfo, FolderOffer, Manifest, Offer
-from trinity.runtime.weights.stores.base import MANIFEST, Store, check_name, check_source, listed
+from trinity.weights.manifest import FileInfo, FolderOffer, Manifest, Offer
+from trinity.weights.stores.base import MANIFEST, Store, check_name, check_source, listed
 
 
 class FolderStore(Store):

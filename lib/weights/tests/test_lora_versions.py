@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights import (
+from trinity.weights import (
     FileInfo,
     FolderOffer,
     Lora,
@@ -16,7 +16,7 @@ from trinity.runtime.weights import (
     manifest_from_proto,
     manifest_to_proto,
 )
-from trinity.runtime.weights.lora import adapter_names, merged
+from trinity.weights.lora import adapter_names, merged
 
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 A, B = adapter_names(WEIGHT)

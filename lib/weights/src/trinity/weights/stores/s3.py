@@ -13,8 +13,8 @@ from obstore import exceptions
 from obstore.store import S3Store as Objects
 
 from trinity.runtime.errors import NotFound, PermissionDenied, Unavailable
-from trinity.runtime.weights.manifest import FileInfo, Offer, S3Offer
-from trinity.runtime.weights.stores.base import MANIFEST, Store
+from trinity.weights.manifest import FileInfo, Offer, S3Offer
+from trinity.weights.stores.base import MANIFEST, Store
 
 _PART_BYTES = 16 * 1024 * 1024
 _MOST_PARTS = 9_000  # S3 allows 10,000

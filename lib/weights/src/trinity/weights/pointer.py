@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trinity.runtime.weights.manifest import VersionState
+from trinity.weights.manifest import VersionState
 
 MOST_ROLLBACKS = 20
 
