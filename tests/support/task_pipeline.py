@@ -64,7 +64,7 @@ def config_of(root: Path, tasksets: Any, pipeline: dict[str, Any] | None, **more
         "buffer": {"batch_size": 2, "explorer_input": source},
         "data_processor": {"task_pipeline": pipeline},
     }
-    return parse(yaml.safe_dump({**text, **more}))
+    return parse(yaml.safe_dump({**text, **more}), checks=[check_task_pipeline])
 
 
 def go(config: Config) -> TaskPipelineResult:

@@ -14,6 +14,7 @@ from trinity import plugins
 from trinity.cli.errors import RunError
 from trinity.config import Config, ConfigError, expand, load, make_plan
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
+from trinity.config.task_pipeline import check_task_pipeline
 from trinity.runtime.errors import TrinityError
 
 
@@ -58,7 +59,7 @@ class Request:
         taken |= {*plugins.EXPERIENCE_OPERATORS} & {*EXPERIENCE_OPERATORS}
         if taken:
             raise RunError(f"a plugin registers {min(taken)!r}, the name of a built-in one; choose another", code=2)
-        return load(self.config, self.overrides)
+        return load(self.config, self.overrides, checks=[check_task_pipeline])
 
 
 def request(config: Path | None, arguments: list[str] | None, plugin_dirs: list[Path] | None) -> Request:

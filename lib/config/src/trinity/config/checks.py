@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from trinity.config.algorithms import ALGORITHMS, PARTS, argument_problems, resolvable, resolve
@@ -25,15 +25,17 @@ from trinity.config.plan import learns_from_disk, learns_from_pairs
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.stages import expand
-from trinity.config.task_pipeline import check_task_pipeline
 from trinity.config.teacher import check_teacher
 from trinity.config.trainer import check_trainer
 from trinity.config.weights import check_synchronizer
 from trinity.config.workflows import workflow_problems
 
+# A check of one stage, by a library that this one does not import.
+Check = Callable[[Config], Iterable[Problem]]
 
-def check(config: Config, plugins_loaded: bool = True) -> Iterator[Problem]:
-    """Every contradiction in the configuration and in each of its stages.
+
+def check(config: Config, plugins_loaded: bool = True, others: Iterable[Check] = ()) -> Iterator[Problem]:
+    """Every contradiction in the configuration and in each of its stages, those that the `others` find included.
 
     Names of workflows and reward functions are looked up only if the plugins that may add to them are loaded.
     """
@@ -43,7 +45,7 @@ def check(config: Config, plugins_loaded: bool = True) -> Iterator[Problem]:
             yield Problem(f"stages.{index}.stage_name", f"is {name!r}, which another stage has already")
     seen: set[Problem] = set()
     for index, stage in enumerate(expand(config)):
-        for problem in _check_stage(stage, plugins_loaded):
+        for problem in _check_stage(stage, plugins_loaded, others):
             section = problem.path.split(".")[0]
             own = config.stages and (section == "mode" or getattr(config.stages[index], section, None) is not None)
             placed = Problem(f"stages.{index}.{problem.path}" if own else problem.path, problem.message)
@@ -52,13 +54,13 @@ def check(config: Config, plugins_loaded: bool = True) -> Iterator[Problem]:
                 yield placed
 
 
-def _check_stage(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
+def _check_stage(config: Config, plugins_loaded: bool, others: Iterable[Check]) -> Iterator[Problem]:
     yield from _check_algorithm(config)
     yield from _check_monitor(config)
     yield from check_trainer(config.trainer)
     yield from check_lora(config)
-    if plugins_loaded:
-        yield from check_task_pipeline(config)
+    for other in others:
+        yield from other(config)
     if config.algorithm.algorithm_type not in ALGORITHMS:
         return
     yield from _check_lengths(config)
