@@ -2,7 +2,7 @@
 # PYTHON: 3.11 or newer (3.11 has CPU builds of everything on the package index alone).
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
-PACKAGES := proto sdk lib/config[parquet,hub,sql] lib/runtime lib/weights[s3] services/buffer[postgresql,parquet] services/environment services/sync services/explorer[cpu] services/trainer[lora] cli
+PACKAGES := proto sdk lib/config lib/runtime lib/data[parquet,hub,sql,postgresql] lib/weights[s3] services/buffer services/environment services/sync services/explorer[cpu] services/trainer[lora] cli
 PYPROJECTS := $(wildcard pyproject.toml proto/pyproject.toml sdk/pyproject.toml lib/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
 INSTALL = $(PIP) -c requirements/constraints.txt -r requirements/dev.txt $(foreach p,$(PACKAGES),-e "$(p)")

@@ -88,6 +88,8 @@ async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
     from support.service import ServiceProcess
     from trinity.config.schema.buffer import FormatConfig
     from trinity.config.schema.model import ModelConfig
+    from trinity.data.experience import Group, SamplingParams
+    from trinity.data.wire import encode_outcome
     from trinity.explorer import attempt
     from trinity.explorer.auxiliary import AuxiliaryModels
     from trinity.explorer.chat import ChatTokenizer
@@ -95,8 +97,6 @@ async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
     from trinity.explorer.engine.types import EngineOptions
     from trinity.explorer.environment import EnvironmentClient
     from trinity.explorer.tools import ExplorerTools
-    from trinity.runtime.experience import Group, SamplingParams
-    from trinity.runtime.wire import encode_outcome
 
     environment = ServiceProcess("environment", Path(model)).start()
     tokenizer = ChatTokenizer(ModelConfig(model_path=model))

@@ -66,7 +66,7 @@ async def _pauses(folder: Path, runs: int) -> tuple[list[float], list[float]]:
 
 
 async def _request(engine: Any) -> None:
-    from trinity.runtime.experience import SamplingParams
+    from trinity.data.experience import SamplingParams
 
     while True:
         await engine.generate(list(range(_PROMPT)), SamplingParams(max_tokens=_RESPONSE, ignore_eos=True))

@@ -159,9 +159,9 @@ def wait_for_all(job: Job, store: Any, what: str, seconds: float) -> None:
 
 async def engine_side(job: Job, index: int) -> Found:
     """One engine: rank 1 + index of the group."""
+    from trinity.data.experience import SamplingParams
     from trinity.explorer.engine.engine import Engine
     from trinity.explorer.engine.types import EngineOptions
-    from trinity.runtime.experience import SamplingParams
     from trinity.weights.collective import Store
 
     store = Store.connect(job["store"], SECONDS)

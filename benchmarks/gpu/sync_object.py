@@ -151,7 +151,7 @@ async def fetch_and_load(args: argparse.Namespace) -> Found:
 
 async def pauses_of(engine: Any, update: dict[str, Any], updates: int) -> list[float]:
     """Seconds, the first one included, which allocates."""
-    from trinity.runtime.experience import SamplingParams
+    from trinity.data.experience import SamplingParams
 
     sampling = SamplingParams(max_tokens=_RESPONSE, ignore_eos=True)
 

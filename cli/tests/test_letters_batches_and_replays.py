@@ -19,8 +19,8 @@ from trinity.cli import batch, letters, reader, replay
 from trinity.cli import replay_report as report
 from trinity.cli.errors import RunError
 from trinity.cli.reader import Subject, find_subject
+from trinity.data.wire import encode_outcome, task_to_proto
 from trinity.runtime.process import FileLock
-from trinity.runtime.wire import encode_outcome, task_to_proto
 
 
 def make_letter(**changes: Any) -> experience_pb2.AttemptFailure:

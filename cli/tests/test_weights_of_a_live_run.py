@@ -22,8 +22,8 @@ from trinity.cli.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.cli.reader import Subject, find_subject
 from trinity.cli.rollback import Wish
 from trinity.config import load
+from trinity.data.experience import Outcome, Task
 from trinity.runtime import files
-from trinity.runtime.experience import Outcome, Task
 from trinity.weights import Canary, Probe
 
 STEPS, INTERVAL = 8, 4

@@ -20,6 +20,7 @@ from support.toolbox import make_episode_task
 from trinity.cli.results import collect
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
+from trinity.data.experience import Experience, Group, Task
 from trinity.explorer import attempt
 from trinity.explorer.auxiliary import AuxiliaryModels
 from trinity.explorer.chat import ChatTokenizer
@@ -29,7 +30,6 @@ from trinity.explorer.environment import EnvironmentClient
 from trinity.explorer.tools import ExplorerTools
 from trinity.explorer.workflows import r3l
 from trinity.explorer.workflows.reflection import Outcome, Report
-from trinity.runtime.experience import Experience, Group, Task
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 

@@ -21,11 +21,11 @@ from trinity.api.common.v1 import task_pb2
 from trinity.buffer.mixture import Mixture
 from trinity.buffer.tasks import TaskSource
 from trinity.config import Plan, load, make_plan
+from trinity.data.experience import Group, Task, TaskKind
+from trinity.data.wire import task_from_proto
 from trinity.explorer import attempt
 from trinity.runtime import names
 from trinity.runtime.broker import connect
-from trinity.runtime.experience import Group, Task, TaskKind
-from trinity.runtime.wire import task_from_proto
 
 
 @dataclasses.dataclass

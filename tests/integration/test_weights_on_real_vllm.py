@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from trinity.data.experience import SamplingParams
 from trinity.explorer.engine import start
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.types import Completion, EngineFailed, EngineOptions
 from trinity.explorer.weights.fetch import fetch
 from trinity.explorer.weights.loads import WeightsWithdrawn
-from trinity.runtime.experience import SamplingParams
 from trinity.weights import Canary, Manifest, Probe, manifest_of_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]

@@ -14,8 +14,8 @@ from trinity.buffer.summary import summarise
 from trinity.buffer.wire import group_to_proto
 from trinity.config import make_plan
 from trinity.config.load import parse
-from trinity.runtime.experience import Group
-from trinity.runtime.wire import fill_group
+from trinity.data.experience import Group
+from trinity.data.wire import fill_group
 
 RUN = """
 project: p

@@ -6,7 +6,7 @@ import pytest
 
 from trinity.buffer.tasks import TaskSource
 from trinity.config import Config, make_plan
-from trinity.runtime.experience import TaskKind
+from trinity.data.experience import TaskKind
 
 
 @pytest.mark.parametrize(("algorithm", "greedy"), [("remax", True), ("grpo", False)])

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm.engine.arg_utils import EngineArgs
 from vllm.usage.usage_lib import UsageContext
 
+from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.held_outputs import WholeLogprobs
 from trinity.explorer.engine.types import Completion, EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 

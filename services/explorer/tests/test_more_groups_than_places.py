@@ -9,10 +9,10 @@ import pytest
 
 from support.environment_provider import ScriptedProvider, serving
 from support.toolbox import Toolbox, make_episode_task
+from trinity.data.experience import Group, Outcome
 from trinity.explorer import attempt, environment_places
 from trinity.explorer.environment import EnvironmentClient
 from trinity.explorer.environment_places import Places
-from trinity.runtime.experience import Group, Outcome
 
 LONG = 30.0
 GAME = '{"environment": "good"}'

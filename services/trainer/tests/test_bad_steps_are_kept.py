@@ -12,7 +12,7 @@ from support.training import BASE
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config import make_plan
 from trinity.config.schema import Config
-from trinity.runtime.wire import encode_outcome
+from trinity.data.wire import encode_outcome
 from trinity.trainer import kept
 from trinity.trainer.bad_steps import NotFinite, OutOfMemory
 from trinity.trainer.batch import TrainBatch

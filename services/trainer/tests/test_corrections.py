@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig, RolloutCorrectionConfig
-from trinity.runtime.experience import Experience, VersionSpan
+from trinity.data.experience import Experience, VersionSpan
 from trinity.trainer.algorithms.aggregation import Totals
 from trinity.trainer.algorithms.correction import correct
 from trinity.trainer.algorithms.inputs import LossInputs

@@ -198,7 +198,7 @@ def _both(one: TrainBatch, other: TrainBatch) -> tuple[tuple[TrainSequence, ...]
 
 def entry_and_groups(rewards: list[list[float]]) -> tuple[pb.LedgerEntry, list[bytes]]:
     from support.experience import make_group, make_task
-    from trinity.runtime.wire import encode_outcome
+    from trinity.data.wire import encode_outcome
 
     entry = pb.LedgerEntry(step=3)
     outcomes = []

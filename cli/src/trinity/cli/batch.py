@@ -17,8 +17,8 @@ from trinity.cli.errors import RunError
 from trinity.cli.letters import when
 from trinity.cli.reader import Reader, Subject, answer, any_buffer, read_only_buffer
 from trinity.cli.tail import visible
-from trinity.runtime.experience import Group
-from trinity.runtime.wire import decode_outcome
+from trinity.data.experience import Group
+from trinity.data.wire import decode_outcome
 
 _WIDTH = 140
 _CALL_SECONDS = 60.0

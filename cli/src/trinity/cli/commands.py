@@ -14,7 +14,7 @@ from trinity import plugins
 from trinity.cli.errors import RunError
 from trinity.config import Config, ConfigError, expand, load, make_plan
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
-from trinity.config.task_pipeline import check_task_pipeline
+from trinity.data.task_pipeline import check_task_pipeline
 from trinity.runtime.errors import TrinityError
 
 
@@ -138,7 +138,7 @@ def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
         _say_notices(config, sys.stdout)
         if deep:
             from trinity.cli.preflight import check_stages, machine_problems
-            from trinity.config.task_pipeline import describe as describe_tasks
+            from trinity.data.task_pipeline import describe as describe_tasks
 
             for name, (steps, tasks) in check_stages(config, str(asked.config)).items():
                 for line in describe_tasks(tasks, with_paths=False):

@@ -21,7 +21,7 @@ from trinity.cli.preflight import check_inputs, machine_problems
 from trinity.cli.services import nats_child
 from trinity.cli.stage import Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
-from trinity.config.task_pipeline import describe, run_stages
+from trinity.data.task_pipeline import describe, run_stages
 from trinity.runtime import files
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import Unavailable

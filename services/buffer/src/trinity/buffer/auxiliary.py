@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.selectors import make_selector
 from trinity.config import Plan
-from trinity.config.datasets import Row, read_buffer, sft_format, sft_messages
+from trinity.data.datasets import Row, read_buffer, sft_format, sft_messages
+from trinity.data.selectors import make_selector
 
 
 class Auxiliary:

@@ -17,12 +17,12 @@ from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.buffer.mixture import Mixture
 from trinity.buffer.shared import RunContext
 from trinity.buffer.window import Window
+from trinity.data.experience import Task
+from trinity.data.wire import task_to_proto
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import SequenceConflict
 from trinity.runtime.errors import NotFound
-from trinity.runtime.experience import Task
 from trinity.runtime.metrics import Gauge
-from trinity.runtime.wire import task_to_proto
 
 log = structlog.get_logger(__name__)
 

@@ -10,10 +10,10 @@ from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.shared import RunContext
 from trinity.buffer.summary import summarise
 from trinity.buffer.window import Kept, StoredGroup
+from trinity.data.wire import group_from_proto
 from trinity.runtime import headers
 from trinity.runtime.broker import Message
 from trinity.runtime.errors import InvalidInput, NotFound
-from trinity.runtime.wire import group_from_proto
 
 FedTask = Callable[[task_pb2.Task], Awaitable[task_pb2.Task]]
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import structlog
 
-from trinity.buffer.archive import Archive, open_archive
 from trinity.buffer.judge import processed
 from trinity.buffer.log import LogReader
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.shared import RunContext
 from trinity.buffer.summary import summarise
 from trinity.config.schema.pipeline import OperatorConfig
+from trinity.data.archive import Archive, open_archive
+from trinity.data.experience import Group, TaskKind
+from trinity.data.wire import group_from_proto
 from trinity.runtime.broker import Message, tail
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
-from trinity.runtime.experience import Group, TaskKind
-from trinity.runtime.wire import group_from_proto
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Sequence
 
 from trinity.buffer.tasks import TaskSource
-from trinity.runtime.experience import Task
+from trinity.data.experience import Task
 
 
 class Mixture:

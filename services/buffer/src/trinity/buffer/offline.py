@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.archive import Experiences, holds_experiences, read_experiences
 from trinity.buffer.ledger import Ledger
-from trinity.buffer.selectors import make_selector
 from trinity.buffer.shared import RunContext
 from trinity.config import Plan
-from trinity.config.datasets import Row, read_buffer, reader
 from trinity.config.schema.buffer import ExperienceBufferConfig
+from trinity.data.archive import Experiences, holds_experiences, read_experiences
+from trinity.data.datasets import Row, read_buffer, reader
+from trinity.data.selectors import make_selector
+from trinity.data.wire import encode_outcome
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.wire import encode_outcome
 
 _AHEAD = 4
 

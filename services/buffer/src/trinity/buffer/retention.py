@@ -17,11 +17,11 @@ from trinity.buffer.mirror import Mirror
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.shared import RunContext
 from trinity.buffer.streams import stream_specs
+from trinity.data.wire import parse_outcome
 from trinity.runtime.broker import Broker, ensure_streams
 from trinity.runtime.errors import InvalidInput, NotFound
 from trinity.runtime.metrics import Gauge
 from trinity.runtime.names import RunNames
-from trinity.runtime.wire import parse_outcome
 
 log = structlog.get_logger(__name__)
 

@@ -23,16 +23,16 @@ from trinity.buffer.offline import OfflineSource
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.report import Reporter
 from trinity.buffer.retention import Retention
-from trinity.buffer.selectors import DifficultyBased
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.shared import RunContext
 from trinity.buffer.tasks import TaskSource
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
+from trinity.data.experience import TaskKind
+from trinity.data.selectors import DifficultyBased
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket
 from trinity.runtime.errors import DataLoss, NotFound
-from trinity.runtime.experience import TaskKind
 from trinity.runtime.monitor import MonitorOptions, open_monitor
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.window import StoredGroup
+from trinity.data.wire import group_from_proto, task_from_proto
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.wire import group_from_proto, task_from_proto
 
 
 def summarise(sequence: int, message: experience_pb2.Group, task_is_sound: bool = False) -> StoredGroup:

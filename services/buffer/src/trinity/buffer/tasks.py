@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trinity.buffer.selectors import Selector, make_selector
 from trinity.config import Plan
-from trinity.config.datasets import Row, read
 from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW
 from trinity.config.schema.buffer import GenerationConfig, TasksetConfig
-from trinity.runtime.experience import SamplingParams, Task, TaskKind
+from trinity.data.datasets import Row, read
+from trinity.data.experience import SamplingParams, Task, TaskKind
+from trinity.data.selectors import Selector, make_selector
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import structlog
 
 from trinity.api.common.v1 import experience_pb2
+from trinity.data.experience import AttemptFailure, Experience, Group, Outcome, Task, TaskKind
+from trinity.data.wire import encode_outcome
 from trinity.explorer import environment_places
 from trinity.explorer.engine.types import EngineFailed
 from trinity.explorer.environment import EnvironmentFailed, ScorerFailed
@@ -25,10 +27,8 @@ from trinity.explorer.workflows.together import together
 from trinity.runtime import blobs, headers, tracing
 from trinity.runtime.broker import Broker, PublishRefused
 from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
-from trinity.runtime.experience import AttemptFailure, Experience, Group, Outcome, Task, TaskKind
 from trinity.runtime.metrics import Counter, Histogram
 from trinity.runtime.names import RunNames
-from trinity.runtime.wire import encode_outcome
 
 log = structlog.get_logger(__name__)
 

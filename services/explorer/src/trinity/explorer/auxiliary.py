@@ -11,12 +11,12 @@ import numpy as np
 from trinity.config.names import auxiliary_name
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
+from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.start import start_vllm
 from trinity.explorer.engine.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import SamplingParams
 
 
 class Judge:

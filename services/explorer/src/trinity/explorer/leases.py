@@ -8,11 +8,11 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import task_pb2
+from trinity.data.experience import Task
+from trinity.data.wire import task_from_proto
 from trinity.runtime.broker import Broker, Message, PullConsumer
 from trinity.runtime.errors import InvalidInput, Unavailable
-from trinity.runtime.experience import Task
 from trinity.runtime.names import TASKS_CONSUMER
-from trinity.runtime.wire import task_from_proto
 
 log = structlog.get_logger(__name__)
 

@@ -12,6 +12,7 @@ import structlog
 from trinity import plugins
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
 from trinity.config.service import load_plan
+from trinity.data.experience import Group, Task, TaskKind
 from trinity.explorer import attempt, endpoint
 from trinity.explorer.auxiliary import AuxiliaryModels
 from trinity.explorer.chat import ChatTokenizer
@@ -31,7 +32,6 @@ from trinity.explorer.weights.link import Membership
 from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime import names, process, tracing
 from trinity.runtime.broker import Broker, Message, connect
-from trinity.runtime.experience import Group, Task, TaskKind
 from trinity.weights.stores.cache import WeightCache
 
 log = structlog.get_logger(__name__)

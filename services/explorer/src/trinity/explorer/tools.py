@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from trinity.data.experience import SamplingParams
 from trinity.explorer.auxiliary import AuxiliaryModels
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.types import Completion
 from trinity.explorer.environment import Answer, EnvironmentClient, Score
 from trinity.runtime import tracing
-from trinity.runtime.experience import SamplingParams
 
 
 class ExplorerTools:

@@ -11,9 +11,9 @@ import torch
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithm_parts import EXPERT_LOSSES
 from trinity.config.algorithms import AlgorithmPlan
+from trinity.data.experience import Experience, Group
+from trinity.data.wire import decode_outcome
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Experience, Group
-from trinity.runtime.wire import decode_outcome
 from trinity.trainer.algorithms import advantages
 from trinity.trainer.algorithms.aggregation import Totals
 from trinity.trainer.bad_steps import NotFinite

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.types import Completion, EngineOptions
 from trinity.explorer.weights.loads import Loads
-from trinity.runtime.experience import SamplingParams
 from trinity.weights import Canary
 from trinity.weights import canary as canaries
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from trinity.data.experience import VersionSpan
 from trinity.explorer.engine.types import Completion, EngineFailed
-from trinity.runtime.experience import VersionSpan
 
 
 def completion_of(part: Any, serials: Sequence[int]) -> Completion:

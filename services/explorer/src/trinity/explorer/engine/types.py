@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trinity.data.experience import VersionSpan
 from trinity.runtime.errors import TrinityError
-from trinity.runtime.experience import VersionSpan
 
 
 class EngineFailed(TrinityError):
