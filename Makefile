@@ -2,7 +2,7 @@
 # PYTHON: 3.11 or newer (3.11 has CPU builds of everything on the package index alone).
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
-PACKAGES := proto sdk lib/config lib/runtime lib/data[parquet,hub,sql,postgresql] lib/weights[s3] services/buffer services/environment services/sync services/explorer[cpu] services/trainer[lora] cli
+PACKAGES := proto sdk lib/config lib/runtime lib/data[parquet,hub,sql,postgresql] lib/weights[s3] lib/environments services/buffer services/environment services/sync services/explorer[cpu] services/trainer[lora] cli
 PYPROJECTS := $(wildcard pyproject.toml proto/pyproject.toml sdk/pyproject.toml lib/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
 INSTALL = $(PIP) -c requirements/constraints.txt -r requirements/dev.txt $(foreach p,$(PACKAGES),-e "$(p)")
@@ -45,7 +45,7 @@ clean: ## remove what was made (not the checkpoints)
 # ALFWorld's real engine, for its tests alone: compiled on the spot, so it needs g++. Without it they are skipped.
 $(BIN)/.alfworld: $(BIN)/.installed
 	@echo "building ALFWorld's engine (two minutes, once)"
-	$(PIP) -c requirements/constraints.txt -e "services/environment[alfworld]" || echo "not built: its tests are skipped"
+	$(PIP) -c requirements/constraints.txt -e "lib/environments[alfworld]" || echo "not built: its tests are skipped"
 	@touch $@
 
 build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/make_data.py $(BIN)/.installed

@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from buffer_table import Table, at_least, until_serving
 
 from support.service import ServiceProcess
-from trinity.environment.environments.alfworld.engine import Engine
-from trinity.environment.environments.alfworld.rooms import TASK_TYPES, draw_room
-from trinity.environment.environments.arguments import Arguments
-from trinity.environment.environments.replies import write
-from trinity.environment.environments.scienceworld import simulator
-from trinity.environment.environments.scienceworld.environment import SOLVED, ScienceWorld, load
+from trinity.environments.alfworld.engine import Engine
+from trinity.environments.alfworld.rooms import TASK_TYPES, draw_room
+from trinity.environments.arguments import Arguments
+from trinity.environments.replies import write
+from trinity.environments.scienceworld import simulator
+from trinity.environments.scienceworld.environment import SOLVED, ScienceWorld, load
 from trinity.explorer.environment import EnvironmentClient
 from trinity.runtime.errors import Conflict
 
@@ -287,9 +287,7 @@ async def measure_engines(args: argparse.Namespace) -> None:
         if args.tiny and table.rows:
             break  # one engine shows that it runs
         if find_spec(name) is None:
-            table.notes.append(
-                f"{name} is skipped: it is not installed (pip install -e 'services/environment[{name}]')"
-            )
+            table.notes.append(f"{name} is skipped: it is not installed (pip install -e 'lib/environments[{name}]')")
             continue
         try:
             games = record(name, args.games)

@@ -28,7 +28,7 @@ def test_light_parts_import_neither_torch_nor_vllm(name: str) -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("service", [*SERVICES, "config", "data", "runtime", "weights"])
+@pytest.mark.parametrize("service", [*SERVICES, "config", "data", "environments", "runtime", "weights"])
 def test_nothing_imports_another_service(service: str) -> None:
     folder = ROOT / ("services" if service in SERVICES else "lib") / service / "src"
     others = {f"trinity.{other}" for other in (*SERVICES, "cli") if other != service}
@@ -61,6 +61,7 @@ def test_buffer_sync_and_environment_run_when_installed_alone(tmp_path: Path) ->
         "lib/runtime",
         "lib/data",
         "lib/weights",
+        "lib/environments",
         "services/buffer",
         "services/sync",
         "services/environment",

@@ -11,7 +11,7 @@ from support.in_process import InProcess
 from support.toolbox import Toolbox, make_episode_task
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 from trinity.data.experience import Group, TaskKind
-from trinity.environment.environments import ENVIRONMENTS
+from trinity.environments import ENVIRONMENTS
 from trinity.explorer import attempt
 from trinity.explorer.environment import Score
 from trinity.explorer.workflows.player import seed_of

@@ -19,8 +19,8 @@ from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.experience import Experience, Group, Task, TaskKind
 from trinity.data.wire import fill_group
-from trinity.environment.environments import ENVIRONMENTS
-from trinity.environment.environments.game import replies as written
+from trinity.environments import ENVIRONMENTS
+from trinity.environments.game import replies as written
 from trinity.explorer import attempt
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.player import seed_of
