@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
-from trinity.config.lora import modules_of, select
+from trinity.config.checks.lora import modules_of, select
+from trinity.config.checks.weights import S3
 from trinity.config.names import reward_functions, workflows
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
-from trinity.config.weights import S3
 from trinity.data.datasets import DatasetError, Row, features, read, read_buffer, reader
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
 from trinity.runtime.errors import InvalidInput

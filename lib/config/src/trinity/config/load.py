@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trinity.config.advice import advice
-from trinity.config.checks import Check, check
-from trinity.config.compat import known_names, translate
+from trinity.config.checks.sections import Check, check
+from trinity.config.compatibility.translate import known_names, translate
 from trinity.config.errors import ConfigError, Problem
 from trinity.config.schema import Config
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.shared import RunContext
 from trinity.data.wire import parse_outcome
-from trinity.runtime import blobs, headers
+from trinity.runtime import headers
+from trinity.runtime.broker import blobs
 from trinity.runtime.errors import DataLoss, InvalidInput, NotFound
 
 

@@ -24,8 +24,8 @@ from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow
 from trinity.explorer.workflows.base import Workflow
 from trinity.explorer.workflows.together import together
-from trinity.runtime import blobs, headers, tracing
-from trinity.runtime.broker import Broker, PublishRefused
+from trinity.runtime import headers, tracing
+from trinity.runtime.broker import Broker, PublishRefused, blobs
 from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
 from trinity.runtime.metrics import Counter, Histogram
 from trinity.runtime.names import RunNames

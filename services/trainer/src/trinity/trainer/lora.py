@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trinity.config.lora import PLACE, select
+from trinity.config.checks.lora import PLACE, select
 from trinity.config.schema.model import LoraConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import Lora, LoraTarget

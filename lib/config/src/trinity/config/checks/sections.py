@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from trinity.config.algorithms import ALGORITHMS, PARTS, argument_problems, resolvable, resolve
+from trinity.config.checks.lora import check_lora
+from trinity.config.checks.teacher import check_teacher
+from trinity.config.checks.trainer import check_trainer
+from trinity.config.checks.weights import check_synchronizer
 from trinity.config.errors import Problem
-from trinity.config.lora import check_lora
 from trinity.config.memory import parameters_of
 from trinity.config.names import (
     ARCHIVES,
@@ -25,9 +28,6 @@ from trinity.config.plan import learns_from_disk, learns_from_pairs
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.stages import expand
-from trinity.config.teacher import check_teacher
-from trinity.config.trainer import check_trainer
-from trinity.config.weights import check_synchronizer
 from trinity.config.workflows import workflow_problems
 
 # A check of one stage, by a library that this one does not import.

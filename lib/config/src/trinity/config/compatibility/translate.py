@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from trinity.config.foreign_keys import FOREIGN_SECTIONS, IGNORED, RENAMED, UNSUPPORTED, VALUES
+from trinity.config.compatibility.foreign_keys import FOREIGN_SECTIONS, IGNORED, RENAMED, UNSUPPORTED, VALUES
 from trinity.config.stages import SECTIONS
 
 # Values that ask for nothing.
