@@ -11,8 +11,8 @@ from support.in_process import InProcess
 from support.toolbox import Toolbox, make_episode_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.log.summary import summarise
 from trinity.buffer.report import Reporter
-from trinity.buffer.summary import summarise
 from trinity.buffer.wire import group_to_proto
 from trinity.cli.results import collect
 from trinity.config import make_plan

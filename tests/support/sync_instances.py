@@ -14,11 +14,11 @@ from safetensors.numpy import save_file
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import files, rpc
 from trinity.runtime.broker import connect
-from trinity.sync.records import Capabilities, Measured, Member
 from trinity.sync.runs import Run, Runs
 from trinity.sync.service import open_buckets
 from trinity.sync.servicer import SyncServicer
 from trinity.sync.settings import SyncSettings
+from trinity.sync.store.records import Capabilities, Measured, Member
 from trinity.weights import Canary, Delta, FileInfo, FolderOffer, Manifest, Probe, TensorInfo
 
 RUN = "run"

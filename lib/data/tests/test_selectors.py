@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity.buffer.mixture import Mixture
+from trinity.buffer.tasks.mixture import Mixture
 from trinity.config.schema.buffer import SelectorConfig
 from trinity.data.datasets import DatasetError
 from trinity.data.selectors import DifficultyBased, Selector, make_selector

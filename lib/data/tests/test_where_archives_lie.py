@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity.buffer.mirror import in_folder
+from trinity.buffer.log.archives import in_folder
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity.buffer.tasks import TaskSource
+from trinity.buffer.tasks.source import TaskSource
 from trinity.config import Config, make_plan
 from trinity.data.experience import TaskKind
 

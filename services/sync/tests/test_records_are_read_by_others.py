@@ -2,7 +2,7 @@
 
 import pytest
 
-from trinity.sync.records import Failure, Measured, Record, decode_record, encode
+from trinity.sync.store.records import Failure, Measured, Record, decode_record, encode
 from trinity.weights import VersionState
 from trinity.weights.pointer import verdict_of
 

@@ -16,11 +16,11 @@ import structlog
 
 from trinity.runtime.broker import SequenceConflict, is_cancelled
 from trinity.runtime.errors import NotFound, TrinityError, Unavailable
-from trinity.sync import records
-from trinity.sync.manifests import Manifests
 from trinity.sync.members import Members
-from trinity.sync.records import Candidate, Epoch, Failure, Measured, Member, Record
-from trinity.sync.state import RunState, judge
+from trinity.sync.store import records
+from trinity.sync.store.manifests import Manifests
+from trinity.sync.store.records import Candidate, Epoch, Failure, Measured, Member, Record
+from trinity.sync.store.state import RunState, judge
 from trinity.sync.versions import Versions
 from trinity.weights import (
     Canary,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import structlog
 
-from trinity.sync.records import Record
-from trinity.sync.state import RunState, judge
+from trinity.sync.store.records import Record
+from trinity.sync.store.state import RunState, judge
 from trinity.weights import VersionState
 from trinity.weights.pointer import Live
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import structlog
 
 from trinity.runtime.errors import Conflict
-from trinity.sync.manifests import Manifests
-from trinity.sync.records import Record
-from trinity.sync.state import RunState, judge
+from trinity.sync.store.manifests import Manifests
+from trinity.sync.store.records import Record
+from trinity.sync.store.state import RunState, judge
 from trinity.weights import FolderOffer, VersionState
 from trinity.weights.pointer import MOST_ROLLBACKS, Live, Rollback
 

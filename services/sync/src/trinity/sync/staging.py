@@ -3,8 +3,8 @@
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.sync.checks import examine
 from trinity.sync.claims import Claims
-from trinity.sync.manifests import Manifests, digest_of
-from trinity.sync.state import Judged, RunState
+from trinity.sync.store.manifests import Manifests, digest_of
+from trinity.sync.store.state import Judged, RunState
 from trinity.sync.versions import Versions
 from trinity.weights import Manifest
 

@@ -14,7 +14,7 @@ import nats.js.errors
 
 from trinity.runtime.broker import ABSENT, Bucket, Change, Entry, SequenceConflict
 from trinity.runtime.errors import TrinityError, Unavailable
-from trinity.sync import clock
+from trinity.sync.store import clock
 
 _AGAIN_SECONDS = 0.01
 _CATCH_UP_SECONDS = 10.0

@@ -10,9 +10,9 @@ import structlog
 from trinity.runtime.broker import Bucket
 from trinity.runtime.errors import NotFound
 from trinity.runtime.names import RunNames
-from trinity.sync import records
-from trinity.sync.mirror import Mirror
-from trinity.sync.records import Candidate, Claim, Epoch, Record
+from trinity.sync.store import records
+from trinity.sync.store.mirror import Mirror
+from trinity.sync.store.records import Candidate, Claim, Epoch, Record
 from trinity.weights import VersionState
 from trinity.weights.pointer import Live, decode_live, encode_live
 

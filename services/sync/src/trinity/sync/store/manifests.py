@@ -13,7 +13,7 @@ from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.broker import Bucket, SequenceConflict
 from trinity.runtime.errors import DataLoss, InvalidInput, Unavailable
 from trinity.runtime.names import RunNames
-from trinity.sync.records import Record
+from trinity.sync.store.records import Record
 from trinity.weights import Manifest, manifest_from_proto, manifest_to_proto
 
 _REMEMBERED = 16

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import structlog
 
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.keeper import Keeper
+from trinity.buffer.ledger.writer import Keeper
 from trinity.buffer.shared import RunContext
 from trinity.buffer.window import FENCED
 from trinity.runtime.broker import PublishRefused

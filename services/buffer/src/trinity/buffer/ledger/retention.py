@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import structlog
 
-from trinity.buffer.feeder import Feeder
-from trinity.buffer.keeper import Keeper
-from trinity.buffer.ledger import Ledger
-from trinity.buffer.mirror import Mirror
+from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.ledger.writer import Keeper
+from trinity.buffer.log.archives import Mirror
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.shared import RunContext
 from trinity.buffer.streams import stream_specs
+from trinity.buffer.tasks.feeder import Feeder
 from trinity.data.wire import parse_outcome
 from trinity.runtime.broker import Broker, ensure_streams
 from trinity.runtime.errors import InvalidInput, NotFound

@@ -9,12 +9,12 @@ import structlog
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.auxiliary import Auxiliary
-from trinity.buffer.judge import Judge
-from trinity.buffer.ledger import Ledger
+from trinity.buffer.ledger.auxiliary import Auxiliary
+from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.log.summary import without_check
+from trinity.buffer.log.validator import Judge
 from trinity.buffer.policy import policy_of
 from trinity.buffer.shared import RunContext
-from trinity.buffer.summary import without_check
 from trinity.buffer.window import Dropped, StoredGroup, Verdict, Window
 from trinity.buffer.wire import Pool, cursor_of, dropped_to_proto, group_to_proto, window_at
 from trinity.runtime import tracing

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.auxiliary import Auxiliary
-from trinity.buffer.keeper import Keeper
-from trinity.buffer.ledger import Ledger
-from trinity.buffer.log import LogReader
-from trinity.buffer.offline import OfflineSource
+from trinity.buffer.ledger.auxiliary import Auxiliary
+from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.ledger.offline import OfflineSource
+from trinity.buffer.ledger.writer import Keeper
+from trinity.buffer.log.reader import LogReader
 from trinity.buffer.shared import RunContext
 
 _HEARTBEAT_SECONDS = 2.0

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import structlog
 
 from trinity.api.common.v1 import experience_pb2, task_pb2
-from trinity.buffer.mixture import Mixture
 from trinity.buffer.shared import RunContext
+from trinity.buffer.tasks.mixture import Mixture
 from trinity.buffer.window import Window
 from trinity.data.experience import Task
 from trinity.data.wire import task_to_proto

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.ledger import Ledger
+from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.shared import RunContext
 from trinity.config import Plan
 from trinity.config.schema.buffer import ExperienceBufferConfig

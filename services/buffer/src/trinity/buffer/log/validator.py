@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Protocol
 
 from trinity.api.common.v1 import experience_pb2, task_pb2
-from trinity.buffer.log import LogReader
+from trinity.buffer.log.reader import LogReader
+from trinity.buffer.log.summary import summarise
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.shared import RunContext
-from trinity.buffer.summary import summarise
 from trinity.buffer.window import Kept, StoredGroup
 from trinity.data.wire import group_from_proto
 from trinity.runtime import headers

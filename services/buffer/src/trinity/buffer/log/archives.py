@@ -7,11 +7,11 @@ from pathlib import Path
 
 import structlog
 
-from trinity.buffer.judge import processed
-from trinity.buffer.log import LogReader
+from trinity.buffer.log.reader import LogReader
+from trinity.buffer.log.summary import summarise
+from trinity.buffer.log.validator import processed
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.shared import RunContext
-from trinity.buffer.summary import summarise
 from trinity.config.schema.pipeline import OperatorConfig
 from trinity.data.archive import Archive, open_archive
 from trinity.data.experience import Group, TaskKind

@@ -7,7 +7,7 @@ evenly; without weights every row of every taskset comes once a cycle. A pure fu
 import heapq
 from collections.abc import Sequence
 
-from trinity.buffer.tasks import TaskSource
+from trinity.buffer.tasks.source import TaskSource
 from trinity.data.experience import Task
 
 
