@@ -22,7 +22,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import task_pb2
 from trinity.data.experience import Experience, Group, Task
 from trinity.data.wire import encode_outcome, task_from_proto
-from trinity.explorer import attempt
+from trinity.explorer.rollout import attempt
 from trinity.runtime import names
 from trinity.runtime.broker import Broker, connect, tail
 

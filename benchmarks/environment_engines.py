@@ -34,7 +34,7 @@ from trinity.environments.arguments import Arguments
 from trinity.environments.replies import write
 from trinity.environments.scienceworld import simulator
 from trinity.environments.scienceworld.environment import SOLVED, ScienceWorld, load
-from trinity.explorer.environment import EnvironmentClient
+from trinity.explorer.environments.client import EnvironmentClient
 from trinity.runtime.errors import Conflict
 
 LEAST = 0.9

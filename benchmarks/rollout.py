@@ -90,13 +90,13 @@ async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
     from trinity.config.schema.model import ModelConfig
     from trinity.data.experience import Group, SamplingParams
     from trinity.data.wire import encode_outcome
-    from trinity.explorer import attempt
-    from trinity.explorer.auxiliary import AuxiliaryModels
     from trinity.explorer.chat import ChatTokenizer
+    from trinity.explorer.engine.auxiliary import AuxiliaryModels
     from trinity.explorer.engine.pool import EnginePool
-    from trinity.explorer.engine.types import EngineOptions
-    from trinity.explorer.environment import EnvironmentClient
-    from trinity.explorer.tools import ExplorerTools
+    from trinity.explorer.environments.client import EnvironmentClient
+    from trinity.explorer.rollout import attempt
+    from trinity.explorer.rollout.toolbox import ExplorerTools
+    from trinity.explorer.types import EngineOptions
 
     environment = ServiceProcess("environment", Path(model)).start()
     tokenizer = ChatTokenizer(ModelConfig(model_path=model))

@@ -40,7 +40,7 @@ def pauses(args: argparse.Namespace, folder: Path) -> tuple[list[float], list[fl
 
 async def _pauses(folder: Path, runs: int) -> tuple[list[float], list[float]]:
     from trinity.explorer.engine.engine import Engine
-    from trinity.explorer.engine.types import EngineOptions
+    from trinity.explorer.types import EngineOptions
     from trinity.weights import manifest_of_folder
 
     files, tensors = manifest_of_folder("bench", 1, folder, checksums=False).load_arguments(folder)

@@ -24,7 +24,7 @@ from membership_audit import audited
 from membership_party import COLLECTIVE_SECONDS, EVENT_SECONDS, START_SECONDS, Explorer, Party, by_group, threads
 
 from support.run import TrinityRun
-from trinity.explorer.leases import LEASE_SECONDS
+from trinity.explorer.rollout.task_queue import LEASE_SECONDS
 
 GROUP, RESPONSE = 4, 48
 COLUMNS = ("event", "at s", "took s", "steps", "longest step s", "longest publish s", "limits s", "of limits")

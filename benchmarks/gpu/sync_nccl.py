@@ -161,7 +161,7 @@ async def engine_side(job: Job, index: int) -> Found:
     """One engine: rank 1 + index of the group."""
     from trinity.data.experience import SamplingParams
     from trinity.explorer.engine.engine import Engine
-    from trinity.explorer.engine.types import EngineOptions
+    from trinity.explorer.types import EngineOptions
     from trinity.weights.collective import Store
 
     store = Store.connect(job["store"], SECONDS)

@@ -119,7 +119,7 @@ def changed_share(root: Path, manifest: "Manifest") -> float:
 async def fetch_and_load(args: argparse.Namespace) -> Found:
     """The explorer's side of version 1: each way to have its files, then the engine's pauses while requests run."""
     from trinity.explorer.engine.engine import Engine
-    from trinity.explorer.engine.types import EngineOptions
+    from trinity.explorer.types import EngineOptions
     from trinity.weights import delta as deltas
     from trinity.weights.stores import open_store
     from trinity.weights.stores.cache import WeightCache

@@ -27,7 +27,7 @@ from support.nats import NatsServer
 from trinity.buffer.streams import stream_specs
 from trinity.cli import nats
 from trinity.data.wire import encode_outcome
-from trinity.explorer import attempt
+from trinity.explorer.rollout import attempt
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams, tail
 

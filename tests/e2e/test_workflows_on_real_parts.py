@@ -21,13 +21,13 @@ from trinity.cli.results import collect
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Group, Task
-from trinity.explorer import attempt
-from trinity.explorer.auxiliary import AuxiliaryModels
 from trinity.explorer.chat import ChatTokenizer
+from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.engine.types import EngineOptions
-from trinity.explorer.environment import EnvironmentClient
-from trinity.explorer.tools import ExplorerTools
+from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.rollout import attempt
+from trinity.explorer.rollout.toolbox import ExplorerTools
+from trinity.explorer.types import EngineOptions
 from trinity.explorer.workflows import r3l
 from trinity.explorer.workflows.reflection import Outcome, Report
 

@@ -21,7 +21,7 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.streams import stream_specs
 from trinity.data.experience import Outcome, Task, VersionSpan
 from trinity.data.wire import encode_outcome
-from trinity.explorer import attempt
+from trinity.explorer.rollout import attempt
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams
 

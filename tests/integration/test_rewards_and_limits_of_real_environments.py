@@ -21,7 +21,7 @@ from trinity.data.experience import Experience, Group, Task, TaskKind
 from trinity.data.wire import fill_group
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.game import replies as written
-from trinity.explorer import attempt
+from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.player import seed_of
 

@@ -23,7 +23,7 @@ from trinity.buffer.tasks.source import TaskSource
 from trinity.config import Plan, load, make_plan
 from trinity.data.experience import Group, Task, TaskKind
 from trinity.data.wire import task_from_proto
-from trinity.explorer import attempt
+from trinity.explorer.rollout import attempt
 from trinity.runtime import names
 from trinity.runtime.broker import connect
 

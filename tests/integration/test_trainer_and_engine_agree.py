@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.engine.types import EngineOptions
+from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.fetch import base_of, fetch
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.batch import TrainSequence

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine import start
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.engine.types import Completion, EngineFailed, EngineOptions
+from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.explorer.weights.fetch import fetch
 from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.weights import Canary, Manifest, Probe, manifest_of_folder

@@ -12,7 +12,7 @@ from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.data.experience import Group, Task
 from trinity.data.wire import encode_outcome
-from trinity.explorer import attempt
+from trinity.explorer.rollout import attempt
 from trinity.trainer.batch import TrainSequence, from_groups
 
 REPORT = {

@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
-from trinity.explorer.engine.types import EngineFailed
+from trinity.explorer.types import EngineFailed
+from trinity.explorer.weights.client import Membership
 from trinity.explorer.weights.follower import Activity, WeightFollower
-from trinity.explorer.weights.link import Membership
 from trinity.explorer.weights.loads import Loads, Verdict
 from trinity.runtime.process import free_port
 from trinity.weights import Canary, Manifest, Probe, VersionState, manifest_of_folder, manifest_to_proto

@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.spans import spans_from
-from trinity.explorer.engine.types import Completion, EngineFailed, EngineOptions
+from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.explorer.weights.fetch import base_folder
 from trinity.weights import TensorInfo
 from trinity.weights.collective import Group, Store, receive

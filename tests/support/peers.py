@@ -14,8 +14,8 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.data.experience import AttemptFailure, Group, Outcome, Task
-from trinity.explorer import attempt
-from trinity.explorer.leases import TaskQueue
+from trinity.explorer.rollout import attempt
+from trinity.explorer.rollout.task_queue import TaskQueue
 from trinity.runtime import names, rpc
 from trinity.runtime.broker import Broker, Message, connect
 from trinity.runtime.errors import FailureCause

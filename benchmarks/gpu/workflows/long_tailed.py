@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trinity.data.experience import Experience, Truncation
-from trinity.explorer.environment import Score
+from trinity.explorer.environments.client import Score
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.explorer.workflows.together import together
 from trinity.plugins import workflow

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassificat
 
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.data.experience import SamplingParams
-from trinity.explorer.auxiliary import AuxiliaryModels
-from trinity.explorer.engine.types import EngineOptions
+from trinity.explorer.engine.auxiliary import AuxiliaryModels
+from trinity.explorer.types import EngineOptions
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Truncation, VersionSpan
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.engine.types import Completion
+from trinity.explorer.types import Completion
 from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.runtime.errors import InvalidInput

@@ -19,7 +19,7 @@ from vllm.usage.usage_lib import UsageContext
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.held_outputs import WholeLogprobs
-from trinity.explorer.engine.types import Completion, EngineFailed, EngineOptions
+from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from trinity.explorer.engine.start import _environment
-from trinity.explorer.engine.types import EngineOptions
+from trinity.explorer.types import EngineOptions
 
 DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"  # torch's watch over one group would end the engine for another's errors
 

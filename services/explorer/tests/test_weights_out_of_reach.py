@@ -15,7 +15,7 @@ from support.experience import make_task
 from support.follower import Explorer
 from trinity.data.experience import Task
 from trinity.data.wire import task_to_proto
-from trinity.explorer.leases import TaskQueue
+from trinity.explorer.rollout.task_queue import TaskQueue
 from trinity.explorer.service import ExplorerService
 from trinity.explorer.weights import fetch, follower
 from trinity.explorer.weights.follower import WeightFollower

@@ -12,7 +12,7 @@ from trinity.data.arrays import to_tensor
 from trinity.data.wire import sampling_from_proto
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.engine.types import Completion
+from trinity.explorer.types import Completion
 from trinity.runtime.errors import InvalidInput, Unavailable
 
 if TYPE_CHECKING:

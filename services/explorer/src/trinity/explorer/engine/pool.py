@@ -10,7 +10,7 @@ from typing import Any
 
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
-from trinity.explorer.engine.types import Completion, EngineOptions
+from trinity.explorer.types import Completion, EngineOptions
 from trinity.explorer.weights.loads import Loads
 from trinity.weights import Canary
 from trinity.weights import canary as canaries

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from trinity.data.experience import VersionSpan
-from trinity.explorer.engine.types import Completion, EngineFailed
+from trinity.explorer.types import Completion, EngineFailed
 
 
 def completion_of(part: Any, serials: Sequence[int]) -> Completion:

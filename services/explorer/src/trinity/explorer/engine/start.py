@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trinity.explorer.engine.devices import check_room
-from trinity.explorer.engine.types import EngineFailed, EngineOptions
+from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import environment
 from trinity.weights import nccl

@@ -16,10 +16,10 @@ from typing import Protocol
 import structlog
 
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.explorer.engine.types import EngineFailed
+from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights import loader
+from trinity.explorer.weights.client import Membership, SyncLink
 from trinity.explorer.weights.fetch import Cache, aside
-from trinity.explorer.weights.link import Membership, SyncLink
 from trinity.explorer.weights.loader import Engines, Loaded, Loader
 from trinity.explorer.weights.loads import Verdict
 from trinity.explorer.weights.view import Held, View, epoch_number, next_load

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from trinity.explorer.engine.types import EngineFailed
+from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.fetch import Cache, aside, base_of, fetch, fetch_seconds
 from trinity.explorer.weights.loads import Loads
 from trinity.runtime.metrics import Gauge, Histogram

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trinity.data.experience import Experience, Truncation, VersionSpan
-from trinity.explorer.engine.types import Completion
+from trinity.explorer.types import Completion
 from trinity.explorer.weights.loads import WeightsWithdrawn
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from trinity.data.experience import Experience
-from trinity.explorer.environment import Answer, Score
+from trinity.explorer.environments.client import Answer, Score
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
 from trinity.explorer.workflows.together import together
 

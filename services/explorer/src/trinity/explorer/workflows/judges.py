@@ -8,7 +8,7 @@ from typing import Any
 
 from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import Message
-from trinity.explorer.environment import Answer, Score, ScorerFailed
+from trinity.explorer.environments.client import Answer, Score, ScorerFailed
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
 from trinity.explorer.workflows.together import together
 from trinity.runtime.errors import InvalidInput

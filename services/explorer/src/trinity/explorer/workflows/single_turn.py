@@ -8,8 +8,8 @@ import numpy as np
 
 from trinity.data.experience import Experience, Truncation
 from trinity.explorer.chat import Message
-from trinity.explorer.engine.types import Completion
-from trinity.explorer.environment import Answer, Score
+from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Workflow
 
 _MATH_SYSTEM_PROMPT = (

@@ -14,7 +14,7 @@ from trinity import plugins
 from trinity.config.workflows import TOOL_ARGS, tool_problems
 from trinity.data.experience import Experience
 from trinity.explorer.chat import Message
-from trinity.explorer.environment import Answer
+from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.player import seed_of
 from trinity.explorer.workflows.single_turn import SimpleWorkflow

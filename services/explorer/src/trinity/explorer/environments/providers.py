@@ -18,8 +18,8 @@ import structlog
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.explorer.environment_failures import EnvironmentCause, EnvironmentFailed, failure_of
-from trinity.explorer.environment_places import Places
+from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
+from trinity.explorer.environments.slots import Places
 from trinity.runtime import metrics, rpc
 from trinity.sdk.contract import PROTOCOL_VERSION, description_problem
 

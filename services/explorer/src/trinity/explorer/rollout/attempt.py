@@ -17,9 +17,9 @@ import structlog
 from trinity.api.common.v1 import experience_pb2
 from trinity.data.experience import AttemptFailure, Experience, Group, Outcome, Task, TaskKind
 from trinity.data.wire import encode_outcome
-from trinity.explorer import environment_places
-from trinity.explorer.engine.types import EngineFailed
-from trinity.explorer.environment import EnvironmentFailed, ScorerFailed
+from trinity.explorer.environments import slots as environment_places
+from trinity.explorer.environments.client import EnvironmentFailed, ScorerFailed
+from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow
 from trinity.explorer.workflows.base import Workflow

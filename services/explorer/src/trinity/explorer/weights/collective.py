@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.explorer.engine.types import EngineFailed
+from trinity.explorer.types import EngineFailed
 from trinity.weights import Manifest
 from trinity.weights.collective import GroupBroken, Store
 

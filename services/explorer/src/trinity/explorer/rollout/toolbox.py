@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from trinity.data.experience import SamplingParams
-from trinity.explorer.auxiliary import AuxiliaryModels
 from trinity.explorer.chat import ChatTokenizer, Message
+from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.engine.types import Completion
-from trinity.explorer.environment import Answer, EnvironmentClient, Score
+from trinity.explorer.environments.client import Answer, EnvironmentClient, Score
+from trinity.explorer.types import Completion
 from trinity.runtime import tracing
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.explorer.environment_episode import Episode, Step
-from trinity.explorer.environment_failures import EnvironmentCause, EnvironmentFailed, ScorerFailed, failure_of
-from trinity.explorer.environment_providers import Patience, Providers
+from trinity.explorer.environments.episode import Episode, Step
+from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, ScorerFailed, failure_of
+from trinity.explorer.environments.providers import Patience, Providers
 from trinity.runtime import rpc
 from trinity.sdk.contract import score_problem
 

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.explorer.environment_failures import EnvironmentCause, EnvironmentFailed, failure_of
-from trinity.explorer.environment_places import Places
-from trinity.explorer.environment_providers import Limits, Patience, Provider, Providers
+from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
+from trinity.explorer.environments.providers import Limits, Patience, Provider, Providers
+from trinity.explorer.environments.slots import Places
 from trinity.runtime import rpc
 from trinity.sdk.contract import answer_problem, json_object
 

@@ -15,7 +15,7 @@ from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.start import start_vllm
-from trinity.explorer.engine.types import EngineFailed, EngineOptions
+from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 
 
