@@ -15,7 +15,7 @@ from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.data.archive import open_archive
 from trinity.data.wire import decode_outcome
-from trinity.trainer.batch import from_groups
+from trinity.trainer.data.batch import from_groups
 
 GROUPS = 6
 

@@ -22,7 +22,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.data.experience import Group, Outcome, Task
-from trinity.trainer.batch import from_groups
+from trinity.trainer.data.batch import from_groups
 
 Started = Callable[..., "contextlib.AbstractAsyncContextManager[tuple[BufferRun, FakeTrainer]]"]
 

@@ -22,10 +22,10 @@ from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.fetch import base_of, fetch
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.batch import TrainSequence
-from trinity.trainer.lora import write_adapters
-from trinity.trainer.microbatch import collate
-from trinity.trainer.model import load_policy
+from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.data.microbatch import collate
+from trinity.trainer.model.lora import write_adapters
+from trinity.trainer.model.policy import load_policy
 from trinity.trainer.weights.shards import describe, write_shards
 from trinity.weights import Canary, Manifest, Probe
 from trinity.weights.collective import Group, Store, send

@@ -13,7 +13,7 @@ from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.data.experience import Group, Task
 from trinity.data.wire import encode_outcome
 from trinity.explorer.rollout import attempt
-from trinity.trainer.batch import TrainSequence, from_groups
+from trinity.trainer.data.batch import TrainSequence, from_groups
 
 REPORT = {
     "trajectory_summary": "It turned round.",

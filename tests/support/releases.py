@@ -29,7 +29,7 @@ from trinity.config import Plan, make_plan
 from trinity.config.schema import Config
 from trinity.data.wire import encode_outcome
 from trinity.runtime import names
-from trinity.trainer.batches import RawBatch
+from trinity.trainer.data.client import RawBatch
 from trinity.weights import Manifest, manifest_from_proto
 
 VOCABULARY = 97

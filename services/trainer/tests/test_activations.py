@@ -13,7 +13,7 @@ from support.forked import ForkedModule
 from support.sized_models import GIB, model_of, plan_of
 from trinity.config import Plan
 from trinity.runtime.process import free_port
-from trinity.trainer.activations import Activations, activation_bytes, choose
+from trinity.trainer.model.activations import Activations, activation_bytes, choose
 from trinity.trainer.ranks import Ranks
 
 ALONE = Ranks(rank=0, world_size=1, local_rank=0)

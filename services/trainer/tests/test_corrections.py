@@ -19,7 +19,7 @@ from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.loss import compute_loss
 from trinity.trainer.algorithms.mismatch import mismatch
 from trinity.trainer.algorithms.report import means
-from trinity.trainer.batch import _wholly_by
+from trinity.trainer.data.batch import _wholly_by
 
 CHOICES: list[dict[str, Any]] = [
     {"token_cap": 1.2},

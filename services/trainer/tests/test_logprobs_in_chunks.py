@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trinity.trainer.logprobs import chunked_logprobs
+from trinity.trainer.model.logprobs import chunked_logprobs
 
 
 def inputs(seed: int, tokens: int, width: int, vocabulary: int, dtype: torch.dtype):  # type: ignore[no-untyped-def]

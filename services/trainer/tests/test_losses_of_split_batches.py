@@ -18,9 +18,9 @@ from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.loss import compute_loss
 from trinity.trainer.algorithms.report import join, means
-from trinity.trainer.algorithms.whole_batch import informed, needs_policy
-from trinity.trainer.batch import TrainBatch, TrainSequence, from_groups
-from trinity.trainer.microbatch import MicroBatch, collate
+from trinity.trainer.data.batch import TrainBatch, TrainSequence, from_groups
+from trinity.trainer.data.microbatch import MicroBatch, collate
+from trinity.trainer.engine.whole_batch import informed, needs_policy
 
 CORRECTIONS: list[dict[str, Any]] = [
     {},

@@ -11,7 +11,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.datasets import DatasetError, reader
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.examples import experts_of, from_examples
+from trinity.trainer.data.examples import experts_of, from_examples
 
 ENTRY = pb.LedgerEntry(step=2)
 

@@ -12,7 +12,7 @@ from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
 from trinity.trainer.engine.gathering import gathered
-from trinity.trainer.model import PolicyModel, load_policy
+from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.trainer.ranks import Ranks
 from trinity.trainer.weights.shards import Weights, describe
 from trinity.weights import TensorInfo

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from trinity.config import Plan
 from trinity.runtime.errors import TrinityError
-from trinity.trainer.batch import TrainBatch
+from trinity.trainer.data.batch import TrainBatch
 from trinity.weights import Canary, Manifest, Probe
 
 SEQUENCES, TOKENS = 4, 64

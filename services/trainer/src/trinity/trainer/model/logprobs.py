@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from trinity.trainer.kernels import Kernel
+from trinity.trainer.model.kernels import Kernel
 
 _LOWEST = -1e30  # for -inf, whose difference from itself is not 0
 _ALIGNED = 128  # rows of logits that begin anywhere made an H200 1.7 times slower

@@ -13,7 +13,7 @@ import structlog
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.batch import TrainBatch, TrainSequence
 
 log = structlog.get_logger(__name__)
 

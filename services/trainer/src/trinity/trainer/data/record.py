@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.trainer.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.batch import TrainBatch, TrainSequence
 
 
 def append(job_dir: Path, entry: pb.LedgerEntry, batch: TrainBatch) -> None:

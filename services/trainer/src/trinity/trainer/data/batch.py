@@ -16,7 +16,7 @@ from trinity.data.wire import decode_outcome
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms import advantages
 from trinity.trainer.algorithms.aggregation import Totals
-from trinity.trainer.bad_steps import NotFinite
+from trinity.trainer.data.bad_steps import NotFinite
 
 
 @dataclass(frozen=True)

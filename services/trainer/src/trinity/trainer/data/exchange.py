@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.trainer.batches import RawBatch
+from trinity.trainer.data.client import RawBatch
 from trinity.trainer.ranks import Ranks
 
 _NOTHING_YET = b"nothing yet"

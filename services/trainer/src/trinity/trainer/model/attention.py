@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.sequence_parallel import SequenceGroup
-from trinity.trainer.varlen import kernel_for
+from trinity.trainer.model.sequence_parallel import SequenceGroup
+from trinity.trainer.model.varlen import kernel_for
 
 PACKED = "trinity_packed"
 KEY = "trainer.use_remove_padding"

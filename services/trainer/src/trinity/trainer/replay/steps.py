@@ -19,11 +19,11 @@ from safetensors import safe_open
 from trinity.config import Plan
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.batches import BufferClient
 from trinity.trainer.checkpoints import CheckpointStore
 from trinity.trainer.control import Control
+from trinity.trainer.data.client import BufferClient
+from trinity.trainer.data.exchange import share_bytes
 from trinity.trainer.engine import TrainEngine
-from trinity.trainer.exchange import share_bytes
 from trinity.trainer.loop import TrainLoop
 from trinity.trainer.ranks import Ranks
 

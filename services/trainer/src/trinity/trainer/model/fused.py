@@ -15,8 +15,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import silu
 
-from trinity.trainer.checkpointing import ANEW
-from trinity.trainer.kernels import Kernel, can_compile
+from trinity.trainer.model.checkpointing import ANEW
+from trinity.trainer.model.kernels import Kernel, can_compile
 
 log = structlog.get_logger(__name__)
 

@@ -10,12 +10,12 @@ from torch import nn
 
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer import attention
-from trinity.trainer.fused import fuse, is_lean, wants_kernels
-from trinity.trainer.logprobs import chunked_logprobs
-from trinity.trainer.lora import adapter_weights, add_adapters, without_adapters
-from trinity.trainer.microbatch import MicroBatch
-from trinity.trainer.sequence_parallel import KEY, SequenceGroup, check_heads
+from trinity.trainer.data.microbatch import MicroBatch
+from trinity.trainer.model import attention
+from trinity.trainer.model.fused import fuse, is_lean, wants_kernels
+from trinity.trainer.model.logprobs import chunked_logprobs
+from trinity.trainer.model.lora import adapter_weights, add_adapters, without_adapters
+from trinity.trainer.model.sequence_parallel import KEY, SequenceGroup, check_heads
 from trinity.weights import Lora
 
 log = structlog.get_logger(__name__)

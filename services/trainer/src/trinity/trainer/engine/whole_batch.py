@@ -15,7 +15,7 @@ from trinity.config.algorithms import AlgorithmPlan
 from trinity.trainer.algorithms.correction import decouples
 from trinity.trainer.algorithms.kl import KL
 from trinity.trainer.algorithms.policy_losses import dpo, m2po, opmd
-from trinity.trainer.batch import TrainBatch, TrainSequence, with_advantages
+from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
 
 Ragged = Sequence[np.ndarray]
 

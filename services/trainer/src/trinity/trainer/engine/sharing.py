@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from trinity.config import Plan
-from trinity.trainer.batch import TrainSequence
-from trinity.trainer.microbatch import MicroBatch, collate
-from trinity.trainer.model import TokenModel
+from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.data.microbatch import MicroBatch, collate
+from trinity.trainer.model.policy import TokenModel
+from trinity.trainer.model.sequence_parallel import SequenceGroup
 from trinity.trainer.ranks import Ranks
-from trinity.trainer.sequence_parallel import SequenceGroup
 
 
 @dataclass(frozen=True)

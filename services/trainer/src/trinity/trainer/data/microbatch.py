@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
-from trinity.trainer.batch import TrainSequence
+from trinity.trainer.data.batch import TrainSequence
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 from trinity.config import Plan
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer import kept
-from trinity.trainer.bad_steps import BadStep
 from trinity.trainer.checkpoints import CheckpointStore
 from trinity.trainer.control import Control
+from trinity.trainer.data import kept
+from trinity.trainer.data.bad_steps import BadStep
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.loop import TrainLoop
 from trinity.trainer.ranks import Ranks

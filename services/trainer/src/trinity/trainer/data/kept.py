@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from trinity.runtime import files
-from trinity.trainer.bad_steps import BadStep
-from trinity.trainer.batches import RawBatch
-from trinity.trainer.exchange import decode_batch, encode_batch
+from trinity.trainer.data.bad_steps import BadStep
+from trinity.trainer.data.client import RawBatch
+from trinity.trainer.data.exchange import decode_batch, encode_batch
 
 _BATCH, _REPORT = "batch.bin", "report.json"
 

@@ -14,11 +14,11 @@ import structlog
 
 from trinity.config import Plan
 from trinity.runtime.errors import TrinityError
-from trinity.trainer.batch import TrainBatch
 from trinity.trainer.checkpoints import CheckpointStore
 from trinity.trainer.control import Control
+from trinity.trainer.data.batch import TrainBatch
+from trinity.trainer.data.exchange import share_bytes
 from trinity.trainer.engine import TrainEngine
-from trinity.trainer.exchange import share_bytes
 from trinity.trainer.ranks import Ranks
 from trinity.trainer.weights.canary import (
     Tokens,

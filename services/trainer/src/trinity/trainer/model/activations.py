@@ -13,8 +13,8 @@ import torch
 
 from trinity.config import Plan
 from trinity.config.memory import Sharding, training_gib
-from trinity.trainer.checkpointing import Checkpointing
-from trinity.trainer.model import TokenModel
+from trinity.trainer.model.checkpointing import Checkpointing
+from trinity.trainer.model.policy import TokenModel
 from trinity.trainer.ranks import Ranks
 
 log = structlog.get_logger(__name__)
