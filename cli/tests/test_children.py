@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trinity.cli import children
-from trinity.cli.children import Child, stop_all
+from trinity.cli.supervise import children
+from trinity.cli.supervise.children import Child, stop_all
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
 

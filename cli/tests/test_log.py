@@ -17,8 +17,8 @@ import pytest
 
 from support.files import Counting, write
 from trinity.cli import tail
+from trinity.cli.commands.log import show
 from trinity.cli.errors import RunError
-from trinity.cli.log import show
 from trinity.cli.tail import GrowingFile, lines_backwards, lines_forwards, visible, whole_end
 
 _START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC).timestamp()
@@ -207,7 +207,7 @@ def test_few_lines_of_a_big_log_need_few_bytes(
 
 
 def _run(folder: Path, lines: int, follow: bool, **options: Any) -> "subprocess.Popen[str]":
-    code = "import sys; from pathlib import Path; from trinity.cli.log import show; "
+    code = "import sys; from pathlib import Path; from trinity.cli.commands.log import show; "
     code += f"show(Path(sys.argv[1]), '', {lines}, {follow}, 'info')"
     return subprocess.Popen(
         [sys.executable, "-c", code, str(folder)],

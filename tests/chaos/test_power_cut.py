@@ -25,7 +25,7 @@ from support import power_cut
 from support.experience import make_group, make_task
 from support.nats import NatsServer
 from trinity.buffer.streams import stream_specs
-from trinity.cli import nats
+from trinity.cli.supervise import nats
 from trinity.data.wire import encode_outcome
 from trinity.explorer.rollout import attempt
 from trinity.runtime import headers, names

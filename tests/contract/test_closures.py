@@ -15,7 +15,8 @@ LIGHT = {
     "buffer": "trinity.buffer.service",
     "environment": "trinity.environment.service",
     "sync": "trinity.sync.service",
-    "cli": "trinity.cli.supervisor, trinity.cli.status, trinity.cli.join, trinity.cli.batch, trinity.cli.replay",
+    "cli": "trinity.cli.supervise.supervisor, trinity.cli.supervise.join, "
+    "trinity.cli.commands.status, trinity.cli.commands.batch, trinity.cli.commands.replay",
     "config": "trinity.config",
 }
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")

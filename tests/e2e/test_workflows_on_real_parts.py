@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from support.run import TrinityRun
 from support.service import ServiceProcess
 from support.toolbox import make_episode_task
-from trinity.cli.results import collect
+from trinity.cli.commands.results import collect
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Group, Task

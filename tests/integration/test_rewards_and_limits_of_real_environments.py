@@ -14,7 +14,7 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.log.summary import summarise
 from trinity.buffer.report import Reporter
 from trinity.buffer.wire import group_to_proto
-from trinity.cli.results import collect
+from trinity.cli.commands.results import collect
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.experience import Experience, Group, Task, TaskKind

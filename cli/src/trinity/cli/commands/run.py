@@ -95,25 +95,25 @@ def _say_notices(config: Config, file: TextIO) -> None:
 
 
 def _supervise(config: Config, source: str) -> None:
-    from trinity.cli.supervisor import run
+    from trinity.cli.supervise.supervisor import run
 
     run(config, source)
 
 
 def _join(config: Config, source: str) -> None:
-    from trinity.cli.join import join
+    from trinity.cli.supervise.join import join
 
     join(config, source)
 
 
 def _bench(config: Config, source: str) -> None:
-    from trinity.cli.bench import bench
+    from trinity.cli.commands.bench import bench
 
     bench(config, source)
 
 
 def _serve(config: Config, source: str) -> None:
-    from trinity.cli.serve import serve
+    from trinity.cli.supervise.serve import serve
 
     serve(config, source)
 
@@ -137,7 +137,7 @@ def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
             print(describe(make_plan(stage)))
         _say_notices(config, sys.stdout)
         if deep:
-            from trinity.cli.preflight import check_stages, machine_problems
+            from trinity.cli.supervise.preflight import check_stages, machine_problems
             from trinity.data.task_pipeline import describe as describe_tasks
 
             for name, (steps, tasks) in check_stages(config, str(asked.config)).items():
@@ -154,15 +154,15 @@ def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
 
 def _folder(config: Path | None, job: Path | None) -> Path:
     """The job folder that is meant: --job, the YAML's, or the newest one here."""
-    from trinity.cli.status import find_job
+    from trinity.cli.commands.status import find_job
 
     return find_job(load(config, plugins_loaded=False) if config else None, job)
 
 
 def status_command(config: Path | None, job: Path | None, as_json: bool) -> int:
     def action() -> int:
-        from trinity.cli.job import read_records
-        from trinity.cli.status import collect, finished, render, render_finished
+        from trinity.cli.commands.status import collect, finished, render, render_finished
+        from trinity.cli.supervise.job import read_records
 
         folder = _folder(config, job)
         if not read_records(folder):
@@ -178,7 +178,7 @@ def status_command(config: Path | None, job: Path | None, as_json: bool) -> int:
 
 def log_command(config: Path | None, job: Path | None, service: str, lines: int, follow: bool, level: str) -> int:
     def action() -> int:
-        from trinity.cli.log import show
+        from trinity.cli.commands.log import show
 
         show(_folder(config, job), service, lines, follow, level)
         return 0
@@ -190,7 +190,7 @@ def view_command(
     config: Path | None, job: Path | None, step: int | None, index: int | None, task: str, as_json: bool
 ) -> int:
     def action() -> int:
-        from trinity.cli.view import view
+        from trinity.cli.commands.view import view
 
         print(view(_folder(config, job), step, index, task, as_json))
         return 0

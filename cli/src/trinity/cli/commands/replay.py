@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli import services
-from trinity.cli.children import Child, stop_all
-from trinity.cli.devices import Placement, visible_gpus
+from trinity.cli.commands.reader import Reader, Subject, answer, read_only_buffer
+from trinity.cli.commands.replay_report import Report, Step, Weights, circumstances, metrics_by_step, render
 from trinity.cli.errors import RunError
-from trinity.cli.reader import Reader, Subject, answer, read_only_buffer
-from trinity.cli.replay_report import Report, Step, Weights, circumstances, metrics_by_step, render
-from trinity.cli.services import Addresses
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import Placement, visible_gpus
+from trinity.cli.supervise.services import Addresses
 from trinity.config import Config, load, make_plan
 from trinity.runtime import files
 from trinity.weights.checkpoints import checkpoint_folder, complete_steps

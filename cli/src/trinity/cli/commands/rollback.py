@@ -14,10 +14,10 @@ import typer
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
+from trinity.cli.commands.live import CALL_SECONDS, answer, live_services
+from trinity.cli.commands.reader import Subject
 from trinity.cli.errors import RunError
-from trinity.cli.live import CALL_SECONDS, answer, live_services
-from trinity.cli.reader import Subject
-from trinity.cli.services import Addresses
+from trinity.cli.supervise.services import Addresses
 from trinity.cli.tail import visible
 from trinity.cli.weight_text import state_of, to_json
 from trinity.runtime import rpc

@@ -8,17 +8,17 @@ import json
 import os
 from typing import Any
 
-from trinity.cli import services
-from trinity.cli.children import Child, stop_all
-from trinity.cli.devices import place, visible_gpus
-from trinity.cli.display import make_display
 from trinity.cli.errors import RunError
-from trinity.cli.job import Job, SupervisorRecord
-from trinity.cli.join import look_for_run
-from trinity.cli.nats import wait_until_open
-from trinity.cli.preflight import check_inputs
-from trinity.cli.services import Addresses
-from trinity.cli.supervisor import ended_by_signals
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.display import make_display
+from trinity.cli.supervise.job import Job, SupervisorRecord
+from trinity.cli.supervise.join import look_for_run
+from trinity.cli.supervise.nats import wait_until_open
+from trinity.cli.supervise.preflight import check_inputs
+from trinity.cli.supervise.services import Addresses
+from trinity.cli.supervise.supervisor import ended_by_signals
 from trinity.config import Config, Plan, expand, make_plan
 from trinity.runtime import files
 from trinity.runtime.process import free_port

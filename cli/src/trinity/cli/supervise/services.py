@@ -5,9 +5,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.cli import nats
-from trinity.cli.children import Child
-from trinity.cli.devices import Placement
+from trinity.cli.supervise import nats
+from trinity.cli.supervise.children import Child
+from trinity.cli.supervise.devices import Placement
 from trinity.config import Plan
 from trinity.runtime.process import free_port, tied
 

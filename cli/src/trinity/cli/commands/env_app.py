@@ -28,7 +28,7 @@ def check_env(
     as_json: AsJson = False,
 ) -> None:
     """Check that a provider keeps the contract of docs/environments.md. Exit code 1 if it does not."""
-    from trinity.cli.env_check import check
+    from trinity.cli.commands.env_check import check
 
     for option, text in (("--task", task), ("--args", args or "{}")):
         _object(option, text)

@@ -9,7 +9,7 @@ import grpc.aio
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
-from trinity.cli.services import Addresses
+from trinity.cli.supervise.services import Addresses
 from trinity.runtime import rpc
 
 _CALL_SECONDS = 2.0

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.cli.commands.dead_letters import when
+from trinity.cli.commands.reader import Reader, Subject, answer, any_buffer, read_only_buffer
 from trinity.cli.errors import RunError
-from trinity.cli.letters import when
-from trinity.cli.reader import Reader, Subject, answer, any_buffer, read_only_buffer
 from trinity.cli.tail import visible
 from trinity.data.experience import Group
 from trinity.data.wire import decode_outcome

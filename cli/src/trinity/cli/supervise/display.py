@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from trinity.cli.watch import View
+from trinity.cli.supervise.watch import View
 
 
 class Display(Protocol):

@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
-from trinity.cli import job as jobs
 from trinity.cli.errors import RunError
-from trinity.cli.nats import wait_until_open
-from trinity.cli.services import Addresses
+from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise.nats import wait_until_open
+from trinity.cli.supervise.services import Addresses
+from trinity.cli.supervise.watch import Watcher
 from trinity.cli.tail import visible
-from trinity.cli.watch import Watcher
 from trinity.cli.weight_text import brief, error_text, member_facts
 from trinity.config import Config
 from trinity.runtime import files, rpc

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
-from trinity.cli.live import CALL_SECONDS, answer, live_services
-from trinity.cli.reader import Subject
+from trinity.cli.commands.live import CALL_SECONDS, answer, live_services
+from trinity.cli.commands.reader import Subject
 from trinity.cli.weight_text import brief, describe, table, to_json, whole
 from trinity.runtime import rpc
 

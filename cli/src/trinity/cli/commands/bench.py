@@ -19,17 +19,17 @@ from rich.table import Table
 from trinity.api.buffer.v1 import buffer_pb2
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
-from trinity.cli import job as jobs
-from trinity.cli import services
-from trinity.cli.children import Child, stop_all
 from trinity.cli.convert import convert_command
-from trinity.cli.devices import place, visible_gpus
-from trinity.cli.display import Display, make_display
 from trinity.cli.errors import RunError
-from trinity.cli.preflight import check_inputs
-from trinity.cli.services import Addresses
-from trinity.cli.supervisor import ended_by_signals, open_nats
-from trinity.cli.watch import Watcher
+from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.display import Display, make_display
+from trinity.cli.supervise.preflight import check_inputs
+from trinity.cli.supervise.services import Addresses
+from trinity.cli.supervise.supervisor import ended_by_signals, open_nats
+from trinity.cli.supervise.watch import Watcher
 from trinity.config import Config, Plan, expand, make_plan
 from trinity.runtime import files, names, rpc
 from trinity.weights import Manifest, manifest_of_folder, manifest_to_proto

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.cli import job as jobs
+from trinity.cli.commands.reader import Subject, answer, any_buffer, live_buffer
 from trinity.cli.errors import RunError
-from trinity.cli.reader import Subject, answer, any_buffer, live_buffer
+from trinity.cli.supervise import job as jobs
 from trinity.cli.tail import visible
 from trinity.runtime import files
 

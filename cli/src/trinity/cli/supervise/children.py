@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from trinity.cli.job import ProcessRecord
+from trinity.cli.supervise.job import ProcessRecord
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
 log = structlog.get_logger(__name__)

@@ -9,15 +9,15 @@ import json
 import os
 from typing import Any
 
-from trinity.cli import services
-from trinity.cli.children import Child, stop_all
-from trinity.cli.devices import place, visible_gpus
-from trinity.cli.display import Display, make_display
 from trinity.cli.errors import RunError
-from trinity.cli.job import Job, SupervisorRecord
-from trinity.cli.services import Addresses
-from trinity.cli.supervisor import ended_by_signals
-from trinity.cli.watch import Watcher
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.display import Display, make_display
+from trinity.cli.supervise.job import Job, SupervisorRecord
+from trinity.cli.supervise.services import Addresses
+from trinity.cli.supervise.supervisor import ended_by_signals
+from trinity.cli.supervise.watch import Watcher
 from trinity.config import Config, ConfigError, Problem, make_plan
 from trinity.runtime import files, names
 from trinity.runtime.broker import Bucket, connect

@@ -8,11 +8,11 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from trinity.cli import job as jobs
+from trinity.cli.commands.reader import Subject
 from trinity.cli.errors import RunError
-from trinity.cli.join import look_for_run
-from trinity.cli.reader import Subject
-from trinity.cli.services import Addresses
+from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise.join import look_for_run
+from trinity.cli.supervise.services import Addresses
 
 CALL_SECONDS = 30.0
 

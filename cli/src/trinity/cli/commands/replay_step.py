@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity.cli import services
-from trinity.cli.children import stop_all
+from trinity.cli.commands.reader import Subject
+from trinity.cli.commands.replay import Wanted, new_folder, placement_of, trainer_config
 from trinity.cli.errors import RunError
-from trinity.cli.reader import Subject
-from trinity.cli.replay import Wanted, new_folder, placement_of, trainer_config
-from trinity.cli.services import Addresses
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import stop_all
+from trinity.cli.supervise.services import Addresses
 from trinity.runtime import files
 from trinity.weights.checkpoints import complete_steps
 

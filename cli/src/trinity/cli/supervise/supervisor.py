@@ -11,15 +11,15 @@ from typing import Any
 
 import structlog
 
-from trinity.cli import job as jobs
-from trinity.cli.children import Child, stop_all
-from trinity.cli.devices import Placement, place, visible_gpus
-from trinity.cli.display import Display, make_display
 from trinity.cli.errors import RunError
-from trinity.cli.nats import wait_until_open
-from trinity.cli.preflight import check_inputs, machine_problems
-from trinity.cli.services import nats_child
-from trinity.cli.stage import Stage
+from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import Placement, place, visible_gpus
+from trinity.cli.supervise.display import Display, make_display
+from trinity.cli.supervise.nats import wait_until_open
+from trinity.cli.supervise.preflight import check_inputs, machine_problems
+from trinity.cli.supervise.services import nats_child
+from trinity.cli.supervise.stage import Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
 from trinity.data.task_pipeline import describe, run_stages
 from trinity.runtime import files

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
-from trinity.cli.live import CALL_SECONDS, answer, live_services
-from trinity.cli.reader import Subject
+from trinity.cli.commands.live import CALL_SECONDS, answer, live_services
+from trinity.cli.commands.reader import Subject
 from trinity.cli.tail import visible
 from trinity.cli.weight_text import Facts, error_text, member_facts, to_json
 from trinity.runtime import rpc

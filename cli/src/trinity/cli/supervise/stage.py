@@ -10,14 +10,14 @@ from typing import Any
 
 import structlog
 
-from trinity.cli import services
-from trinity.cli.children import Child, stop_all
-from trinity.cli.devices import Placement
-from trinity.cli.display import Display
 from trinity.cli.errors import RunError
-from trinity.cli.job import Job, SupervisorRecord
-from trinity.cli.services import Addresses
-from trinity.cli.watch import View, Watcher
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import Placement
+from trinity.cli.supervise.display import Display
+from trinity.cli.supervise.job import Job, SupervisorRecord
+from trinity.cli.supervise.services import Addresses
+from trinity.cli.supervise.watch import View, Watcher
 from trinity.config import Plan
 from trinity.runtime import files, names
 from trinity.runtime.broker import Bucket, connect

@@ -18,14 +18,14 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from trinity.api.buffer.v1 import buffer_pb2_grpc
-from trinity.cli import job as jobs
-from trinity.cli import services
-from trinity.cli.children import Child, stop_all
-from trinity.cli.commands import ending_well
+from trinity.cli.commands.run import ending_well
+from trinity.cli.commands.status import find_job
 from trinity.cli.errors import RunError
-from trinity.cli.join import look_for_run
-from trinity.cli.status import find_job
-from trinity.cli.supervisor import open_nats
+from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.join import look_for_run
+from trinity.cli.supervise.supervisor import open_nats
 from trinity.config import Plan, load, make_plan
 from trinity.runtime import logs, names, rpc
 from trinity.runtime.process import FileLock

@@ -19,8 +19,8 @@ def list_weights(
     as_json: AsJson = False,
 ) -> None:
     """List them, newest first: step, state, who serves them, size, transports, canary, age."""
-    from trinity.cli.reader import looking
-    from trinity.cli.weights import list_versions
+    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.weights import list_versions
 
     sys.exit(looking(config, job, stage, lambda subject: list_versions(subject, limit, as_json)))
 
@@ -34,8 +34,8 @@ def show_weights(
     as_json: AsJson = False,
 ) -> None:
     """Show one whole: transports, tensors, and what the canary measured."""
-    from trinity.cli.reader import looking
-    from trinity.cli.weights import show_version
+    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.weights import show_version
 
     sys.exit(looking(config, job, stage, lambda subject: show_version(subject, version, as_json)))
 
@@ -49,8 +49,8 @@ def pin_weights(
     as_json: AsJson = False,
 ) -> None:
     """Keep a version's files until it is unpinned."""
-    from trinity.cli.reader import looking
-    from trinity.cli.weights import pin_version
+    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.weights import pin_version
 
     sys.exit(looking(config, job, stage, lambda subject: pin_version(subject, version, True, as_json)))
 
@@ -64,8 +64,8 @@ def unpin_weights(
     as_json: AsJson = False,
 ) -> None:
     """Let a version's files go when nobody needs them."""
-    from trinity.cli.reader import looking
-    from trinity.cli.weights import pin_version
+    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.weights import pin_version
 
     sys.exit(looking(config, job, stage, lambda subject: pin_version(subject, version, False, as_json)))
 
@@ -85,8 +85,8 @@ def roll_weights_back(
     as_json: AsJson = False,
 ) -> None:
     """Make an older version LIVE again, on every explorer and in the trainer, and withdraw all newer ones."""
-    from trinity.cli.reader import looking
-    from trinity.cli.rollback import Wish, roll_back
+    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.rollback import Wish, roll_back
 
     wish = Wish(version, keep_experience, reason, yes, wait, as_json)
     sys.exit(looking(config, job, stage, lambda subject: roll_back(subject, wish)))
