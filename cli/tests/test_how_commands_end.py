@@ -2,7 +2,7 @@
 
 import pytest
 
-from trinity.cli.commands.run import ending_well
+from trinity.cli.errors import ending_well
 from trinity.cli.errors import RunError
 
 

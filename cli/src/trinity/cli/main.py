@@ -244,7 +244,7 @@ def results(
 ) -> None:
     """Collect the evaluations of many runs: first, best and last value of each metric, in one table."""
     from trinity.cli.commands.results import results
-    from trinity.cli.commands.run import ending_well
+    from trinity.cli.errors import ending_well
 
     sys.exit(ending_well(lambda: results(folders or [], metric or [], markdown, as_csv, curves)))
 

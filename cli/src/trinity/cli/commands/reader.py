@@ -18,9 +18,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from trinity.api.buffer.v1 import buffer_pb2_grpc
-from trinity.cli.commands.run import ending_well
 from trinity.cli.commands.status import find_job
-from trinity.cli.errors import RunError
+from trinity.cli.errors import RunError, ending_well
 from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise import services
 from trinity.cli.supervise.children import Child, stop_all

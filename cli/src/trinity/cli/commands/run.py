@@ -1,44 +1,18 @@
-"""What the commands do, and how errors end them: one clear sentence, an exit code, never a traceback."""
+"""What the commands `run`, `check`, `status`, `log` and `view` do."""
 
 import asyncio
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from trinity import plugins
-from trinity.cli.errors import RunError
-from trinity.config import Config, ConfigError, expand, load, make_plan
+from trinity.cli.errors import RunError, ending_well
+from trinity.config import Config, expand, load, make_plan
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
 from trinity.data.task_pipeline import check_task_pipeline
-from trinity.runtime.errors import TrinityError
-
-
-def ending_well(action: Callable[[], int]) -> int:
-    """2 for a configuration that cannot be used, 1 (or a RunError's own code) for a run that could not go on."""
-    try:
-        return action()
-    except ConfigError as error:
-        print(str(error), file=sys.stderr)
-        return 2
-    except (RunError, TrinityError, BaseExceptionGroup) as error:
-        reason: BaseException = error
-        while isinstance(reason, BaseExceptionGroup):
-            reason = reason.exceptions[0]
-        if not isinstance(reason, (RunError, TrinityError)):
-            raise
-        print(f"trinity: {reason}", file=sys.stderr)
-        return reason.code if isinstance(reason, RunError) else 1
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:  # before anything was started, or in a command that starts nothing
-        print("trinity: ended by SIGINT", file=sys.stderr)
-        return 128 + signal.SIGINT
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _CONVERTED, _SKIPPED, _FAILED = "converted", "skipped", "failed"
 
 def convert_command(checkpoint_dir: Path, base_model_dir: Path | None, steps: str | None) -> int:
     """0 if every checkpoint is converted or was before, 1 if one failed, 2 for options that cannot be used."""
-    from trinity.cli.commands.run import ending_well
+    from trinity.cli.errors import ending_well
 
     return ending_well(lambda: _convert_all(checkpoint_dir, base_model_dir, steps))
 
