@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity.config.errors import Problem
 from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig
+from trinity.data.rows import DatasetError, Row
 
-Row = dict[str, Any]
 Messages = list[dict[str, Any]]
 
 # Columns of datasets as they are published.
@@ -18,17 +17,6 @@ _MESSAGES = ("messages", "conversations", "conversation")
 _PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"), ("problem", "solution"))
 
 _SUFFIXES = (".jsonl", ".json", ".parquet")
-
-
-class DatasetError(ValueError):
-    """The dataset cannot be read; the message names file, line and cause."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-    def at(self, key: str) -> Problem:
-        return Problem(key, self.message)
 
 
 def read(path: str, split: str = "train", subset: str | None = None) -> Sequence[Row]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity.data.datasets import DatasetError, Row
+from trinity.data.rows import DatasetError, Row
 
 
 def sql_url(path: str) -> str:
