@@ -28,10 +28,11 @@ quicktest: $(BIN)/.installed ## the tests that take no more than seconds
 chaos: $(BIN)/.installed build/quickstart/.made ## kill, stop and damage at random moments, many times; a table of what did not hold
 	$(BIN)/python tests/chaos/run_chaos.py $(CHAOS)
 
-lint: $(BIN)/.installed ## ruff and mypy
+lint: $(BIN)/.installed ## ruff, mypy, and the directions of imports (.importlinter)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 proto: $(BIN)/.installed ## make the stubs from the .proto files again
 	$(BIN)/python proto/generate.py

@@ -2,8 +2,7 @@
 
 import pytest
 
-from trinity.cli.errors import ending_well
-from trinity.cli.errors import RunError
+from trinity.cli.errors import RunError, ending_well
 
 
 def test_ctrl_c_before_anything_started_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
