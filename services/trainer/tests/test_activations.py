@@ -14,6 +14,8 @@ from trinity.config import Plan
 from trinity.trainer.activations import Activations, activation_bytes, choose
 from trinity.trainer.ranks import Ranks
 
+pytestmark = pytest.mark.core
+
 ALONE = Ranks(rank=0, world_size=1, local_rank=0)
 
 

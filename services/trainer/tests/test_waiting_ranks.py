@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from support.engine_actions import run_module
 from support.waiting_ranks import LATE_SECONDS, TIMEOUT_SECONDS
+
+pytestmark = pytest.mark.core
 
 
 def test_a_batch_that_is_late_ends_no_rank(tmp_path: Path) -> None:
