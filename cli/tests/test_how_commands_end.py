@@ -5,6 +5,8 @@ import pytest
 from trinity.cli.commands import ending_well
 from trinity.cli.errors import RunError
 
+pytestmark = pytest.mark.core
+
 
 def test_ctrl_c_before_anything_started_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> int:

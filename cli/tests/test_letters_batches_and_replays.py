@@ -22,6 +22,8 @@ from trinity.cli.reader import Subject, find_subject
 from trinity.runtime.process import FileLock
 from trinity.runtime.wire import encode_outcome, task_to_proto
 
+pytestmark = pytest.mark.core
+
 
 def make_letter(**changes: Any) -> experience_pb2.AttemptFailure:
     task = task_to_proto(make_task(7, row_json='{"question": "1+1", "answer": "#### 2"}'))

@@ -13,6 +13,8 @@ from trinity.cli.errors import RunError
 from trinity.cli.main import app
 from trinity.cli.results import METRICS, Curve, as_csv, collect, markdown, points_csv
 
+pytestmark = pytest.mark.core
+
 
 def write(job: Path, *lines: Any) -> Path:
     file = job / "monitor/explorer.jsonl"

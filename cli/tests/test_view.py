@@ -14,6 +14,8 @@ from trinity.cli import view as view_module
 from trinity.cli.errors import RunError
 from trinity.cli.view import view
 
+pytestmark = pytest.mark.core
+
 
 def experience(step: int, task: str = "gsm8k/0/3/3", rollout: int = 0, **fields: object) -> str:
     row = {

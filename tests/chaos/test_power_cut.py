@@ -31,7 +31,7 @@ from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams, tail
 from trinity.runtime.wire import encode_outcome
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.core, pytest.mark.timeout(120)]
 
 NAMES = names.RunNames("tests-power-000000")
 IN_FLIGHT = 32

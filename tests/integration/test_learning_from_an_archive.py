@@ -17,6 +17,8 @@ from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.runtime.wire import decode_outcome
 from trinity.trainer.batch import from_groups
 
+pytestmark = pytest.mark.core
+
 GROUPS = 6
 
 

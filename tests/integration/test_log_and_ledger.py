@@ -19,6 +19,8 @@ from trinity.runtime.broker import connect
 from trinity.runtime.experience import Group, Outcome, Task
 from trinity.runtime.wire import decode_outcome
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(tmp_path: Path, nats_server: NatsServer) -> AsyncIterator[BufferRun]:

@@ -25,6 +25,8 @@ from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams
 from trinity.runtime.experience import Outcome, Task, VersionSpan
 from trinity.runtime.wire import encode_outcome
 
+pytestmark = pytest.mark.core
+
 Started = Callable[..., "contextlib.AbstractAsyncContextManager[tuple[BufferRun, FakeTrainer]]"]
 
 

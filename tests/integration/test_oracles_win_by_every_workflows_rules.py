@@ -16,6 +16,8 @@ from trinity.explorer.environment import Score
 from trinity.explorer.workflows.player import seed_of
 from trinity.runtime.experience import Group, TaskKind
 
+pytestmark = pytest.mark.core
+
 ROWS: dict[str, dict[str, Any]] = {
     "alfworld": {"seed": 1},
     "webshop": {"session_id": 0},

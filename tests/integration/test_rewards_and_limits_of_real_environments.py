@@ -25,6 +25,8 @@ from trinity.explorer.workflows.player import seed_of
 from trinity.runtime.experience import Experience, Group, Task, TaskKind
 from trinity.runtime.wire import fill_group
 
+pytestmark = pytest.mark.core
+
 Seen = list[tuple[str, str]]
 
 

@@ -27,6 +27,8 @@ from trinity.runtime.broker import connect
 from trinity.runtime.experience import Group, Task, TaskKind
 from trinity.runtime.wire import task_from_proto
 
+pytestmark = pytest.mark.core
+
 
 @dataclasses.dataclass
 class Live:

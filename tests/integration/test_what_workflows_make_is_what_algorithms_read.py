@@ -15,6 +15,8 @@ from trinity.runtime.experience import Group, Task
 from trinity.runtime.wire import encode_outcome
 from trinity.trainer.batch import TrainSequence, from_groups
 
+pytestmark = pytest.mark.core
+
 REPORT = {
     "trajectory_summary": "It turned round.",
     "root_cause_analysis": "It went left.",

@@ -12,6 +12,8 @@ from trinity.config.algorithms import ALGORITHMS
 from trinity.config.datasets import reader
 from trinity.config.schema.buffer import FormatConfig
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture(scope="module")
 def maker(repository: Path) -> ModuleType:

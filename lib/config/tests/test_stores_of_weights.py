@@ -7,6 +7,8 @@ import pytest
 from trinity.config import ConfigError, weights
 from trinity.config.load import parse
 
+pytestmark = pytest.mark.core
+
 BASE = """
 project: p
 name: n

@@ -18,6 +18,8 @@ from trinity.config.task_pipeline import output as outputs
 from trinity.config.task_pipeline import run as pipeline_run
 from trinity.config.task_pipeline.names import OPERATORS, SCORE_OPERATORS
 
+pytestmark = pytest.mark.core
+
 # Checks
 
 

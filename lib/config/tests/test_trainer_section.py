@@ -7,6 +7,8 @@ import pytest
 from trinity.config.schema.trainer import TrainerConfig
 from trinity.config.trainer import check_trainer
 
+pytestmark = pytest.mark.core
+
 
 def problems(**values: Any) -> list[str]:
     return [f"{problem.path} {problem.message}" for problem in check_trainer(TrainerConfig.model_validate(values))]

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from trinity.runtime.weights import collective
 from trinity.runtime.weights.collective import Group, GroupBroken, Store
 
+pytestmark = pytest.mark.core
+
 CPU = torch.device("cpu")
 
 

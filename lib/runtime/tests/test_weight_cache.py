@@ -23,6 +23,8 @@ from trinity.runtime.weights import (
 from trinity.runtime.weights.cache import WeightCache
 from trinity.runtime.weights.stores import Store
 
+pytestmark = pytest.mark.core
+
 RUN = "run"
 ALL = ("folder", "s3", "jetstream")
 COPIED = ("s3", "jetstream")  # whole files in a folder are used in place

@@ -24,6 +24,8 @@ from trinity.buffer.archive.rows import COLUMNS
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
 from trinity.runtime.experience import Experience, Group, SamplingParams, TaskKind, Truncation, VersionSpan
 
+pytestmark = pytest.mark.core
+
 # Random groups: any text a model can write, any float32 a tensor can hold.
 
 _texts = st.text(

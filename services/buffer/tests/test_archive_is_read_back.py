@@ -16,6 +16,8 @@ from trinity.buffer.archive import open_archive, read_experiences
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import VersionSpan
 
+pytestmark = pytest.mark.core
+
 # Reading back.
 
 

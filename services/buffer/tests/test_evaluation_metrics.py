@@ -15,6 +15,8 @@ from trinity.buffer.evaluation import Tally, expected_best
 from trinity.runtime.errors import FailureCause
 from trinity.runtime.experience import AttemptFailure, Group
 
+pytestmark = pytest.mark.core
+
 values_n = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8)
 
 

@@ -12,6 +12,8 @@ from support.operators import KEY, PLACE, experience, group_of, kept, pipeline, 
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import SamplingParams, Truncation
 
+pytestmark = pytest.mark.core
+
 # Filters by reward
 
 

@@ -12,6 +12,8 @@ from support.operators import KEY, PLACE, experience, group_of, kept, pipeline, 
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import Group
 
+pytestmark = pytest.mark.core
+
 # Data-Juicer's filters, by a stand-in with the interface of its Filter
 
 

@@ -17,6 +17,8 @@ from trinity.config.load import parse
 from trinity.runtime.experience import Group
 from trinity.runtime.wire import fill_group
 
+pytestmark = pytest.mark.core
+
 RUN = """
 project: p
 name: n

@@ -27,6 +27,8 @@ from trinity.runtime.experience import Outcome, Task
 from trinity.runtime.weights import Canary, Probe
 from trinity.runtime.weights.pointer import Live, Rollback, decode_live, encode_live
 
+pytestmark = pytest.mark.core
+
 STEPS, INTERVAL = 8, 4
 SYNCHRONIZER = {"sync_interval": INTERVAL}
 

@@ -12,6 +12,8 @@ from trinity.buffer.selectors import DifficultyBased, Selector, make_selector
 from trinity.config.datasets import DatasetError
 from trinity.config.schema.buffer import SelectorConfig
 
+pytestmark = pytest.mark.core
+
 
 def selector(kind: str, rows: int, seed: int = 0) -> Selector:
     return make_selector(SelectorConfig(selector_type=kind, seed=seed), [{} for _ in range(rows)])  # type: ignore[arg-type]

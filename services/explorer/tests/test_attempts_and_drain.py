@@ -19,6 +19,8 @@ from trinity.runtime.errors import FailureCause
 from trinity.runtime.experience import AttemptFailure, Group, Task, VersionSpan
 from trinity.runtime.wire import task_to_proto
 
+pytestmark = pytest.mark.core
+
 
 class Tools:
     """A toolbox that answers at once."""

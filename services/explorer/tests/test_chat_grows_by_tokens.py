@@ -15,6 +15,8 @@ from trinity.explorer.workflows.conversation import Conversation
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import Truncation, VersionSpan
 
+pytestmark = pytest.mark.core
+
 ROLES = "".join(
     "{% if m.role == '" + role + "' %}<|" + role + "|>{% endif %}" for role in ("system", "user", "assistant", "tool")
 )

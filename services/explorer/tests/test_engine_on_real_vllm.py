@@ -22,7 +22,7 @@ from trinity.explorer.engine.types import Completion, EngineFailed, EngineOption
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.experience import SamplingParams
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = [10, 20, 30, 40]
 LENGTH = 256

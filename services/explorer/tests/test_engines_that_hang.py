@@ -12,6 +12,8 @@ from trinity.explorer.engine import engine
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.types import EngineFailed, EngineOptions
 
+pytestmark = pytest.mark.core
+
 
 class Vllm:
     """Answers at once, but for the call, or the method of its workers, that `hangs`. Its core is itself."""

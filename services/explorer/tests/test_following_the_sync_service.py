@@ -17,6 +17,8 @@ from trinity.explorer.weights.loads import Verdict, WeightsWithdrawn
 from trinity.runtime.experience import VersionSpan
 from trinity.runtime.weights import Canary, CollectiveOffer, Manifest, VersionState
 
+pytestmark = pytest.mark.core
+
 
 @pytest_asyncio.fixture
 async def explorer(tmp_path: Path) -> AsyncIterator[Explorer]:

@@ -15,6 +15,8 @@ from trinity.runtime.errors import FailureCause, InvalidInput
 from trinity.runtime.experience import AttemptFailure, Experience, Group, Task
 from trinity.runtime.wire import decode_outcome, encode_outcome
 
+pytestmark = pytest.mark.core
+
 RUBRIC = [{"description": "Is polite.", "weight": 3}, {"description": "Is short."}]
 
 

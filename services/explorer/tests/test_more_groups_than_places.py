@@ -14,6 +14,8 @@ from trinity.explorer.environment import EnvironmentClient
 from trinity.explorer.environment_places import Places
 from trinity.runtime.experience import Group, Outcome
 
+pytestmark = pytest.mark.core
+
 LONG = 30.0
 GAME = '{"environment": "good"}'
 

@@ -23,6 +23,8 @@ from trinity.runtime.experience import Task
 from trinity.runtime.weights import Manifest
 from trinity.runtime.wire import task_to_proto
 
+pytestmark = pytest.mark.core
+
 _LONG_SECONDS = 3600.0
 
 

@@ -14,6 +14,8 @@ from trinity.sync.canary import problem_of
 from trinity.sync.records import Member
 from trinity.sync.runs import Run
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(nats_url: str) -> AsyncIterator[Run]:

@@ -9,6 +9,8 @@ from trinity.runtime.errors import InvalidInput
 from trinity.sync.records import Epoch, Member
 from trinity.sync.runs import Run
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(nats_url: str) -> AsyncIterator[Run]:

@@ -14,6 +14,8 @@ from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound, Unavai
 from trinity.sync.records import Member
 from trinity.sync.runs import Run
 
+pytestmark = pytest.mark.core
+
 
 def served(run: Run) -> list[tuple[str, int]]:
     return [(member.explorer_id, member.version) for member in run.members.all()]

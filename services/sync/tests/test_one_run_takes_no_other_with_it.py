@@ -18,6 +18,8 @@ from trinity.sync import records
 from trinity.sync.runs import Run
 from trinity.sync.settings import SyncSettings
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(nats_url: str) -> AsyncIterator[Run]:

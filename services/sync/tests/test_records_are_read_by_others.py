@@ -6,6 +6,8 @@ from trinity.runtime.weights import VersionState
 from trinity.runtime.weights.pointer import verdict_of
 from trinity.sync.records import Failure, Measured, Record, decode_record, encode
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize("state", [VersionState.STAGED, VersionState.VERIFIED, VersionState.REJECTED])
 def test_a_verdict_is_read_as_it_was_written(state: VersionState) -> None:

@@ -18,6 +18,8 @@ from trinity.sync.records import Record
 from trinity.sync.rollback import rolled_back
 from trinity.sync.runs import Run
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(nats_url: str, tmp_path: Path) -> AsyncIterator[Run]:

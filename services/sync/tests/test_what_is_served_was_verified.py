@@ -15,6 +15,8 @@ from trinity.runtime.weights import Manifest, VersionState, manifest_to_proto
 from trinity.runtime.weights.pointer import decode_live
 from trinity.sync.records import decode_record
 
+pytestmark = pytest.mark.core
+
 RUN, VERSIONS, EXPLORERS = "served", 30, 3
 
 

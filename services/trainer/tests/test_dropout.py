@@ -14,6 +14,8 @@ from trinity.trainer.engine.dropout import disable_dropout
 from trinity.trainer.microbatch import after_first_token, collate
 from trinity.trainer.model import load_policy
 
+pytestmark = pytest.mark.core
+
 SIZE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 

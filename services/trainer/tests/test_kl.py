@@ -19,6 +19,8 @@ from trinity.trainer.algorithms.loss import compute_loss
 from trinity.trainer.algorithms.whole_batch import penalised
 from trinity.trainer.batch import TrainBatch, TrainSequence
 
+pytestmark = pytest.mark.core
+
 FORMULAS = {
     "k1": lambda lp, ref, old: lp - ref,
     "k2": lambda lp, ref, old: (lp - ref) ** 2 / 2,

@@ -15,6 +15,8 @@ from trinity.runtime.weights.lora import merged
 from trinity.trainer.lora import write_adapters
 from trinity.trainer.model import PolicyModel, load_policy
 
+pytestmark = pytest.mark.core
+
 TOKENS = torch.tensor([[3, 14, 15, 92, 65, 35]])
 
 

@@ -8,6 +8,8 @@ from trinity.runtime.weights.collective import GroupBroken, Store
 from trinity.trainer.weights import collective
 from trinity.trainer.weights.collective import CollectiveSender
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def formed(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -13,6 +13,8 @@ from trinity.trainer.batch import TrainSequence
 from trinity.trainer.engine.learner import Learner, memory_for
 from trinity.trainer.microbatch import MicroBatch, collate
 
+pytestmark = pytest.mark.core
+
 
 class Sharing:
     """This rank's: two micro-batches of a batch's first eight sequences."""

@@ -15,6 +15,8 @@ from trinity.trainer.microbatch import collate
 from trinity.trainer.schedule import learning_rate
 from trinity.trainer.sharing import Limit, plan_micro_batches
 
+pytestmark = pytest.mark.core
+
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
 

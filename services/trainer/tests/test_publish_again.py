@@ -21,6 +21,8 @@ from trinity.trainer.weights.publisher import Publisher, VersionLost
 from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.verdicts import Verdicts
 
+pytestmark = pytest.mark.core
+
 RUN = "tests-again-000000"
 SIZE = 10_000
 LAYOUT = [describe("w", torch.float32, (SIZE,))]

@@ -22,6 +22,8 @@ from trinity.trainer.weights import canary, read_version, write_huggingface_inde
 from trinity.trainer.weights import shards as shards_module
 from trinity.trainer.weights.shards import describe
 
+pytestmark = pytest.mark.core
+
 SHAPES = [("embed", (7, 5)), ("layer.0", (4, 3)), ("layer.1", (4, 3)), ("norm", (5,)), ("scale", ()), ("none", (0, 4))]
 
 

@@ -15,6 +15,8 @@ from trinity.trainer.weights import write_shards
 from trinity.trainer.weights.places import Places
 from trinity.trainer.weights.shards import describe
 
+pytestmark = pytest.mark.core
+
 RUN = "tests-places-000000"
 
 

@@ -13,6 +13,8 @@ from trinity.config.schema.buffer import FormatConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.examples import experts_of, from_examples
 
+pytestmark = pytest.mark.core
+
 ENTRY = pb.LedgerEntry(step=2)
 
 

@@ -9,6 +9,8 @@ from trinity.environment.arithmetic import evaluate, find_expression
 from trinity.environment.countdown_rules import Puzzle
 from trinity.environment.environments.countdown import Countdown, generate
 
+pytestmark = pytest.mark.core
+
 PUZZLE = {"nums": [10, 4, 4], "target": 24}
 
 

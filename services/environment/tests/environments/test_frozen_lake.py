@@ -8,6 +8,8 @@ from trinity.environment.environments.frozen_lake import FrozenLake, read_map, s
 from trinity.environment.environments.game import Unsolvable
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 LAKE = {"desc": ["SFH", "FHF", "FFG"]}
 
 

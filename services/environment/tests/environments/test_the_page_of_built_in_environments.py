@@ -3,9 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from trinity.environment.environments import ENVIRONMENTS
 from trinity.environment.environments.game import RULE_NAMES
 from trinity.environment.scorers import SCORERS
+
+pytestmark = pytest.mark.core
 
 PAGE = (Path(__file__).parents[4] / "docs/environments_builtin.md").read_text()
 
