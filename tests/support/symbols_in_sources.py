@@ -85,6 +85,12 @@ def _files(sources: Path, module: str) -> list[Path]:
 
 
 @cache
+def _nodes(tree: ast.Module) -> list[ast.AST]:
+    """All of a file's, walked once."""
+    return list(ast.walk(tree))
+
+
+@cache
 def _tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
@@ -177,7 +183,7 @@ def names_taken(tree: ast.Module, own: Collection[str] = ()) -> set[str]:
     imported = dict(_imports(tree))
     taken = {name for name in imported.values() if _is_listed(name)}
     known = {*own, *_PUBLIC}
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Attribute):
             chain = _chain(node)
             if chain[0] in imported:
@@ -197,7 +203,7 @@ def names_taken(tree: ast.Module, own: Collection[str] = ()) -> set[str]:
 def own_names(tree: ast.Module) -> set[str]:
     """What a file defines, and sets on self."""
     found = set()
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -214,9 +220,9 @@ def _chain(node: ast.AST) -> tuple[str, ...]:
     return (node.id if isinstance(node, ast.Name) else "",)
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """The name in the file, and the dotted name that it stands for."""
-    for node in ast.walk(tree):
+    for node in _nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
