@@ -10,13 +10,10 @@ tests/contract/test_private_symbols.py holds the installed versions and the sour
 
 from dataclasses import dataclass
 
-EXPLORER = "services/explorer/src/trinity/explorer"
-TRAINER = "services/trainer/src/trinity/trainer"
-
 
 @dataclass(frozen=True)
 class Border:
-    """`used_in` are files of the product, `tests` those that fail first when the behaviour behind a name changes."""
+    """`used_in` are modules of the product; `tests` are files that fail when the behaviour behind a name changes."""
 
     title: str
     used_in: tuple[str, ...]
@@ -28,7 +25,7 @@ class Border:
 VLLM = (
     Border(
         "vLLM: starting an engine",
-        (f"{EXPLORER}/engine/start.py",),
+        ("trinity.explorer.engine.start",),
         "Configuration fields of EngineArgs that were renamed. `LLM_CLASS` chooses the batch sizes of `vllm.LLM`: "
         "without it AsyncLLM takes 128 sequences on any GPU. `output_processor` must still look up "
         "`LogprobsProcessor` as a global of its module, since that is where ours is put.",
@@ -52,7 +49,7 @@ VLLM = (
     ),
     Border(
         "vLLM: requests, pauses and the end of an engine",
-        (f"{EXPLORER}/engine/engine.py", f"{EXPLORER}/auxiliary.py", f"{EXPLORER}/endpoint.py"),
+        ("trinity.explorer.engine.engine", "trinity.explorer.auxiliary", "trinity.explorer.endpoint"),
         "`AsyncLLM.pause_generation`: we call what it calls, without its sleep of 20 ms. `flat_logprobs` chooses "
         "the type that the response processor fills. `AsyncLLM.__del__`: it calls `shutdown` again, which is why "
         "`close` replaces it.",
@@ -82,7 +79,7 @@ VLLM = (
     ),
     Border(
         "vLLM: weights into a running model",
-        (f"{EXPLORER}/engine/worker.py", f"{EXPLORER}/engine/replay.py"),
+        ("trinity.explorer.engine.worker", "trinity.explorer.engine.replay"),
         "The order of calls in `Worker.update_weights`, and who resets the target and the flag of an update that "
         "failed. `layerwise.py`: which layers a reload passes over (a head tied to the embeddings, on CPUs), and "
         "what it counts while weights arrive. New kinds of `quant_method`, and new layers that derive one weight "
@@ -132,7 +129,7 @@ VLLM = (
     ),
     Border(
         "vLLM: the scheduler and whole responses",
-        (f"{EXPLORER}/engine/scheduler.py", f"{EXPLORER}/engine/held_outputs.py", f"{EXPLORER}/engine/spans.py"),
+        ("trinity.explorer.engine.scheduler", "trinity.explorer.engine.held_outputs", "trinity.explorer.engine.spans"),
         "`Scheduler.update_from_output`: how it slices log-probabilities, and which outputs it returns. How "
         "`Request.block_hashes` grow from the last hash, or from the salt. `kv_cache_utils.py`: what a block's "
         "hash is made of. What a request's rank field carries on its way to the client: the number of loads stands "
@@ -183,7 +180,7 @@ VLLM = (
     ),
     Border(
         "vLLM: the log-probability of the sampled token",
-        (f"{EXPLORER}/engine/sampled_logprobs.py",),
+        ("trinity.explorer.engine.sampled_logprobs",),
         "Who calls `Sampler.gather_logprobs`, and under which name the second model runner's `sampler.py` imports "
         "`compute_topk_scores`: a vLLM without the place keeps its own function, and is only slower. "
         "benchmarks/gpu/logprobs.py shows the loss. The arguments of `compute_topk_scores` grow with versions.",
@@ -198,7 +195,7 @@ VLLM = (
     ),
     Border(
         "vLLM: the OpenAI-compatible endpoint",
-        (f"{EXPLORER}/endpoint.py",),
+        ("trinity.explorer.endpoint",),
         "The functions moved once; a third place goes into `_vllm` beside the two. What `init_app_state` asks of "
         "its engine client: everything but `generate` and `abort` is answered by the first engine.",
         ("tests/e2e/test_a_yaml_of_trinity_rft.py",),
@@ -218,7 +215,7 @@ VLLM = (
 DEEPSPEED = (
     Border(
         "DeepSpeed: the engine",
-        (f"{TRAINER}/engine/deepspeed.py", f"{TRAINER}/engine/engine.py"),
+        ("trinity.trainer.engine.deepspeed", "trinity.trainer.engine.engine"),
         "`DeepSpeedEngine.backward`: what it divides the loss by; ours is already a share of the batch's. Which "
         "combination of ZeRO stage and dtype takes which optimizer (`_configure_optimizer`). `base_optimizer.py`: "
         "the counters of a backward pass, which `abandon` resets after memory ran out.",
@@ -249,7 +246,7 @@ DEEPSPEED = (
     ),
     Border(
         "DeepSpeed: the norm of a gradient",
-        (f"{TRAINER}/engine/guard.py", f"{TRAINER}/engine/deepspeed.py"),
+        ("trinity.trainer.engine.guard", "trinity.trainer.engine.deepspeed"),
         "Where each optimizer computes its norm before it clips, and whether it calls the `step` of the optimizer "
         "that it wraps: the guard stands there and lets no update through whose norm is not finite.",
         ("services/trainer/tests/test_updates.py", "tests/e2e/test_bad_steps.py"),
@@ -266,7 +263,7 @@ DEEPSPEED = (
     ),
     Border(
         "DeepSpeed: parameters under ZeRO 3",
-        (f"{TRAINER}/engine/gathering.py", f"{TRAINER}/engine/weights.py", f"{TRAINER}/engine/deepspeed.py"),
+        ("trinity.trainer.engine.gathering", "trinity.trainer.engine.weights", "trinity.trainer.engine.deepspeed"),
         "`partition_parameters.py`: how a parameter is laid flat, padded and cut (`_partition_param`), and the "
         "attributes it gets. If the cut changes, gathered weights are wrong, and the canary of the next version "
         "says so.",
@@ -285,7 +282,7 @@ DEEPSPEED = (
     ),
     Border(
         "DeepSpeed: sequence parallelism",
-        (f"{TRAINER}/sequence_parallel.py",),
+        ("trinity.trainer.sequence_parallel",),
         "`single_all_to_all`: which dimension is scattered and which is gathered, and its gradient.",
         ("services/trainer/tests/test_splitting_changes_nothing.py",),
         (
@@ -295,7 +292,7 @@ DEEPSPEED = (
     ),
     Border(
         "DeepSpeed: classes in its checkpoints",
-        ("cli/src/trinity/cli/convert/safe_load.py", "cli/src/trinity/cli/convert/deepspeed.py"),
+        ("trinity.cli.convert.safe_load", "trinity.cli.convert.deepspeed"),
         "A checkpoint names classes; `trinity convert` reads it with stand-ins and refuses every other name. If a "
         "class moves, new checkpoints name the new place: add it and keep the old one. `zero_to_fp32.py` has the "
         "layout of shards. The names of torch's DTensor in checkpoints of FSDP are in the same file.",
@@ -312,7 +309,7 @@ DEEPSPEED = (
 OTHERS = (
     Border(
         "torch: copies and loads that are watched",
-        (f"{EXPLORER}/engine/replay.py", f"{TRAINER}/engine/gathering.py"),
+        ("trinity.explorer.engine.replay", "trinity.trainer.engine.gathering"),
         "`_foreach_copy_` takes lists of targets and sources of equal length. A load is watched by a dispatch "
         "mode: an operator that is new to it means that a model is loaded by vLLM's own way, which is slower and "
         "not wrong.",
@@ -325,7 +322,7 @@ OTHERS = (
     ),
     Border(
         "torch: groups that may break",
-        ("lib/runtime/src/trinity/runtime/weights/collective.py", "lib/runtime/src/trinity/runtime/nccl.py"),
+        ("trinity.runtime.weights.collective", "trinity.runtime.nccl"),
         "`ProcessGroupNCCL.cpp`: which threads watch a group, and which environment variables end the process. The "
         "timeout of NCCL's options has no public setter.",
         ("tests/integration/test_collective_group.py",),
@@ -339,7 +336,7 @@ OTHERS = (
     ),
     Border(
         "torch: kernels and dropout",
-        (f"{TRAINER}/kernels.py", f"{TRAINER}/engine/dropout.py", f"{TRAINER}/varlen.py"),
+        ("trinity.trainer.kernels", "trinity.trainer.engine.dropout", "trinity.trainer.varlen"),
         "`recompile_limit` is global before torch 2.12 and an argument of `torch.compile` from there on. "
         "`varlen_attn` gets `enable_gqa` where its signature has it. Every dropout of torch derives from "
         "`_DropoutNd`.",
@@ -354,7 +351,7 @@ OTHERS = (
     ),
     Border(
         "transformers: layers that are replaced",
-        (f"{TRAINER}/attention.py", f"{TRAINER}/fused.py", f"{TRAINER}/checkpointing.py"),
+        ("trinity.trainer.attention", "trinity.trainer.fused", "trinity.trainer.checkpointing"),
         "What a model passes to its attention function, and which models may have it replaced. `fused.py` compares "
         "each layer with its own formula on random numbers, and leaves alone what differs: the log says how many "
         "it replaced.",
@@ -375,7 +372,7 @@ OTHERS = (
     ),
     Border(
         "peft: adapters",
-        (f"{TRAINER}/lora.py",),
+        ("trinity.trainer.lora",),
         "The names of adapter parameters (`<module>.lora_A.default.weight`), from which those in peft's files "
         "follow, and whether a scale of 0 is applied in every kind of layer.",
         ("services/trainer/tests/test_lora.py", "tests/e2e/test_lora.py"),
@@ -387,8 +384,8 @@ OTHERS = (
     Border(
         "Others: one private name each",
         (
-            "lib/runtime/src/trinity/runtime/broker/connection.py",
-            "lib/config/src/trinity/config/task_pipeline/data_juicer.py",
+            "trinity.runtime.broker.connection",
+            "trinity.config.task_pipeline.data_juicer",
         ),
         "nats-py keeps what the server said at the connection (`cluster` says whether streams get replicas). "
         "data-juicer installs packages by itself, which is refused.",

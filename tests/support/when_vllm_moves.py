@@ -21,8 +21,8 @@ def section() -> str:
     lines = [HEADING, "", "`make docs` writes this part from tests/support/private_symbols.py; do not edit it.", ""]
     for border in BORDERS:
         lines += [f"### {border.title}", "", _wrapped(border.look_at), ""]
-        lines += ["| | files |", "|---|---|"]
-        lines += [f"| used in | `{file}` |" for file in border.used_in]
+        lines += ["| | |", "|---|---|"]
+        lines += [f"| used in | `{module}` |" for module in border.used_in]
         lines += [f"| tests | `{file}` |" for file in border.tests]
         lines += ["", *_names(border), ""]
     return "\n".join(lines).rstrip() + "\n"
