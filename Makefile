@@ -46,8 +46,9 @@ lint: $(BIN)/.installed ## ruff and mypy
 proto: $(BIN)/.installed ## make the stubs from the .proto files again
 	$(BIN)/python proto/generate.py
 
-docs: $(BIN)/.installed ## write docs/configuration.md from the schema again
+docs: $(BIN)/.installed ## write what follows from the sources into docs/ again
 	$(BIN)/python docs/generate.py
+	cd tests && ../$(BIN)/python -m support.when_vllm_moves
 
 clean: ## remove what was made (not the checkpoints)
 	rm -rf .venv build
