@@ -7,23 +7,33 @@ PYPROJECTS := $(wildcard pyproject.toml proto/pyproject.toml sdk/pyproject.toml 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
 INSTALL = $(PIP) -c requirements/constraints.txt -r requirements/dev.txt $(foreach p,$(PACKAGES),-e "$(p)")
 
-.PHONY: help run test quicktest chaos lint proto docs clean
+.PHONY: help run test test-all test-fifth fifths quicktest chaos lint proto docs clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 run: $(BIN)/.installed build/quickstart/.made ## the quickstart: a tiny model learns sums, on the CPU
 	$(BIN)/trinity run --config examples/quickstart/arithmetic.yaml
 
-# Files that are tested at the same time.
+# Files that are tested at the same time; tests/durations.json says which first.
 JOBS ?= 2
+PYTEST = $(BIN)/pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadgroup --no-loadscope-reorder)
 
-test: lint $(BIN)/.alfworld ## linters, types and the whole test suite (JOBS=1: one file at a time)
-	$(BIN)/pytest --reruns 1 --durations 20 $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
+test: lint $(BIN)/.installed ## linters, types and the core tests (JOBS=1: one file at a time)
+	$(PYTEST) -m core
 
-quicktest: $(BIN)/.installed ## the tests that take no more than seconds
-	$(BIN)/pytest -m "not slow"
+test-all: lint $(BIN)/.alfworld ## everything: the extended tests too
+	$(PYTEST)
+
+test-fifth: $(BIN)/.alfworld ## one fifth of the extended tests: FIFTH=1 to 5
+	$(PYTEST) --fifth $(FIFTH)
+
+fifths: $(BIN)/.installed ## which extended tests are in which fifth; runs none
+	@$(BIN)/pytest --collect-only -qqq --list-fifths | grep -E "^(fifth|  )"
+
+quicktest: $(BIN)/.installed ## the core tests that take no more than seconds
+	$(BIN)/pytest -m "core and not slow"
 
 chaos: $(BIN)/.installed build/quickstart/.made ## kill, stop and damage at random moments, many times; a table of what did not hold
 	$(BIN)/python tests/chaos/run_chaos.py $(CHAOS)
@@ -37,8 +47,9 @@ lint: $(BIN)/.installed ## ruff, mypy, and the directions of imports (.importlin
 proto: $(BIN)/.installed ## make the stubs from the .proto files again
 	$(BIN)/python proto/generate.py
 
-docs: $(BIN)/.installed ## write docs/configuration.md from the schema again
+docs: $(BIN)/.installed ## write what follows from the sources into docs/ again
 	$(BIN)/python docs/generate.py
+	cd tests && ../$(BIN)/python -m support.when_vllm_moves
 
 clean: ## remove what was made (not the checkpoints)
 	rm -rf .venv build

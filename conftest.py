@@ -17,12 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 ROOT = Path(__file__).parent
 
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, whole runs before others: no worker is left with a long one at the end."""
-    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
-        slow = {item.path for item in items if item.get_closest_marker("slow")}
-        items.sort(key=lambda item: (item.path not in slow, ROOT / "tests" not in item.path.parents))
+pytest_plugins = ["support.tiers"]
 
 
 @pytest.fixture

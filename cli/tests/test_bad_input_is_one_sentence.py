@@ -13,6 +13,8 @@ import yaml
 
 from trinity.runtime.process import FileLock
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def config(tmp_path: Path, quickstart_model: Path, quickstart_data: Path, repository: Path) -> Path:

@@ -12,6 +12,8 @@ from trinity.cli.supervise import children
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
+pytestmark = pytest.mark.core
+
 
 def make(folder: Path, code: str, **options: object) -> Child:
     return Child(

@@ -22,6 +22,8 @@ from trinity.cli.convert import convert_command, write
 from trinity.cli.convert.source import Parameter
 from trinity.weights.checkpoints import has_weights
 
+pytestmark = pytest.mark.core
+
 
 class Evil:
     """Unpickled with all of pickle, it makes a file."""

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 from support.training import make_model
 from trinity.cli.convert import convert_command
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

@@ -18,6 +18,8 @@ from trinity.cli.supervise.job import Job, ProcessRecord, SupervisorRecord
 from trinity.config import Plan, load, make_plan
 from trinity.config.load import parse
 
+pytestmark = pytest.mark.core
+
 BASE = """
 model: {model_path: m, max_model_len: 64}
 algorithm: {algorithm_type: grpo, repeat_times: 4}

@@ -11,6 +11,8 @@ from support.environment_provider import ScriptedProvider, serving
 from support.odd_environments import OddInLoop
 from trinity import sdk
 
+pytestmark = pytest.mark.core
+
 
 async def trinity(*arguments: str) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "trinity.cli.main", "env", "check", *arguments]

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from trinity.cli.main import app
 
+pytestmark = pytest.mark.core
+
 GOOD = {"question": "1+1", "answer": "2", "easy": 0.5, "how": "math_workflow", "judge": "accuracy_reward"}
 
 

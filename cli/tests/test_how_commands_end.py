@@ -4,6 +4,8 @@ import pytest
 
 from trinity.cli.errors import RunError, ending_well
 
+pytestmark = pytest.mark.core
+
 
 def test_ctrl_c_before_anything_started_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> int:

@@ -9,6 +9,8 @@ import yaml
 
 from trinity.cli.import_verl import import_verl_command
 
+pytestmark = pytest.mark.core
+
 # The two examples of the guide for people who come from veRL, and the YAMLs that it gives for them.
 PPO_SCRIPT = r"""gsm8k_train_path=$HOME/data/gsm8k/train.parquet
 gsm8k_test_path=$HOME/data/gsm8k/test.parquet

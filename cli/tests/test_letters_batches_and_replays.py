@@ -23,6 +23,8 @@ from trinity.cli.errors import RunError
 from trinity.data.wire import encode_outcome, task_to_proto
 from trinity.runtime.process import FileLock
 
+pytestmark = pytest.mark.core
+
 
 def make_letter(**changes: Any) -> experience_pb2.AttemptFailure:
     task = task_to_proto(make_task(7, row_json='{"question": "1+1", "answer": "#### 2"}'))

@@ -21,6 +21,8 @@ from trinity.cli.commands.log import show
 from trinity.cli.errors import RunError
 from trinity.cli.tail import GrowingFile, lines_backwards, lines_forwards, visible, whole_end
 
+pytestmark = pytest.mark.core
+
 _START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC).timestamp()
 _LIMIT_SECONDS = 60.0
 

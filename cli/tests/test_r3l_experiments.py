@@ -13,6 +13,8 @@ from trinity.cli.supervise.preflight import check_inputs
 from trinity.config import ConfigError, load, make_plan
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).parents[2] / "examples/R3L"
 ENVIRONMENTS = ("alfworld", "webshop", "scienceworld", "dapo", "countdown", "sokoban", "gym_card")
 ALGORITHMS = {

@@ -16,6 +16,8 @@ from trinity.environments.alfworld.engine import write_game
 from trinity.environments.alfworld.rooms import draw_room
 from trinity.environments.webshop.mini import GOALS
 
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).parents[2] / "examples/R3L"
 FEW = ("--train", "8", "--test", "2")
 

@@ -13,6 +13,8 @@ from trinity.cli.commands.results import METRICS, Curve, as_csv, collect, markdo
 from trinity.cli.errors import RunError
 from trinity.cli.main import app
 
+pytestmark = pytest.mark.core
+
 
 def write(job: Path, *lines: Any) -> Path:
     file = job / "monitor/explorer.jsonl"

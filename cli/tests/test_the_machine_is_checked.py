@@ -10,6 +10,8 @@ from trinity.cli.main import app
 from trinity.cli.supervise.preflight import machine_problems
 from trinity.config import devices, load, make_plan
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:

@@ -14,6 +14,8 @@ from trinity.cli.commands import view as view_module
 from trinity.cli.commands.view import view
 from trinity.cli.errors import RunError
 
+pytestmark = pytest.mark.core
+
 
 def experience(step: int, task: str = "gsm8k/0/3/3", rollout: int = 0, **fields: object) -> str:
     row = {

@@ -26,6 +26,8 @@ from trinity.data.experience import Outcome, Task
 from trinity.runtime import files
 from trinity.weights import Canary, Probe
 
+pytestmark = pytest.mark.core
+
 STEPS, INTERVAL = 8, 4
 CANARY = Canary((Probe((1, 2, 3), (-1.5, -2.5)),), 0.01, 0.1)
 

@@ -19,6 +19,8 @@ from trinity.sdk.conformance import Result, Sample, Verdict, check_provider, epi
 from trinity.sdk.scoring import ScoreItem
 from trinity.sdk.servicer import ProviderServicer
 
+pytestmark = pytest.mark.core
+
 PLAYED = "an episode is played, one sound answer per action"
 
 

@@ -23,6 +23,8 @@ from trinity.sdk.arena import Arena, Episode
 from trinity.sdk.environment import EnvironmentClass
 from trinity.sdk.errors import Full, InvalidInput, status_of
 
+pytestmark = pytest.mark.core
+
 ALL = (odd.Odd, odd.OddInLoop, odd.OddInProcess, odd.OddShared, odd.OddCoroutine, odd.OddCoroutineInProcess)
 SEPARATE = (odd.Odd, odd.OddInProcess, odd.OddCoroutine, odd.OddCoroutineInProcess)
 IN_PROCESSES = (odd.OddInProcess, odd.OddCoroutineInProcess)

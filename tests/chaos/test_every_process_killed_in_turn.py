@@ -21,7 +21,7 @@ from support.chaos import GROUPS, SAVE_INTERVAL, ChaosRun, Moment, is_up, moment
 from support.run import process_of
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 31
 QUICK_TO_START = {"buffer": "step", "nats": "checkpoint", "sync": "waiting", "environment": "step"}  # and when they die

@@ -25,7 +25,7 @@ from support.weights_party import RUN, Party, TransformersPolicy
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2 as pb
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
 FOLDER, S3, GROUP = "by-folder", "by-s3", "by-group"
 ALL = (FOLDER, S3, GROUP)

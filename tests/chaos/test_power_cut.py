@@ -31,7 +31,7 @@ from trinity.explorer.rollout import attempt
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams, tail
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.core, pytest.mark.timeout(120)]
 
 NAMES = names.RunNames("tests-power-000000")
 IN_FLIGHT = 32

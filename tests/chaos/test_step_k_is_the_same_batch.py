@@ -20,7 +20,7 @@ from support.run import Status, TrinityRun, kill_process, process_of, write_conf
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.runtime import names
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
 
 RUN = names.run_id("quickstart", "identity")
 STEPS, SAVE_INTERVAL, GROUPS = 14, 5, 4

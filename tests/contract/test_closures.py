@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).parents[2]
 SERVICES = ("buffer", "environment", "explorer", "sync", "trainer")
 LIGHT = {

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.core
+
 PROTOS = sorted((Path(__file__).parents[2] / "proto").rglob("*.proto"))
 _NAMED = re.compile(r"^\s*(service|rpc|message|enum)\s+\w+")
 _FIELD = re.compile(r"^\s*(repeated |optional )?[\w.<>, ]+ \w+ = \d+;")

@@ -20,6 +20,8 @@ from trinity.runtime import rpc
 from trinity.trainer.control import Control
 from trinity.trainer.servicer import TrainerServicer
 
+pytestmark = pytest.mark.core
+
 NONSENSE = b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"
 METHODS = {
     "buffer": ["PublishTasks", "CommitStep", "Rewind", "GetLedgerEntry", "Stats", "ListDeadLetters"],

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)

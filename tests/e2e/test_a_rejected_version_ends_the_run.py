@@ -10,7 +10,7 @@ import pytest
 
 from support.run import TrinityRun, write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(480)]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 
 from trinity.runtime.process import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 2
 OVERRIDES = [

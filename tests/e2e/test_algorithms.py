@@ -14,7 +14,7 @@ import pytest
 
 from support.run import TrinityRun, write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEPS, GROUPS, GROUP = 3, 2, 4
 SHOWN = {

@@ -12,7 +12,7 @@ import pytest
 
 from trinity.cli.supervise.job import read_records
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 24
 SMALL = [

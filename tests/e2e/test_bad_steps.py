@@ -11,7 +11,7 @@ import pytest
 
 from support.run import write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
 TOO_MUCH = {"policy_loss_fn_args": {"beta": 1e300}}  # float32 has no such number
 MENDED = "algorithm.policy_loss_fn_args.beta=0.1"

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from support.run import TrinityRun, kill_process, write_config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
 STEPS = 5
 LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}

@@ -22,7 +22,7 @@ from support.otlp import Collector
 from support.run import Status, TrinityRun, kill_process, process_of, write_config
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS, SAVE_INTERVAL, GROUPS = 20, 4, 8
 SFT_STEPS, SFT_SAVE_INTERVAL = 20, 4

@@ -19,7 +19,7 @@ import pytest
 from support.run import Status, TrinityRun, process_of, write_config
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS, SAVE_INTERVAL, GROUPS, POISON = 6, 2, 4, 2  # POISON: a row of the first batch
 ATTEMPTS = 2

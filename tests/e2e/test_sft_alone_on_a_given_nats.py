@@ -11,7 +11,7 @@ from support.run import TrinityRun, write_config
 from trinity.runtime import names
 from trinity.runtime.broker import Bucket, connect
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def announced(url: str) -> bytes:

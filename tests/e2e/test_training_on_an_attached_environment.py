@@ -13,7 +13,7 @@ import pytest
 from support.run import TrinityRun, write_config
 from trinity.runtime.process import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
 STEPS = 3
 TOKEN = "example"

@@ -31,7 +31,7 @@ from trinity.explorer.types import EngineOptions
 from trinity.explorer.workflows import r3l
 from trinity.explorer.workflows.reflection import Outcome, Report
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(500)]
 
 LENGTH = 2048
 LEVEL = "#######\n#P_X_O#\n#_____#\n#######"

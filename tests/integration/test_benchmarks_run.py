@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.core
+
 TABLES = {
     "buffer.py": ("throughput", "latency", "restart", "memory", "nats-py", "sqlite", "asyncio.Queue"),
     "environment.py": ("steps/s", "attached, through the environment service", "50 episodes open at once", "engines"),

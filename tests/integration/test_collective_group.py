@@ -19,6 +19,8 @@ from trinity.runtime.errors import InvalidInput
 from trinity.weights.buckets import plan_buckets
 from trinity.weights.collective import Group, GroupBroken, Store, send
 
+pytestmark = pytest.mark.core
+
 TENSORS = ["embed:BF16:50x7", "scale:F32:", "nothing:F32:0x4", "layer:F32:30x30", "ids:I64:3"]
 DEADLINE = 4.0
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64}

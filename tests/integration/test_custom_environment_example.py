@@ -19,6 +19,8 @@ from trinity.runtime.process import free_port
 from trinity.sdk.conformance import Verdict, check_provider
 from trinity.sdk.conformance.episodes import Sample
 
+pytestmark = pytest.mark.core
+
 TOKEN = "example"
 LANGUAGES = ("python", "javascript")
 Command = Callable[[str], list[str]]

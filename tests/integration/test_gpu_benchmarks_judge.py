@@ -11,6 +11,8 @@ import pytest
 
 from support.audit import Acknowledged, LogEntry, Member, Records
 
+pytestmark = pytest.mark.core
+
 # Steps end at 10, 20, 30 and 40 s; each waits 2 s, takes 0.05 s of the buffer's, trains 6 s, publishes 1 s.
 PARTS = {"time/wait": 2.0, "time/buffer": 0.05, "time/step": 6.0, "time/publish": 1.0, "time/save": 0.0}
 STEPS = [

@@ -36,7 +36,7 @@ ASYNCHRONOUS = {
     "buffer.py": ("the buffer", "trains", "publishes the weights", "of limit"),
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("script", TABLES)

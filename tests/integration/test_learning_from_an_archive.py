@@ -17,6 +17,8 @@ from trinity.data.archive import open_archive
 from trinity.data.wire import decode_outcome
 from trinity.trainer.data.batch import from_groups
 
+pytestmark = pytest.mark.core
+
 GROUPS = 6
 
 

@@ -19,6 +19,8 @@ from trinity.data.wire import decode_outcome
 from trinity.runtime import names
 from trinity.runtime.broker import connect
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(tmp_path: Path, nats_server: NatsServer) -> AsyncIterator[BufferRun]:

@@ -25,6 +25,8 @@ from trinity.explorer.rollout import attempt
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams
 
+pytestmark = pytest.mark.core
+
 Started = Callable[..., "contextlib.AbstractAsyncContextManager[tuple[BufferRun, FakeTrainer]]"]
 
 

@@ -16,6 +16,8 @@ from trinity.explorer.environments.client import Score
 from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows.player import seed_of
 
+pytestmark = pytest.mark.core
+
 ROWS: dict[str, dict[str, Any]] = {
     "alfworld": {"seed": 1},
     "webshop": {"session_id": 0},

@@ -24,6 +24,8 @@ from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.data.experience import Group, Outcome, Task
 from trinity.trainer.data.batch import from_groups
 
+pytestmark = pytest.mark.core
+
 Started = Callable[..., "contextlib.AbstractAsyncContextManager[tuple[BufferRun, FakeTrainer]]"]
 
 

@@ -15,6 +15,8 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.runtime import names
 from trinity.runtime.broker import connect
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(tmp_path: Path, nats_server: NatsServer) -> AsyncIterator[BufferRun]:

@@ -25,6 +25,8 @@ from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.player import seed_of
 
+pytestmark = pytest.mark.core
+
 Seen = list[tuple[str, str]]
 
 

@@ -27,6 +27,8 @@ from trinity.explorer.rollout import attempt
 from trinity.runtime import names
 from trinity.runtime.broker import connect
 
+pytestmark = pytest.mark.core
+
 
 @dataclasses.dataclass
 class Live:

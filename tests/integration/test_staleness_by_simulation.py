@@ -28,6 +28,8 @@ from trinity.sync.versions import gate_step, next_live
 from trinity.weights import VersionState
 from trinity.weights.pointer import Live
 
+pytestmark = pytest.mark.core
+
 YAML = """
 {{project: p, name: n, checkpoint_root_dir: /tmp/none, algorithm: {{algorithm_type: grpo, repeat_times: 2{strategy}}},
 model: {{model_path: m, max_prompt_tokens: 16, max_response_tokens: 16}},

@@ -18,6 +18,8 @@ from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
 from trinity.weights import Manifest, manifest_to_proto
 
+pytestmark = pytest.mark.core
+
 T = TypeVar("T")
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 

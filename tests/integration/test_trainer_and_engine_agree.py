@@ -32,7 +32,12 @@ from trinity.weights.collective import Group, Store, send
 from trinity.weights.stores import FolderStore
 from trinity.weights.stores.cache import WeightCache
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 PROMPTS = [[10, 20, 30, 40], [50, 60], list(range(3, 60))]
 TEMPERATURE = 0.7

@@ -24,7 +24,12 @@ from trinity.explorer.weights.fetch import fetch
 from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.weights import Canary, Manifest, Probe, manifest_of_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 MAX_LENGTH = 1024
 TOLERANCE = 1e-4

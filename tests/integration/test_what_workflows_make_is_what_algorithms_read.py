@@ -15,6 +15,8 @@ from trinity.data.wire import encode_outcome
 from trinity.explorer.rollout import attempt
 from trinity.trainer.data.batch import TrainSequence, from_groups
 
+pytestmark = pytest.mark.core
+
 REPORT = {
     "trajectory_summary": "It turned round.",
     "root_cause_analysis": "It went left.",

@@ -30,7 +30,8 @@ def act(
 
     Actions: ["train", step], ["dump", name], ["load", name of a dump], ["base"],
     ["probe", name, sequences] (and True: with the other head),
-    ["save", name], ["resume", name of what was saved], ["whole", name of a dump], ["trained", name].
+    ["save", name], ["resume", name of what was saved], ["whole", name of a dump], ["trained", name],
+    ["recomputed"]: which parts of the first layer of policy and critic recompute their activations.
     """  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads(json.dumps(BASE))
@@ -53,6 +54,15 @@ def run_module(module: str, job: Path, ranks: int, seconds: float) -> None:
     processes = start_module(module, job, ranks, output)
     codes = wait_for(processes, seconds)
     assert codes == [0] * ranks, output.read_text(errors="replace")[-4000:]
+
+
+def recomputed(model: Any) -> list[str]:
+    """Parts of the first layer that recompute their activations: transformers marks layers, the trainer marks MLPs."""
+    from trinity.trainer.model.checkpointing import ANEW
+
+    layer = model.model.base_model.layers[0]
+    parts = {"layer": layer.gradient_checkpointing, "mlp": getattr(layer.mlp, ANEW, False)}
+    return [name for name, marked in parts.items() if marked]
 
 
 def elements_with_states(engine: Any) -> int:
@@ -92,6 +102,8 @@ def main() -> None:
             engine.load_weights(engine.base_weights() if ranks.is_first else None)
         elif verb == "probe":
             found[arguments[0]] = engine.probe_logprobs(*arguments[1:])
+        elif verb == "recomputed":
+            found["recomputed"] = [recomputed(model) for model in (engine.policy, engine._critic.model.module)]
         elif verb == "save":
             engine.save(folder / arguments[0], {"step": 0})
         elif verb == "resume":

@@ -1,4 +1,4 @@
-"""A rank whose GPU is larger than the other's: `python -m support.unequal_ranks FOLDER PORT RANK`.
+"""A rank whose GPU is larger than the other's: `python -m support.unequal_ranks FOLDER`.
 
 It writes down what it would choose alone, and what both choose together.
 """
@@ -14,21 +14,22 @@ import torch.distributed as dist
 
 from support.sized_models import GIB, model_of, plan_of
 from trinity.trainer.model.activations import choose
-from trinity.trainer.ranks import Ranks
+from trinity.trainer.ranks import Ranks, ranks_from_environment
 
 MEMORY_GIB = (139, 35)
 
 
-def main(folder: Path, port: int, rank: int) -> None:
-    memory, cpu = MEMORY_GIB[rank] * GIB, torch.device("cpu")
+def main(folder: Path) -> None:
+    ranks = ranks_from_environment(2)
+    memory, cpu = MEMORY_GIB[ranks.rank] * GIB, torch.device("cpu")
     plan, model = plan_of({"deepspeed": {"zero_stage": 0}}), model_of("1.5B")
     alone = choose(plan, model, Ranks(0, 1, 0), cpu, memory)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", timedelta(seconds=60), 2, rank)
-    together = choose(plan, model, Ranks(rank, 2, rank), cpu, memory)
-    (folder / f"{rank}.json").write_text(json.dumps([astuple(alone), astuple(together)]))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    together = choose(plan, model, ranks, cpu, memory)
+    (folder / f"{ranks.rank}.json").write_text(json.dumps([astuple(alone), astuple(together)]))
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]))

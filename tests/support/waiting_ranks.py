@@ -1,4 +1,4 @@
-"""A rank that waits with others for what rank 0 finds late: `python -m support.waiting_ranks FOLDER PORT RANK`."""
+"""A rank that waits with others for what rank 0 finds late: `python -m support.waiting_ranks FOLDER`."""
 
 import sys
 import time
@@ -9,14 +9,15 @@ import torch
 import torch.distributed as dist
 
 from trinity.trainer.data.exchange import share_when_known
-from trinity.trainer.ranks import Ranks
+from trinity.trainer.ranks import ranks_from_environment
 
 TIMEOUT_SECONDS, LATE_SECONDS = 3.0, 7.0
 
 
-def main(folder: Path, port: int, rank: int) -> None:
+def main(folder: Path) -> None:
+    ranks = ranks_from_environment(2)
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", timedelta(seconds=60), 2, rank)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     dist.barrier()
     dist.distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
     begin = time.monotonic()
@@ -25,11 +26,11 @@ def main(folder: Path, port: int, rank: int) -> None:
         time.sleep(0.5)
         return b"a batch" if time.monotonic() > begin + LATE_SECONDS else None
 
-    found = share_when_known(look, Ranks(rank, 2, rank), torch.device("cpu"))
-    (folder / f"{rank}").write_bytes(found)
+    found = share_when_known(look, ranks, torch.device("cpu"))
+    (folder / f"{ranks.rank}").write_bytes(found)
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    main(Path(sys.argv[1]))

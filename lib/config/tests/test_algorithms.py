@@ -12,6 +12,8 @@ from trinity.config.algorithms import ALGORITHMS, PARTS, AlgorithmPlan, resolve
 from trinity.config.load import parse
 from trinity.config.schema.algorithm import AlgorithmConfig
 
+pytestmark = pytest.mark.core
+
 # algorithm_type of Trinity-RFT -> advantage, policy loss, KL term, entropy term
 TABLE = {
     "sft": (None, "sft", "none", "none"),

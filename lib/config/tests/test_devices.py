@@ -10,6 +10,8 @@ from trinity.config.devices import Gpu, TorchBuild, device_of, look, mismatch, p
 from trinity.config.load import parse
 from trinity.config.memory import Sharding, cache_gib, certain_gib, host_gib
 
+pytestmark = pytest.mark.core
+
 BASE = """
 model: {model_path: a/model-7.0B, max_model_len: 4096}
 algorithm: {algorithm_type: grpo, repeat_times: 4, kl_loss_fn: none}

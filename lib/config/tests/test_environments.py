@@ -5,6 +5,8 @@ import pytest
 from trinity.config import ConfigError
 from trinity.config.load import parse
 
+pytestmark = pytest.mark.core
+
 BASE = """
 project: p
 name: n

@@ -10,6 +10,8 @@ import pytest
 from trinity.config import Config, ConfigError, expand
 from trinity.config.load import parse
 
+pytestmark = pytest.mark.core
+
 # One key path a line; 0 stands for an item of a list.
 KEYS = (Path(__file__).parent / "trinity_rft/keys.txt").read_text().split()
 RUN: dict[str, Any] = {

@@ -12,6 +12,8 @@ from trinity.config.algorithms import ALGORITHMS
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.datasets import reader
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture(scope="module")
 def maker(repository: Path) -> ModuleType:

@@ -12,6 +12,8 @@ from trinity.config.load import parse
 from trinity.config.memory import parameters_of
 from trinity.config.plan import GpuSplit, Staleness
 
+pytestmark = pytest.mark.core
+
 BASE = """
 project: p
 name: n

@@ -10,6 +10,8 @@ import pytest
 from trinity.config import ConfigError, load
 from trinity.config.load import parse
 
+pytestmark = pytest.mark.core
+
 GOOD = """
 project: p
 name: n

@@ -11,6 +11,8 @@ from trinity.config.compatibility.translate import translate
 from trinity.config.schema import Config
 from trinity.config.schema.model import LoraConfig
 
+pytestmark = pytest.mark.core
+
 WEIGHTS = [
     ("model.embed_tokens.weight", 2),
     *((f"model.layers.{layer}.self_attn.{name}_proj.weight", 2) for layer in (0, 1) for name in "qkvo"),

@@ -8,6 +8,8 @@ from trinity.config import expand, make_plan
 from trinity.config.load import parse
 from trinity.config.plan import Staleness
 
+pytestmark = pytest.mark.core
+
 BASE = """
 project: p
 name: n

@@ -8,6 +8,8 @@ from trinity.config import ConfigError
 from trinity.config.checks import weights
 from trinity.config.load import parse
 
+pytestmark = pytest.mark.core
+
 BASE = """
 project: p
 name: n

@@ -9,6 +9,8 @@ from trinity.config import ConfigError, make_plan
 from trinity.config.load import parse
 from trinity.config.plan import Plan
 
+pytestmark = pytest.mark.core
+
 TASKSET = {"name": "t", "path": "d.jsonl", "default_workflow_type": "on_policy_distill_workflow"}
 
 

@@ -7,6 +7,8 @@ import pytest
 from trinity.config.checks.trainer import check_trainer
 from trinity.config.schema.trainer import TrainerConfig
 
+pytestmark = pytest.mark.core
+
 
 def problems(**values: Any) -> list[str]:
     return [f"{problem.path} {problem.message}" for problem in check_trainer(TrainerConfig.model_validate(values))]

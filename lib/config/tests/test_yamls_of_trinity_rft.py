@@ -10,6 +10,8 @@ from trinity.config.compatibility.foreign_keys import IGNORED, RENAMED, UNSUPPOR
 from trinity.config.compatibility.translate import translate
 from trinity.config.load import parse
 
+pytestmark = pytest.mark.core
+
 PUBLISHED = Path(__file__).parent / "trinity_rft"
 NAMES = sorted(path.name for path in PUBLISHED.glob("*.yaml"))
 EXAMPLE = (Path(__file__).parents[3] / "examples/grpo_gsm8k/gsm8k.yaml").read_text()

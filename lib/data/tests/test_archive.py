@@ -24,6 +24,8 @@ from trinity.data.archive.rows import COLUMNS
 from trinity.data.experience import Experience, Group, SamplingParams, TaskKind, Truncation, VersionSpan
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
 
+pytestmark = pytest.mark.core
+
 # Random groups: any text a model can write, any float32 a tensor can hold.
 
 _texts = st.text(

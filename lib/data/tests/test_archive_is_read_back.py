@@ -16,6 +16,8 @@ from trinity.data.archive import open_archive, read_experiences
 from trinity.data.experience import VersionSpan
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 # Reading back.
 
 

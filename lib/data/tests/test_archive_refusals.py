@@ -13,6 +13,8 @@ from support.archives import RUN, archived
 from trinity.data.archive import open_archive
 from trinity.runtime.errors import InvalidInput, Unavailable
 
+pytestmark = pytest.mark.core
+
 # What is another's stays as it is.
 
 

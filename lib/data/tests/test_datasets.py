@@ -12,6 +12,8 @@ import pytest
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.datasets import DatasetError, read, sft_format
 
+pytestmark = pytest.mark.core
+
 ROWS = [{"question": "1+1", "answer": "2"}, {"question": "zwei\u2028zeilen", "answer": "x"}]
 
 

@@ -5,6 +5,8 @@ import pytest
 from trinity.config import ConfigError, make_plan
 from trinity.config.load import parse
 
+pytestmark = pytest.mark.core
+
 MIX = """
 project: p
 name: n

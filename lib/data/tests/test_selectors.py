@@ -12,6 +12,8 @@ from trinity.config.schema.buffer import SelectorConfig
 from trinity.data.datasets import DatasetError
 from trinity.data.selectors import DifficultyBased, Selector, make_selector
 
+pytestmark = pytest.mark.core
+
 
 def selector(kind: str, rows: int, seed: int = 0) -> Selector:
     return make_selector(SelectorConfig(selector_type=kind, seed=seed), [{} for _ in range(rows)])  # type: ignore[arg-type]

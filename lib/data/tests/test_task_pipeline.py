@@ -15,6 +15,8 @@ from trinity.data.task_pipeline.base import Context, Entry
 from trinity.data.task_pipeline.scores import SCORES
 from trinity.data.task_pipeline.texts import normalised, quality, repeated_share, symbol_share, text_of
 
+pytestmark = pytest.mark.core
+
 # Operators
 
 

@@ -20,6 +20,8 @@ from trinity.data.task_pipeline import (
 )
 from trinity.data.task_pipeline import run as pipeline_run
 
+pytestmark = pytest.mark.core
+
 # The whole
 
 

@@ -18,6 +18,8 @@ from trinity.data.task_pipeline import output as outputs
 from trinity.data.task_pipeline import run as pipeline_run
 from trinity.data.task_pipeline.names import OPERATORS, SCORE_OPERATORS
 
+pytestmark = pytest.mark.core
+
 # Checks
 
 

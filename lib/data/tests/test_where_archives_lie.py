@@ -6,6 +6,8 @@ import pytest
 
 from trinity.buffer.log.archives import in_folder
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize(
     ("path", "expected"),

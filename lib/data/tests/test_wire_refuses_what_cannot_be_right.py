@@ -14,6 +14,8 @@ from trinity.data.arrays import from_tensor, to_tensor
 from trinity.data.experience import AttemptFailure, Experience, Group, SamplingParams, VersionSpan
 from trinity.runtime.errors import FailureCause, InvalidInput
 
+pytestmark = pytest.mark.core
+
 
 @given(st.integers(1, 500), st.integers(0, 40), st.integers(0, 9))
 @settings(max_examples=40, deadline=None)

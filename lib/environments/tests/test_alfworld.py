@@ -18,6 +18,8 @@ from trinity.environments.alfworld.rooms import TASK_TYPES, draw_room
 from trinity.environments.replies import write
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.extended
+
 TASK = {"task_type": "pick_heat_then_place_in_recep", "seed": 3}
 
 

@@ -27,6 +27,8 @@ from trinity.environments.game import TurnRules
 from trinity.environments.replies import write
 from trinity.runtime.errors import Conflict, Full, InvalidInput, TimedOut, Unavailable
 
+pytestmark = pytest.mark.core
+
 
 def needs(module: str, extra: str) -> pytest.MarkDecorator:
     reason = f"{module} is not installed: pip install -e 'lib/environments[{extra}]'"

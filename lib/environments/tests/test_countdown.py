@@ -9,6 +9,8 @@ from trinity.environments.arithmetic import evaluate, find_expression
 from trinity.environments.countdown import Countdown, generate
 from trinity.environments.countdown_rules import Puzzle
 
+pytestmark = pytest.mark.core
+
 PUZZLE = {"nums": [10, 4, 4], "target": 24}
 
 

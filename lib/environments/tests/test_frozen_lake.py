@@ -8,6 +8,8 @@ from trinity.environments.frozen_lake import FrozenLake, read_map, shortest_path
 from trinity.environments.game import Unsolvable
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 LAKE = {"desc": ["SFH", "FHF", "FFG"]}
 
 

@@ -14,6 +14,8 @@ from trinity.environments.gym_card.points import RANKS, EZPoints, Points24, find
 from trinity.environments.replies import write
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 
 def rewards(environment, actions, task, **args):  # type: ignore[no-untyped-def]
     played = play(environment, map(write, actions), task, args)

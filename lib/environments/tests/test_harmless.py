@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from trinity.environments.bridges.harmless import MAX_CHARACTERS, harmless
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize(
     "answer",

@@ -7,6 +7,8 @@ from trinity.environments.maths import Maths
 from trinity.environments.scorers import SCORERS, ScoreItem
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 GSM8K = {"question": "What is 6 times 7?", "answer": "6 * 7 = 42\n#### 42"}
 DAPO = {
     "prompt": [{"role": "user", "content": "Simplify the root of 8."}],

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from trinity.environments.replies import ReplyFormat, parse, write
 
+pytestmark = pytest.mark.core
+
 FORMS = list(ReplyFormat)
 
 

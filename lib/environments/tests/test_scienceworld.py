@@ -23,6 +23,8 @@ from trinity.environments.scienceworld import simulator
 from trinity.environments.scienceworld.environment import ScienceWorld
 from trinity.runtime.errors import Conflict, InvalidInput
 
+pytestmark = pytest.mark.core
+
 TASK = {"task_name": "find-animal", "var_num": 3}
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from trinity.environments.scorers import SCORERS, ScoreItem
 from trinity.environments.scorers.answers import given_answer, last_boxed, same_answer
 
+pytestmark = pytest.mark.core
+
 
 def score(name: str, response: str, truth: str = "#### 42", task: dict[str, object] | None = None, **args: object):  # type: ignore[no-untyped-def]
     return SCORERS[name](ScoreItem("question", response, truth, task or {}), args)

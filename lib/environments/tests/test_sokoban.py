@@ -13,6 +13,8 @@ from trinity.environments.sokoban.level import MOVES, Level
 from trinity.environments.sokoban.solve import solve
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 ROW = "#######\n#P_X_O#\n#######"
 
 

@@ -3,9 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.game import RULE_NAMES
 from trinity.environments.scorers import SCORERS
+
+pytestmark = pytest.mark.core
 
 PAGE = (Path(__file__).parents[3] / "docs/environments_builtin.md").read_text()
 

@@ -10,6 +10,8 @@ from trinity.environments.replies import write
 from trinity.environments.sokoban.environment import Sokoban
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 LEVEL = {"level": "######\n#P___#\n#__X_#\n#__O_#\n######"}
 
 

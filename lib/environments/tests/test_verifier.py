@@ -22,6 +22,8 @@ from trinity.environments.scorers.verifier import Verifier
 from trinity.sdk import scoring
 from trinity.sdk.arena import Arena
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[Verifier]:

@@ -22,6 +22,8 @@ from trinity.environments.bridges.verifiers import Verifiers, _client
 from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.sdk.serve import serving
 
+pytestmark = pytest.mark.core
+
 NAME = "verifiers_games"
 PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
 

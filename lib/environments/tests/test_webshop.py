@@ -20,6 +20,8 @@ from trinity.environments.webshop.mini import GOALS, MiniShop
 from trinity.environments.webshop.reward import kind_factor, reward, token_set_ratio
 from trinity.runtime.errors import Conflict, InvalidInput, TimedOut, Unavailable
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize("session", range(len(GOALS)))
 def test_the_oracle_buys_the_right_thing_for_every_customer(session: int) -> None:

@@ -24,6 +24,8 @@ from trinity.runtime.broker import (
 )
 from trinity.runtime.errors import DataLoss, PermissionDenied, Unavailable
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def broker(nats_url: str) -> AsyncIterator[Broker]:

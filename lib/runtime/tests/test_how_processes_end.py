@@ -10,6 +10,8 @@ import pytest
 
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
+pytestmark = pytest.mark.core
+
 SERVICE = """
 import asyncio
 from pathlib import Path

@@ -23,6 +23,8 @@ from trinity.runtime.monitor.guard import Background, Complaints
 from trinity.runtime.monitor.mlflow_run import safe_name
 from trinity.runtime.monitor.wandb_run import run_id
 
+pytestmark = pytest.mark.core
+
 KEY = "k" * 20 + "0" * 20
 
 

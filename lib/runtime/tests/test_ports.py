@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from trinity.runtime.process import free_port
+
+pytestmark = pytest.mark.core
 
 
 def test_ports_are_different_free_and_none_that_a_connection_may_take() -> None:

@@ -6,6 +6,8 @@ from pydantic_settings import SettingsConfigDict
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.settings import ServiceSettings, load_settings, split_address
 
+pytestmark = pytest.mark.core
+
 
 class Example(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="TRINITY_EXAMPLE_", extra="forbid", frozen=True)

@@ -15,6 +15,8 @@ import torch.distributed as dist
 from trinity.weights import collective
 from trinity.weights.collective import Group, GroupBroken, Store
 
+pytestmark = pytest.mark.core
+
 CPU = torch.device("cpu")
 
 

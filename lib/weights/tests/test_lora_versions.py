@@ -18,6 +18,8 @@ from trinity.weights import (
 )
 from trinity.weights.lora import adapter_names, merged
 
+pytestmark = pytest.mark.core
+
 WEIGHT = "model.layers.0.self_attn.q_proj.weight"
 A, B = adapter_names(WEIGHT)
 LORA = Lora(2, 8.0, (LoraTarget(WEIGHT, (6, 4)),))

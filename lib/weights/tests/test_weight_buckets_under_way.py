@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
+import pytest
 import torch
 
 from trinity.weights import TensorInfo
 from trinity.weights.collective import Group, receive, receive_buckets, send
+
+pytestmark = pytest.mark.core
 
 INFOS = [TensorInfo(str(index), "F32", (4,), 16, "") for index in range(5)]
 

@@ -23,6 +23,8 @@ from trinity.weights import (
 from trinity.weights.stores import Store
 from trinity.weights.stores.cache import WeightCache
 
+pytestmark = pytest.mark.core
+
 RUN = "run"
 ALL = ("folder", "s3", "jetstream")
 COPIED = ("s3", "jetstream")  # whole files in a folder are used in place

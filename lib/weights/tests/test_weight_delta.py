@@ -16,6 +16,8 @@ from trinity.runtime.errors import InvalidInput
 from trinity.weights import Manifest, check_files, delta
 from trinity.weights.blocks import BLOCK_BYTES, FRAME, Kind, decode, encode
 
+pytestmark = pytest.mark.core
+
 
 def differ(root: Path, old: dict[str, Tensor], new: dict[str, Tensor]) -> tuple[Manifest, Manifest]:
     """Version 1 and 2 in v1 and v2, the difference in delta."""

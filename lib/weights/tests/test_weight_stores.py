@@ -17,6 +17,8 @@ from trinity.weights.stores import Store, open_offer, open_store
 from trinity.weights.stores.jetstream import CHUNK_BYTES, MOST_BYTES, JetStreamStore
 from trinity.weights.stores.s3 import S3Store
 
+pytestmark = pytest.mark.core
+
 TENSORS = {"a": random_tensor("BF16", (900_000,)), "b": random_tensor("F32", ()), "c": random_tensor("U8", (0, 3))}
 
 

@@ -15,6 +15,8 @@ from trinity.buffer.evaluation import Tally, expected_best
 from trinity.data.experience import AttemptFailure, Group
 from trinity.runtime.errors import FailureCause
 
+pytestmark = pytest.mark.core
+
 values_n = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8)
 
 

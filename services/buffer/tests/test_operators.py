@@ -12,6 +12,8 @@ from support.operators import KEY, PLACE, experience, group_of, kept, pipeline, 
 from trinity.data.experience import SamplingParams, Truncation
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 # Filters by reward
 
 

@@ -17,6 +17,8 @@ from trinity.config import names
 from trinity.config.schema.pipeline import OperatorConfig
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 # What the YAML may say
 
 

@@ -12,6 +12,8 @@ from support.operators import KEY, PLACE, experience, group_of, kept, pipeline, 
 from trinity.data.experience import Group
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 # Data-Juicer's filters, by a stand-in with the interface of its Filter
 
 

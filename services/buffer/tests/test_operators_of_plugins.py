@@ -15,6 +15,8 @@ from trinity.buffer.operators import Draft
 from trinity.config import names
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 # Operators of plugins
 
 

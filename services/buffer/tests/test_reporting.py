@@ -17,6 +17,8 @@ from trinity.config.load import parse
 from trinity.data.experience import Group
 from trinity.data.wire import fill_group
 
+pytestmark = pytest.mark.core
+
 RUN = """
 project: p
 name: n

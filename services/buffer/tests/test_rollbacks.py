@@ -27,6 +27,8 @@ from trinity.runtime.broker import Broker, Bucket, connect
 from trinity.weights import Canary, Probe
 from trinity.weights.pointer import Live, Rollback, decode_live, encode_live
 
+pytestmark = pytest.mark.core
+
 STEPS, INTERVAL = 8, 4
 SYNCHRONIZER = {"sync_interval": INTERVAL}
 

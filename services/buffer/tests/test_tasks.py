@@ -8,6 +8,8 @@ from trinity.buffer.tasks.source import TaskSource
 from trinity.config import Config, make_plan
 from trinity.data.experience import TaskKind
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize(("algorithm", "greedy"), [("remax", True), ("grpo", False)])
 def test_only_remax_asks_for_a_greedy_rollout_and_only_to_train(algorithm: str, greedy: bool, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from trinity.buffer.policy import Policy, Priority
 from trinity.buffer.window import EVICTED, FENCED, STALE, Kept, StoredGroup, Verdict, Window
 from trinity.buffer.wire import cursor_of, window_at
 
+pytestmark = pytest.mark.core
+
 GROUPS, ATTEMPTS, TASKS = 3, 3, 12
 
 

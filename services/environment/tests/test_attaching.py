@@ -26,6 +26,8 @@ from trinity.sdk.arena import Arena
 from trinity.sdk.contract import PROTOCOL_VERSION
 from trinity.sdk.errors import Away
 
+pytestmark = pytest.mark.core
+
 TOKEN = "secret"
 
 

@@ -15,6 +15,8 @@ from trinity.sdk.arena import Arena
 from trinity.sdk.conformance import Verdict, check_provider
 from trinity.sdk.conformance.episodes import Sample
 
+pytestmark = pytest.mark.core
+
 TASKS = {
     "countdown": '{"nums": [10, 4, 4], "target": 24}',
     "math": '{"question": "6 x 7?", "answer": "42"}',

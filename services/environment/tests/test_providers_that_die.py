@@ -19,6 +19,8 @@ from trinity.explorer.environments import providers as environment_providers
 from trinity.explorer.environments.client import EnvironmentCause, EnvironmentClient, EnvironmentFailed, Episode
 from trinity.runtime.process import free_port
 
+pytestmark = pytest.mark.core
+
 TESTS = Path(__file__).parents[3] / "tests"
 TOKEN = "secret"
 ATTACH = "from support.odd_environments import {kind}; from trinity.sdk import attach; attach({kind}, {options})"

@@ -19,6 +19,8 @@ from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.runtime.broker import StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import FailureCause
 
+pytestmark = pytest.mark.core
+
 
 class Tools:
     """A toolbox that answers at once."""

@@ -13,7 +13,7 @@ from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.types import EngineOptions
 from trinity.runtime.errors import InvalidInput
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(240)]
 
 TALKS = [[{"role": "user", "content": "1+1"}, {"role": "assistant", "content": str(i)}] for i in range(3)]
 

@@ -9,6 +9,8 @@ import pytest
 
 from trinity.explorer.weights.cache_folder import cache_folder
 
+pytestmark = pytest.mark.core
+
 HOLDER = """
 import sys, time
 from trinity.explorer.weights.cache_folder import cache_folder

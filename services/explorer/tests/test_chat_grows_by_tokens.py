@@ -15,6 +15,8 @@ from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 ROLES = "".join(
     "{% if m.role == '" + role + "' %}<|" + role + "|>{% endif %}" for role in ("system", "user", "assistant", "tool")
 )

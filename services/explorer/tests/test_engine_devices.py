@@ -7,6 +7,8 @@ from trinity.explorer.engine import devices
 from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 
 def card(index: int, free: float) -> Gpu:
     return Gpu(str(index), "NVIDIA Some", 100.0, free, "580.65")

@@ -22,7 +22,7 @@ from trinity.explorer.engine.held_outputs import WholeLogprobs
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
 
 PROMPT = [10, 20, 30, 40]
 LENGTH = 256

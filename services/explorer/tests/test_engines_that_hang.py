@@ -12,6 +12,8 @@ from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.explorer.weights import collective
 from trinity.explorer.weights.collective import CollectiveMember
 
+pytestmark = pytest.mark.core
+
 
 class Vllm:
     """Answers at once, but for the call, or the method of its workers, that `hangs`. Its core is itself."""

@@ -7,6 +7,8 @@ import pytest
 from trinity.explorer.engine.start import _environment
 from trinity.explorer.types import EngineOptions
 
+pytestmark = pytest.mark.core
+
 DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"  # torch's watch over one group would end the engine for another's errors
 
 

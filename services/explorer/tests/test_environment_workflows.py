@@ -22,6 +22,8 @@ from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS, Envir
 from trinity.explorer.workflows.player import EPISODES
 from trinity.runtime.errors import FailureCause, InvalidInput
 
+pytestmark = pytest.mark.core
+
 
 async def play(tools: Toolbox, task: Task | None = None, n: int = 2, **args: Any) -> list[Experience]:
     task = task or make_episode_task(json.dumps({"environment": "corridor", **args}), n)

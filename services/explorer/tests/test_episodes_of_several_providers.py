@@ -20,6 +20,8 @@ from trinity.explorer.environments.client import (
 )
 from trinity.runtime.process import free_port
 
+pytestmark = pytest.mark.core
+
 ANSWER = Answer("prompt", "response", "truth", False, 3)
 
 

@@ -20,6 +20,8 @@ from trinity.runtime import rpc
 from trinity.runtime.errors import Unavailable
 from trinity.weights import Manifest, VersionState, manifest_to_proto
 
+pytestmark = pytest.mark.core
+
 
 @dataclass
 class Run:

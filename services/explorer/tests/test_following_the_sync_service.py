@@ -17,6 +17,8 @@ from trinity.explorer.weights.loads import Verdict, WeightsWithdrawn
 from trinity.weights import Canary, CollectiveOffer, Manifest, VersionState
 from trinity.weights.canary import compare
 
+pytestmark = pytest.mark.core
+
 
 @pytest_asyncio.fixture
 async def explorer(tmp_path: Path) -> AsyncIterator[Explorer]:

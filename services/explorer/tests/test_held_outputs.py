@@ -27,6 +27,8 @@ from trinity.explorer.engine.scheduler import make_scheduler
 from trinity.explorer.engine.start import config_of
 from trinity.explorer.types import EngineOptions
 
+pytestmark = pytest.mark.core
+
 
 class Scheduler:
     """The part of vLLM's that matters here: it makes an output for every request, and some end."""

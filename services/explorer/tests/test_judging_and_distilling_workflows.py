@@ -15,6 +15,8 @@ from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.runtime.errors import FailureCause, InvalidInput
 
+pytestmark = pytest.mark.core
+
 RUBRIC = [{"description": "Is polite.", "weight": 3}, {"description": "Is short."}]
 
 

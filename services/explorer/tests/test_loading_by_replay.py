@@ -12,6 +12,8 @@ from transformers import Qwen2Config
 
 from trinity.explorer.engine.replay import Loader
 
+pytestmark = pytest.mark.core
+
 Weights = dict[str, torch.Tensor]
 SIZES = {"vocab_size": 130, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip

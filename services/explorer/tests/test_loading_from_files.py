@@ -18,6 +18,8 @@ from trinity.explorer.engine.staging import Found, Staging, find
 from trinity.explorer.engine.worker import TrinityTransferEngine, UpdateInfo, _one_by_one
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 CPU = torch.device("cpu")
 SHARE = 256  # bytes; a stage has eight of them
 SHAPES = [(3, 5), (1,), (), (0, 4), (700,), (16, 16), (2, 3, 7), (2048,), (0,), (129,), (33, 61), (5,), (2049,), (1, 1)]

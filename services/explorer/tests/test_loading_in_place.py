@@ -13,6 +13,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from trinity.explorer.engine.worker import TrinityTransferEngine, UpdateInfo, WorkerExtension, loads_in_place
 from trinity.weights.collective import GroupBroken
 
+pytestmark = pytest.mark.core
+
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
 

@@ -15,6 +15,8 @@ from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.environments.slots import Places
 from trinity.explorer.rollout import attempt
 
+pytestmark = pytest.mark.core
+
 LONG = 30.0
 GAME = '{"environment": "good"}'
 

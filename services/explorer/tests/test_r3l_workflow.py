@@ -15,6 +15,8 @@ from trinity.explorer.workflows.episode import Episode, Turn
 from trinity.explorer.workflows.r3l import R3L_WORKFLOWS, ReflectRetryWorkflow
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 Seen = list[tuple[str, str]]
 
 

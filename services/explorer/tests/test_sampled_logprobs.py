@@ -11,6 +11,8 @@ import torch
 from trinity.explorer.engine import sampled_logprobs
 from trinity.explorer.engine.sampled_logprobs import sampled_logprobs as logprobs_of
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 5, 300])

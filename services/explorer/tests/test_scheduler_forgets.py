@@ -11,6 +11,8 @@ from vllm.v1.request import Request
 
 from trinity.explorer.engine.scheduler import ForgetsAtPause, make_scheduler
 
+pytestmark = pytest.mark.core
+
 BLOCK = 4
 PROMPT = list(range(10))
 

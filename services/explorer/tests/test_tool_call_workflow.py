@@ -18,6 +18,8 @@ from trinity.explorer.workflows import tool_calls
 from trinity.explorer.workflows.tool_calls import ToolCallWorkflow, read_calls
 from trinity.runtime.errors import InvalidInput
 
+pytestmark = pytest.mark.core
+
 Seen = list[tuple[str, str]]
 
 

@@ -23,6 +23,8 @@ from trinity.runtime.broker import StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import Unavailable
 from trinity.weights import Manifest
 
+pytestmark = pytest.mark.core
+
 _LONG_SECONDS = 3600.0
 
 

@@ -14,6 +14,8 @@ from trinity.explorer.workflows import judges, reflection
 from trinity.explorer.workflows.actions import parse_action
 from trinity.explorer.workflows.tool_calls import Call, read_calls
 
+pytestmark = pytest.mark.core
+
 MARKS = (
     *("<think>", "</think>", "<action>", "</action>", "<answer>", "</answer>", "```", "<tool_call>", "</tool_call>"),
     *("{", "}", "[", "]", '"', "\\", ",", ":", "0", "1", "-", "e", "9" * 5000, "NaN", "Infinity", "null", "\ud800"),

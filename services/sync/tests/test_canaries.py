@@ -14,6 +14,8 @@ from trinity.sync.runs import Run
 from trinity.sync.store.records import Member
 from trinity.weights import CollectiveOffer, S3Offer, VersionState
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(nats_url: str) -> AsyncIterator[Run]:

@@ -12,6 +12,8 @@ from trinity.sync.checks import examine
 from trinity.sync.runs import Run
 from trinity.weights import VersionState
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(nats_url: str) -> AsyncIterator[Run]:

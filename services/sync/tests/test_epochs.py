@@ -9,6 +9,8 @@ from trinity.runtime.errors import InvalidInput
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Epoch, Member
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(nats_url: str) -> AsyncIterator[Run]:

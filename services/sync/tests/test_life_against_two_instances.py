@@ -29,6 +29,8 @@ from trinity.sync.versions import next_live
 from trinity.weights import VersionState
 from trinity.weights.pointer import Live, decode_live
 
+pytestmark = pytest.mark.core
+
 # (what, which version: so many back from the newest, which instance, killed before its n-th write or never)
 CALL = st.tuples(
     st.sampled_from(["publish", "stage", "commit", "verify", "reject", "rollback", "pin", "collect", "both"]),

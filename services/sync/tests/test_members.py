@@ -14,6 +14,8 @@ from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound, Unavai
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Member
 
+pytestmark = pytest.mark.core
+
 
 def served(run: Run) -> list[tuple[str, int]]:
     return [(member.explorer_id, member.version) for member in run.members.all()]

@@ -18,6 +18,8 @@ from trinity.sync.settings import SyncSettings
 from trinity.sync.store import records
 from trinity.weights import manifest_to_proto
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(nats_url: str) -> AsyncIterator[Run]:

@@ -6,6 +6,8 @@ from trinity.sync.store.records import Failure, Measured, Record, decode_record,
 from trinity.weights import VersionState
 from trinity.weights.pointer import verdict_of
 
+pytestmark = pytest.mark.core
+
 
 @pytest.mark.parametrize("state", [VersionState.STAGED, VersionState.VERIFIED, VersionState.REJECTED])
 def test_a_verdict_is_read_as_it_was_written(state: VersionState) -> None:

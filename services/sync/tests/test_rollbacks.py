@@ -18,6 +18,8 @@ from trinity.sync.store.records import Record
 from trinity.weights import VersionState
 from trinity.weights.pointer import MOST_ROLLBACKS, Live, Rollback, decode_live, encode_live
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(nats_url: str, tmp_path: Path) -> AsyncIterator[Run]:

@@ -14,6 +14,8 @@ from trinity.runtime.errors import Conflict, InvalidInput, NotFound
 from trinity.sync.runs import Run
 from trinity.weights import Delta, FileInfo, FolderOffer, Manifest, S3Offer, TensorInfo, VersionState
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 async def run(nats_url: str) -> AsyncIterator[Run]:

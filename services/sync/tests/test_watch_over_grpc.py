@@ -13,6 +13,8 @@ from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
 from trinity.weights import CollectiveOffer, Manifest, manifest_to_proto
 
+pytestmark = pytest.mark.core
+
 
 class Explorer:
     """Joins, watches, and says what it is told to say."""

@@ -15,6 +15,8 @@ from trinity.sync.store.records import decode_record
 from trinity.weights import Manifest, VersionState, manifest_to_proto
 from trinity.weights.pointer import decode_live
 
+pytestmark = pytest.mark.core
+
 RUN, VERSIONS, EXPLORERS = "served", 30, 3
 
 

@@ -1,7 +1,6 @@
 """What the YAML does not say of activations on a GPU: how many tokens, and which of them are made anew."""
 
 import json
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from support.forked import ForkedModule
+from support.engine_actions import act, run_module
 from support.sized_models import GIB, model_of, plan_of
 from trinity.config import Plan
-from trinity.runtime.process import free_port
 from trinity.trainer.model.activations import Activations, activation_bytes, choose
 from trinity.trainer.ranks import Ranks
+
+pytestmark = pytest.mark.core
 
 ALONE = Ranks(rank=0, world_size=1, local_rank=0)
 
@@ -96,15 +96,7 @@ def test_by_rows_they_are_as_many_as_rows_can_have() -> None:
 
 def test_gpus_of_several_sizes_agree(tmp_path: Path) -> None:
     """Else one would wait for weights that the other does not gather again."""
-    port = str(free_port())
-    ranks = [
-        ForkedModule(
-            "support.unequal_ranks", [str(tmp_path), port, str(rank)], dict(os.environ), tmp_path / f"{rank}.out"
-        )
-        for rank in range(2)
-    ]
-    codes = [rank.wait(60) for rank in ranks]
-    assert codes == [0, 0], "\n".join((tmp_path / f"{rank}.out").read_text()[-2000:] for rank in range(2))
+    run_module("support.unequal_ranks", tmp_path, 2, 60)
     alone, together = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)), strict=True)
     assert alone[0][1] is False and alone[1][1] is True
     assert alone[1][0] < alone[0][0]
@@ -124,6 +116,14 @@ def test_ranks_that_share_rows_have_a_part_of_each() -> None:
     assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).anew is True
     model.group = SimpleNamespace(size=4)
     assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).anew is False
+
+
+@pytest.mark.parametrize("asked", [None, "mlp", False], ids=str)
+def test_the_engine_recomputes_what_was_chosen(quickstart_model: Path, tmp_path: Path, asked: Any) -> None:
+    """Policy and critic; on a CPU all of a layer if the YAML does not say."""
+    changes = {"trainer": {"gradient_checkpointing": asked}, "algorithm": {"algorithm_type": "ppo"}}
+    _, found = act(tmp_path, quickstart_model, [["recomputed"]], ranks=1, zero=0, changes=changes)
+    assert found["recomputed"] == [{None: ["layer", "mlp"], "mlp": ["mlp"], False: []}[asked]] * 2
 
 
 def test_all_experts_that_a_token_meets_count() -> None:

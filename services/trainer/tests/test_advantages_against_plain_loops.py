@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from trinity.config.algorithm_parts import ADVANTAGES as NAMES
 from trinity.trainer.algorithms.advantages import ADVANTAGES, Rollouts, compute, grpo
 
+pytestmark = pytest.mark.core
+
 Tokens = list[list[float]]  # of the action tokens of each sequence
 
 

@@ -14,6 +14,8 @@ from trinity.trainer.algorithms.advantages import Advantages, Rollouts, compute
 from trinity.trainer.data.bad_steps import NotFinite
 from trinity.trainer.data.batch import TrainSequence, with_advantages
 
+pytestmark = pytest.mark.core
+
 TEACHER = ("on_policy_distill", "jsd")
 
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from trinity.trainer.algorithms.aggregation import Share, Totals, aggregate
 
+pytestmark = pytest.mark.core
+
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LIMIT = 32  # max_response_tokens of the run
 

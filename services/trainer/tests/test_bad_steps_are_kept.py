@@ -21,6 +21,8 @@ from trinity.trainer.data.client import RawBatch
 from trinity.trainer.loop import TrainLoop
 from trinity.trainer.ranks import Ranks
 
+pytestmark = pytest.mark.core
+
 STEP = 3
 
 

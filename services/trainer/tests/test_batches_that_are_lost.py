@@ -11,6 +11,8 @@ from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.trainer.data import client as batches
 from trinity.trainer.data.client import BatchLost, BufferClient
 
+pytestmark = pytest.mark.core
+
 
 class Losing(buffer_pb2_grpc.BufferServiceServicer):
     """Loses the batch of step 1 for the first `times` that it is asked for."""

@@ -10,6 +10,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from trinity.trainer.weights import canary
 from trinity.weights import Canary
 
+pytestmark = pytest.mark.core
+
 VOCABULARY, LAYERS = 2000, 4
 PROBE = canary.pseudo_random_probe(VOCABULARY)
 IDS = torch.tensor(PROBE)

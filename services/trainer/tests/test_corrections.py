@@ -21,6 +21,8 @@ from trinity.trainer.algorithms.mismatch import mismatch
 from trinity.trainer.algorithms.report import means
 from trinity.trainer.data.batch import _wholly_by
 
+pytestmark = pytest.mark.core
+
 CHOICES: list[dict[str, Any]] = [
     {"token_cap": 1.2},
     {"sequence_cap": 1.1},

@@ -11,6 +11,8 @@ from trinity.trainer.engine.deepspeed import deepspeed_config
 from trinity.trainer.model.sequence_parallel import check_heads, make_groups
 from trinity.trainer.ranks import Ranks
 
+pytestmark = pytest.mark.core
+
 
 def settings(on_gpu: bool = True, dtype: torch.dtype = torch.bfloat16, **values: Any) -> dict[str, Any]:
     trainer = TrainerConfig.model_validate({"deepspeed": values})

@@ -9,6 +9,8 @@ from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.trainer import devices
 from trinity.trainer.ranks import Ranks
 
+pytestmark = pytest.mark.core
+
 YAML = """
 mode: train
 model: {{model_path: a/{name}, max_model_len: 64}}

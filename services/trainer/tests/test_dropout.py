@@ -14,6 +14,8 @@ from trinity.trainer.engine.critic import load_critic
 from trinity.trainer.engine.dropout import disable_dropout
 from trinity.trainer.model.policy import load_policy
 
+pytestmark = pytest.mark.core
+
 SIZE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 

@@ -19,6 +19,8 @@ from trinity.trainer.model.checkpointing import ANEW, Checkpointing, make_anew
 from trinity.trainer.model.fused import fuse, is_lean
 from trinity.trainer.model.kernels import Kernel
 
+pytestmark = pytest.mark.core
+
 SIZES = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,

@@ -9,7 +9,7 @@ from support.forked import fork
 from support.gathered import CASES, read_by_rank
 from trinity.runtime.process import free_port
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.core, pytest.mark.timeout(240)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

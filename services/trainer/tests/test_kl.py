@@ -19,6 +19,8 @@ from trinity.trainer.algorithms.loss import compute_loss
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
 from trinity.trainer.engine.whole_batch import penalised
 
+pytestmark = pytest.mark.core
+
 FORMULAS = {
     "k1": lambda lp, ref, old: lp - ref,
     "k2": lambda lp, ref, old: (lp - ref) ** 2 / 2,

@@ -8,6 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trinity.trainer.model.logprobs import chunked_logprobs
 
+pytestmark = pytest.mark.core
+
 
 def inputs(seed: int, tokens: int, width: int, vocabulary: int, dtype: torch.dtype):  # type: ignore[no-untyped-def]
     generator = torch.Generator().manual_seed(seed)

@@ -15,6 +15,8 @@ from trinity.trainer.model.lora import write_adapters
 from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.weights.lora import merged
 
+pytestmark = pytest.mark.core
+
 TOKENS = torch.tensor([[3, 14, 15, 92, 65, 35]])
 
 

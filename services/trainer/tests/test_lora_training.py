@@ -17,7 +17,7 @@ from trinity.trainer.model.lora import write_adapters
 from trinity.trainer.model.policy import load_policy
 from trinity.weights.lora import merged
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
 PROBE = [[1, 2, 3, 4, 5, 6, 7], [9, 8], [50, 60, 70, 80, 90, 10, 20, 30, 40, 11, 12]]
 KINDS = [(1, 0, "float32"), (1, 3, "bfloat16"), (2, 0, "bfloat16"), (2, 2, "float32"), (2, 3, "float32")]

@@ -13,7 +13,7 @@ from support.service import ServiceProcess
 from support.training import make_model
 from trinity.weights.checkpoints import has_weights
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from trinity.trainer.algorithms.aggregation import Share, Totals
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES, dpo, m2po, opmd
 
+pytestmark = pytest.mark.core
+
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LIMIT = 8  # max_response_tokens of the run
 Rows = list[list[float]]

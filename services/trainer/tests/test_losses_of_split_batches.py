@@ -22,6 +22,8 @@ from trinity.trainer.data.batch import TrainBatch, TrainSequence, from_groups
 from trinity.trainer.data.microbatch import MicroBatch, collate
 from trinity.trainer.engine.whole_batch import informed, needs_policy
 
+pytestmark = pytest.mark.core
+
 CORRECTIONS: list[dict[str, Any]] = [
     {},
     {"decoupled": True, "token_cap": 1.5, "token_range": [0.5, 1.6]},

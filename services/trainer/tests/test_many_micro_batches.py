@@ -4,7 +4,11 @@ import pytest
 
 from support.many_shares import Norms, norms_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]  # DeepSpeed's import alone takes many seconds
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.slow,
+    pytest.mark.timeout(200),
+]
 
 # Each of the others is less than the last bit of the first one in bfloat16, which has 8.
 SHARES = [256 / 320] + [1 / 320] * 64

@@ -8,6 +8,8 @@ from trinity.trainer.weights import collective
 from trinity.trainer.weights.collective import CollectiveSender
 from trinity.weights.collective import GroupBroken, Store
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def formed(monkeypatch: pytest.MonkeyPatch) -> list[int]:

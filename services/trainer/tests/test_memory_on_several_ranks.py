@@ -13,6 +13,8 @@ from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch, collate
 from trinity.trainer.engine.learner import Learner, memory_for
 
+pytestmark = pytest.mark.core
+
 
 class Sharing:
     """This rank's: two micro-batches of a batch's first eight sequences."""

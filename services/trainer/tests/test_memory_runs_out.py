@@ -5,7 +5,11 @@ import pytest
 from support.training import make_model
 from support.updates import Seen, see
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]  # DeepSpeed's import alone takes many seconds
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.slow,
+    pytest.mark.timeout(200),
+]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from trinity.trainer.data.microbatch import collate
 from trinity.trainer.engine.schedule import learning_rate
 from trinity.trainer.engine.sharing import Limit, plan_micro_batches
 
+pytestmark = pytest.mark.core
+
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
 

@@ -18,6 +18,8 @@ from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantage
 from trinity.trainer.engine.critic import explained_variance, value_loss
 from trinity.trainer.engine.mini_batches import mini_batches, number_of_parts
 
+pytestmark = pytest.mark.core
+
 
 def plan_of(name: str) -> AlgorithmPlan:
     return resolve(AlgorithmConfig(algorithm_type=name, repeat_times=4))

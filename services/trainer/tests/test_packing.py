@@ -15,6 +15,8 @@ from trinity.trainer.model.attention import Packing, packed_attention
 from trinity.trainer.model.policy import PolicyModel, pack
 from trinity.trainer.model.sequence_parallel import SequenceGroup
 
+pytestmark = pytest.mark.core
+
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,

@@ -21,6 +21,8 @@ from trinity.trainer.weights.verdicts import Verdicts
 from trinity.weights import Canary, Manifest, Offer, Probe, check_files
 from trinity.weights.stores import FolderStore, Store
 
+pytestmark = pytest.mark.core
+
 RUN = "tests-again-000000"
 SIZE = 10_000
 LAYOUT = [describe("w", torch.float32, (SIZE,))]

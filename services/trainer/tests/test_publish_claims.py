@@ -11,6 +11,8 @@ from trinity.runtime.errors import AlreadyExists
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.client import SyncClient
 
+pytestmark = pytest.mark.core
+
 RUN = "tests-claims-000000"
 LEASE_SECONDS = 2.0
 

@@ -22,6 +22,8 @@ from trinity.trainer.weights import shards as shards_module
 from trinity.trainer.weights.shards import describe
 from trinity.weights import Canary, Manifest, Probe, TensorInfo, check_files
 
+pytestmark = pytest.mark.core
+
 SHAPES = [("embed", (7, 5)), ("layer.0", (4, 3)), ("layer.1", (4, 3)), ("norm", (5,)), ("scale", ()), ("none", (0, 4))]
 
 

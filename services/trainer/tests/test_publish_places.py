@@ -15,6 +15,8 @@ from trinity.trainer.weights.shards import describe
 from trinity.weights import FolderOffer, Manifest, Offer
 from trinity.weights.stores import FolderStore
 
+pytestmark = pytest.mark.core
+
 RUN = "tests-places-000000"
 
 

@@ -17,7 +17,7 @@ from support.training import make_model
 from trinity.weights import JetStreamOffer, S3Offer, check_files
 from trinity.weights.stores.cache import WeightCache
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
 STEPS = 3
 

@@ -8,6 +8,8 @@ from torch import nn
 
 from trinity.trainer.engine.reference import OffloadedReference
 
+pytestmark = pytest.mark.core
+
 META = torch.device("meta")  # the one device beside the CPU that is always there
 
 

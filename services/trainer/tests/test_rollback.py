@@ -18,6 +18,8 @@ from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.replay.steps import refuse_rollbacks
 
+pytestmark = pytest.mark.core
+
 PROBE = [[1, 2, 3, 4, 5, 6, 7], [9, 8], [50, 60, 70, 80, 90, 10, 20, 30, 40, 11, 12]]
 KINDS = [(1, 0, "float32"), (1, 3, "bfloat16"), (2, 0, "bfloat16"), (2, 2, "float32"), (2, 3, "float32")]
 

@@ -13,6 +13,8 @@ from trinity.data.datasets import DatasetError, reader
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.examples import experts_of, from_examples
 
+pytestmark = pytest.mark.core
+
 ENTRY = pb.LedgerEntry(step=2)
 
 

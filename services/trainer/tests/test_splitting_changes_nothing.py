@@ -9,7 +9,7 @@ import pytest
 from support.splits import gradients_of
 from support.training import make_model, run_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
 Found = dict[str, Any]
 

@@ -4,6 +4,8 @@ import pytest
 
 from trinity.trainer.times import StepTimes
 
+pytestmark = pytest.mark.core
+
 
 def test_a_wait_is_the_explorers_until_the_last_group_is_whole_and_then_the_buffers() -> None:
     times = StepTimes()

@@ -11,6 +11,8 @@ import torch
 
 from trinity.trainer.model import attention, varlen
 
+pytestmark = pytest.mark.core
+
 HEADS, KEY_HEADS, WIDTH = 4, 2, 8
 
 

@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 
 from trinity.trainer.replay.steps import _schedule_ends, differences
 
+pytestmark = pytest.mark.core
+
 WEIGHTS = {
     "a": torch.tensor([1.0, -2.5, math.nan]),
     "b": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),

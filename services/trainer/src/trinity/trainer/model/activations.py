@@ -53,9 +53,8 @@ def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, me
     count = sum(_whole_size(parameter) for parameter in model.parameters())
     worth = least
     if not trainer.use_dynamic_bsz:
-        worth = (
-            trainer.micro_batch_size_per_gpu * plan.lengths.model // (1 if model.group is None else model.group.size)
-        )
+        readers = 1 if model.group is None else model.group.size
+        worth = trainer.micro_batch_size_per_gpu * plan.lengths.model // readers
     elif trainer.max_token_len_per_gpu is None:
         worth = max(least, _LEAST, min(_MOST, int(_WORTH / count)))
     room = memory - (training_gib(plan, count, Sharding.of(plan, ranks.world_size)) + _RESERVE_GIB) * _GIB

@@ -1,0 +1,67 @@
+"""Every test is in one tier; five fifths are all extended tests; what is quarantined is listed where people look."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.quarantine import QUARANTINED
+from support.tiers import FIFTHS, grown, split_evenly
+
+pytestmark = pytest.mark.core
+
+
+def collect(folder: Path, source: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    """What pytest with the plugin says of a file with this text."""
+    (folder / "test_it.py").write_text(source)
+    command = [sys.executable, "-m", "pytest", "-p", "support.tiers", "-p", "no:cacheprovider", "--collect-only", "-q"]
+    marks = ["-o", "markers=core\nextended\nxdist_group", "-o", "addopts=", "--rootdir", str(folder), "--noconftest"]
+    return subprocess.run(
+        [*command, *marks, *options, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        env={"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""},
+    )
+
+
+@pytest.mark.parametrize(
+    "marks", ["", "pytestmark = [pytest.mark.core, pytest.mark.extended]\n"], ids=["no tier", "two tiers"]
+)
+def test_a_test_in_no_tier_or_in_two_is_not_collected(marks: str, tmp_path: Path) -> None:
+    done = collect(tmp_path, f"import pytest\n{marks}\ndef test_it(): pass\n")
+    assert done.returncode == 4, done.stdout
+    assert "exactly one of the markers core and extended" in done.stderr and "test_it.py" in done.stderr
+
+
+def test_the_nearest_marker_counts(tmp_path: Path) -> None:
+    source = (
+        "import pytest\npytestmark = pytest.mark.core\n\n"
+        "@pytest.mark.extended\ndef test_long(): pass\n\ndef test_it(): pass\n"
+    )
+    fifths = [collect(tmp_path, source, "--fifth", str(number)).stdout for number in range(1, FIFTHS + 1)]
+    assert sum("test_long" in fifth for fifth in fifths) == 1
+    assert not any("::test_it" in fifth for fifth in fifths)
+
+
+def test_fifths_are_everything_once_and_of_about_the_same_length() -> None:
+    seconds = {f"file_{number}": float(number % 13 + 1) for number in range(60)}
+    fifths = split_evenly(seconds, FIFTHS)
+    assert sorted(name for fifth in fifths for name in fifth) == sorted(seconds)
+    sums = [sum(seconds[name] for name in fifth) for fifth in fifths]
+    assert max(sums) - min(sums) <= max(seconds.values())
+
+
+def test_a_file_that_takes_a_third_longer_is_named() -> None:
+    took = {("core", "slower.py"): 40.0, ("core", "same.py"): 31.0, ("core", "short.py"): 2.0, ("core", "new.py"): 90.0}
+    known = {"core": {"slower.py": 30.0, "same.py": 30.0, "short.py": 1.0}}
+    assert [file for file, _, _ in grown(took, known)] == []
+    assert [file for file, _, _ in grown({("core", "slower.py"): 41.0}, known)] == ["slower.py"]
+
+
+def test_quarantined_tests_are_few_and_listed(repository: Path) -> None:
+    text = (repository / "CONTRIBUTING.md").read_text()
+    assert len(QUARANTINED) <= 5
+    assert all(node in text for node in QUARANTINED)
