@@ -18,7 +18,7 @@ TRAINER = "import deepspeed; deepspeed.initialize()"
 def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of this test alone: its starts are none of the run's."""
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    monkeypatch.setenv(starts.sitecustomize.FILE, "")
+    monkeypatch.setenv(starts.FILE, "")
     starts.count_into(tmp_path / "starts")
     return tmp_path / "starts"
 

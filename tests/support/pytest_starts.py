@@ -1,5 +1,6 @@
 """A plugin of pytest: its last lines say how many vLLM engines and trainers the tests started, and which files did."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -11,14 +12,14 @@ _KEY = pytest.StashKey[Path]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before pytest-xdist starts its workers, which inherit the environment."""
-    if not hasattr(config, "workerinput"):
+    """Before pytest-xdist starts its workers, which inherit the environment, as does a pytest that a test calls."""
+    if not os.environ.get(starts.FILE):
         folder = config.stash[_KEY] = Path(tempfile.mkdtemp(prefix="trinity-starts-"))
         starts.count_into(folder / "starts")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if (count := starts.read(config.stash[_KEY] / "starts")).total():
+    if (folder := config.stash.get(_KEY, None)) is not None and (count := starts.read(folder / "starts")):
         for line in starts.report(count):
             terminalreporter.write_line(line)
 

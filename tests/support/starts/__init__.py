@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from support.starts import sitecustomize
+from support.starts.sitecustomize import FILE
 
 Count = Counter[tuple[str, str]]  # (file of the test, "vLLM" or "trainer") -> starts
 
@@ -13,7 +13,7 @@ def count_into(file: Path) -> None:
     """Starts of this process, and of children with its environment, are noted in the file from now on."""
     folders = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
-    os.environ[sitecustomize.FILE] = str(file)
+    os.environ[FILE] = str(file)
 
 
 def read(file: Path) -> Count:
