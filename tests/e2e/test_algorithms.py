@@ -1,21 +1,20 @@
 """Algorithms that need more than groups and rewards, three steps each from their YAML in examples/algorithms.
 
-The others differ from these in pure functions; benchmarks/algorithms.py runs them all. Explorers and teachers are real
-but for their engine.
+The others differ from these in pure functions; benchmarks/algorithms.py runs them all. Processes are
+forked, and transformers samples where vLLM would (support/forked_run.py).
 """
 
 import json
 import math
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.run import TrinityRun, write_config
-from support.stand_in import StandIn
+from support.forked_run import ForkedRun
+from support.run import write_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -42,20 +41,18 @@ def data(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_runs_from_its_yaml(name: str, repository: Path, quickstart_model: Path, data: Path, tmp_path: Path) -> None:
     size: dict[str, Any] = {"total_steps": STEPS, "batch_size": GROUPS}
     size |= {"mix": {"train_batch_size": GROUPS * GROUP * 5 // 4}}.get(name, {})
-    online = name not in ("dpo", "cpt")
-    changes: dict[str, Any] = {"mode": "train", "buffer": size, "trainer": {"mini_batch_size": 4, "save_interval": 2}}
-    if online:
-        changes["algorithm"] = {"repeat_times": GROUP}
-    else:
+    changes: dict[str, Any] = {"buffer": size, "trainer": {"mini_batch_size": 4, "save_interval": 2}}
+    if name in ("dpo", "cpt"):
         size |= {"train_batch_size": 8}
+    else:
+        changes["algorithm"] = {"repeat_times": GROUP}
     config = write_config(repository / f"examples/algorithms/{name}.yaml", tmp_path / f"{name}.yaml", changes)
     variables = ("TRINITY_MODEL_PATH", "TRINITY_TEACHER_PATH")
     environment = {variable: str(quickstart_model) for variable in variables}
-    run = TrinityRun(config, tmp_path, TRINITY_TASKSET_PATH=str(data), OMP_NUM_THREADS="1", **environment)
+    run = ForkedRun(config, tmp_path, TRINITY_TASKSET_PATH=str(data), OMP_NUM_THREADS="1", **environment)
     try:
         run.start()
-        with StandIn(run) if online else nullcontext():
-            assert run.finish(200) == 0, run.tail()
+        assert run.finish(200) == 0, run.tail()
     finally:
         run.end()
     job = tmp_path / "jobs/algorithms" / name
@@ -66,5 +63,6 @@ def test_it_runs_from_its_yaml(name: str, repository: Path, quickstart_model: Pa
     names = {key for step in steps for key in step}
     assert all(any(found.startswith(key) for found in names) for key in SHOWN[name]), names
     assert steps[-1]["actor/updates"] >= 2
+    assert name != "mix" or all(step["actor/sft_loss"] > 0 for step in steps), "expert rows are part of every batch"
     assert (job / f"global_step_{STEPS}/actor/huggingface/model.safetensors").is_file()
     assert (job / f"global_step_{STEPS}/critic").is_dir() == (name == "ppo")

@@ -16,7 +16,6 @@ from trinity.explorer.engine.types import EngineOptions
 from trinity.runtime.experience import SamplingParams
 from trinity.runtime.weights.lora import merged
 
-ENGINE = "support.torch_engine:TorchEngine"
 _CPU = torch.device("cpu")
 
 
@@ -64,3 +63,10 @@ class TorchEngine(MemberEngine):
             return given
         base = read_tensors(update["base_files"], update["base_tensors"])
         return merged(base, {name: tensor.clone() for name, tensor in given}, update["scale"], _CPU)
+
+
+class ComputesSomethingElse(TorchEngine):
+    """Its log-probabilities are half a thousandth of a nat too low: in float32 canaries allow twice that by default."""
+
+    async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
+        return await super().logprobs(token_ids) - np.float32(5e-4)
