@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support import starts
+from support.forked import ForkedModule
 
 ENGINE = "from vllm.v1.engine.core_client import MPClient; MPClient()"
 TRAINER = "import deepspeed; deepspeed.initialize()"
@@ -19,6 +20,7 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of this test alone: its starts are none of the run's."""
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     monkeypatch.setenv(starts.FILE, "")
+    monkeypatch.setattr("sys.path", [*sys.path])
     starts.count_into(tmp_path / "starts")
     return tmp_path / "starts"
 
@@ -56,6 +58,13 @@ def test_a_start_in_a_child_that_is_killed_counts(
 def test_ranks_but_the_first_are_no_trainers_of_their_own(noted: Path) -> None:
     child_of_a_child(TRAINER, RANK="1")
     assert not starts.read(noted)
+
+
+def test_a_trainer_in_a_forked_process_counts(noted: Path, tmp_path: Path) -> None:
+    """The server that forks it has imported DeepSpeed long before."""
+    process = ForkedModule("timeit", ["-n", "1", TRAINER], dict(os.environ), tmp_path / "out")
+    process.wait(60)
+    assert starts.read(noted).total() == 1, (tmp_path / "out").read_text()
 
 
 def test_the_sum_comes_first_and_then_the_files_with_most_starts() -> None:

@@ -1,6 +1,7 @@
 """How many vLLM engines and trainers the tests start, in child processes too: sitecustomize.py counts them."""
 
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +12,9 @@ Count = Counter[tuple[str, str]]  # (file of the test, "vLLM" or "trainer") -> s
 
 def count_into(file: Path) -> None:
     """Starts of this process, and of children with its environment, are noted in the file from now on."""
-    folders = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    here = str(Path(__file__).parent)
+    sys.path.insert(0, here)  # what forked.py tells its server
+    folders = [here, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
     os.environ[FILE] = str(file)
 
