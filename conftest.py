@@ -16,8 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 ROOT = Path(__file__).parent
-
-pytest_plugins = ["support.tiers"]
+pytest_plugins = ["support.tiers", "support.pytest_starts", "support.shared_engine"]
 
 
 @pytest.fixture
