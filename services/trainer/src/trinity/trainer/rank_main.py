@@ -1,7 +1,5 @@
 """Main of every rank but the first: the training loop alone. It ends with rank 0, its parent."""
 
-import sys
-
 from trinity.config.service import load_plan
 from trinity.runtime import logs, process
 from trinity.runtime.settings import load_settings
@@ -11,7 +9,7 @@ from trinity.trainer.ranks import ranks_from_environment
 from trinity.trainer.settings import TrainerSettings
 
 
-def main() -> int:
+def main() -> None:
     process.die_with_parent()
     settings = load_settings(TrainerSettings)
     ranks = ranks_from_environment(settings.num_ranks)
@@ -22,8 +20,8 @@ def main() -> int:
         file=file.with_name(f"{file.stem}_rank_{ranks.rank}{file.suffix}") if file else None,
     )
     train(load_plan(settings.config_file, settings.stage), settings, ranks, Control())
-    return 0
+    process.end(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
