@@ -1,13 +1,13 @@
 """The command line every service process shares: `serve`, `settings`, `version`. Parse first, import afterwards."""
 
 import importlib
-import importlib.metadata
 import sys
 
 import typer
 
 from trinity.runtime.errors import EXIT_FOR_GOOD, TrinityError
 from trinity.runtime.settings import ServiceSettings, load_settings
+from trinity.runtime.version import installed_version
 
 
 def service_app(name: str, summary: str, settings: type[ServiceSettings], service: str) -> typer.Typer:
@@ -41,6 +41,6 @@ def service_app(name: str, summary: str, settings: type[ServiceSettings], servic
     @app.command("version")
     def show_version() -> None:
         """The installed version."""
-        typer.echo(importlib.metadata.version(f"trinity-{name}"))
+        typer.echo(installed_version(f"trinity-{name}"))
 
     return app
