@@ -7,11 +7,13 @@ import typer
 
 from trinity.runtime.errors import EXIT_FOR_GOOD, TrinityError
 from trinity.runtime.settings import ServiceSettings, load_settings
+from trinity.runtime.torch_builds import hide_unusable_companions
 from trinity.runtime.version import installed_version
 
 
 def service_app(name: str, summary: str, settings: type[ServiceSettings], service: str) -> typer.Typer:
     """The app of one service; `service` is "package.module:Class", imported by `serve` alone."""
+    hide_unusable_companions()  # not in serve: vLLM's children import a service's main without running it
     app = typer.Typer(
         help=f"trinity-{name}: {summary}", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
     )
