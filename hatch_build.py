@@ -1,10 +1,10 @@
 """The root distribution holds all parts: its requirements, extras and commands are read from their pyproject.toml."""
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
+from hatchling.metadata.core import load_toml  # has TOML on Python 3.10 too, so that pip can refuse that by a sentence
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 # A requirement for another part, with its extras: trinity-config[parquet]==0.2.*
@@ -27,13 +27,9 @@ class PartsMetadataHook(MetadataHookInterface):
 
 def _parts(root: Path) -> list[dict[str, Any]]:
     """The [project] tables of the distributions whose packages the root's wheel holds."""
-    packages = _read(root)["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    packages = load_toml(str(root / "pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     folders = (next(f for f in (root / package).parents if (f / "pyproject.toml").is_file()) for package in packages)
-    return [_read(folder)["project"] for folder in folders]
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    return tomllib.loads((folder / "pyproject.toml").read_text())
+    return [load_toml(str(folder / "pyproject.toml"))["project"] for folder in folders]
 
 
 def _merged(requirements: list[str], extra: str = "") -> list[str]:
