@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from support.nats import NatsServer
+from trinity.runtime.torch_builds import hide_unusable_companions
 
+hide_unusable_companions()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Several engines and trainers share the cores: more threads of models this small would only wait for each other, and
 # vLLM would bind the threads of all engines to the same core.

@@ -287,9 +287,7 @@ async def measure_engines(args: argparse.Namespace) -> None:
         if args.tiny and table.rows:
             break  # one engine shows that it runs
         if find_spec(name) is None:
-            table.notes.append(
-                f"{name} is skipped: it is not installed (pip install -e 'services/environment[{name}]')"
-            )
+            table.notes.append(f"{name} is skipped: it is not installed (pip install -e '.[{name}]')")
             continue
         try:
             games = record(name, args.games)

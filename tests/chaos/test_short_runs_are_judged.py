@@ -7,6 +7,8 @@ import pytest
 
 from chaos.short_cases import judge
 
+pytestmark = pytest.mark.core
+
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:

@@ -3,6 +3,7 @@
 from trinity.config.service import load_plan
 from trinity.runtime import logs, process
 from trinity.runtime.settings import load_settings
+from trinity.runtime.torch_builds import hide_unusable_companions
 from trinity.trainer.build import train
 from trinity.trainer.control import Control
 from trinity.trainer.ranks import ranks_from_environment
@@ -11,6 +12,7 @@ from trinity.trainer.settings import TrainerSettings
 
 def main() -> None:
     process.die_with_parent()
+    hide_unusable_companions()
     settings = load_settings(TrainerSettings)
     ranks = ranks_from_environment(settings.num_ranks)
     file = settings.log_file
