@@ -2,12 +2,11 @@
 # PYTHON: 3.11 or newer (3.11 has CPU builds of everything on the package index alone).
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
-PACKAGES := proto sdk lib/config lib/runtime lib/data[parquet,hub,sql,postgresql] lib/weights[s3] lib/environments services/buffer services/environment services/sync services/explorer[cpu] services/trainer[lora] cli
-PYPROJECTS := $(wildcard pyproject.toml proto/pyproject.toml sdk/pyproject.toml lib/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
+PYPROJECTS := $(wildcard VERSION hatch_build.py pyproject.toml proto/pyproject.toml sdk/pyproject.toml lib/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
-INSTALL = $(PIP) -c requirements/constraints.txt -r requirements/dev.txt $(foreach p,$(PACKAGES),-e "$(p)")
+PYTORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu
 
-.PHONY: help run test test-all test-fifth fifths quicktest chaos lint proto docs clean
+.PHONY: help run test test-all test-fifth fifths quicktest chaos lint proto docs lock wheels clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -38,11 +37,17 @@ quicktest: $(BIN)/.installed ## the core tests that take no more than seconds
 chaos: $(BIN)/.installed build/quickstart/.made ## kill, stop and damage at random moments, many times; a table of what did not hold
 	$(BIN)/python tests/chaos/run_chaos.py $(CHAOS)
 
-lint: $(BIN)/.installed ## ruff, mypy, and the directions of imports (.importlinter)
+# trinity-* are left to tests/contract; data-juicer and WebShop are installed by hand, as their error messages say.
+DEPTRY := $(abspath $(BIN))/deptry . --no-ansi --known-first-party trinity --ignore DEP002 \
+  --per-rule-ignores 'DEP001=data_juicer|web_agent_site' --package-module-name-map 'mlflow-skinny=mlflow,flash-attn-4=flash_attn'
+PARTS := $(dir $(filter-out pyproject.toml,$(filter %pyproject.toml,$(PYPROJECTS))))
+
+lint: $(BIN)/.installed ## ruff, mypy, the directions of imports, and imports that a distribution does not declare
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	@for part in $(PARTS); do found=$$(cd $$part && $(DEPTRY) 2>&1) || { printf "imports of %s\n%s\n" $$part "$$found"; exit 1; }; done
 
 proto: $(BIN)/.installed ## make the stubs from the .proto files again
 	$(BIN)/python proto/generate.py
@@ -57,7 +62,7 @@ clean: ## remove what was made (not the checkpoints)
 # ALFWorld's real engine, for its tests alone: compiled on the spot, so it needs g++. Without it they are skipped.
 $(BIN)/.alfworld: $(BIN)/.installed
 	@echo "building ALFWorld's engine (two minutes, once)"
-	$(PIP) -c requirements/constraints.txt -e "lib/environments[alfworld]" || echo "not built: its tests are skipped"
+	$(PIP) --no-deps --require-hashes -r requirements/alfworld.txt || echo "not built: its tests are skipped"
 	@touch $@
 
 build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/make_data.py $(BIN)/.installed
@@ -65,12 +70,25 @@ build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/ma
 	$(BIN)/python examples/quickstart/make_data.py build/quickstart/data
 	@touch $@
 
-# torch's CPU build comes from the package index where it has one, else from PyTorch's own index of CPU builds.
-# vLLM's CPU build pulls torchvision, torchaudio and torchcodec as CUDA builds, which break its imports; nothing here needs them.
-$(BIN)/.installed: requirements/constraints.txt requirements/dev.txt $(PYPROJECTS)
+# First the lock, then Trinity itself; torch's CPU build comes from the package index where it has one, else from PyTorch's own.
+$(BIN)/.installed: requirements/cpu.txt requirements/torch-cpu.txt $(PYPROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trinity needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	@echo "installing into .venv (a few minutes)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) || $(INSTALL) --extra-index-url https://download.pytorch.org/whl/cpu
-	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	$(PIP) --no-deps --require-hashes -r requirements/cpu.txt
+	$(PIP) -r requirements/torch-cpu.txt || $(PIP) -r requirements/torch-cpu.txt $(PYTORCH_CPU)
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
+
+# Linux on x86_64; cpu.txt for Python 3.11 to 3.13, cuda.txt for the images' 3.11. uv keeps the versions that a lock has already
+# where they fit; remove the file first to get the newest.
+LOCK := $(BIN)/uv pip compile --quiet --no-annotate --generate-hashes --custom-compile-command "make lock" --python-version 3.11
+LOCK_CPU := $(LOCK) --universal --excludes requirements/excluded.txt
+lock: $(BIN)/.installed ## the locks in requirements/, from every pyproject.toml
+	$(LOCK_CPU) --extra dev pyproject.toml requirements/cpu.in -o requirements/cpu.txt
+	echo "alfworld==0.4.2" | $(LOCK_CPU) -c requirements/cpu.txt - -o requirements/alfworld.txt
+	$(LOCK) --python-platform x86_64-manylinux_2_28 $(foreach e,$(CUDA_EXTRAS),--extra $(e)) pyproject.toml -o requirements/cuda.txt
+CUDA_EXTRAS := cuda flash gym hub lora mcp openenv parquet postgresql reasoning-gym s3 scienceworld java sql verifiers wandb
+
+wheels: $(BIN)/.installed ## the root's wheel and those of the parts, in dist/
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist $(addprefix ./,$(dir $(filter %pyproject.toml,$(PYPROJECTS))))

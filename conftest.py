@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 from support.nats import NatsServer
+from trinity.runtime.torch_builds import hide_unusable_companions
 
+hide_unusable_companions()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Several engines and trainers share the cores: more threads of models this small would only wait for each other, and
 # vLLM would bind the threads of all engines to the same core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 ROOT = Path(__file__).parent
-
-pytest_plugins = ["support.tiers"]
+pytest_plugins = ["support.tiers", "support.pytest_starts", "support.shared_engine"]
 
 
 @pytest.fixture

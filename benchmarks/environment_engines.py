@@ -287,7 +287,7 @@ async def measure_engines(args: argparse.Namespace) -> None:
         if args.tiny and table.rows:
             break  # one engine shows that it runs
         if find_spec(name) is None:
-            table.notes.append(f"{name} is skipped: it is not installed (pip install -e 'lib/environments[{name}]')")
+            table.notes.append(f"{name} is skipped: it is not installed (pip install -e '.[{name}]')")
             continue
         try:
             games = record(name, args.games)

@@ -2,9 +2,9 @@
 
     python benchmarks/rollout.py [--tiny] [--device cuda] [--hidden 1536 --layers 28 ...]
 
-Four sides, each in a process of its own, warmed up: plain `LLM.generate` with the sampled tokens' log-probabilities and
-without; the explorer's engine (what its Generate RPC calls); a whole attempt (workflow, scoring by a real environment
-service, the group encoded for the log). The explorer's are with log-probabilities.
+Two engines, each in a process of its own, and two sides of each, warmed up: plain `LLM.generate` with the
+sampled tokens' log-probabilities and without; the explorer's engine (what its Generate RPC calls) and a whole
+attempt (workflow, scoring by a real environment service, the group encoded for the log), both with log-probabilities.
 """
 
 import argparse
@@ -47,8 +47,8 @@ def questions(args: argparse.Namespace, salt: str) -> list[str]:
     return [(f"{salt}{index} what is the sum? " * args.prompt)[: args.prompt] for index in range(args.tasks)]
 
 
-def plain(model: str, args: argparse.Namespace, logprobs: bool) -> float:
-    """Seconds of LLM.generate."""
+def plain(model: str, args: argparse.Namespace) -> dict[str, float]:
+    """Seconds of LLM.generate, with log-probabilities and without."""
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
 
@@ -64,26 +64,27 @@ def plain(model: str, args: argparse.Namespace, logprobs: bool) -> float:
         options |= {"dtype": "float32", "enforce_eager": True}
     llm = LLM(**options)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    sampling = SamplingParams(
-        n=args.group, temperature=1.0, max_tokens=args.response, ignore_eos=True, logprobs=0 if logprobs else None,
-        flat_logprobs=True, detokenize=False,
-    )  # fmt: skip
-    seconds = 0.0
-    for salt in ("warm", "hot"):
-        chats = [[{"role": "user", "content": text}] for text in questions(args, salt)]
-        prompts = [
-            {"prompt_token_ids": tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)}
-            for chat in chats
-        ]
-        begin = time.perf_counter()
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        seconds = time.perf_counter() - begin
-        assert sum(len(part.token_ids) for out in outputs for part in out.outputs) == args.tokens
+    seconds = {}
+    for side in ("plain", "bare"):
+        sampling = SamplingParams(
+            n=args.group, temperature=1.0, max_tokens=args.response, ignore_eos=True, detokenize=False,
+            logprobs=0 if side == "plain" else None, flat_logprobs=True,
+        )  # fmt: skip
+        for salt in (f"{side} warm", f"{side} hot"):
+            chats = [[{"role": "user", "content": text}] for text in questions(args, salt)]
+            prompts = [
+                {"prompt_token_ids": tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)}
+                for chat in chats
+            ]
+            begin = time.perf_counter()
+            outputs = llm.generate(prompts, sampling, use_tqdm=False)
+            seconds[side] = time.perf_counter() - begin
+            assert sum(len(part.token_ids) for out in outputs for part in out.outputs) == args.tokens
     return seconds
 
 
-async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
-    """Seconds of the explorer's path; `whole` adds workflow, scoring and encoding."""
+async def ours(model: str, args: argparse.Namespace) -> dict[str, float]:
+    """Seconds of the explorer's path: its engine alone, and with workflow, scoring and encoding."""
     from support.experience import make_task
     from support.service import ServiceProcess
     from trinity.config.schema.buffer import FormatConfig
@@ -106,10 +107,11 @@ async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
     sampling = SamplingParams(max_tokens=args.response, n=args.group, ignore_eos=True)
     form = FormatConfig(prompt_key="question", response_key="answer").model_dump_json()
 
-    async def one(index: int, text: str) -> int:
-        if not whole:
-            completions = await pool.generate(tokenizer.prompt([{"role": "user", "content": text}]), sampling)
-            return sum(len(completion.token_ids) for completion in completions)
+    async def sample(_: int, text: str) -> int:
+        completions = await pool.generate(tokenizer.prompt([{"role": "user", "content": text}]), sampling)
+        return sum(len(completion.token_ids) for completion in completions)
+
+    async def explore(index: int, text: str) -> int:
         row = json.dumps({"question": text, "answer": "#### 42"})
         task = make_task(
             index + 1, row_json=row, format_json=form, repeat_times=args.group, sampling=sampling, timeout_seconds=600.0
@@ -119,13 +121,14 @@ async def ours(model: str, args: argparse.Namespace, whole: bool) -> float:
         assert encode_outcome(group)
         return group.response_tokens
 
-    seconds = 0.0
+    seconds = {}
     try:
-        for salt in ("warm", "hot"):
-            begin = time.perf_counter()
-            made = await asyncio.gather(*(one(index, text) for index, text in enumerate(questions(args, salt))))
-            seconds = time.perf_counter() - begin
-            assert sum(made) == args.tokens
+        for side, one in {"engine": sample, "attempt": explore}.items():
+            for salt in (f"{side} warm", f"{side} hot"):
+                begin = time.perf_counter()
+                made = await asyncio.gather(*(one(index, text) for index, text in enumerate(questions(args, salt))))
+                seconds[side] = time.perf_counter() - begin
+                assert sum(made) == args.tokens
     finally:
         pool.close()
         environment.kill()
@@ -138,6 +141,7 @@ SIDES = {
     "engine": "explorer: engine",
     "attempt": "explorer: workflow, scoring, encoding",
 }
+ENGINES = ("plain", "explorer")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -147,16 +151,9 @@ def parser() -> argparse.ArgumentParser:
                         "kv-heads": 0, "intermediate": 0, "vocabulary": 4096}.items():  # fmt: skip
         made.add_argument(f"--{name}", type=int, default=value)
     made.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
-    made.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
+    made.add_argument("--engine", choices=list(ENGINES), help=argparse.SUPPRESS)
     made.add_argument("--model", help=argparse.SUPPRESS)
     return made
-
-
-def measure(side: str, model: str, args: argparse.Namespace) -> float:
-    """Seconds of one side."""
-    if side in ("plain", "bare"):
-        return plain(model, args, side == "plain")
-    return asyncio.run(ours(model, args, side == "attempt"))
 
 
 def rates_of(args: argparse.Namespace, arguments: list[str]) -> dict[str, float]:
@@ -164,15 +161,16 @@ def rates_of(args: argparse.Namespace, arguments: list[str]) -> dict[str, float]
     rates = {}
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), args)
-        for side in SIDES:
-            command = [sys.executable, __file__, *arguments, "--side", side, "--model", folder]
+        for engine in ENGINES:
+            command = [sys.executable, __file__, *arguments, "--engine", engine, "--model", folder]
             # What the explorer sets for itself on a CPU, for every side.
             given = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"} if args.device == "cpu" else {}
             done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, **given})
             lines = [line for line in done.stdout.splitlines() if line.startswith("SECONDS ")]
             assert lines, done.stdout[-3000:] + done.stderr[-3000:]
-            rates[side] = args.tokens / float(lines[-1].split()[1])
-            print(f"  {SIDES[side]}: {rates[side]:,.0f} tokens/s", file=sys.stderr, flush=True)
+            for side, seconds in json.loads(lines[-1].removeprefix("SECONDS ")).items():
+                rates[side] = args.tokens / seconds
+                print(f"  {SIDES[side]}: {rates[side]:,.0f} tokens/s", file=sys.stderr, flush=True)
     return rates
 
 
@@ -183,8 +181,9 @@ def main(arguments: list[str] | None = None) -> None:
     if args.tiny:
         args.tasks, args.group, args.response = 4, 2, 16
     args.tokens = args.tasks * args.group * args.response
-    if args.side:
-        print(f"\nSECONDS {measure(args.side, args.model, args)}", flush=True)
+    if args.engine:
+        seconds = plain(args.model, args) if args.engine == "plain" else asyncio.run(ours(args.model, args))
+        print(f"\nSECONDS {json.dumps(seconds)}", flush=True)
         return
     rates = rates_of(args, given)
     print(f"{args.tasks} tasks x {args.group} rollouts x {args.response} tokens on {args.device}")

@@ -344,12 +344,13 @@ def main() -> None:
     several, limit = (2, 2 * LIMIT) if args.zero3 else (1, LIMIT)
     job: Job = {
         "ranks": several,
-        "engines": several,
+        "engines": 1 if args.tiny else several,  # an engine takes far longer to start than all the rest
         **{n: getattr(args, n) for n in ("updates", "zero3", "cpu", "eager")},
     }
-    trainer = "2 ranks with ZeRO-3, 2 engines" if args.zero3 else "1 rank, 1 engine"
+    trainer = f"{several} ranks with ZeRO-3" if args.zero3 else "1 rank"
+    sides = f"{trainer}, {job['engines']} engine(s)"
     table = Table(
-        f"a weight update over {backend_of(job)}, {trainer}, CUDA graphs: {not (args.eager or args.cpu)}",
+        f"a weight update over {backend_of(job)}, {sides}, CUDA graphs: {not (args.eager or args.cpu)}",
         ("model", "GB", "broadcast s", "GB/s", "first s", "pausing s", "loading s", "resuming s", "pause s", "GiB",
          "limit", "ratio"),
         ["limit and ratio of a pause: to the bare broadcast of the same bytes"],

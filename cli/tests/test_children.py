@@ -1,18 +1,31 @@
 """Supervised processes: restarted, given up with their last error, ended with everything below them."""
 
 import asyncio
+import json
 import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 
 from trinity.cli.supervise import children
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
 pytestmark = pytest.mark.core
+
+FINISHES = """
+import json, os
+from pathlib import Path
+Path({file!r}).write_text(json.dumps({{"pid": os.getpid(), "finished": True}}))
+"""
+
+
+def finishing(folder: Path, then: str) -> str:
+    """Code of a process that says that its work is finished, and then ends."""
+    return FINISHES.format(file=str(folder / "child.announced.json")) + then
 
 
 def make(folder: Path, code: str, **options: object) -> Child:
@@ -58,11 +71,29 @@ async def test_the_reason_is_of_this_start(tmp_path: Path) -> None:
     assert child.last_error() == "of today"
 
 
-async def test_a_child_that_is_done_is_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("then", "how"),
+    [("", ""), ("os.abort()", "killed by SIGABRT"), ("raise SystemExit(3)", "exit code 3")],
+    ids=["well", "aborted", "failed"],
+)
+async def test_a_child_that_has_said_that_it_is_finished_is_not_started_again(
+    then: str, how: str, tmp_path: Path
+) -> None:
+    child = make(tmp_path, finishing(tmp_path, then), once=True)
+    with structlog.testing.capture_logs() as logged:
+        child.start()
+        assert await asyncio.wait_for(child.keep_running(asyncio.Event()), 30) == "finished"
+    assert (child.finished, child.restarts) == (True, 0)
+    assert [entry["how"] for entry in logged if entry["log_level"] == "error"] == ([how] if how else [])
+
+
+async def test_a_child_that_ends_well_without_saying_so_is_started_again(tmp_path: Path) -> None:
+    """As a trainer that got a SIGTERM from elsewhere. What its predecessor said does not count for it."""
     child = make(tmp_path, "pass", once=True)
+    child.announce_file.write_text(json.dumps({"pid": 1, "finished": True}))
     child.start()
-    assert await asyncio.wait_for(child.keep_running(asyncio.Event()), 30) == "finished"
-    assert child.finished
+    await asyncio.wait_for(child.keep_running(asyncio.Event()), 60)
+    assert (child.finished, child.restarts) == (False, children.MAX_RESTARTS)
 
 
 async def test_the_reason_in_the_log_wins_over_what_was_printed(tmp_path: Path) -> None:

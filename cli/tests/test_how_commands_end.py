@@ -1,5 +1,9 @@
 """Exit codes and the one sentence of commands that do not end by themselves."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from trinity.cli.errors import RunError, ending_well
@@ -13,6 +17,27 @@ def test_ctrl_c_before_anything_started_is_one_sentence(capsys: pytest.CaptureFi
 
     assert ending_well(interrupted) == 130
     assert capsys.readouterr().err == "trinity: ended by SIGINT\n"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_a_script_started_in_the_background_ends_by_signals(signum: signal.Signals) -> None:
+    """Such a shell starts it with SIGINT ignored; the supervisor hears both."""
+    code = """
+import asyncio, os, signal
+from trinity.cli.supervise.supervisor import Interrupted, ended_by_signals
+async def supervise():
+    stop = asyncio.Event()
+    with ended_by_signals(stop):
+        os.kill(os.getpid(), {signum})
+        await asyncio.wait_for(stop.wait(), 30)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+try:
+    asyncio.run(supervise())
+except Interrupted as error:
+    raise SystemExit(error.code)
+"""
+    done = subprocess.run([sys.executable, "-c", code.format(signum=int(signum))], timeout=60)
+    assert done.returncode == 128 + signum
 
 
 def test_the_first_error_of_a_group_is_the_one_said(capsys: pytest.CaptureFixture[str]) -> None:

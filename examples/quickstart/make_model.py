@@ -11,7 +11,11 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from trinity.runtime.torch_builds import hide_unusable_companions
+
+hide_unusable_companions()
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
 ROLES = ("system", "user", "assistant", "tool")
 CHAT_TEMPLATE = (

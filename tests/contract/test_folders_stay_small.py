@@ -3,6 +3,10 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.core
+
 ROOT = Path(__file__).parents[2]
 MOST = 20
 

@@ -1,6 +1,7 @@
 """Algorithms that need more than groups and rewards, three steps each from their YAML in examples/algorithms.
 
-The others differ from these in pure functions; benchmarks/algorithms.py runs them all.
+The others differ from these in pure functions; benchmarks/algorithms.py runs them all. Processes are
+forked, and transformers samples where vLLM would (support/forked_run.py).
 """
 
 import json
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from support.run import TrinityRun, write_config
+from support.forked_run import ForkedRun
+from support.run import write_config
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -47,7 +49,7 @@ def test_it_runs_from_its_yaml(name: str, repository: Path, quickstart_model: Pa
     config = write_config(repository / f"examples/algorithms/{name}.yaml", tmp_path / f"{name}.yaml", changes)
     variables = ("TRINITY_MODEL_PATH", "TRINITY_TEACHER_PATH")
     environment = {variable: str(quickstart_model) for variable in variables}
-    run = TrinityRun(config, tmp_path, TRINITY_TASKSET_PATH=str(data), OMP_NUM_THREADS="1", **environment)
+    run = ForkedRun(config, tmp_path, TRINITY_TASKSET_PATH=str(data), OMP_NUM_THREADS="1", **environment)
     try:
         run.start()
         assert run.finish(200) == 0, run.tail()
@@ -61,5 +63,6 @@ def test_it_runs_from_its_yaml(name: str, repository: Path, quickstart_model: Pa
     names = {key for step in steps for key in step}
     assert all(any(found.startswith(key) for found in names) for key in SHOWN[name]), names
     assert steps[-1]["actor/updates"] >= 2
+    assert name != "mix" or all(step["actor/sft_loss"] > 0 for step in steps), "expert rows are part of every batch"
     assert (job / f"global_step_{STEPS}/actor/huggingface/model.safetensors").is_file()
     assert (job / f"global_step_{STEPS}/critic").is_dir() == (name == "ppo")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.forked_run import trinity
 from support.run import write_config
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -19,15 +20,14 @@ MENDED = "algorithm.policy_loss_fn_args.beta=0.1"
 
 @dataclass
 class Runs:
-    """`trinity` on one job, in processes of its own."""
+    """`trinity` on one job, in forked processes (support/forked_run.py)."""
 
     config: Path
     job: Path
     environment: dict[str, str]
 
     def trinity(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "trinity.cli.main", *arguments, "--config", str(self.config)]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=180)
+        return trinity([*arguments, "--config", str(self.config)], self.environment, self.config.parent)
 
 
 @pytest.fixture(scope="module")

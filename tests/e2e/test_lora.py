@@ -1,4 +1,8 @@
-"""A run that trains adapters: versions of some KiB that explorers merge, the trainer killed, a model at the end."""
+"""A run that trains adapters: versions of some KiB that explorers merge, the trainer killed, a model at the end.
+
+Processes are forked, and transformers samples where vLLM would (support/forked_run.py): that vLLM computes what merged
+adapters compute is shown in tests/integration/test_trainer_and_engine_agree.py.
+"""
 
 import json
 import subprocess
@@ -14,7 +18,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from support.run import TrinityRun, kill_process, write_config
+from support.forked_run import ForkedRun
+from support.run import kill_process, write_config
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -27,7 +32,7 @@ class Journey:
     code: int
     transports: dict[int, str]
     log: list[dict[str, Any]]
-    run: TrinityRun
+    run: ForkedRun
     model: Path
 
 
@@ -47,7 +52,7 @@ def journey(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.T
     }
     config = write_config(repository / "examples/quickstart/arithmetic.yaml", folder / "run.yaml", changes)
     environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(folder / "data")}
-    run = TrinityRun(config, folder, **environment)
+    run = ForkedRun(config, folder, **environment)
     try:
         run.start()
         seen = run.until(lambda s: (s["step"] or 0) > 2, 200, "a step after a checkpoint")

@@ -1,7 +1,7 @@
 """A task that always fails, mended and fed again, and steps trained again from the ledger: beside the run and after it.
 
 The trainer is held by its own Pause wherever the journey looks around. The reward function fails for one row for as
-long as a file is there.
+long as a file is there. Processes are forked, and transformers samples where vLLM would (support/forked_run.py).
 """
 
 import json
@@ -16,7 +16,8 @@ from typing import Any
 import grpc
 import pytest
 
-from support.run import Status, TrinityRun, process_of, write_config
+from support.forked_run import ForkedRun, trinity
+from support.run import Status, process_of, write_config
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -41,7 +42,7 @@ def poisoned(item, args):
 class Journey:
     """What was seen on the way."""
 
-    run: TrinityRun
+    run: ForkedRun
     letters: list[dict[str, Any]] = field(default_factory=list)
     letter: dict[str, Any] = field(default_factory=dict)
     given_up: dict[str, int] = field(default_factory=dict)
@@ -53,8 +54,8 @@ class Journey:
     code: int = -1
 
     def trinity(self, *arguments: str, seconds: float = 200) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "trinity.cli.main", *arguments, "--config", str(self.run.config)]
-        return subprocess.run(command, env=self.run.environment, capture_output=True, text=True, timeout=seconds)
+        given = [*arguments, "--config", str(self.run.config)]
+        return trinity(given, self.run.environment, self.run.folder, seconds)
 
     def json(self, *arguments: str) -> Any:
         done = self.trinity(*arguments, "--json")
@@ -92,7 +93,7 @@ def journey(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.T
         "TRINITY_TASKSET_PATH": str(data),
         "TRINITY_PLUGIN_DIRS": str(folder / "plugins"),
     }
-    run = TrinityRun(config, folder, **environment)
+    run = ForkedRun(config, folder, **environment)
     try:
         yield _travel(Journey(run), flag)
     finally:
@@ -134,7 +135,7 @@ def _is_still(status: Status) -> bool:
     return bool(groups and groups["fed"] and not groups["outstanding"] and not status["weights"]["newer"])
 
 
-def _settled(run: TrinityRun) -> dict[str, int]:
+def _settled(run: ForkedRun) -> dict[str, int]:
     """Still, and still so two seconds later: after a version went LIVE the buffer takes a moment to feed more."""
     deadline, before = time.monotonic() + 60, None
     while (counts := run.until(_is_still, 60, "every task has ended")["groups"]) != before:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from support.forked_run import ForkedRun
 from support.nats import NatsServer
-from support.run import TrinityRun, write_config
+from support.run import write_config
 from trinity.runtime import names
 from trinity.runtime.broker import Bucket, connect
 
@@ -34,7 +35,7 @@ def test_it_trains_and_leaves_a_model(
     config.write_text(text[: text.index("- stage_name: rft")] + secret)
     environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(quickstart_data)}
     environment["WANDB_MODE"] = "offline"
-    run = TrinityRun(config, tmp_path, TRINITY_NATS_URL=nats_server.url, **environment)
+    run = ForkedRun(config, tmp_path, TRINITY_NATS_URL=nats_server.url, **environment)
     try:
         run.start()
         status = run.until(lambda s: s["step"], 120, "the first step")

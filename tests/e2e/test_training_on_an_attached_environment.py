@@ -1,4 +1,7 @@
-"""examples/custom_environment/guess.yaml: a JavaScript program attaches to the run, is lost once, and is trained on."""
+"""examples/custom_environment/guess.yaml: a JavaScript program attaches to the run, is lost once, and is trained on.
+
+Processes are forked, and transformers samples where vLLM would (support/forked_run.py).
+"""
 
 import json
 import os
@@ -10,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.run import TrinityRun, write_config
+from support.forked_run import ForkedRun
+from support.run import write_config
 from trinity.runtime.process import free_port
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -48,7 +52,7 @@ def example(repository: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(example: Path, quickstart_model: Path, tmp_path: Path) -> Iterator[TrinityRun]:
+def run(example: Path, quickstart_model: Path, tmp_path: Path) -> Iterator[ForkedRun]:
     small = {
         "model": {"model_path": str(quickstart_model), "max_model_len": 512, "max_response_tokens": 12},
         "algorithm": {"repeat_times": 2},
@@ -60,13 +64,13 @@ def run(example: Path, quickstart_model: Path, tmp_path: Path) -> Iterator[Trini
     }
     config = write_config(example / "guess.yaml", tmp_path / "guess.yaml", small)
     address = f"127.0.0.1:{free_port()}"
-    started = TrinityRun(config, tmp_path, TRINITY_ENVIRONMENT_ATTACH_TOKEN=TOKEN, TRINITY_ENVIRONMENT_LISTEN=address)
+    started = ForkedRun(config, tmp_path, TRINITY_ENVIRONMENT_ATTACH_TOKEN=TOKEN, TRINITY_ENVIRONMENT_LISTEN=address)
     yield started
     started.end()
 
 
 def test_javascript_attaches_to_a_run_and_python_takes_over(
-    run: TrinityRun, example: Path, repository: Path, tmp_path: Path
+    run: ForkedRun, example: Path, repository: Path, tmp_path: Path
 ) -> None:
     address = run.environment["TRINITY_ENVIRONMENT_LISTEN"]
     run.start()

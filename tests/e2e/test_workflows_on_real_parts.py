@@ -16,45 +16,37 @@ from transformers import AutoModelForCausalLM
 
 from support.run import TrinityRun
 from support.service import ServiceProcess
+from support.shared_engine import MAX_LENGTH
 from support.toolbox import make_episode_task
 from trinity.cli.commands.results import collect
-from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Group, Task
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.engine.auxiliary import AuxiliaryModels
+from trinity.explorer.engine.auxiliary import AuxiliaryModels, Judge
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
-from trinity.explorer.types import EngineOptions
 from trinity.explorer.workflows import r3l
 from trinity.explorer.workflows.reflection import Outcome, Report
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(500)]
 
-LENGTH = 2048
 LEVEL = "#######\n#P_X_O#\n#_____#\n#######"
 SHORT = {"environment": "sokoban", "environment_args": {"max_steps": 3}}
 
 
 @asynccontextmanager
-async def toolbox(model: Path, folder: Path) -> AsyncIterator[ExplorerTools]:
+async def toolbox(pool: EnginePool, model: Path, folder: Path) -> AsyncIterator[ExplorerTools]:
+    """What workflows get; the policy is its own teacher."""
     service = ServiceProcess("environment", folder).start()
-    options = EngineOptions(model=str(model), device="cpu", max_model_len=LENGTH)
-    pool = await EnginePool.start(options, 1, [None])
     client = EnvironmentClient(service.address)
     try:
-        teacher = AuxiliaryModelConfig(model_path=str(model), name="teacher", kind="generate")
-        auxiliary = await AuxiliaryModels.start([teacher], options, [])
-        try:
-            tokenizer = ChatTokenizer(ModelConfig(model_path=str(model)))
-            yield ExplorerTools(pool, tokenizer, client, auxiliary, LENGTH, LENGTH)
-        finally:
-            auxiliary.close()
+        tokenizer = ChatTokenizer(ModelConfig(model_path=str(model)))
+        auxiliary = AuxiliaryModels({"teacher": Judge(pool, tokenizer)})
+        yield ExplorerTools(pool, tokenizer, client, auxiliary, MAX_LENGTH, MAX_LENGTH)
     finally:
         await client.close()
-        pool.close()
         service.kill()
 
 
@@ -72,8 +64,10 @@ def computed(model: Any, experience: Experience) -> np.ndarray:
     return chosen[experience.prompt_length - 1 :].numpy()
 
 
-def test_every_trained_token_has_the_log_probability_it_has_in_its_conversation(
-    quickstart_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.xdist_group("engine")
+async def test_every_trained_token_has_the_log_probability_it_has_in_its_conversation(
+    pool: EnginePool, quickstart_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = Report(Outcome.FAILURE, 1, "It waited.", "It did nothing.", "Push the box to the right.")
     monkeypatch.setattr(r3l, "read", lambda reply, steps: report)
@@ -85,16 +79,12 @@ def test_every_trained_token_has_the_log_probability_it_has_in_its_conversation(
         "taught": task("on_policy_distill_workflow", sums, {"teacher": "teacher"}),
     }
 
-    async def play() -> dict[str, Group]:
-        async with toolbox(quickstart_model, tmp_path) as tools:
-            found = await asyncio.gather(*(attempt.explore(t, 1, "me", tools) for t in tasks.values()))
-        groups = {}
-        for name, outcome in zip(tasks, found, strict=True):
-            assert isinstance(outcome, Group), outcome
-            groups[name] = outcome
-        return groups
-
-    groups = asyncio.run(play())
+    groups: dict[str, Group] = {}
+    async with toolbox(pool, quickstart_model, tmp_path) as tools:
+        found = await asyncio.gather(*(attempt.explore(t, 1, "me", tools) for t in tasks.values()))
+    for name, outcome in zip(tasks, found, strict=True):
+        assert isinstance(outcome, Group), outcome
+        groups[name] = outcome
     model = AutoModelForCausalLM.from_pretrained(quickstart_model, dtype=torch.float32).eval()
     for name, group in groups.items():
         for experience in group.experiences:

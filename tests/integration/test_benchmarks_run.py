@@ -1,12 +1,12 @@
 """The benchmarks' small forms: they run and print their tables. What they measure is looked at by people."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.core
+from support import small_form
+
+pytestmark = pytest.mark.extended
 
 TABLES = {
     "buffer.py": ("throughput", "latency", "restart", "memory", "nats-py", "sqlite", "asyncio.Queue"),
@@ -22,11 +22,9 @@ TABLES = {
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("script", TABLES)
-def test_the_small_form_prints_its_tables(repository: Path, script: str) -> None:
-    command = [sys.executable, str(repository / "benchmarks" / script), "--tiny"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
-    assert done.returncode == 0, done.stderr[-3000:]
-    table = [line for line in done.stdout.splitlines() if line and "nats.client" not in line]
-    assert len(table) >= 4, done.stdout
+def test_the_small_form_prints_its_tables(repository: Path, script: str, tmp_path: Path) -> None:
+    printed = small_form.printed(repository / "benchmarks" / script, ["--tiny"], tmp_path / "printed")
+    table = [line for line in printed.splitlines() if line and "nats.client" not in line]
+    assert len(table) >= 4, printed
     for word in TABLES[script]:
-        assert word in done.stdout, done.stdout
+        assert word in printed, printed

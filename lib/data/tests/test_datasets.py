@@ -135,7 +135,7 @@ def test_a_hub_name_without_the_datasets_library_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "'openai/gsm8k' is no file or folder here" in done.stdout
-    assert "pip install -e 'lib/data[hub]', or give a local path" in done.stdout
+    assert "pip install -e '.[hub]', or give a local path" in done.stdout
 
 
 def test_a_subset_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytest.importorskip("alfworld", reason="alfworld is not installed: pip install -e 'lib/environments[alfworld]'")
+pytest.importorskip("alfworld", reason="alfworld is not installed: pip install -e '.[alfworld]'")
 
 from support.playing import play, random_policy
 from trinity.environments.alfworld.data import find_games

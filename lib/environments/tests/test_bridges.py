@@ -31,7 +31,7 @@ pytestmark = pytest.mark.core
 
 
 def needs(module: str, extra: str) -> pytest.MarkDecorator:
-    reason = f"{module} is not installed: pip install -e 'lib/environments[{extra}]'"
+    reason = f"{module} is not installed: pip install -e '.[{extra}]'"
     return pytest.mark.skipif(find_spec(module) is None, reason=reason)
 
 
@@ -362,7 +362,7 @@ def test_what_is_not_installed_says_how_to_install_it(
         monkeypatch.setattr(simulator, "_idle", [])
     with pytest.raises(Conflict) as refused:
         play(ENVIRONMENTS[name](), [], task, args)  # type: ignore[arg-type]
-    assert f"lib/environments[{extra}]" in str(refused.value)
+    assert f".[{extra}]" in str(refused.value)
 
 
 def test_the_module_is_given_when_it_is_there() -> None:

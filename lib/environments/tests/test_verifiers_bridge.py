@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-pytest.importorskip("verifiers", reason="verifiers is not installed: pip install -e 'lib/environments[verifiers]'")
+pytest.importorskip("verifiers", reason="verifiers is not installed: pip install -e '.[verifiers]'")
 
 from support import verifiers_games
 from support.playing import NONSENSE, Played, play

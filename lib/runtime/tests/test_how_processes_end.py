@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from trinity.runtime import files
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
 pytestmark = pytest.mark.core
 
 SERVICE = """
 import asyncio
+import atexit
+import os
+import signal
+import threading
 from pathlib import Path
 from pydantic_settings import SettingsConfigDict
 from trinity.runtime import errors, host
@@ -22,7 +27,16 @@ from trinity.runtime.settings import ServiceSettings
 class Settings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="TRINITY_TEST_", extra="forbid", frozen=True)
 
-class Failing:
+calling = threading.Event()
+
+def call_torch():
+    from trinity.weights.collective import Store
+    store = Store.serve("127.0.0.1")
+    calling.set()
+    while True:
+        store.heard("nothing")
+
+class Ending:
     name, run_id = "test", ""
 
     def register(self, server):
@@ -31,16 +45,29 @@ class Failing:
     async def work(self, ready, address):
         ready.set()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.fail())
+            group.create_task(self.end())
 
-    async def fail(self):
-        raise {failure}
+    async def end(self):
+        {end}
 
     async def drain(self, grace_seconds):
         pass
 
-host.main(Failing(), Settings(listen="127.0.0.1:0", log_file=Path({log!r})))
+log = Path({log!r})
+host.main(Ending(), Settings(listen="127.0.0.1:0", log_file=log, announce_file=log.with_name("announced.json")))
 """
+
+
+def run(end: str, log: Path) -> "subprocess.CompletedProcess[str]":
+    """A service that ends in this way once it is ready."""
+    script = SERVICE.format(end=end, log=str(log))
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+
+
+def announced(log: Path) -> dict[str, object]:
+    found = files.read_json(log.with_name("announced.json"))
+    assert isinstance(found, dict)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -53,11 +80,39 @@ host.main(Failing(), Settings(listen="127.0.0.1:0", log_file=Path({log!r})))
 )
 def test_only_what_a_restart_would_not_mend_says_so(failure: str, code: int, reason: str, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
-    script = SERVICE.format(failure=failure, log=str(log))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = run(f"raise {failure}", log)
     assert done.returncode == code, done.stderr
+    assert "finished" not in announced(log)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["reason"] for line in lines if line["event"] == "service.failed"] == [reason]
+
+
+def test_a_service_whose_work_returns_says_that_it_is_finished(tmp_path: Path) -> None:
+    done = run("return", tmp_path / "log.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert announced(tmp_path / "log.jsonl")["finished"] is True
+
+
+def test_a_service_that_is_stopped_is_not_finished(tmp_path: Path) -> None:
+    done = run("os.kill(os.getpid(), signal.SIGTERM); await asyncio.sleep(60)", tmp_path / "log.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert "service.drained" in done.stderr
+    assert "finished" not in announced(tmp_path / "log.jsonl")
+
+
+@pytest.mark.parametrize(("end", "code"), [("return", 0), ("raise OSError('a disk')", 1)])
+def test_the_exit_code_holds_while_a_daemon_thread_is_in_a_library(end: str, code: int, tmp_path: Path) -> None:
+    """Python would end the thread by force, in a destructor of torch's: SIGABRT."""
+    begun = "threading.Thread(target=call_torch, daemon=True).start(); await asyncio.to_thread(calling.wait)"
+    done = run(f"{begun}; {end}", tmp_path / "log.jsonl")
+    assert done.returncode == code, done.stderr
+    assert "terminate called" not in done.stderr
+
+
+def test_exit_handlers_run_and_what_was_printed_is_there(tmp_path: Path) -> None:
+    end = "atexit.register(print, 'handled'); threading.Timer(0.5, print, ['joined']).start()"
+    done = run(end, tmp_path / "log.jsonl")
+    assert (done.returncode, done.stdout) == (0, "joined\nhandled\n")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """A group of NCCL may hang in calls that have no deadline of their own; here they have one."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -80,6 +82,19 @@ def test_the_end_of_a_group_is_not_waited_for() -> None:
     while not ended and time.monotonic() < end:
         time.sleep(0.05)
     assert ended == ["group"]
+
+
+def test_a_process_may_end_right_after_it_has_closed_its_groups() -> None:
+    """The destructor of gloo's, in a thread of ours, asks for Python's lock: it would abort the process."""
+    script = """
+import torch
+from trinity.weights.collective import Group, Store
+store = Store.serve("127.0.0.1")
+for group in [Group(store, epoch, "gloo", 0, 1, torch.device("cpu"), 30.0) for epoch in range(8)]:
+    group.close()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_breaks_the_forming_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ class Remote:
 
 def skip_if_missing(name: str) -> None:
     if not PRESENT.get(name, True):
-        pytest.skip(f"{name} is not installed: pip install -e 'lib/environments[{name},java]'")
+        pytest.skip(f"{name} is not installed: pip install -e '.[{name},java]'")
 
 
 def test_every_game_is_here() -> None:

@@ -2,41 +2,26 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm.engine.arg_utils import EngineArgs
-from vllm.usage.usage_lib import UsageContext
+from transformers import AutoModelForCausalLM
 
+from support.shared_engine import ENGINE_TESTS, MAX_LENGTH, SEQUENCES
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.held_outputs import WholeLogprobs
-from trinity.explorer.types import Completion, EngineFailed, EngineOptions
+from trinity.explorer.types import Completion, EngineFailed
 from trinity.runtime.errors import InvalidInput
 
-pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.core, *ENGINE_TESTS]
 
 PROMPT = [10, 20, 30, 40]
-LENGTH = 256
-
-
-def make_model(folder: Path, source: Path, tied: bool) -> Path:
-    """The quickstart's model, tied or not."""
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    if tied:
-        model.config.tie_word_embeddings = True
-        model = type(model)(model.config)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-    return folder
 
 
 def new_weights(model: Path, folder: Path, seed: int | None) -> dict[str, Any]:
@@ -47,8 +32,7 @@ def new_weights(model: Path, folder: Path, seed: int | None) -> dict[str, Any]:
         for parameter in policy.parameters():
             parameter.add_((0.05 if seed is not None else 0.0) * torch.randn_like(parameter))
     policy.save_pretrained(folder)
-    tied = policy.config.tie_word_embeddings
-    tensors = {n: t.detach().clone() for n, t in policy.state_dict().items() if not (tied and n == "lm_head.weight")}
+    tensors = {name: tensor.detach().clone() for name, tensor in policy.state_dict().items()}
     save_file(tensors, folder / "part.safetensors")
     return {"files": [str(folder / "part.safetensors")], "tensors": [[name, 0] for name in tensors]}
 
@@ -62,40 +46,20 @@ def logprobs_of(model: Path, token_ids: np.ndarray, temperature: float = 1.0) ->
     return logs.gather(1, ids[0, len(PROMPT) :, None])[:, 0].numpy()
 
 
-@pytest.fixture(scope="module")
-def model(quickstart_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model") / "untied", quickstart_model, tied=False)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(model: Path) -> AsyncIterator[Engine]:
-    started = await Engine.start(EngineOptions(model=str(model), device="cpu", max_model_len=LENGTH))
-    yield started
-    started.close()
-
-
 async def sample(engine: Engine, tokens: int = 24, temperature: float = 1.0, n: int = 1) -> list[Completion]:
     sampling = SamplingParams(temperature=temperature, max_tokens=tokens, n=n, ignore_eos=True)
     return await asyncio.wait_for(engine.generate(PROMPT, sampling), 120)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_are_those_of_transformers(engine: Engine, model: Path, temperature: float) -> None:
+async def test_logprobs_are_those_of_transformers(engine: Engine, quickstart_model: Path, temperature: float) -> None:
     for completion in await sample(engine, temperature=temperature, n=3):
-        expected = logprobs_of(model, completion.token_ids, temperature)
+        expected = logprobs_of(quickstart_model, completion.token_ids, temperature)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
         assert [(s.version, s.start, s.end) for s in completion.version_spans] == [(0, 0, 24)]
 
 
-async def test_as_many_sequences_run_at_once_as_in_vllms_own_llm(engine: Engine) -> None:
-    scheduling = engine.llm.vllm_config.scheduler_config
-    _, sequences = EngineArgs.get_batch_defaults(1)
-    assert scheduling.max_num_seqs == sequences[UsageContext.LLM_CLASS]
-
-
-async def test_logprobs_come_once_for_a_whole_response(
-    engine: Engine, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_logprobs_come_once_for_a_whole_response(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     whole = WholeLogprobs._update_sample_logprobs
 
@@ -108,7 +72,7 @@ async def test_logprobs_come_once_for_a_whole_response(
     assert sizes == [24, 24, 24]
 
 
-async def test_a_response_that_a_stop_string_ends_has_all_its_logprobs(engine: Engine, model: Path) -> None:
+async def test_a_response_that_a_stop_string_ends_has_all_its_logprobs(engine: Engine) -> None:
     """Text ends it where it is asked for, not in the engine core: nothing is held back there."""
     sampling = SamplingParams(max_tokens=24, ignore_eos=True, seed=5)
     (whole,) = await asyncio.wait_for(engine.generate(PROMPT, sampling), 60)
@@ -121,14 +85,14 @@ async def test_a_response_that_a_stop_string_ends_has_all_its_logprobs(engine: E
 
 async def test_requests_that_do_not_fit_are_refused_by_name(engine: Engine) -> None:
     with pytest.raises(InvalidInput, match=r"sampling\.max_tokens"):
-        await sample(engine, tokens=LENGTH)
+        await sample(engine, tokens=MAX_LENGTH)
     with pytest.raises(InvalidInput, match="prompt_token_ids"):
         await engine.generate([], SamplingParams())
 
 
 async def over_two_loads(engine: Engine, updates: list[dict[str, Any]], seconds: float) -> list[Completion]:
     """Responses that run while versions 1 and 2 are loaded, each that long after what was before."""
-    running = [asyncio.create_task(sample(engine, tokens=240)) for _ in range(8)]
+    running = [asyncio.create_task(sample(engine, tokens=240)) for _ in range(SEQUENCES)]
     for version, update in enumerate(updates, 1):
         await asyncio.sleep(seconds)
         assert await engine.load(version, update) < 5
@@ -140,11 +104,10 @@ def versions_of(completion: Completion) -> list[int]:
 
 
 async def test_a_response_carries_a_span_for_every_version_that_sampled_it(
-    engine: Engine, model: Path, tmp_path: Path
+    engine: Engine, quickstart_model: Path, tmp_path: Path
 ) -> None:
-    before = logprobs_of(model, (await sample(engine))[0].token_ids)  # warm, so that sampling is slower than a load
-    assert len(before) == 24
-    original, *updates = (new_weights(model, tmp_path / str(seed), seed) for seed in (None, 1, 2))
+    await sample(engine)  # warm, so that sampling is slower than a load
+    original, *updates = (new_weights(quickstart_model, tmp_path / str(seed), seed) for seed in (None, 1, 2))
     for seconds in (0.15, 0.05, 0.3, 0.6, 1.2):  # how fast this machine samples just now is not known
         completions = await over_two_loads(engine, updates, seconds)
         if all(versions_of(completion) == [0, 1, 2] for completion in completions):
@@ -157,7 +120,7 @@ async def test_a_response_carries_a_span_for_every_version_that_sampled_it(
         assert spans[-1].end == 240
         assert all(a.end == b.start for a, b in itertools.pairwise(spans))
         exact = slice(0, spans[0].end)
-        expected = logprobs_of(model, completion.token_ids)[exact]
+        expected = logprobs_of(quickstart_model, completion.token_ids)[exact]
         np.testing.assert_allclose(completion.logprobs[exact], expected, atol=1e-4)
     (fresh,) = await sample(engine)
     np.testing.assert_allclose(fresh.logprobs, logprobs_of(tmp_path / "2", fresh.token_ids), atol=1e-4)
@@ -165,9 +128,9 @@ async def test_a_response_carries_a_span_for_every_version_that_sampled_it(
 
 
 async def test_a_failed_load_leaves_the_engine_paused_until_a_full_load(
-    engine: Engine, model: Path, tmp_path: Path
+    engine: Engine, quickstart_model: Path, tmp_path: Path
 ) -> None:
-    weights = new_weights(model, tmp_path / "3", 3)
+    weights = new_weights(quickstart_model, tmp_path / "3", 3)
     broken = {**weights, "tensors": [*weights["tensors"], ["model.no_such_tensor", 0]]}
     with pytest.raises(EngineFailed, match="paused"):
         await engine.load(10, broken)

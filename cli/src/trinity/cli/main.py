@@ -1,6 +1,5 @@
 """The trinity command."""
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +19,7 @@ from trinity.cli.options import (
     RunOption,
     StageOption,
 )
+from trinity.runtime.version import installed_version
 
 app = typer.Typer(
     help="Reinforcement fine-tuning of language models as services.",
@@ -38,7 +38,7 @@ app.add_typer(env, name="env")
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(importlib.metadata.version("trinity-cli"))
+        typer.echo(installed_version("trinity-cli"))
         raise typer.Exit
 
 

@@ -213,7 +213,7 @@ async def _until_ended(child: Child, folder: Path, quiet: bool) -> None:
         if not running:
             break
         await asyncio.sleep(_POLL_SECONDS)
-    if child.process is None or child.process.returncode != 0:
+    if not child.has_finished():
         raise RunError(f"the replay failed: {child.last_error()} (see {child.log_file})")
 
 

@@ -84,5 +84,5 @@ async def _until_ended(child: services.Child) -> None:
             await asyncio.sleep(_POLL_SECONDS)
     finally:
         await stop_all([child], _STOP_SECONDS)
-    if child.process is None or child.process.returncode != 0:
+    if not child.has_finished():
         raise RunError(f"the replay failed: {child.last_error()} (see {child.log_file})")

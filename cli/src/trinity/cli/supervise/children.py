@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from trinity.cli.supervise.job import ProcessRecord
+from trinity.runtime import files
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
 log = structlog.get_logger(__name__)
@@ -25,7 +26,7 @@ _BACKOFF_SECONDS = (0.5, 15.0)
 
 @dataclass
 class Child:
-    """One supervised process. `once`: ending with code 0 is its goal, not a failure.
+    """One supervised process. `once`: it has work that ends, and writes `announce_file` when it is finished.
 
     One that ends with EXIT_FOR_GOOD says that it would do so again.
     """
@@ -49,6 +50,7 @@ class Child:
     def start(self) -> None:
         """Must be called from the main thread: the child asks to end with the thread that made it."""
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self.announce_file.unlink(missing_ok=True)
         self._begins = {path: path.stat().st_size for path in (self.log_file, self.output) if path.exists()}
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
@@ -68,6 +70,16 @@ class Child:
         return self.log_file.with_suffix(".out")
 
     @property
+    def announce_file(self) -> Path:
+        """Where a `once` process says that its work is finished: {"pid": ..., "finished": true}."""
+        return self.log_file.with_suffix(".announced.json")
+
+    def has_finished(self) -> bool:
+        """Whether the process that was started last has said so. Its exit code may say something else."""
+        said = files.read_json(self.announce_file)
+        return isinstance(said, dict) and said.get("pid") == self.pid and said.get("finished") is True
+
+    @property
     def pid(self) -> int:
         return self.process.pid if self.process is not None else 0
 
@@ -84,12 +96,17 @@ class Child:
         )
 
     async def keep_running(self, changed: "asyncio.Event") -> str:
-        """Restart at every death; returns "finished" for a `once` child, or why it was given up."""
+        """Restart at every death; returns "finished" for a `once` child that is, or why it was given up."""
         while True:
             code = await self._wait()
             self.end_group(signal.SIGKILL)  # what a killed process left behind
-            if self.once and code == 0:
+            if self.once and self.has_finished():
                 self.finished = True
+                if code != 0:  # not what it should be, but there is nothing left to do for another process
+                    log.error(
+                        "run.process.finished_oddly",
+                        name=self.name, pid=self.pid, how=_describe(code), reason=self.last_error(),
+                    )  # fmt: skip
                 return "finished"
             lived = time.monotonic() - self._started_at
             self._quick_deaths = 1 if lived > _HEALTHY_SECONDS else self._quick_deaths + 1

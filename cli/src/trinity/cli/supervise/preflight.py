@@ -42,7 +42,8 @@ def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipeli
 
 def check_inputs(plan: Plan, source: str) -> int:
     """Look at model and data of a stage; returns its last optimizer step. Raises ConfigError with all problems."""
-    problems = [*_check_model(plan), *_check_lora(plan), *_check_monitor(plan), *_check_stores(plan)]
+    checks = (_check_engine, _check_model, _check_lora, _check_monitor, _check_stores)
+    problems = [problem for check in checks for problem in check(plan)]
     rows = 0
     for dataset in _datasets(plan):
         config = dataset.config
@@ -106,13 +107,21 @@ def _check_monitor(plan: Plan) -> list[Problem]:
     return [Problem("monitor.monitor_type", f"{kind!r} is not installed; `pip install {kind}`, or use tensorboard")]
 
 
+def _check_engine(plan: Plan) -> list[Problem]:
+    """vLLM comes with an extra: its builds for CPUs and for GPUs are different packages."""
+    if plan.config.mode == "train" or importlib.util.find_spec("vllm") is not None:
+        return []
+    what = "needs vLLM, which is not installed: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs"
+    return [Problem("mode", f"{plan.config.mode!r} {what}")]
+
+
 def _check_lora(plan: Plan) -> list[Problem]:
     """The layers to adapt are in the model, and explorers can merge adapters with its files."""
     lora, folder = plan.config.model.lora, Path(plan.config.model.model_path).expanduser()
     if lora is None or plan.config.mode not in ("both", "train"):
         return []
     if importlib.util.find_spec("peft") is None:
-        return [Problem("model.lora_configs", "needs peft; `pip install -e 'services/trainer[lora]'`")]
+        return [Problem("model.lora_configs", "needs peft; `pip install -e '.[lora]'`")]
     if not folder.is_dir():
         return []
     try:
@@ -127,7 +136,7 @@ def _check_stores(plan: Plan) -> list[Problem]:
     uses_s3 = any(entry.startswith(S3) for entry in plan.config.synchronizer.storage)
     if plan.offline or not uses_s3 or importlib.util.find_spec("obstore") is not None:
         return []
-    return [Problem("synchronizer.storage", f"{S3} needs obstore; `pip install -e 'lib/weights[s3]'`")]
+    return [Problem("synchronizer.storage", f"{S3} needs obstore; `pip install -e '.[s3]'`")]
 
 
 def _check_model(plan: Plan) -> list[Problem]:

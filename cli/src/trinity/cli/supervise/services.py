@@ -62,7 +62,7 @@ def _service(
         "LOG_LEVEL": os.environ.get("TRINITY_LOG_LEVEL", "INFO"),
     }
     environment = {f"{prefix}{key}": value for key, value in {**common, **settings}.items()}
-    return Child(
+    child = Child(
         name=instance,
         service=name,
         command=[sys.executable, "-m", f"trinity.{name}.main", "serve"],
@@ -72,6 +72,9 @@ def _service(
         metrics=metrics,
         once=once,
     )
+    if once:
+        child.environment = {**child.environment, f"{prefix}ANNOUNCE_FILE": str(child.announce_file)}
+    return child
 
 
 def infrastructure(plan: Plan, config_file: Path, nats_url: str, log_dir: Path) -> tuple[list[Child], Addresses]:

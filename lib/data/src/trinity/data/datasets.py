@@ -232,7 +232,7 @@ def _read_parquet(file: Path) -> list[Row]:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise DatasetError(f"{file}: parquet needs pyarrow; pip install -e 'lib/data[parquet]'") from None
+        raise DatasetError(f"{file}: parquet needs pyarrow; pip install -e '.[parquet]'") from None
     try:
         rows: list[Row] = parquet.read_table(file).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's errors are kinds of these
@@ -246,7 +246,7 @@ def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
     except ImportError:
         raise DatasetError(
             f"{path!r} is no file or folder here, and a hub name needs the datasets library; "
-            "pip install -e 'lib/data[hub]', or give a local path"
+            "pip install -e '.[hub]', or give a local path"
         ) from None
     try:
         return [dict(row) for row in datasets.load_dataset(path, subset, split=split)]

@@ -28,7 +28,7 @@ def read_table(path: str, name: str) -> Sequence[Row]:
     try:
         import sqlalchemy as sa
     except ImportError:
-        raise DatasetError("storage_type sql needs SQLAlchemy: pip install -e 'lib/data[sql]'") from None
+        raise DatasetError("storage_type sql needs SQLAlchemy: pip install -e '.[sql]'") from None
     try:
         url = sa.make_url(sql_url(path))
     except sa.exc.ArgumentError:

@@ -12,6 +12,5 @@ def require(module: str, extra: str, note: str = "") -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise Conflict(
-            f"{module} is not installed in the environment service ({error}); pip install "
-            f"-e 'lib/environments[{extra}]'{note}"
+            f"{module} is not installed in the environment service ({error}); pip install -e '.[{extra}]'{note}"
         ) from None

@@ -1,17 +1,19 @@
 """The command line every service process shares: `serve`, `settings`, `version`. Parse first, import afterwards."""
 
 import importlib
-import importlib.metadata
 import sys
 
 import typer
 
 from trinity.runtime.errors import EXIT_FOR_GOOD, TrinityError
 from trinity.runtime.settings import ServiceSettings, load_settings
+from trinity.runtime.torch_builds import hide_unusable_companions
+from trinity.runtime.version import installed_version
 
 
 def service_app(name: str, summary: str, settings: type[ServiceSettings], service: str) -> typer.Typer:
     """The app of one service; `service` is "package.module:Class", imported by `serve` alone."""
+    hide_unusable_companions()  # not in serve: vLLM's children import a service's main without running it
     app = typer.Typer(
         help=f"trinity-{name}: {summary}", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
     )
@@ -41,6 +43,6 @@ def service_app(name: str, summary: str, settings: type[ServiceSettings], servic
     @app.command("version")
     def show_version() -> None:
         """The installed version."""
-        typer.echo(importlib.metadata.version(f"trinity-{name}"))
+        typer.echo(installed_version(f"trinity-{name}"))
 
     return app

@@ -1,17 +1,17 @@
 """The main of every service process.
 
 It serves NOT_SERVING until the service is ready, SERVING from then on, NOT_SERVING again before it drains on SIGTERM or
-SIGINT, and exits 0 after a drain. A service that fails, or merely returns, ends the process with what it raised.
+SIGINT, and exits 0 after a drain. A service that fails ends the process with what it raised. One whose work returns is
+finished: the announce file says so, for a supervisor that is not to start it again.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc.aio
 import structlog
@@ -44,13 +44,14 @@ class Service(Protocol):
         """Stop taking work and finish or hand back what runs, within the grace."""
 
 
-def main(service: Service, settings: ServiceSettings) -> None:
-    """Run the service until SIGTERM. Exit code 0 after a drain; 1 after a failure, which is logged; EXIT_FOR_GOOD after
-    one that a restart would not mend."""
+def main(service: Service, settings: ServiceSettings) -> NoReturn:
+    """Run the service until SIGTERM, and end the process. Exit code 0 after a drain, and when the work is finished; 1
+    after a failure, which is logged; EXIT_FOR_GOOD after one that a restart would not mend."""
     if settings.stop_with_parent:
         process.die_with_parent()
     logs.configure(service.name, level=settings.log_level, file=settings.log_file)
     tracing.configure(service.name, service.run_id)
+    code = 0
     try:
         asyncio.run(_serve(service, settings))
     except Exception as error:
@@ -59,9 +60,10 @@ def main(service: Service, settings: ServiceSettings) -> None:
             log.error("service.failed", reason=str(reason))
         else:
             log.exception("service.failed", reason=f"{type(reason).__name__}: {reason}")
-        sys.exit(EXIT_FOR_GOOD if isinstance(reason, TrinityError) and reason.for_good else 1)
+        code = EXIT_FOR_GOOD if isinstance(reason, TrinityError) and reason.for_good else 1
     finally:
         tracing.shutdown()
+    process.end(code)
 
 
 def _first_cause(error: BaseException) -> BaseException:
@@ -91,8 +93,8 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
     await server.start()
     address = f"{host}:{port}"
     log.info("service.started", pid=os.getpid(), address=address, metrics=f"{metrics_host}:{metrics_port}")
+    about = {"pid": os.getpid(), "address": address, "metrics": f"{metrics_host}:{metrics_port}"}
     if settings.announce_file:
-        about = {"pid": os.getpid(), "address": address, "metrics": f"{metrics_host}:{metrics_port}"}
         files.write_json(settings.announce_file, about)
 
     stop = asyncio.Event()
@@ -119,6 +121,8 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
         await server.stop(grace=1.0)
     if work.done() and not work.cancelled():
         work.result()
+        if settings.announce_file and not stop.is_set():
+            files.write_json(settings.announce_file, {**about, "finished": True})
     log.info("service.stopped")
 
 

@@ -1,5 +1,7 @@
 """Processes that do not outlive their parent, their environment, free ports, and locks on folders."""
 
+import atexit
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -9,9 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -50,6 +54,23 @@ def guard_group() -> None:
 
 
 _guards: list[tuple["subprocess.Popen[bytes]", int]] = []
+
+
+def end(code: int) -> NoReturn:
+    """End this process with this exit code, once its threads are joined and its exit handlers have run.
+
+    The interpreter is not finalized: up to Python 3.13 it ends daemon threads by force when they ask for its lock. In
+    a destructor of C++ that is std::terminate, and the process aborts after its work is done (python/cpython#87135).
+    Libraries have such threads: torch, gRPC, clients of monitors. multiprocessing ends its children in the same way.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+                stream.flush()
+        os._exit(code)
 
 
 _LOWEST_PORT = 10_000

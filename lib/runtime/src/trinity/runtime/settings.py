@@ -21,7 +21,10 @@ class ServiceSettings(BaseSettings):
     log_file: Path | None = Field(None, description="JSON log lines go here as well as to standard error")
     log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
     drain_seconds: float = Field(5.0, gt=0, description="Time running calls get to end after SIGTERM, in seconds")
-    announce_file: Path | None = Field(None, description="Pid and addresses are written here once the server listens")
+    announce_file: Path | None = Field(
+        None,
+        description="Pid and addresses are written here once the server listens, and `finished` when the work is done",
+    )
     stop_with_parent: bool = Field(False, description="End when the parent process ends")
 
 

@@ -9,12 +9,14 @@ Every wait has a deadline. A member that says "no", or nothing, costs the others
 called off before anybody has paused. Who breaks off later breaks the epoch, and all of it goes back to storage.
 """
 
+import atexit
 import contextlib
 import os
 import queue
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -41,6 +43,7 @@ _YES, _NO = b"yes", b"no"
 _UNDER_WAY = 2
 
 _ABORT_SECONDS = 10.0
+_EXIT_SECONDS = 5.0
 
 _Coming = tuple[Bucket, Any, torch.Tensor]
 
@@ -188,8 +191,28 @@ class Group:
             aborted.set()
             given_up.clear()  # its destructor waits for threads of torch, and nobody for it
 
-        threading.Thread(target=end, daemon=True, name="group").start()
+        _run_in_daemon_thread(end)
         aborted.wait(_ABORT_SECONDS)
+
+
+_threads: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+
+
+def _run_in_daemon_thread(work: Callable[[], None]) -> None:
+    """The caller may stop waiting for it. The exit of the process waits for `_EXIT_SECONDS`.
+
+    Python ends daemon threads by force at its exit. One that destroys a group then would abort the process.
+    """
+    thread = threading.Thread(target=work, daemon=True, name="group")
+    _threads.add(thread)
+    thread.start()
+
+
+@atexit.register
+def _join_threads() -> None:
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for thread in list(_threads):
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _in_time(work: Callable[[], Any], seconds: float) -> Any:
@@ -202,7 +225,7 @@ def _in_time(work: Callable[[], Any], seconds: float) -> Any:
         except Exception as error:
             done.put((None, error))
 
-    threading.Thread(target=run, daemon=True, name="group").start()
+    _run_in_daemon_thread(run)
     try:
         result, error = done.get(timeout=seconds)
     except queue.Empty:

@@ -63,7 +63,7 @@ def open_archive(path: str, name: str, run: str) -> Archive:
             from trinity.data.archive.sql import SqlArchive
         return SqlArchive(path, name, run)
     if kind is Kind.PARQUET:
-        with needed_from("lib/data[parquet]"):
+        with needed_from(".[parquet]"):
             from trinity.data.archive.parquet import ParquetArchive
         return ParquetArchive(place, run)
     return JsonlArchive(place, run)

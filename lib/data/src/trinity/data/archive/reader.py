@@ -84,7 +84,7 @@ def holds_experiences(path: str, name: str) -> bool:
             from trinity.data.archive.sql import columns_of as columns_of_table
         return "token_ids" in columns_of_table(path, name)
     if kind is Kind.PARQUET:
-        with needed_from("lib/data[parquet]"):
+        with needed_from(".[parquet]"):
             from trinity.data.archive.parquet import columns_of as columns_of_files
         return "token_ids" in columns_of_files(place)
     if not place.is_file():
@@ -102,7 +102,7 @@ def _source(path: str, name: str) -> Source:
     if not place.exists():
         raise InvalidInput("path", f"{place} does not exist")
     if kind is Kind.PARQUET:
-        with needed_from("lib/data[parquet]"):
+        with needed_from(".[parquet]"):
             from trinity.data.archive.parquet import ParquetRows
         return ParquetRows(place)
     return JsonlRows(place)

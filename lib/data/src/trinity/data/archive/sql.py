@@ -152,7 +152,7 @@ class Database:
             )
         except ImportError as error:
             raise InvalidInput(
-                "path", f"is {self}; PostgreSQL needs psycopg ({error}); pip install -e 'lib/data[postgresql]'"
+                "path", f"is {self}; PostgreSQL needs psycopg ({error}); pip install -e '.[postgresql]'"
             ) from None
 
     def __str__(self) -> str:

@@ -88,9 +88,7 @@ def _parquet(rows: Sequence[Row]) -> bytes:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise DatasetError(
-            "parquet needs pyarrow; pip install -e 'lib/data[parquet]', or end output in .jsonl"
-        ) from None
+        raise DatasetError("parquet needs pyarrow; pip install -e '.[parquet]', or end output in .jsonl") from None
     columns = dict.fromkeys(column for row in rows for column in row)
     sink = pyarrow.BufferOutputStream()
     try:

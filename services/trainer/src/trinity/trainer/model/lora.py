@@ -102,5 +102,5 @@ def _import_peft() -> Any:
     try:
         import peft
     except ImportError:
-        raise InvalidInput("model.lora_configs", "needs peft: pip install -e 'services/trainer[lora]'") from None
+        raise InvalidInput("model.lora_configs", "needs peft: pip install -e '.[lora]'") from None
     return peft

@@ -1,0 +1,44 @@
+"""The root distribution holds all parts: its requirements, extras and commands are read from their pyproject.toml."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.core import load_toml  # has TOML on Python 3.10 too, so that pip can refuse that by a sentence
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+# A requirement for another part, with its extras: trinity-config[parquet]==0.2.*
+_PART = re.compile(r"trinity-[a-z-]+(\[[^]]*\])?")
+
+
+class PartsMetadataHook(MetadataHookInterface):
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Fill in what pyproject.toml calls dynamic. `self.config["extras"]` are extras of the root alone."""
+        parts = _parts(Path(self.root))
+        extras: dict[str, list[str]] = {}
+        for part in parts:
+            for name, requirements in part.get("optional-dependencies", {}).items():
+                extras.setdefault(name, []).extend(requirements)
+        extras |= self.config["extras"]
+        metadata["dependencies"] = _merged([line for part in parts for line in part.get("dependencies", [])])
+        metadata["optional-dependencies"] = {name: _merged(lines, name) for name, lines in sorted(extras.items())}
+        metadata["scripts"] = {name: entry for part in parts for name, entry in part.get("scripts", {}).items()}
+
+
+def _parts(root: Path) -> list[dict[str, Any]]:
+    """The [project] tables of the distributions whose packages the root's wheel holds."""
+    packages = load_toml(str(root / "pyproject.toml"))["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    folders = (next(f for f in (root / package).parents if (f / "pyproject.toml").is_file()) for package in packages)
+    return [load_toml(str(folder / "pyproject.toml"))["project"] for folder in folders]
+
+
+def _merged(requirements: list[str], extra: str = "") -> list[str]:
+    """Each once, sorted. The parts are in this distribution already, so that their extras are extras of this one."""
+    kept = set()
+    for line in requirements:
+        part = _PART.match(line)
+        if part is None:
+            kept.add(line)
+        elif part[1] and part[1] != f"[{extra}]":
+            kept.add(f"trinity{part[1]}")
+    return sorted(kept)

@@ -1,0 +1,82 @@
+"""Of tests whose processes are forked, with transformers where vLLM was: the trainer's side."""
+
+from mutations.mutation import Mutation
+
+_TRAINER = "services/trainer/src/trinity/trainer"
+_CLI = "cli/src/trinity/cli"
+_ALGORITHMS = "tests/e2e/test_algorithms.py::test_it_runs_from_its_yaml"
+_BAD_STEPS = "tests/e2e/test_bad_steps.py"
+_LORA = "tests/e2e/test_lora.py"
+_REJECTED = "tests/e2e/test_a_rejected_version_ends_the_run.py"
+_SFT = "tests/e2e/test_sft_alone_on_a_given_nats.py"
+_REPLAY = "tests/e2e/test_replay_and_dead_letters.py"
+
+MUTATIONS = [
+    Mutation(
+        f"{_TRAINER}/engine/engine.py",
+        'self._critic.model.save(folder.with_name("critic"), {})',
+        "pass",
+        f"{_ALGORITHMS}[ppo]",
+    ),
+    Mutation(
+        f"{_TRAINER}/engine/critic.py",
+        '"critic/value_loss": masked_sum(0.5 * ',
+        '"critic/value_loss": masked_sum(1e40 * ',
+        f"{_ALGORITHMS}[ppo]",
+    ),
+    Mutation(
+        "services/explorer/src/trinity/explorer/workflows/distill.py",
+        "teacher_logprobs=np.minimum(found, 0.0).astype(np.float32), ",
+        "",
+        f"{_ALGORITHMS}[on_policy_distill]",
+    ),
+    Mutation(f"{_TRAINER}/loop.py", "self._plan.algorithm, experts)", "self._plan.algorithm)", f"{_ALGORITHMS}[mix]"),
+    Mutation(f"{_TRAINER}/examples.py", "(index + 1, -index - 1)", "(index + 1, index + 1)", f"{_ALGORITHMS}[dpo]"),
+    Mutation(f"{_TRAINER}/examples.py", "elif example.text:", "elif False:", f"{_ALGORITHMS}[cpt]"),
+    Mutation(
+        f"{_TRAINER}/weights/verdicts.py",
+        "for_good = True",
+        "for_good = False",
+        f"{_REJECTED}::test_a_version_that_fails_its_canary_ends_the_run_at_once_with_both_numbers",
+    ),
+    Mutation(
+        f"{_TRAINER}/weights/canary.py",
+        "return given, given * _LARGEST_OF_MEAN",
+        "return _FLOAT32",
+        f"{_REJECTED}::test_a_version_that_fails_its_canary_ends_the_run_at_once_with_both_numbers",
+    ),
+    Mutation(
+        f"{_TRAINER}/loop.py",
+        'if policy == "stop":',
+        'if policy == "":',
+        f"{_BAD_STEPS}::test_a_loss_that_is_not_finite_stops_the_run_and_the_batch_is_kept",
+    ),
+    Mutation(
+        f"{_TRAINER}/loop.py",
+        'return batch, {"bad_step": 1.0}',
+        "return batch, {}",
+        f"{_BAD_STEPS}::test_the_same_run_goes_on_without_bad_batches_if_it_is_told_to",
+    ),
+    Mutation(
+        f"{_CLI}/stage.py", '["monitor_args"] = None', '["monitor_args"]', f"{_SFT}::test_it_trains_and_leaves_a_model"
+    ),
+    Mutation(f"{_CLI}/services.py", "if not plan.offline:", "if True:", f"{_SFT}::test_it_trains_and_leaves_a_model"),
+    Mutation(
+        "services/explorer/src/trinity/explorer/weights/fetch.py",
+        '"scale": lora.scale',
+        '"scale": 2 * lora.scale',
+        f"{_LORA}::test_the_run_ends_well_and_every_version_is_loaded_and_computes_its_canary",
+    ),
+    Mutation(
+        f"{_TRAINER}/loop.py",
+        "write_adapters(folder, lora, self._plan.config.model.model_path, weights)",
+        "pass",
+        f"{_LORA}::test_checkpoints_have_the_adapters_and_the_last_one_a_whole_model",
+    ),
+    Mutation(
+        f"{_CLI}/replay.py",
+        '"save_hf_checkpoint": "last"',
+        '"save_hf_checkpoint": "never"',
+        f"{_REPLAY}::test_a_replay_of_the_finished_run_from_a_checkpoint_is_identical",
+    ),
+]
