@@ -42,10 +42,11 @@ DEPTRY := $(abspath $(BIN))/deptry . --no-ansi --known-first-party trinity --ign
   --per-rule-ignores 'DEP001=data_juicer|web_agent_site' --package-module-name-map 'mlflow-skinny=mlflow,flash-attn-4=flash_attn'
 PARTS := $(dir $(filter-out pyproject.toml,$(filter %pyproject.toml,$(PYPROJECTS))))
 
-lint: $(BIN)/.installed ## ruff, mypy, and imports that a distribution does not declare
+lint: $(BIN)/.installed ## ruff, mypy, the directions of imports, and imports that a distribution does not declare
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	@for part in $(PARTS); do found=$$(cd $$part && $(DEPTRY) 2>&1) || { printf "imports of %s\n%s\n" $$part "$$found"; exit 1; }; done
 
 proto: $(BIN)/.installed ## make the stubs from the .proto files again

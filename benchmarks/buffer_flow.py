@@ -20,11 +20,11 @@ from support.nats import NatsServer
 from support.peers import FakeTrainer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import task_pb2
-from trinity.explorer import attempt
+from trinity.data.experience import Experience, Group, Task
+from trinity.data.wire import encode_outcome, task_from_proto
+from trinity.explorer.rollout import attempt
 from trinity.runtime import names
 from trinity.runtime.broker import Broker, connect, tail
-from trinity.runtime.experience import Experience, Group, Task
-from trinity.runtime.wire import encode_outcome, task_from_proto
 
 RATIO, LATENCY_MS = 0.5, 100.0
 ROLLOUTS = 8

@@ -21,10 +21,10 @@ from support.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.streams import stream_specs
+from trinity.data.experience import Task
+from trinity.data.wire import fill_group, task_to_proto
 from trinity.runtime import headers, names
 from trinity.runtime.broker import connect, ensure_streams
-from trinity.runtime.experience import Task
-from trinity.runtime.wire import fill_group, task_to_proto
 
 RESTART_SECONDS, MEMORY_MIB = 5.0, 500.0
 PER_STEP = 32

@@ -31,7 +31,7 @@ from buffer_table import Table, at_least, at_most, until_serving
 from environment_engines import measure_engines
 
 from support.service import ServiceProcess
-from trinity.explorer.environment import EnvironmentClient
+from trinity.explorer.environments.client import EnvironmentClient
 from trinity.runtime.process import free_port
 from trinity.sdk import Environment, Observation, attach, serve
 

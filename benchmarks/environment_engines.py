@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from buffer_table import Table, at_least, until_serving
 
 from support.service import ServiceProcess
-from trinity.environment.environments.alfworld.engine import Engine
-from trinity.environment.environments.alfworld.rooms import TASK_TYPES, draw_room
-from trinity.environment.environments.arguments import Arguments
-from trinity.environment.environments.replies import write
-from trinity.environment.environments.scienceworld import simulator
-from trinity.environment.environments.scienceworld.environment import SOLVED, ScienceWorld, load
-from trinity.explorer.environment import EnvironmentClient
+from trinity.environments.alfworld.engine import Engine
+from trinity.environments.alfworld.rooms import TASK_TYPES, draw_room
+from trinity.environments.arguments import Arguments
+from trinity.environments.replies import write
+from trinity.environments.scienceworld import simulator
+from trinity.environments.scienceworld.environment import SOLVED, ScienceWorld, load
+from trinity.explorer.environments.client import EnvironmentClient
 from trinity.runtime.errors import Conflict
 
 LEAST = 0.9

@@ -89,15 +89,15 @@ async def ours(model: str, args: argparse.Namespace) -> dict[str, float]:
     from support.service import ServiceProcess
     from trinity.config.schema.buffer import FormatConfig
     from trinity.config.schema.model import ModelConfig
-    from trinity.explorer import attempt
-    from trinity.explorer.auxiliary import AuxiliaryModels
+    from trinity.data.experience import Group, SamplingParams
+    from trinity.data.wire import encode_outcome
     from trinity.explorer.chat import ChatTokenizer
+    from trinity.explorer.engine.auxiliary import AuxiliaryModels
     from trinity.explorer.engine.pool import EnginePool
-    from trinity.explorer.engine.types import EngineOptions
-    from trinity.explorer.environment import EnvironmentClient
-    from trinity.explorer.tools import ExplorerTools
-    from trinity.runtime.experience import Group, SamplingParams
-    from trinity.runtime.wire import encode_outcome
+    from trinity.explorer.environments.client import EnvironmentClient
+    from trinity.explorer.rollout import attempt
+    from trinity.explorer.rollout.toolbox import ExplorerTools
+    from trinity.explorer.types import EngineOptions
 
     environment = ServiceProcess("environment", Path(model)).start()
     tokenizer = ChatTokenizer(ModelConfig(model_path=model))

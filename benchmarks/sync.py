@@ -40,8 +40,8 @@ def pauses(args: argparse.Namespace, folder: Path) -> tuple[list[float], list[fl
 
 async def _pauses(folder: Path, runs: int) -> tuple[list[float], list[float]]:
     from trinity.explorer.engine.engine import Engine
-    from trinity.explorer.engine.types import EngineOptions
-    from trinity.runtime.weights import manifest_of_folder
+    from trinity.explorer.types import EngineOptions
+    from trinity.weights import manifest_of_folder
 
     files, tensors = manifest_of_folder("bench", 1, folder, checksums=False).load_arguments(folder)
     update = {"files": files, "tensors": [list(tensor) for tensor in tensors]}
@@ -66,7 +66,7 @@ async def _pauses(folder: Path, runs: int) -> tuple[list[float], list[float]]:
 
 
 async def _request(engine: Any) -> None:
-    from trinity.runtime.experience import SamplingParams
+    from trinity.data.experience import SamplingParams
 
     while True:
         await engine.generate(list(range(_PROMPT)), SamplingParams(max_tokens=_RESPONSE, ignore_eos=True))

@@ -32,7 +32,7 @@ from support.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
-from trinity.runtime.weights import manifest_of_folder, manifest_to_proto
+from trinity.weights import manifest_of_folder, manifest_to_proto
 
 RUN = "bench"
 _REACHED = 0.99

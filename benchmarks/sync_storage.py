@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 if TYPE_CHECKING:
-    from trinity.runtime.weights import Manifest
+    from trinity.weights import Manifest
 
 Bits = NDArray[np.unsignedinteger]
 PARTS = ("delta", "folder", "s3", "jetstream")
@@ -124,7 +124,7 @@ def delta_bytes(manifest: "Manifest") -> int:
 
 
 def _delta_row(root: Path, old: dict[str, Bits], share: float, dtype: str, runs: int) -> list[str]:
-    from trinity.runtime.weights import delta
+    from trinity.weights import delta
 
     base, encoded = two_versions(root, old, share, dtype)
     (root / "made").mkdir()
@@ -164,10 +164,10 @@ def own_folder_times(parameters: int, runs: int) -> tuple[int, dict[str, list[fl
     """
     import torch
 
-    from trinity.runtime.weights import Manifest
-    from trinity.runtime.weights.cache import WeightCache
-    from trinity.runtime.weights.stores import open_store
     from trinity.trainer.weights.shards import describe, write_shards
+    from trinity.weights import Manifest
+    from trinity.weights.stores import open_store
+    from trinity.weights.stores.cache import WeightCache
 
     held = {name: torch.from_numpy(bits).view(torch.bfloat16) for name, bits in weights(parameters, "BF16").items()}
     layout = [describe(name, tensor.dtype, tensor.shape) for name, tensor in held.items()]
@@ -199,9 +199,9 @@ def own_folder_times(parameters: int, runs: int) -> tuple[int, dict[str, list[fl
 def measure_store(args: argparse.Namespace, entry: str, nats_url: str, parameters: int) -> None:
     """Another place: put and sealed there, and brought into an explorer's cache (a folder: checked in place)."""
     from support.weight_storage import Tensor, write_version
-    from trinity.runtime.weights import Manifest
-    from trinity.runtime.weights.cache import WeightCache
-    from trinity.runtime.weights.stores import open_store
+    from trinity.weights import Manifest
+    from trinity.weights.stores import open_store
+    from trinity.weights.stores.cache import WeightCache
 
     with _folder() as root:
         held = {name: Tensor("BF16", bits) for name, bits in weights(parameters, "BF16").items()}

@@ -59,7 +59,7 @@ def make_engine(job: dict[str, Any], trainer: dict[str, Any]) -> Any:
 
 def make_batch(lengths: list[int], vocabulary: int, step: int) -> Any:
     """Sequences of these lengths, a quarter of each its prompt."""
-    from trinity.trainer.batch import TrainBatch, TrainSequence
+    from trinity.trainer.data.batch import TrainBatch, TrainSequence
 
     rng = np.random.default_rng(step)
     sequences = []

@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trinity.config.foreign_keys import IGNORED, RENAMED, UNSUPPORTED, VALUES
+from trinity.config.compatibility.foreign_keys import IGNORED, RENAMED, UNSUPPORTED, VALUES
 from trinity.config.names import MONITOR_ARGS, REWARD_FUNCTIONS, SELECTOR_ARGS, WORKFLOWS
 from trinity.config.schema import Config
 

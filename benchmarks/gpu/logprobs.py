@@ -83,9 +83,9 @@ def sample_plain(args: argparse.Namespace) -> dict[str, tuple[float, Sampled]]:
 
 async def sample_explorer(args: argparse.Namespace) -> tuple[float, Sampled]:
     """The same by the explorer's engine."""
+    from trinity.data.experience import SamplingParams
     from trinity.explorer.engine.engine import Engine
-    from trinity.explorer.engine.types import EngineOptions
-    from trinity.runtime.experience import SamplingParams
+    from trinity.explorer.types import EngineOptions
 
     engine = await Engine.start(EngineOptions(args.model, args.device, args.prompt + args.response + 1))
     sampling = SamplingParams(max_tokens=args.response, n=args.group, ignore_eos=True)

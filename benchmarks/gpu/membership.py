@@ -24,7 +24,7 @@ from membership_audit import audited
 from membership_party import COLLECTIVE_SECONDS, EVENT_SECONDS, START_SECONDS, Explorer, Party, by_group, threads
 
 from support.run import TrinityRun
-from trinity.explorer.leases import LEASE_SECONDS
+from trinity.explorer.rollout.task_queue import LEASE_SECONDS
 
 GROUP, RESPONSE = 4, 48
 COLUMNS = ("event", "at s", "took s", "steps", "longest step s", "longest publish s", "limits s", "of limits")
@@ -103,7 +103,7 @@ def _cards(args: argparse.Namespace) -> list[str]:
     """The GPUs; the last one is the trainer's."""
     if args.cpu:
         return []
-    from trinity.cli.devices import visible_gpus
+    from trinity.cli.supervise.devices import visible_gpus
 
     if len(cards := visible_gpus()) < 2:
         raise SystemExit(f"two GPUs are needed, {len(cards)} are visible; --cpu needs none")

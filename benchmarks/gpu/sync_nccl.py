@@ -46,7 +46,7 @@ def device_of(job: Job) -> Any:
 
 
 def group_of(job: Job, store: Any, epoch: int, rank: int) -> Any:
-    from trinity.runtime.weights.collective import Group
+    from trinity.weights.collective import Group
 
     return Group(store, epoch, backend_of(job), rank, 1 + job["engines"], device_of(job), SECONDS)
 
@@ -120,7 +120,7 @@ def train_side(job: Job, index: int) -> Found:
 
 
 def send_all(job: Job, engine: Any) -> Found:
-    from trinity.runtime.weights.collective import Store, send
+    from trinity.weights.collective import Store, send
 
     store, tensors = Store.connect(job["store"], SECONDS), engine.layout()
     layout = [[info.name, info.dtype, list(info.shape), info.size_bytes] for info in tensors]
@@ -159,10 +159,10 @@ def wait_for_all(job: Job, store: Any, what: str, seconds: float) -> None:
 
 async def engine_side(job: Job, index: int) -> Found:
     """One engine: rank 1 + index of the group."""
+    from trinity.data.experience import SamplingParams
     from trinity.explorer.engine.engine import Engine
-    from trinity.explorer.engine.types import EngineOptions
-    from trinity.runtime.experience import SamplingParams
-    from trinity.runtime.weights.collective import Store
+    from trinity.explorer.types import EngineOptions
+    from trinity.weights.collective import Store
 
     store = Store.connect(job["store"], SECONDS)
     assert store.wait("layout", START_SECONDS), "the trainer did not start"
@@ -271,7 +271,7 @@ def environments(job: Job) -> dict[tuple[str, int], dict[str, str]]:
 
 def run(job: Job) -> dict[str, list[Found]]:
     """What trainer and engines have found, by role. Raises SystemExit, with the reason, if one fails or hangs."""
-    from trinity.runtime.weights.collective import Store
+    from trinity.weights.collective import Store
 
     folder = Path(job["folder"])
     store, file = Store.serve("127.0.0.1"), folder / "job.json"

@@ -27,7 +27,7 @@ from own_process import FOUND, found_by
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "tests")]
 
 if TYPE_CHECKING:
-    from trinity.runtime.weights import Manifest
+    from trinity.weights import Manifest
 
 SHAPE = {"hidden": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "intermediate": 8960, "vocabulary": 151_936}
 TINY = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 256, "vocabulary": 512}
@@ -51,10 +51,10 @@ def train_and_publish(args: argparse.Namespace) -> Found:
     from support.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
-    from trinity.runtime.weights import Delta, FolderOffer
-    from trinity.runtime.weights import delta as deltas
     from trinity.trainer.engine import TrainEngine
     from trinity.trainer.ranks import ranks_from_environment
+    from trinity.weights import Delta, FolderOffer
+    from trinity.weights import delta as deltas
 
     root = Path(args.folder)
     config = json.loads(json.dumps(BASE))
@@ -82,8 +82,8 @@ def train_and_publish(args: argparse.Namespace) -> Found:
 
 def publish(engine: Any, root: Path, version: int) -> "Manifest":
     """As the trainer's publisher does: written and hashed, on offer where it lies."""
-    from trinity.runtime.weights import FolderOffer, Manifest
     from trinity.trainer.weights.shards import write_shards
+    from trinity.weights import FolderOffer, Manifest
 
     folder = root / f"v{version}"
     tensors, infos = write_shards(engine.weights(), engine.layout(), folder, "part-{:05d}.safetensors")
@@ -91,13 +91,13 @@ def publish(engine: Any, root: Path, version: int) -> "Manifest":
 
 
 def save(root: Path, version: int, manifest: "Manifest") -> None:
-    from trinity.runtime.weights.wire import manifest_to_proto
+    from trinity.weights.wire import manifest_to_proto
 
     (root / f"manifest{version}").write_bytes(manifest_to_proto(manifest).SerializeToString())
 
 
 def load(root: Path, version: int) -> "Manifest":
-    from trinity.runtime.weights.wire import decode_manifest
+    from trinity.weights.wire import decode_manifest
 
     return decode_manifest((root / f"manifest{version}").read_bytes())
 
@@ -119,10 +119,10 @@ def changed_share(root: Path, manifest: "Manifest") -> float:
 async def fetch_and_load(args: argparse.Namespace) -> Found:
     """The explorer's side of version 1: each way to have its files, then the engine's pauses while requests run."""
     from trinity.explorer.engine.engine import Engine
-    from trinity.explorer.engine.types import EngineOptions
-    from trinity.runtime.weights import delta as deltas
-    from trinity.runtime.weights.cache import WeightCache
-    from trinity.runtime.weights.stores import open_store
+    from trinity.explorer.types import EngineOptions
+    from trinity.weights import delta as deltas
+    from trinity.weights.stores import open_store
+    from trinity.weights.stores.cache import WeightCache
 
     root = Path(args.folder)
     base, manifest = load(root, 0), load(root, 1)
@@ -151,7 +151,7 @@ async def fetch_and_load(args: argparse.Namespace) -> Found:
 
 async def pauses_of(engine: Any, update: dict[str, Any], updates: int) -> list[float]:
     """Seconds, the first one included, which allocates."""
-    from trinity.runtime.experience import SamplingParams
+    from trinity.data.experience import SamplingParams
 
     sampling = SamplingParams(max_tokens=_RESPONSE, ignore_eos=True)
 

@@ -108,7 +108,7 @@ def time_compiled(job: dict[str, Any]) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from trinity.trainer.logprobs import chunked_logprobs
+    from trinity.trainer.model.logprobs import chunked_logprobs
 
     cuda, longest = job["device"] == "cuda", job["longest"]
     dtype = torch.bfloat16 if cuda else torch.float32

@@ -102,11 +102,11 @@ def test_an_unreachable_nats_is_said_after_a_bounded_wait(config: Path) -> None:
 
 def test_no_nats_server_is_said(config: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, trinity.cli.nats as n, shutil\n"
+        "import sys, trinity.cli.supervise.nats as n, shutil\n"
         "n.importlib.metadata.files = lambda name: []\n"
         "n.sysconfig.get_path = lambda name: '/nowhere'\n"
         "n.shutil.which = lambda name: None\n"
-        "from trinity.cli.commands import request, run_command\n"
+        "from trinity.cli.commands.run import request, run_command\n"
         "sys.exit(run_command(request(None, sys.argv[1:], None)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(config)], capture_output=True, text=True, timeout=60)

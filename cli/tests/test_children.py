@@ -10,8 +10,8 @@ import psutil
 import pytest
 import structlog
 
-from trinity.cli import children
-from trinity.cli.children import Child, stop_all
+from trinity.cli.supervise import children
+from trinity.cli.supervise.children import Child, stop_all
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
 pytestmark = pytest.mark.core

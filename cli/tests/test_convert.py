@@ -20,7 +20,7 @@ from support.engine_actions import run_module
 from support.training import make_model, run_ranks
 from trinity.cli.convert import convert_command, write
 from trinity.cli.convert.source import Parameter
-from trinity.runtime.checkpoints import has_weights
+from trinity.weights.checkpoints import has_weights
 
 pytestmark = pytest.mark.core
 

@@ -10,11 +10,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from trinity.cli.devices import place, visible_gpus
 from trinity.cli.errors import RunError
-from trinity.cli.job import Job, ProcessRecord, SupervisorRecord
 from trinity.cli.main import app
 from trinity.cli.plan_text import describe
+from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.job import Job, ProcessRecord, SupervisorRecord
 from trinity.config import Plan, load, make_plan
 from trinity.config.load import parse
 

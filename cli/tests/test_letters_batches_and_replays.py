@@ -15,12 +15,13 @@ import pytest
 from support.experience import make_group, make_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.cli import batch, letters, reader, replay
-from trinity.cli import replay_report as report
+from trinity.cli.commands import batch, reader, replay
+from trinity.cli.commands import dead_letters as letters
+from trinity.cli.commands import replay_report as report
+from trinity.cli.commands.reader import Subject, find_subject
 from trinity.cli.errors import RunError
-from trinity.cli.reader import Subject, find_subject
+from trinity.data.wire import encode_outcome, task_to_proto
 from trinity.runtime.process import FileLock
-from trinity.runtime.wire import encode_outcome, task_to_proto
 
 pytestmark = pytest.mark.core
 

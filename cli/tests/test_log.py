@@ -17,8 +17,8 @@ import pytest
 
 from support.files import Counting, write
 from trinity.cli import tail
+from trinity.cli.commands.log import show
 from trinity.cli.errors import RunError
-from trinity.cli.log import show
 from trinity.cli.tail import GrowingFile, lines_backwards, lines_forwards, visible, whole_end
 
 pytestmark = pytest.mark.core
@@ -211,7 +211,7 @@ def test_few_lines_of_a_big_log_need_few_bytes(
 def _run(folder: Path, lines: int, follow: bool, **options: Any) -> "subprocess.Popen[str]":
     """Ctrl-C is heard: a shell without job control starts what is in the background with SIGINT ignored."""
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code += "from pathlib import Path; from trinity.cli.log import show; "
+    code += "from pathlib import Path; from trinity.cli.commands.log import show; "
     code += f"show(Path(sys.argv[1]), '', {lines}, {follow}, 'info')"
     return subprocess.Popen(
         [sys.executable, "-c", code, str(folder)],

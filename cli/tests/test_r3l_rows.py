@@ -11,10 +11,10 @@ import pytest
 
 from trinity.config import load, make_plan
 from trinity.config.workflows import R3L_WORKFLOWS
-from trinity.environment.environments import ENVIRONMENTS
-from trinity.environment.environments.alfworld.engine import write_game
-from trinity.environment.environments.alfworld.rooms import draw_room
-from trinity.environment.environments.webshop.mini import GOALS
+from trinity.environments import ENVIRONMENTS
+from trinity.environments.alfworld.engine import write_game
+from trinity.environments.alfworld.rooms import draw_room
+from trinity.environments.webshop.mini import GOALS
 
 pytestmark = pytest.mark.core
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from trinity.cli.commands.results import METRICS, Curve, as_csv, collect, markdown, points_csv
 from trinity.cli.errors import RunError
 from trinity.cli.main import app
-from trinity.cli.results import METRICS, Curve, as_csv, collect, markdown, points_csv
 
 pytestmark = pytest.mark.core
 

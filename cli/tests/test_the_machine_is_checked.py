@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from trinity.cli.main import app
-from trinity.cli.preflight import machine_problems
+from trinity.cli.supervise.preflight import machine_problems
 from trinity.config import devices, load, make_plan
 
 pytestmark = pytest.mark.core

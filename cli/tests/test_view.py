@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from support.files import Counting, write
-from trinity.cli import view as view_module
+from trinity.cli.commands import view as view_module
+from trinity.cli.commands.view import view
 from trinity.cli.errors import RunError
-from trinity.cli.view import view
 
 pytestmark = pytest.mark.core
 

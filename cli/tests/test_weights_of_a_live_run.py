@@ -16,15 +16,15 @@ from support.experience import make_group
 from support.fake_member import FakeMember
 from support.nats import NatsServer
 from support.peers import FakeTrainer, explorer
-from trinity.cli import explorers, rollback, status, weights
+from trinity.cli.commands import explorers, rollback, status, weights
+from trinity.cli.commands.reader import Subject, find_subject
+from trinity.cli.commands.rollback import Wish
 from trinity.cli.errors import RunError
-from trinity.cli.job import ProcessRecord, SupervisorRecord, make_folder
-from trinity.cli.reader import Subject, find_subject
-from trinity.cli.rollback import Wish
+from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.config import load
+from trinity.data.experience import Outcome, Task
 from trinity.runtime import files
-from trinity.runtime.experience import Outcome, Task
-from trinity.runtime.weights import Canary, Probe
+from trinity.weights import Canary, Probe
 
 pytestmark = pytest.mark.core
 

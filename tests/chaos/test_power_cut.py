@@ -25,11 +25,11 @@ from support import power_cut
 from support.experience import make_group, make_task
 from support.nats import NatsServer
 from trinity.buffer.streams import stream_specs
-from trinity.cli import nats
-from trinity.explorer import attempt
+from trinity.cli.supervise import nats
+from trinity.data.wire import encode_outcome
+from trinity.explorer.rollout import attempt
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams, tail
-from trinity.runtime.wire import encode_outcome
 
 pytestmark = [pytest.mark.core, pytest.mark.timeout(120)]
 

@@ -18,7 +18,7 @@ from support.weights_audit import Given, Records, judge
 from support.weights_run import GROUP, WeightsRun
 from support.weights_world import World
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.runtime.experience import VersionSpan
+from trinity.data.experience import VersionSpan
 
 pytestmark = pytest.mark.core
 

@@ -17,7 +17,8 @@ LIGHT = {
     "buffer": "trinity.buffer.service",
     "environment": "trinity.environment.service",
     "sync": "trinity.sync.service",
-    "cli": "trinity.cli.supervisor, trinity.cli.status, trinity.cli.join, trinity.cli.batch, trinity.cli.replay",
+    "cli": "trinity.cli.supervise.supervisor, trinity.cli.supervise.join, "
+    "trinity.cli.commands.status, trinity.cli.commands.batch, trinity.cli.commands.replay",
     "config": "trinity.config",
 }
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")
@@ -30,7 +31,7 @@ def test_light_parts_import_neither_torch_nor_vllm(name: str) -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("service", [*SERVICES, "runtime", "config"])
+@pytest.mark.parametrize("service", [*SERVICES, "config", "data", "environments", "runtime", "weights"])
 def test_nothing_imports_another_service(service: str) -> None:
     folder = ROOT / ("services" if service in SERVICES else "lib") / service / "src"
     others = {f"trinity.{other}" for other in (*SERVICES, "cli") if other != service}
@@ -56,7 +57,18 @@ def test_buffer_sync_and_environment_run_when_installed_alone(tmp_path: Path) ->
     home, wheels = tmp_path / "alone", tmp_path / "wheels"
     venv.create(home)
     python = home / "bin/python"
-    parts = ["proto", "sdk", "lib/config", "lib/runtime", "services/buffer", "services/sync", "services/environment"]
+    parts = [
+        "proto",
+        "sdk",
+        "lib/config",
+        "lib/runtime",
+        "lib/data",
+        "lib/weights",
+        "lib/environments",
+        "services/buffer",
+        "services/sync",
+        "services/environment",
+    ]
     build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(wheels)]
     done = _pip(*build, *(str(ROOT / part) for part in parts))
     assert done.returncode == 0, done.stderr

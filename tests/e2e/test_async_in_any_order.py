@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity.cli.job import read_records
+from trinity.cli.supervise.job import read_records
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
 

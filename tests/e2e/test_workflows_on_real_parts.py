@@ -18,17 +18,17 @@ from support.run import TrinityRun
 from support.service import ServiceProcess
 from support.shared_engine import MAX_LENGTH
 from support.toolbox import make_episode_task
-from trinity.cli.results import collect
+from trinity.cli.commands.results import collect
 from trinity.config.schema.model import ModelConfig
-from trinity.explorer import attempt
-from trinity.explorer.auxiliary import AuxiliaryModels, Judge
+from trinity.data.experience import Experience, Group, Task
 from trinity.explorer.chat import ChatTokenizer
+from trinity.explorer.engine.auxiliary import AuxiliaryModels, Judge
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.environment import EnvironmentClient
-from trinity.explorer.tools import ExplorerTools
+from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.rollout import attempt
+from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.workflows import r3l
 from trinity.explorer.workflows.reflection import Outcome, Report
-from trinity.runtime.experience import Experience, Group, Task
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(500)]
 

@@ -16,8 +16,8 @@ from support import group_member
 from support.frozen import freeze
 from support.group_member import info
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights.buckets import plan_buckets
-from trinity.runtime.weights.collective import Group, GroupBroken, Store, send
+from trinity.weights.buckets import plan_buckets
+from trinity.weights.collective import Group, GroupBroken, Store, send
 
 pytestmark = pytest.mark.core
 

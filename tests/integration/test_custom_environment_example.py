@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.service import ServiceProcess
-from trinity.explorer.environment import EnvironmentClient, EnvironmentFailed
+from trinity.explorer.environments.client import EnvironmentClient, EnvironmentFailed
 from trinity.runtime.process import free_port
 from trinity.sdk.conformance import Verdict, check_provider
 from trinity.sdk.conformance.episodes import Sample

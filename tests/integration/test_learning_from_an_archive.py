@@ -10,12 +10,12 @@ from support.buffer_run import BufferRun
 from support.experience import make_group, make_task
 from support.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.archive import open_archive
 from trinity.config import ConfigError, load
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
-from trinity.runtime.wire import decode_outcome
-from trinity.trainer.batch import from_groups
+from trinity.data.archive import open_archive
+from trinity.data.wire import decode_outcome
+from trinity.trainer.data.batch import from_groups
 
 pytestmark = pytest.mark.core
 

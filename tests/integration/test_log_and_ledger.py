@@ -14,10 +14,10 @@ from support.experience import make_group
 from support.nats import NatsServer
 from support.peers import FakeTrainer, a_failure, a_group, explorer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.data.experience import Group, Outcome, Task
+from trinity.data.wire import decode_outcome
 from trinity.runtime import names
 from trinity.runtime.broker import connect
-from trinity.runtime.experience import Group, Outcome, Task
-from trinity.runtime.wire import decode_outcome
 
 pytestmark = pytest.mark.core
 

@@ -19,11 +19,11 @@ from support.peers import FakeTrainer, a_failure, a_group, explorer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.streams import stream_specs
-from trinity.explorer import attempt
+from trinity.data.experience import Outcome, Task, VersionSpan
+from trinity.data.wire import encode_outcome
+from trinity.explorer.rollout import attempt
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams
-from trinity.runtime.experience import Outcome, Task, VersionSpan
-from trinity.runtime.wire import encode_outcome
 
 pytestmark = pytest.mark.core
 
@@ -196,7 +196,7 @@ async def connect_to(run: BufferRun) -> AsyncIterator[Broker]:
 
 async def task_at(broker: Broker, run_names: names.RunNames, sequence: int) -> Task:
     from trinity.api.common.v1 import task_pb2
-    from trinity.runtime.wire import task_from_proto
+    from trinity.data.wire import task_from_proto
 
     return task_from_proto(task_pb2.Task.FromString((await broker.get(run_names.tasks_stream, sequence)).data))
 

@@ -10,11 +10,11 @@ import pytest
 from support.in_process import InProcess
 from support.toolbox import Toolbox, make_episode_task
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
-from trinity.environment.environments import ENVIRONMENTS
-from trinity.explorer import attempt
-from trinity.explorer.environment import Score
+from trinity.data.experience import Group, TaskKind
+from trinity.environments import ENVIRONMENTS
+from trinity.explorer.environments.client import Score
+from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows.player import seed_of
-from trinity.runtime.experience import Group, TaskKind
 
 pytestmark = pytest.mark.core
 

@@ -21,8 +21,8 @@ from support.peers import FakeTrainer, explorer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
-from trinity.runtime.experience import Group, Outcome, Task
-from trinity.trainer.batch import from_groups
+from trinity.data.experience import Group, Outcome, Task
+from trinity.trainer.data.batch import from_groups
 
 pytestmark = pytest.mark.core
 
@@ -223,7 +223,7 @@ async def test_expert_rows_come_beside_the_groups_the_same_for_every_reader(star
 
 
 async def test_the_log_is_archived_as_it_came_and_as_operators_left_it(started: Started, tmp_path: Path) -> None:
-    from trinity.buffer.archive import read_experiences
+    from trinity.data.archive import read_experiences
 
     def answer(task: Task, _: int) -> Outcome:
         return rewards_of(task, 1, 1, 1, 1) if task.ordinal == 3 else rewards_of(task, 0, 1, 3, -9)

@@ -11,19 +11,19 @@ from support.in_process import InProcess
 from support.toolbox import Toolbox, make_episode_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.log.summary import summarise
 from trinity.buffer.report import Reporter
-from trinity.buffer.summary import summarise
 from trinity.buffer.wire import group_to_proto
-from trinity.cli.results import collect
+from trinity.cli.commands.results import collect
 from trinity.config import make_plan
 from trinity.config.load import parse
-from trinity.environment.environments import ENVIRONMENTS
-from trinity.environment.environments.game import replies as written
-from trinity.explorer import attempt
+from trinity.data.experience import Experience, Group, Task, TaskKind
+from trinity.data.wire import fill_group
+from trinity.environments import ENVIRONMENTS
+from trinity.environments.game import replies as written
+from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.player import seed_of
-from trinity.runtime.experience import Experience, Group, Task, TaskKind
-from trinity.runtime.wire import fill_group
 
 pytestmark = pytest.mark.core
 

@@ -18,14 +18,14 @@ from support.nats import NatsServer
 from support.peers import FakeTrainer, explorer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import task_pb2
-from trinity.buffer.mixture import Mixture
-from trinity.buffer.tasks import TaskSource
+from trinity.buffer.tasks.mixture import Mixture
+from trinity.buffer.tasks.source import TaskSource
 from trinity.config import Plan, load, make_plan
-from trinity.explorer import attempt
+from trinity.data.experience import Group, Task, TaskKind
+from trinity.data.wire import task_from_proto
+from trinity.explorer.rollout import attempt
 from trinity.runtime import names
 from trinity.runtime.broker import connect
-from trinity.runtime.experience import Group, Task, TaskKind
-from trinity.runtime.wire import task_from_proto
 
 pytestmark = pytest.mark.core
 

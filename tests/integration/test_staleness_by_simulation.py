@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity.buffer.feeder import Feeder
 from trinity.buffer.policy import policy_of
 from trinity.buffer.shared import RunContext
+from trinity.buffer.tasks.feeder import Feeder
 from trinity.buffer.window import StoredGroup, Window
 from trinity.config import Plan, make_plan
 from trinity.config.load import parse
 from trinity.config.plan import Staleness
 from trinity.runtime.names import RunNames
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import Live
-from trinity.sync.records import Record
 from trinity.sync.rollback import rolled_back
-from trinity.sync.state import judge
+from trinity.sync.store.records import Record
+from trinity.sync.store.state import judge
 from trinity.sync.versions import gate_step, next_live
+from trinity.weights import VersionState
+from trinity.weights.pointer import Live
 
 pytestmark = pytest.mark.core
 

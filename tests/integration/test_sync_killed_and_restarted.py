@@ -16,7 +16,7 @@ from support.sync_instances import CANARY, make_manifest
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
-from trinity.runtime.weights import Manifest, manifest_to_proto
+from trinity.weights import Manifest, manifest_to_proto
 
 pytestmark = pytest.mark.core
 

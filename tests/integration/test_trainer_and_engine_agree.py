@@ -16,19 +16,19 @@ from transformers import AutoModelForCausalLM
 
 from support.shared_engine import ENGINE_TESTS
 from trinity.config.schema.model import LoraConfig, ModelConfig
+from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.weights.fetch import base_of, fetch
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import SamplingParams
-from trinity.runtime.weights import Canary, Manifest, Probe
-from trinity.runtime.weights.cache import WeightCache
-from trinity.runtime.weights.collective import Group, Store, send
-from trinity.runtime.weights.stores import FolderStore
-from trinity.trainer.batch import TrainSequence
-from trinity.trainer.lora import write_adapters
-from trinity.trainer.microbatch import collate
-from trinity.trainer.model import load_policy
+from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.data.microbatch import collate
+from trinity.trainer.model.lora import write_adapters
+from trinity.trainer.model.policy import load_policy
 from trinity.trainer.weights.shards import describe, write_shards
+from trinity.weights import Canary, Manifest, Probe
+from trinity.weights.collective import Group, Store, send
+from trinity.weights.stores import FolderStore
+from trinity.weights.stores.cache import WeightCache
 
 pytestmark = [pytest.mark.extended, *ENGINE_TESTS]
 

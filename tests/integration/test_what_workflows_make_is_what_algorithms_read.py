@@ -10,10 +10,10 @@ from support.toolbox import Toolbox, make_episode_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
-from trinity.explorer import attempt
-from trinity.runtime.experience import Group, Task
-from trinity.runtime.wire import encode_outcome
-from trinity.trainer.batch import TrainSequence, from_groups
+from trinity.data.experience import Group, Task
+from trinity.data.wire import encode_outcome
+from trinity.explorer.rollout import attempt
+from trinity.trainer.data.batch import TrainSequence, from_groups
 
 pytestmark = pytest.mark.core
 

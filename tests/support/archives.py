@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from support.experience import make_group, make_task
-from trinity.buffer.archive import Archive, open_archive, read_experiences
-from trinity.runtime.experience import Group
+from trinity.data.archive import Archive, open_archive, read_experiences
+from trinity.data.experience import Group
 
 RUN = "tests-run-000000"
 KINDS = ("sqlite", "postgres", "jsonl", "parquet")

@@ -22,7 +22,7 @@ from typing import Any
 from support.audit import Findings, TrainerRecord, audit, read
 from support.nats import NatsServer
 from support.run import Status, TrinityRun, write_config
-from trinity.cli.job import ProcessRecord, read_records
+from trinity.cli.supervise.job import ProcessRecord, read_records
 from trinity.runtime import names
 from trinity.runtime.broker import connect
 from trinity.runtime.process import is_alive

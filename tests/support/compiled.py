@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from trinity.trainer import kernels, model
+from trinity.trainer.model import kernels
+from trinity.trainer.model import policy as model
 
 
 @contextmanager

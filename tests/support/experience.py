@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from trinity.runtime.experience import Experience, Group, SamplingParams, Task, TaskKind, VersionSpan
+from trinity.data.experience import Experience, Group, SamplingParams, Task, TaskKind, VersionSpan
 
 
 def make_task(ordinal: int = 1, **changes: object) -> Task:

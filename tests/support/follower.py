@@ -12,14 +12,14 @@ from safetensors.numpy import save_file
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
-from trinity.explorer.engine.types import EngineFailed
-from trinity.explorer.weights.canary import Measured
+from trinity.explorer.types import EngineFailed
+from trinity.explorer.weights.client import Membership
 from trinity.explorer.weights.follower import Activity, WeightFollower
-from trinity.explorer.weights.link import Membership
 from trinity.explorer.weights.loads import Loads, Verdict
 from trinity.runtime.process import free_port
-from trinity.runtime.weights import Canary, Manifest, Probe, VersionState, manifest_of_folder, manifest_to_proto
-from trinity.runtime.weights.cache import WeightCache
+from trinity.weights import Canary, Manifest, Probe, VersionState, manifest_of_folder, manifest_to_proto
+from trinity.weights.canary import Measured
+from trinity.weights.stores.cache import WeightCache
 
 CANARY = Canary((Probe((1, 2, 3), (-1.0, -2.0)),), 0.1, 1.0)
 RIGHT, WRONG = Measured(0.0, 0.01, -1.0, -1.01), Measured(2.0, 3.0, -1.0, -4.0)

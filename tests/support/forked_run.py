@@ -19,7 +19,7 @@ import psutil
 from support.forked import Forked, run_module, server_address, use_server, write_to
 from support.run import TrinityRun
 from support.torch_engine import TorchEngine
-from trinity.cli.job import read_records
+from trinity.cli.supervise.job import read_records
 from trinity.runtime.process import is_alive
 
 
@@ -74,7 +74,7 @@ def _trinity(
     test: int,
 ) -> None:
     """What runs in the process of the command."""
-    from trinity.cli import children
+    from trinity.cli.supervise import children
 
     os.setsid()
     _end_with(test)

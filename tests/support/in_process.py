@@ -3,7 +3,7 @@
 from typing import Any
 
 from support.toolbox import Step
-from trinity.environment.environments import ENVIRONMENTS
+from trinity.environments import ENVIRONMENTS
 
 
 class InProcess:

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.spans import spans_from
-from trinity.explorer.engine.types import Completion, EngineFailed, EngineOptions
+from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.explorer.weights.fetch import base_folder
-from trinity.runtime.experience import SamplingParams
-from trinity.runtime.weights import TensorInfo
-from trinity.runtime.weights.collective import Group, Store, receive
+from trinity.weights import TensorInfo
+from trinity.weights.collective import Group, Store, receive
 
 VOCABULARY = 96
 _TENSOR_SECONDS = 0.005

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from trinity.cli import nats
+from trinity.cli.supervise import nats
 from trinity.runtime.process import free_port
 
 _START_SECONDS = 20.0

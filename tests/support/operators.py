@@ -8,7 +8,7 @@ import numpy as np
 from support.experience import make_task
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.config.schema.pipeline import OperatorConfig
-from trinity.runtime.experience import Experience, Group, VersionSpan
+from trinity.data.experience import Experience, Group, VersionSpan
 
 PLACE = "data_processor.experience_pipeline.operators"
 KEY = "experience_pipeline"

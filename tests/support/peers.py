@@ -13,13 +13,13 @@ from support.experience import make_group
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
-from trinity.explorer import attempt
-from trinity.explorer.leases import TaskQueue
+from trinity.data.experience import AttemptFailure, Group, Outcome, Task
+from trinity.explorer.rollout import attempt
+from trinity.explorer.rollout.task_queue import TaskQueue
 from trinity.runtime import names, rpc
 from trinity.runtime.broker import Broker, Message, connect
 from trinity.runtime.errors import FailureCause
-from trinity.runtime.experience import AttemptFailure, Group, Outcome, Task
-from trinity.runtime.weights import Canary, Manifest, manifest_of_folder, manifest_to_proto
+from trinity.weights import Canary, Manifest, manifest_of_folder, manifest_to_proto
 
 Answer = Callable[[Task, int], Outcome]
 
@@ -73,7 +73,7 @@ async def explorer(
 
 async def publish_again(broker: Broker, run_names: names.RunNames, outcome: Outcome, mark: int) -> None:
     """The same group under another message id, as one that comes after the broker's dedupe window."""
-    from trinity.runtime.wire import encode_outcome
+    from trinity.data.wire import encode_outcome
 
     assert isinstance(outcome, Group)
     subject = run_names.experience(outcome.versions[0], outcome.task.taskset)

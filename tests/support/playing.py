@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from trinity.environment.environment import Environment, Observation
+from trinity.environments.environment import Environment, Observation
 
 
 @dataclass

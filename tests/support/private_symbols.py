@@ -49,7 +49,7 @@ VLLM = (
     ),
     Border(
         "vLLM: requests, pauses and the end of an engine",
-        ("trinity.explorer.engine.engine", "trinity.explorer.auxiliary", "trinity.explorer.endpoint"),
+        ("trinity.explorer.engine.engine", "trinity.explorer.engine.auxiliary", "trinity.explorer.serving.endpoint"),
         "`AsyncLLM.pause_generation`: we call what it calls, without its sleep of 20 ms. `flat_logprobs` chooses "
         "the type that the response processor fills. `AsyncLLM.__del__`: it calls `shutdown` again, which is why "
         "`close` replaces it.",
@@ -195,7 +195,7 @@ VLLM = (
     ),
     Border(
         "vLLM: the OpenAI-compatible endpoint",
-        ("trinity.explorer.endpoint",),
+        ("trinity.explorer.serving.endpoint",),
         "The functions moved once; a third place goes into `_vllm` beside the two. What `init_app_state` asks of "
         "its engine client: everything but `generate` and `abort` is answered by the first engine.",
         ("tests/e2e/test_a_yaml_of_trinity_rft.py",),
@@ -282,7 +282,7 @@ DEEPSPEED = (
     ),
     Border(
         "DeepSpeed: sequence parallelism",
-        ("trinity.trainer.sequence_parallel",),
+        ("trinity.trainer.model.sequence_parallel",),
         "`single_all_to_all`: which dimension is scattered and which is gathered, and its gradient.",
         ("services/trainer/tests/test_splitting_changes_nothing.py",),
         (
@@ -322,7 +322,7 @@ OTHERS = (
     ),
     Border(
         "torch: groups that may break",
-        ("trinity.runtime.weights.collective", "trinity.runtime.nccl"),
+        ("trinity.weights.collective", "trinity.weights.nccl"),
         "`ProcessGroupNCCL.cpp`: which threads watch a group, and which environment variables end the process. The "
         "timeout of NCCL's options has no public setter.",
         ("tests/integration/test_collective_group.py",),
@@ -336,7 +336,7 @@ OTHERS = (
     ),
     Border(
         "torch: kernels and dropout",
-        ("trinity.trainer.kernels", "trinity.trainer.engine.dropout", "trinity.trainer.varlen"),
+        ("trinity.trainer.model.kernels", "trinity.trainer.engine.dropout", "trinity.trainer.model.varlen"),
         "`recompile_limit` is global before torch 2.12 and an argument of `torch.compile` from there on. "
         "`varlen_attn` gets `enable_gqa` where its signature has it. Every dropout of torch derives from "
         "`_DropoutNd`.",
@@ -351,7 +351,7 @@ OTHERS = (
     ),
     Border(
         "transformers: layers that are replaced",
-        ("trinity.trainer.attention", "trinity.trainer.fused", "trinity.trainer.checkpointing"),
+        ("trinity.trainer.model.attention", "trinity.trainer.model.fused", "trinity.trainer.model.checkpointing"),
         "What a model passes to its attention function, and which models may have it replaced. `fused.py` compares "
         "each layer with its own formula on random numbers, and leaves alone what differs: the log says how many "
         "it replaced.",
@@ -372,7 +372,7 @@ OTHERS = (
     ),
     Border(
         "peft: adapters",
-        ("trinity.trainer.lora",),
+        ("trinity.trainer.model.lora",),
         "The names of adapter parameters (`<module>.lora_A.default.weight`), from which those in peft's files "
         "follow, and whether a scale of 0 is applied in every kind of layer.",
         ("services/trainer/tests/test_lora.py", "tests/e2e/test_lora.py"),
@@ -385,7 +385,7 @@ OTHERS = (
         "Others: one private name each",
         (
             "trinity.runtime.broker.connection",
-            "trinity.config.task_pipeline.data_juicer",
+            "trinity.data.task_pipeline.data_juicer",
         ),
         "nats-py keeps what the server said at the connection (`cluster` says whether streams get replicas). "
         "data-juicer installs packages by itself, which is refused.",

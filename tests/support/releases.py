@@ -28,10 +28,10 @@ from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.config import Plan, make_plan
 from trinity.config.schema import Config
+from trinity.data.wire import encode_outcome
 from trinity.runtime import names
-from trinity.runtime.weights import Manifest, manifest_from_proto
-from trinity.runtime.wire import encode_outcome
-from trinity.trainer.batches import RawBatch
+from trinity.trainer.data.client import RawBatch
+from trinity.weights import Manifest, manifest_from_proto
 
 VOCABULARY = 97
 GROUPS = 4

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import yaml
 
-from trinity.cli.job import read_records
-from trinity.cli.status import collect
+from trinity.cli.commands.status import collect
+from trinity.cli.supervise.job import read_records
 
 Status = dict[str, Any]
 

@@ -38,9 +38,9 @@ class SharedEngine:
 
     async def begin_test(self) -> "Engine":
         """The engine, idle, with the model's own weights as serial 0."""
+        from trinity.data.experience import SamplingParams
         from trinity.explorer.engine.engine import Engine
-        from trinity.explorer.engine.types import EngineFailed, EngineOptions
-        from trinity.runtime.experience import SamplingParams
+        from trinity.explorer.types import EngineFailed, EngineOptions
 
         if self._engine is not None:
             try:
@@ -68,7 +68,7 @@ class SharedEngine:
 
 def update_info(folder: Path) -> dict[str, Any]:
     """A whole model's files as the worker's UpdateInfo names them."""
-    from trinity.runtime.weights import manifest_of_folder
+    from trinity.weights import manifest_of_folder
 
     files, tensors = manifest_of_folder("run", 1, folder, checksums=False).load_arguments(folder)
     return {"files": files, "tensors": [list(tensor) for tensor in tensors]}

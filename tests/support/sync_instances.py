@@ -14,12 +14,12 @@ from safetensors.numpy import save_file
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import files, rpc
 from trinity.runtime.broker import connect
-from trinity.runtime.weights import Canary, Delta, FileInfo, FolderOffer, Manifest, Probe, TensorInfo
-from trinity.sync.records import Capabilities, Measured, Member
 from trinity.sync.runs import Run, Runs
 from trinity.sync.service import open_buckets
 from trinity.sync.servicer import SyncServicer
 from trinity.sync.settings import SyncSettings
+from trinity.sync.store.records import Capabilities, Measured, Member
+from trinity.weights import Canary, Delta, FileInfo, FolderOffer, Manifest, Probe, TensorInfo
 
 RUN = "run"
 CANARY = Canary((Probe((1, 2, 3), (-1.0, -2.0)),), mean_tolerance=0.01, max_tolerance=0.1)

@@ -8,16 +8,16 @@ import pytest
 import yaml
 
 from trinity.config import Config, ConfigError, make_plan, parse
-from trinity.config.datasets import read
-from trinity.config.task_pipeline import (
+from trinity.data.datasets import read
+from trinity.data.task_pipeline import (
     TaskPipelineResult,
     check_task_pipeline,
     run_pipeline,
     with_outputs,
 )
-from trinity.config.task_pipeline.base import Context, Entry
-from trinity.config.task_pipeline.names import OPERATORS
-from trinity.config.task_pipeline.scores import SCORES
+from trinity.data.task_pipeline.base import Context, Entry
+from trinity.data.task_pipeline.names import OPERATORS
+from trinity.data.task_pipeline.scores import SCORES
 
 Rows = list[dict[str, Any]]
 KEY = "data_processor.task_pipeline"
@@ -64,7 +64,7 @@ def config_of(root: Path, tasksets: Any, pipeline: dict[str, Any] | None, **more
         "buffer": {"batch_size": 2, "explorer_input": source},
         "data_processor": {"task_pipeline": pipeline},
     }
-    return parse(yaml.safe_dump({**text, **more}))
+    return parse(yaml.safe_dump({**text, **more}), checks=[check_task_pipeline])
 
 
 def go(config: Config) -> TaskPipelineResult:

@@ -11,9 +11,9 @@ import numpy as np
 
 from support.experience import make_task
 from trinity.config.schema.buffer import FormatConfig
-from trinity.explorer.engine.types import Completion
-from trinity.explorer.environment import Answer, Score
-from trinity.runtime.experience import SamplingParams, Task, VersionSpan
+from trinity.data.experience import SamplingParams, Task, VersionSpan
+from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.types import Completion
 
 ROLES = ("system", "user", "assistant", "tool")
 END = 5

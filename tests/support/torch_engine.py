@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from support.member_engine import MemberEngine, read_tensors
-from trinity.explorer.engine.types import EngineOptions
-from trinity.runtime.experience import SamplingParams
-from trinity.runtime.weights.lora import merged
+from trinity.data.experience import SamplingParams
+from trinity.explorer.types import EngineOptions
+from trinity.weights.lora import merged
 
 _CPU = torch.device("cpu")
 

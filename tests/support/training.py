@@ -100,7 +100,7 @@ def fixed_batch(step: int, *, rewards: str = "random"):  # type: ignore[no-untyp
     import torch
 
     from trinity.trainer.algorithms import advantages
-    from trinity.trainer.batch import TrainBatch, TrainSequence
+    from trinity.trainer.data.batch import TrainBatch, TrainSequence
 
     rng = np.random.default_rng(step)
     values = rng.integers(0, 2, 16).astype(float) if rewards == "random" else np.ones(16)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from support.sized_models import GIB, model_of, plan_of
-from trinity.trainer.activations import choose
+from trinity.trainer.model.activations import choose
 from trinity.trainer.ranks import Ranks, ranks_from_environment
 
 MEMORY_GIB = (139, 35)

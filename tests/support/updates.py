@@ -86,7 +86,7 @@ def resumed(model: str, folder: Path, algorithm: dict[str, Any], trainer: dict[s
 
 def spoilt(model: str, zero: int, clip: float, dtype: str, kind: str) -> Seen:
     """A step, then one whose loss or gradient is not finite, then a good one again."""
-    from trinity.trainer.bad_steps import BadStep
+    from trinity.trainer.data.bad_steps import BadStep
 
     engine = engine_of(model, zero, {}, {"grad_clip": clip, "deepspeed": {"dtype": dtype}})
     engine.train(fixed_batch(1), 100)
@@ -110,7 +110,7 @@ def short_of_memory(model: str, zero: int, failures: int, place: str = "forward"
     """Memory runs out in the middle of so many micro-batches, from the second one on: forward, or backward."""
     import torch
 
-    from trinity.trainer.bad_steps import BadStep
+    from trinity.trainer.data.bad_steps import BadStep
 
     trainer = {"max_token_len_per_gpu": 64, "gradient_checkpointing": True}
     plain, short = (engine_of(model, zero, {}, trainer) for _ in range(2))
@@ -154,7 +154,7 @@ def looked_at_in_halves(model: str, failures: int) -> Seen:
     """Memory runs out while log-probabilities are computed before the first update of two."""
     import torch
 
-    from trinity.trainer.bad_steps import BadStep
+    from trinity.trainer.data.bad_steps import BadStep
 
     trainer = {"max_token_len_per_gpu": 64, "epochs_per_batch": 2}
     plain, short = (engine_of(model, 2, {}, trainer) for _ in range(2))

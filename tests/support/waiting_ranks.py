@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trinity.trainer.exchange import share_when_known
+from trinity.trainer.data.exchange import share_when_known
 from trinity.trainer.ranks import ranks_from_environment
 
 TIMEOUT_SECONDS, LATE_SECONDS = 3.0, 7.0

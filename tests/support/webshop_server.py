@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from trinity.environment.environments.webshop.mini import MiniShop
+from trinity.environments.webshop.mini import MiniShop
 
 
 class Shops:

@@ -15,9 +15,9 @@ from obstore.store import S3Store as Objects
 
 from trinity.runtime import files
 from trinity.runtime.names import RunNames
-from trinity.runtime.weights import Delta, FileInfo, FolderOffer, Manifest, Offer, TensorInfo
-from trinity.runtime.weights import delta as deltas
-from trinity.runtime.weights.stores import Store, open_store
+from trinity.weights import Delta, FileInfo, FolderOffer, Manifest, Offer, TensorInfo
+from trinity.weights import delta as deltas
+from trinity.weights.stores import Store, open_store
 
 WIDTHS = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "U8": 1}
 

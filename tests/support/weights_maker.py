@@ -6,8 +6,6 @@ from typing import Any, Protocol
 
 import torch
 
-from trinity.runtime.weights import Canary, Probe, TensorInfo
-from trinity.runtime.weights.stores import open_store
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.client import SyncClient
 from trinity.trainer.weights.collective import CollectiveSender
@@ -15,6 +13,8 @@ from trinity.trainer.weights.places import Places
 from trinity.trainer.weights.publisher import Publisher
 from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.verdicts import Verdicts
+from trinity.weights import Canary, Probe, TensorInfo
+from trinity.weights.stores import open_store
 
 _PROBES = [[5, 9, 33, 70, 12, 4], [61, 44, 7, 19]]
 

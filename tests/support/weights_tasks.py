@@ -17,10 +17,10 @@ from support.weights_world import World
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.api.common.v1 import experience_pb2
+from trinity.data.experience import Group
+from trinity.data.wire import decode_outcome
 from trinity.runtime.broker import connect
-from trinity.runtime.experience import Group
 from trinity.runtime.names import RunNames
-from trinity.runtime.wire import decode_outcome
 
 GROUPS, REPEAT = 4, 2
 _BATCH_SECONDS = 60.0

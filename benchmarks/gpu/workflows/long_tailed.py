@@ -10,11 +10,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from trinity.explorer.environment import Score
+from trinity.data.experience import Experience, Truncation
+from trinity.explorer.environments.client import Score
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.explorer.workflows.together import together
 from trinity.plugins import workflow
-from trinity.runtime.experience import Experience, Truncation
 
 
 @workflow("long_tailed_workflow")

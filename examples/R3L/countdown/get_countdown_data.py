@@ -7,7 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
-from trinity.environment.environments.countdown import generate
+from trinity.environments.countdown import generate
 
 
 def main() -> None:

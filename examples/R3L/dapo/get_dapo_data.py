@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trinity.config.datasets import DatasetError, read
+from trinity.data.datasets import DatasetError, read
 
 TRAIN = "BytedTsinghua-SIA/DAPO-Math-17k"
 TESTS = {

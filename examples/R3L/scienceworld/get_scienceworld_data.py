@@ -12,7 +12,7 @@ import json
 import random
 from pathlib import Path
 
-from trinity.environment.environments.scienceworld.simulator import Simulator
+from trinity.environments.scienceworld.simulator import Simulator
 
 
 def variations(train: int, test: int, seed: int) -> dict[str, list[dict[str, object]]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
 
-from trinity.environment.environments.webshop.mini import GOALS
+from trinity.environments.webshop.mini import GOALS
 
 BACKENDS = ("mini", "local", "http")
 

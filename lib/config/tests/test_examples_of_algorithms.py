@@ -9,8 +9,8 @@ import pytest
 
 from trinity.config import load, make_plan
 from trinity.config.algorithms import ALGORITHMS
-from trinity.config.datasets import reader
 from trinity.config.schema.buffer import FormatConfig
+from trinity.data.datasets import reader
 
 pytestmark = pytest.mark.core
 

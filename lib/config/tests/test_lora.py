@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from trinity.config.checks import check
-from trinity.config.compat import translate
-from trinity.config.lora import modules_of, select
+from trinity.config.checks.lora import modules_of, select
+from trinity.config.checks.sections import check
+from trinity.config.checks.weights import check_synchronizer, stores, transports, weights_advice
+from trinity.config.compatibility.translate import translate
 from trinity.config.schema import Config
 from trinity.config.schema.model import LoraConfig
-from trinity.config.weights import check_synchronizer, stores, transports, weights_advice
 
 pytestmark = pytest.mark.core
 

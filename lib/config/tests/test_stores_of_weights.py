@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trinity.config import ConfigError, weights
+from trinity.config import ConfigError
+from trinity.config.checks import weights
 from trinity.config.load import parse
 
 pytestmark = pytest.mark.core

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from trinity.config.checks.trainer import check_trainer
 from trinity.config.schema.trainer import TrainerConfig
-from trinity.config.trainer import check_trainer
 
 pytestmark = pytest.mark.core
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from trinity.config import ConfigError, expand, load, make_plan
-from trinity.config.compat import translate
-from trinity.config.foreign_keys import IGNORED, RENAMED, UNSUPPORTED
+from trinity.config.compatibility.foreign_keys import IGNORED, RENAMED, UNSUPPORTED
+from trinity.config.compatibility.translate import translate
 from trinity.config.load import parse
 
 pytestmark = pytest.mark.core

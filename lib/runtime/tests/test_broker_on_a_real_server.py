@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.nats import NatsServer
-from trinity.runtime import blobs, names
+from trinity.runtime import names
 from trinity.runtime.broker import (
     Broker,
     Bucket,
@@ -17,6 +17,7 @@ from trinity.runtime.broker import (
     PullConsumer,
     SequenceConflict,
     StreamSpec,
+    blobs,
     connect,
     ensure_streams,
     tail,

@@ -30,7 +30,7 @@ class Settings(ServiceSettings):
 calling = threading.Event()
 
 def call_torch():
-    from trinity.runtime.weights.collective import Store
+    from trinity.weights.collective import Store
     store = Store.serve("127.0.0.1")
     calling.set()
     while True:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from support.experience import make_group, make_task
 from trinity.buffer.evaluation import Tally, expected_best
+from trinity.data.experience import AttemptFailure, Group
 from trinity.runtime.errors import FailureCause
-from trinity.runtime.experience import AttemptFailure, Group
 
 pytestmark = pytest.mark.core
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.operators import KEY, PLACE, experience, group_of, kept, pipeline, rewarded, run, stepwise
+from trinity.data.experience import SamplingParams, Truncation
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import SamplingParams, Truncation
 
 pytestmark = pytest.mark.core
 

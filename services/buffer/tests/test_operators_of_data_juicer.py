@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from support.operators import KEY, PLACE, experience, group_of, kept, pipeline, run
+from trinity.data.experience import Group
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Group
 
 pytestmark = pytest.mark.core
 

@@ -9,13 +9,13 @@ from support.experience import make_group, make_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.evaluation import Tally
+from trinity.buffer.log.summary import summarise
 from trinity.buffer.report import Reporter
-from trinity.buffer.summary import summarise
 from trinity.buffer.wire import group_to_proto
 from trinity.config import make_plan
 from trinity.config.load import parse
-from trinity.runtime.experience import Group
-from trinity.runtime.wire import fill_group
+from trinity.data.experience import Group
+from trinity.data.wire import fill_group
 
 pytestmark = pytest.mark.core
 

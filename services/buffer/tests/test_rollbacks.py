@@ -21,11 +21,11 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.live import LiveVersions
 from trinity.buffer.shared import RunContext
 from trinity.config import load, make_plan
+from trinity.data.experience import Outcome, Task
 from trinity.runtime import names
 from trinity.runtime.broker import Broker, Bucket, connect
-from trinity.runtime.experience import Outcome, Task
-from trinity.runtime.weights import Canary, Probe
-from trinity.runtime.weights.pointer import Live, Rollback, decode_live, encode_live
+from trinity.weights import Canary, Probe
+from trinity.weights.pointer import Live, Rollback, decode_live, encode_live
 
 pytestmark = pytest.mark.core
 

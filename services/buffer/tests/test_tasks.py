@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trinity.buffer.tasks import TaskSource
+from trinity.buffer.tasks.source import TaskSource
 from trinity.config import Config, make_plan
-from trinity.runtime.experience import TaskKind
+from trinity.data.experience import TaskKind
 
 pytestmark = pytest.mark.core
 

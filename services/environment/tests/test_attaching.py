@@ -16,10 +16,10 @@ from support.odd_environments import Odd, OddInLoop
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environment import attached
-from trinity.environment.environments import ENVIRONMENTS
 from trinity.environment.hub import Hub
-from trinity.environment.scorers import SCORERS
 from trinity.environment.servicer import EnvironmentServicer
+from trinity.environments import ENVIRONMENTS
+from trinity.environments.scorers import SCORERS
 from trinity.runtime import rpc
 from trinity.sdk import AttachRefused, ScoreItem, attach, attaching
 from trinity.sdk.arena import Arena

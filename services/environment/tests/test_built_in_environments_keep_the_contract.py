@@ -6,10 +6,10 @@ import grpc.aio
 import pytest
 
 from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.environment.environments import ENVIRONMENTS
 from trinity.environment.hub import Hub
-from trinity.environment.scorers import SCORERS
 from trinity.environment.servicer import EnvironmentServicer
+from trinity.environments import ENVIRONMENTS
+from trinity.environments.scorers import SCORERS
 from trinity.runtime import rpc
 from trinity.sdk.arena import Arena
 from trinity.sdk.conformance import Verdict, check_provider

@@ -14,11 +14,11 @@ import pytest
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.environment.environment import Description, Environment, Observation
-from trinity.environment.environments import ENVIRONMENTS
 from trinity.environment.hub import Hub
-from trinity.environment.scorers import SCORERS
 from trinity.environment.servicer import EnvironmentServicer
+from trinity.environments import ENVIRONMENTS
+from trinity.environments.environment import Description, Environment, Observation
+from trinity.environments.scorers import SCORERS
 from trinity.runtime import rpc
 from trinity.sdk.arena import Arena
 from trinity.sdk.contract import PROTOCOL_VERSION

@@ -15,8 +15,8 @@ import pytest
 
 from support.frozen import freeze, thaw
 from support.service import ServiceProcess
-from trinity.explorer import environment_providers
-from trinity.explorer.environment import EnvironmentCause, EnvironmentClient, EnvironmentFailed, Episode
+from trinity.explorer.environments import providers as environment_providers
+from trinity.explorer.environments.client import EnvironmentCause, EnvironmentClient, EnvironmentFailed, Episode
 from trinity.runtime.process import free_port
 
 pytestmark = pytest.mark.core

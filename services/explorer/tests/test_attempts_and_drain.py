@@ -8,16 +8,16 @@ import pytest
 
 from support.experience import make_group, make_task
 from trinity.config.schema.buffer import FormatConfig
-from trinity.explorer import attempt
+from trinity.data.experience import AttemptFailure, Group, Task, VersionSpan
+from trinity.data.wire import task_to_proto
 from trinity.explorer.engine.spans import spans_from
-from trinity.explorer.engine.types import Completion, EngineFailed
-from trinity.explorer.environment import EnvironmentFailed, ScorerFailed
-from trinity.explorer.leases import TaskQueue
+from trinity.explorer.environments.client import EnvironmentFailed, ScorerFailed
+from trinity.explorer.rollout import attempt
+from trinity.explorer.rollout.task_queue import TaskQueue
+from trinity.explorer.types import Completion, EngineFailed
 from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.runtime.broker import StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import FailureCause
-from trinity.runtime.experience import AttemptFailure, Group, Task, VersionSpan
-from trinity.runtime.wire import task_to_proto
 
 pytestmark = pytest.mark.core
 

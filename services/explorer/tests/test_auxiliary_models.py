@@ -8,10 +8,10 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
 
 from trinity.config.schema.explorer import AuxiliaryModelConfig
-from trinity.explorer.auxiliary import AuxiliaryModels
-from trinity.explorer.engine.types import EngineOptions
+from trinity.data.experience import SamplingParams
+from trinity.explorer.engine.auxiliary import AuxiliaryModels
+from trinity.explorer.types import EngineOptions
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import SamplingParams
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(240)]
 

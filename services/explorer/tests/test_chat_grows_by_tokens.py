@@ -8,12 +8,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trinity.config.schema.model import ModelConfig
+from trinity.data.experience import Truncation, VersionSpan
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.engine.types import Completion
+from trinity.explorer.types import Completion
 from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Truncation, VersionSpan
 
 pytestmark = pytest.mark.core
 

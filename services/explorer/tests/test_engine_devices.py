@@ -4,7 +4,7 @@ import pytest
 
 from trinity.config.devices import Gpu, TorchBuild
 from trinity.explorer.engine import devices
-from trinity.explorer.engine.types import EngineFailed, EngineOptions
+from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core

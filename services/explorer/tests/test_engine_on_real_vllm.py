@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from support.shared_engine import ENGINE_TESTS, MAX_LENGTH, SEQUENCES
+from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.engine.held_outputs import WholeLogprobs
-from trinity.explorer.engine.types import Completion, EngineFailed
+from trinity.explorer.types import Completion, EngineFailed
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import SamplingParams
 
 pytestmark = [pytest.mark.core, *ENGINE_TESTS]
 

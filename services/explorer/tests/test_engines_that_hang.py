@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.explorer import collective
-from trinity.explorer.collective import CollectiveMember
 from trinity.explorer.engine import engine
 from trinity.explorer.engine.engine import Engine
-from trinity.explorer.engine.types import EngineFailed, EngineOptions
+from trinity.explorer.types import EngineFailed, EngineOptions
+from trinity.explorer.weights import collective
+from trinity.explorer.weights.collective import CollectiveMember
 
 pytestmark = pytest.mark.core
 

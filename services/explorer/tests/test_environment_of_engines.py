@@ -5,7 +5,7 @@ import os
 import pytest
 
 from trinity.explorer.engine.start import _environment
-from trinity.explorer.engine.types import EngineOptions
+from trinity.explorer.types import EngineOptions
 
 pytestmark = pytest.mark.core
 

@@ -13,14 +13,14 @@ from support.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
 from trinity.config import make_plan
 from trinity.config import workflows as config_workflows
 from trinity.config.load import parse
-from trinity.explorer import attempt
-from trinity.explorer.engine.types import EngineFailed
-from trinity.explorer.environment import EnvironmentFailed
+from trinity.data.experience import AttemptFailure, Experience, Group, Task, TaskKind, Truncation
+from trinity.explorer.environments.client import EnvironmentFailed
+from trinity.explorer.rollout import attempt
+from trinity.explorer.types import EngineFailed
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS, EnvironmentWorkflow, refuse_rewritten_history
 from trinity.explorer.workflows.player import EPISODES
 from trinity.runtime.errors import FailureCause, InvalidInput
-from trinity.runtime.experience import AttemptFailure, Experience, Group, Task, TaskKind, Truncation
 
 pytestmark = pytest.mark.core
 

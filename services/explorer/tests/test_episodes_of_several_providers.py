@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from support.environment_provider import ScriptedProvider, serving
-from trinity.explorer import environment_providers
-from trinity.explorer.environment import (
+from trinity.explorer.environments import providers as environment_providers
+from trinity.explorer.environments.client import (
     Answer,
     EnvironmentCause,
     EnvironmentClient,

@@ -13,12 +13,12 @@ from support.nats import NatsServer
 from support.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
+from trinity.data.experience import VersionSpan
 from trinity.explorer.weights import follower
 from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.runtime import rpc
 from trinity.runtime.errors import Unavailable
-from trinity.runtime.experience import VersionSpan
-from trinity.runtime.weights import Manifest, VersionState, manifest_to_proto
+from trinity.weights import Manifest, VersionState, manifest_to_proto
 
 pytestmark = pytest.mark.core
 

@@ -11,11 +11,11 @@ import pytest_asyncio
 
 from support.follower import WRONG, Explorer, FakeGroup
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.explorer.weights.canary import compare
+from trinity.data.experience import VersionSpan
 from trinity.explorer.weights.follower import WeightsWrong
 from trinity.explorer.weights.loads import Verdict, WeightsWithdrawn
-from trinity.runtime.experience import VersionSpan
-from trinity.runtime.weights import Canary, CollectiveOffer, Manifest, VersionState
+from trinity.weights import Canary, CollectiveOffer, Manifest, VersionState
+from trinity.weights.canary import compare
 
 pytestmark = pytest.mark.core
 

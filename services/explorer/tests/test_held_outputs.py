@@ -25,7 +25,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from trinity.explorer.engine.held_outputs import HoldsOutputs
 from trinity.explorer.engine.scheduler import make_scheduler
 from trinity.explorer.engine.start import config_of
-from trinity.explorer.engine.types import EngineOptions
+from trinity.explorer.types import EngineOptions
 
 pytestmark = pytest.mark.core
 

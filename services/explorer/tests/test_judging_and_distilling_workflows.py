@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from support.toolbox import Toolbox, make_episode_task
-from trinity.explorer import attempt
-from trinity.explorer.environment import Answer, Score, ScorerFailed
+from trinity.data.experience import AttemptFailure, Experience, Group, Task
+from trinity.data.wire import decode_outcome, encode_outcome
+from trinity.explorer.environments.client import Answer, Score, ScorerFailed
+from trinity.explorer.rollout import attempt
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.runtime.errors import FailureCause, InvalidInput
-from trinity.runtime.experience import AttemptFailure, Experience, Group, Task
-from trinity.runtime.wire import decode_outcome, encode_outcome
 
 pytestmark = pytest.mark.core
 

@@ -11,7 +11,7 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from trinity.explorer.engine.worker import TrinityTransferEngine, UpdateInfo, WorkerExtension, loads_in_place
-from trinity.runtime.weights.collective import GroupBroken
+from trinity.weights.collective import GroupBroken
 
 pytestmark = pytest.mark.core
 

@@ -9,10 +9,11 @@ import pytest
 
 from support.environment_provider import ScriptedProvider, serving
 from support.toolbox import Toolbox, make_episode_task
-from trinity.explorer import attempt, environment_places
-from trinity.explorer.environment import EnvironmentClient
-from trinity.explorer.environment_places import Places
-from trinity.runtime.experience import Group, Outcome
+from trinity.data.experience import Group, Outcome
+from trinity.explorer.environments import slots as environment_places
+from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.environments.slots import Places
+from trinity.explorer.rollout import attempt
 
 pytestmark = pytest.mark.core
 

@@ -8,12 +8,12 @@ import pytest
 
 from support.toolbox import Corridor, Step, Toolbox, make_episode_task, turns
 from trinity.config.workflows import EpisodeRules
+from trinity.data.experience import Experience, TaskKind
 from trinity.explorer.workflows import r3l, reflection
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.episode import Episode, Turn
 from trinity.explorer.workflows.r3l import R3L_WORKFLOWS, ReflectRetryWorkflow
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Experience, TaskKind
 
 pytestmark = pytest.mark.core
 

@@ -13,15 +13,15 @@ import pytest_asyncio
 
 from support.experience import make_task
 from support.follower import Explorer
-from trinity.explorer.leases import TaskQueue
+from trinity.data.experience import Task
+from trinity.data.wire import task_to_proto
+from trinity.explorer.rollout.task_queue import TaskQueue
 from trinity.explorer.service import ExplorerService
 from trinity.explorer.weights import fetch, follower
 from trinity.explorer.weights.follower import WeightFollower
 from trinity.runtime.broker import StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import Unavailable
-from trinity.runtime.experience import Task
-from trinity.runtime.weights import Manifest
-from trinity.runtime.wire import task_to_proto
+from trinity.weights import Manifest
 
 pytestmark = pytest.mark.core
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from support.sync_instances import CANARY, base_manifest, instance, make_manifest, make_member, measured, until
-from trinity.runtime.weights import CollectiveOffer, S3Offer, VersionState
 from trinity.sync.canary import problem_of
-from trinity.sync.records import Member
 from trinity.sync.runs import Run
+from trinity.sync.store.records import Member
+from trinity.weights import CollectiveOffer, S3Offer, VersionState
 
 pytestmark = pytest.mark.core
 

@@ -8,9 +8,9 @@ import pytest
 
 from support.sync_instances import base_manifest, instance, make_manifest, until
 from trinity.runtime.errors import AlreadyExists, Conflict, InvalidInput, NotFound
-from trinity.runtime.weights import VersionState
 from trinity.sync.checks import examine
 from trinity.sync.runs import Run
+from trinity.weights import VersionState
 
 pytestmark = pytest.mark.core
 

@@ -6,8 +6,8 @@ import pytest
 
 from support.sync_instances import base_manifest, instance, make_member
 from trinity.runtime.errors import InvalidInput
-from trinity.sync.records import Epoch, Member
 from trinity.sync.runs import Run
+from trinity.sync.store.records import Epoch, Member
 
 pytestmark = pytest.mark.core
 

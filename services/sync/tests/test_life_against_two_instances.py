@@ -21,13 +21,13 @@ from support.sync_instances import base_manifest, instance, make_manifest, measu
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.names import VERSIONS_BUCKET, RunNames
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import Live, decode_live
-from trinity.sync import records
-from trinity.sync.records import Record
 from trinity.sync.runs import Run
-from trinity.sync.state import judge
+from trinity.sync.store import records
+from trinity.sync.store.records import Record
+from trinity.sync.store.state import judge
 from trinity.sync.versions import next_live
+from trinity.weights import VersionState
+from trinity.weights.pointer import Live, decode_live
 
 pytestmark = pytest.mark.core
 

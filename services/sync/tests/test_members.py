@@ -11,8 +11,8 @@ import pytest
 from support.nats import NatsServer
 from support.sync_instances import instance, make_member, until
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
-from trinity.sync.records import Member
 from trinity.sync.runs import Run
+from trinity.sync.store.records import Member
 
 pytestmark = pytest.mark.core
 

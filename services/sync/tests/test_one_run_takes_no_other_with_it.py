@@ -13,10 +13,10 @@ from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import DataLoss, InvalidInput
 from trinity.runtime.names import MEMBERS_BUCKET, RunNames
-from trinity.runtime.weights import manifest_to_proto
-from trinity.sync import records
 from trinity.sync.runs import Run
 from trinity.sync.settings import SyncSettings
+from trinity.sync.store import records
+from trinity.weights import manifest_to_proto
 
 pytestmark = pytest.mark.core
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import verdict_of
-from trinity.sync.records import Failure, Measured, Record, decode_record, encode
+from trinity.sync.store.records import Failure, Measured, Record, decode_record, encode
+from trinity.weights import VersionState
+from trinity.weights.pointer import verdict_of
 
 pytestmark = pytest.mark.core
 

@@ -11,12 +11,12 @@ import pytest
 
 from support.sync_instances import base_manifest, instance, make_manifest, measured, until
 from trinity.runtime.errors import Conflict, NotFound
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import MOST_ROLLBACKS, Live, Rollback, decode_live, encode_live
 from trinity.sync.collect import needed
-from trinity.sync.records import Record
 from trinity.sync.rollback import rolled_back
 from trinity.sync.runs import Run
+from trinity.sync.store.records import Record
+from trinity.weights import VersionState
+from trinity.weights.pointer import MOST_ROLLBACKS, Live, Rollback, decode_live, encode_live
 
 pytestmark = pytest.mark.core
 

@@ -11,8 +11,8 @@ import pytest
 from support.sync_instances import CANARY, base_manifest, instance, make_manifest, measured, until
 from trinity.runtime.broker import Bucket, Changes
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound
-from trinity.runtime.weights import Delta, FileInfo, FolderOffer, Manifest, S3Offer, TensorInfo, VersionState
 from trinity.sync.runs import Run
+from trinity.weights import Delta, FileInfo, FolderOffer, Manifest, S3Offer, TensorInfo, VersionState
 
 pytestmark = pytest.mark.core
 

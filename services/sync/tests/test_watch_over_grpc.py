@@ -11,7 +11,7 @@ import pytest
 from support.sync_instances import RUN, base_manifest, make_manifest, served
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
-from trinity.runtime.weights import CollectiveOffer, Manifest, manifest_to_proto
+from trinity.weights import CollectiveOffer, Manifest, manifest_to_proto
 
 pytestmark = pytest.mark.core
 

@@ -11,9 +11,9 @@ from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.names import VERSIONS_BUCKET, RunNames
-from trinity.runtime.weights import Manifest, VersionState, manifest_to_proto
-from trinity.runtime.weights.pointer import decode_live
-from trinity.sync.records import decode_record
+from trinity.sync.store.records import decode_record
+from trinity.weights import Manifest, VersionState, manifest_to_proto
+from trinity.weights.pointer import decode_live
 
 pytestmark = pytest.mark.core
 

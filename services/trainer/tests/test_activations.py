@@ -11,7 +11,7 @@ import torch
 from support.engine_actions import act, run_module
 from support.sized_models import GIB, model_of, plan_of
 from trinity.config import Plan
-from trinity.trainer.activations import Activations, activation_bytes, choose
+from trinity.trainer.model.activations import Activations, activation_bytes, choose
 from trinity.trainer.ranks import Ranks
 
 pytestmark = pytest.mark.core

@@ -11,8 +11,8 @@ from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.advantages import Advantages, Rollouts, compute
-from trinity.trainer.bad_steps import NotFinite
-from trinity.trainer.batch import TrainSequence, with_advantages
+from trinity.trainer.data.bad_steps import NotFinite
+from trinity.trainer.data.batch import TrainSequence, with_advantages
 
 pytestmark = pytest.mark.core
 

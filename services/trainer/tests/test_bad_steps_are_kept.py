@@ -12,12 +12,12 @@ from support.training import BASE
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config import make_plan
 from trinity.config.schema import Config
-from trinity.runtime.wire import encode_outcome
-from trinity.trainer import kept
-from trinity.trainer.bad_steps import NotFinite, OutOfMemory
-from trinity.trainer.batch import TrainBatch
-from trinity.trainer.batches import RawBatch
+from trinity.data.wire import encode_outcome
 from trinity.trainer.control import Control
+from trinity.trainer.data import kept
+from trinity.trainer.data.bad_steps import NotFinite, OutOfMemory
+from trinity.trainer.data.batch import TrainBatch
+from trinity.trainer.data.client import RawBatch
 from trinity.trainer.loop import TrainLoop
 from trinity.trainer.ranks import Ranks
 

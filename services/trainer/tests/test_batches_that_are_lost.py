@@ -8,8 +8,8 @@ import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
-from trinity.trainer import batches
-from trinity.trainer.batches import BatchLost, BufferClient
+from trinity.trainer.data import client as batches
+from trinity.trainer.data.client import BatchLost, BufferClient
 
 pytestmark = pytest.mark.core
 

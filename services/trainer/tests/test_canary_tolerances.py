@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trinity.runtime.weights import Canary
 from trinity.trainer.weights import canary
+from trinity.weights import Canary
 
 pytestmark = pytest.mark.core
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig, RolloutCorrectionConfig
-from trinity.runtime.experience import Experience, VersionSpan
+from trinity.data.experience import Experience, VersionSpan
 from trinity.trainer.algorithms.aggregation import Totals
 from trinity.trainer.algorithms.correction import correct
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.loss import compute_loss
 from trinity.trainer.algorithms.mismatch import mismatch
 from trinity.trainer.algorithms.report import means
-from trinity.trainer.batch import _wholly_by
+from trinity.trainer.data.batch import _wholly_by
 
 pytestmark = pytest.mark.core
 

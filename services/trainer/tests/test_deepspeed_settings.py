@@ -8,8 +8,8 @@ import torch
 from trinity.config.schema.trainer import TrainerConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.deepspeed import deepspeed_config
+from trinity.trainer.model.sequence_parallel import check_heads, make_groups
 from trinity.trainer.ranks import Ranks
-from trinity.trainer.sequence_parallel import check_heads, make_groups
 
 pytestmark = pytest.mark.core
 

@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from trinity.config.schema.model import ModelConfig
+from trinity.trainer.data.microbatch import after_first_token, collate
 from trinity.trainer.engine.critic import load_critic
 from trinity.trainer.engine.dropout import disable_dropout
-from trinity.trainer.microbatch import after_first_token, collate
-from trinity.trainer.model import load_policy
+from trinity.trainer.model.policy import load_policy
 
 pytestmark = pytest.mark.core
 

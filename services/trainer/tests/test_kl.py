@@ -16,8 +16,8 @@ from trinity.trainer.algorithms.aggregation import Totals
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.kl import KL, KlCoefficients, adapted
 from trinity.trainer.algorithms.loss import compute_loss
-from trinity.trainer.algorithms.whole_batch import penalised
-from trinity.trainer.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.batch import TrainBatch, TrainSequence
+from trinity.trainer.engine.whole_batch import penalised
 
 pytestmark = pytest.mark.core
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trinity.trainer.logprobs import chunked_logprobs
+from trinity.trainer.model.logprobs import chunked_logprobs
 
 pytestmark = pytest.mark.core
 

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 from support.training import make_model
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights.lora import merged
-from trinity.trainer.lora import write_adapters
-from trinity.trainer.model import PolicyModel, load_policy
+from trinity.trainer.model.lora import write_adapters
+from trinity.trainer.model.policy import PolicyModel, load_policy
+from trinity.weights.lora import merged
 
 pytestmark = pytest.mark.core
 

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from support.engine_actions import Dump, act
 from support.training import fixed_batch, make_model
 from trinity.config.schema.model import LoraConfig, ModelConfig
-from trinity.runtime.weights.lora import merged
-from trinity.trainer.lora import write_adapters
-from trinity.trainer.model import load_policy
+from trinity.trainer.model.lora import write_adapters
+from trinity.trainer.model.policy import load_policy
+from trinity.weights.lora import merged
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from support.releases import JudgingExplorer, Sync, Trainer
 from support.service import ServiceProcess
 from support.training import make_model
-from trinity.runtime.checkpoints import has_weights
+from trinity.weights.checkpoints import has_weights
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 

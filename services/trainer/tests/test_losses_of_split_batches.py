@@ -18,9 +18,9 @@ from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.loss import compute_loss
 from trinity.trainer.algorithms.report import join, means
-from trinity.trainer.algorithms.whole_batch import informed, needs_policy
-from trinity.trainer.batch import TrainBatch, TrainSequence, from_groups
-from trinity.trainer.microbatch import MicroBatch, collate
+from trinity.trainer.data.batch import TrainBatch, TrainSequence, from_groups
+from trinity.trainer.data.microbatch import MicroBatch, collate
+from trinity.trainer.engine.whole_batch import informed, needs_policy
 
 pytestmark = pytest.mark.core
 
@@ -200,7 +200,7 @@ def _both(one: TrainBatch, other: TrainBatch) -> tuple[tuple[TrainSequence, ...]
 
 def entry_and_groups(rewards: list[list[float]]) -> tuple[pb.LedgerEntry, list[bytes]]:
     from support.experience import make_group, make_task
-    from trinity.runtime.wire import encode_outcome
+    from trinity.data.wire import encode_outcome
 
     entry = pb.LedgerEntry(step=3)
     outcomes = []

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.runtime.weights.collective import GroupBroken, Store
 from trinity.trainer.weights import collective
 from trinity.trainer.weights.collective import CollectiveSender
+from trinity.weights.collective import GroupBroken, Store
 
 pytestmark = pytest.mark.core
 

@@ -8,10 +8,10 @@ import torch
 
 from support.training import fixed_batch
 from trinity.trainer.algorithms.report import Report
-from trinity.trainer.bad_steps import BadStep, OutOfMemory, OutOfMemoryAlone
-from trinity.trainer.batch import TrainSequence
+from trinity.trainer.data.bad_steps import BadStep, OutOfMemory, OutOfMemoryAlone
+from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.data.microbatch import MicroBatch, collate
 from trinity.trainer.engine.learner import Learner, memory_for
-from trinity.trainer.microbatch import MicroBatch, collate
 
 pytestmark = pytest.mark.core
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity.config.schema.algorithm import OptimizerConfig
-from trinity.trainer.batch import TrainSequence
 from trinity.trainer.checkpoints import CheckpointStore, TrainerState
-from trinity.trainer.microbatch import collate
-from trinity.trainer.schedule import learning_rate
-from trinity.trainer.sharing import Limit, plan_micro_batches
+from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.data.microbatch import collate
+from trinity.trainer.engine.schedule import learning_rate
+from trinity.trainer.engine.sharing import Limit, plan_micro_batches
 
 pytestmark = pytest.mark.core
 

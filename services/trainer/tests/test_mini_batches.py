@@ -14,7 +14,7 @@ from trinity.config.algorithms import AlgorithmPlan, resolve
 from trinity.config.schema import Config
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.trainer.algorithms.aggregation import Totals
-from trinity.trainer.batch import TrainBatch, TrainSequence, with_advantages
+from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
 from trinity.trainer.engine.critic import explained_variance, value_loss
 from trinity.trainer.engine.mini_batches import mini_batches, number_of_parts
 

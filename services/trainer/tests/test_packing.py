@@ -8,12 +8,12 @@ import structlog
 import torch
 
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer import attention
-from trinity.trainer.attention import Packing, packed_attention
-from trinity.trainer.batch import TrainSequence
-from trinity.trainer.microbatch import collate
-from trinity.trainer.model import PolicyModel, pack
-from trinity.trainer.sequence_parallel import SequenceGroup
+from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.data.microbatch import collate
+from trinity.trainer.model import attention
+from trinity.trainer.model.attention import Packing, packed_attention
+from trinity.trainer.model.policy import PolicyModel, pack
+from trinity.trainer.model.sequence_parallel import SequenceGroup
 
 pytestmark = pytest.mark.core
 

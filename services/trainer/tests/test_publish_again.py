@@ -12,14 +12,14 @@ import torch
 from support.releases import JudgingExplorer, Sync
 from support.service import ServiceProcess
 from trinity.runtime.errors import AlreadyExists
-from trinity.runtime.weights import Canary, Manifest, Offer, Probe, check_files
-from trinity.runtime.weights.stores import FolderStore, Store
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.client import Rollback, SyncClient
 from trinity.trainer.weights.places import Places
 from trinity.trainer.weights.publisher import Publisher, VersionLost
 from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.verdicts import Verdicts
+from trinity.weights import Canary, Manifest, Offer, Probe, check_files
+from trinity.weights.stores import FolderStore, Store
 
 pytestmark = pytest.mark.core
 

@@ -17,10 +17,10 @@ from trinity.config import make_plan
 from trinity.config.schema import Config
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput, TrinityError
-from trinity.runtime.weights import Canary, Manifest, Probe, TensorInfo, check_files
 from trinity.trainer.weights import canary, read_version, write_huggingface_index, write_shards
 from trinity.trainer.weights import shards as shards_module
 from trinity.trainer.weights.shards import describe
+from trinity.weights import Canary, Manifest, Probe, TensorInfo, check_files
 
 pytestmark = pytest.mark.core
 

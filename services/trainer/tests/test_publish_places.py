@@ -9,11 +9,11 @@ import torch
 
 from trinity.runtime.broker import PublishRefused
 from trinity.runtime.errors import PermissionDenied, TrinityError, Unavailable
-from trinity.runtime.weights import FolderOffer, Manifest, Offer
-from trinity.runtime.weights.stores import FolderStore
 from trinity.trainer.weights import write_shards
 from trinity.trainer.weights.places import Places
 from trinity.trainer.weights.shards import describe
+from trinity.weights import FolderOffer, Manifest, Offer
+from trinity.weights.stores import FolderStore
 
 pytestmark = pytest.mark.core
 

@@ -14,8 +14,8 @@ from support.releases import JudgingExplorer, Sync, Trainer
 from support.s3 import S3Server, find_binary
 from support.service import ServiceProcess
 from support.training import make_model
-from trinity.runtime.weights import JetStreamOffer, S3Offer, check_files
-from trinity.runtime.weights.cache import WeightCache
+from trinity.weights import JetStreamOffer, S3Offer, check_files
+from trinity.weights.stores.cache import WeightCache
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -16,7 +16,7 @@ from support.service import ServiceProcess
 from support.training import make_model
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.replay import refuse_rollbacks
+from trinity.trainer.replay.steps import refuse_rollbacks
 
 pytestmark = pytest.mark.core
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.config.datasets import DatasetError, reader
 from trinity.config.schema.buffer import FormatConfig
+from trinity.data.datasets import DatasetError, reader
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.examples import experts_of, from_examples
+from trinity.trainer.data.examples import experts_of, from_examples
 
 pytestmark = pytest.mark.core
 

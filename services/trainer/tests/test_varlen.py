@@ -9,7 +9,7 @@ import pytest
 import structlog
 import torch
 
-from trinity.trainer import attention, varlen
+from trinity.trainer.model import attention, varlen
 
 pytestmark = pytest.mark.core
 

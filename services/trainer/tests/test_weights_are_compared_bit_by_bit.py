@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from trinity.trainer.replay import _schedule_ends, differences
+from trinity.trainer.replay.steps import _schedule_ends, differences
 
 pytestmark = pytest.mark.core
 

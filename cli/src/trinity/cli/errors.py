@@ -1,4 +1,12 @@
-"""What ends a command, in one sentence for the screen."""
+"""What ends a command: one clear sentence for the screen and an exit code, never a traceback."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from trinity.config import ConfigError
+from trinity.runtime.errors import TrinityError
 
 
 class RunError(Exception):
@@ -7,3 +15,26 @@ class RunError(Exception):
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
+
+
+def ending_well(action: Callable[[], int]) -> int:
+    """2 for a configuration that cannot be used, 1 (or a RunError's own code) for a run that could not go on."""
+    try:
+        return action()
+    except ConfigError as error:
+        print(str(error), file=sys.stderr)
+        return 2
+    except (RunError, TrinityError, BaseExceptionGroup) as error:
+        reason: BaseException = error
+        while isinstance(reason, BaseExceptionGroup):
+            reason = reason.exceptions[0]
+        if not isinstance(reason, (RunError, TrinityError)):
+            raise
+        print(f"trinity: {reason}", file=sys.stderr)
+        return reason.code if isinstance(reason, RunError) else 1
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:  # before anything was started, or in a command that starts nothing
+        print("trinity: ended by SIGINT", file=sys.stderr)
+        return 128 + signal.SIGINT

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from trinity.cli.env_app import env
+from trinity.cli.commands.env_app import env
+from trinity.cli.commands.weights_app import weights
 from trinity.cli.options import (
     All,
     Arguments,
@@ -18,7 +19,6 @@ from trinity.cli.options import (
     RunOption,
     StageOption,
 )
-from trinity.cli.weights_app import weights
 from trinity.runtime.version import installed_version
 
 app = typer.Typer(
@@ -59,7 +59,7 @@ def run(
     plugin_dir: PluginDirs = None,
 ) -> None:
     """Run what a YAML describes, or go on where it stopped."""
-    from trinity.cli.commands import check_command, request, run_command
+    from trinity.cli.commands.run import check_command, request, run_command
 
     asked = request(config, arguments, plugin_dir)
     sys.exit(check_command(asked, as_json=False, deep=False) if dry_run else run_command(asked))
@@ -74,7 +74,7 @@ def check(
     plugin_dir: PluginDirs = None,
 ) -> None:
     """Check a YAML and say what it would do. Needs no GPU, no network, no model and no data."""
-    from trinity.cli.commands import check_command, request
+    from trinity.cli.commands.run import check_command, request
 
     sys.exit(check_command(request(config, arguments, plugin_dir), as_json=as_json, deep=deep))
 
@@ -82,7 +82,7 @@ def check(
 @app.command()
 def status(config: RunOption = None, job: JobOption = None, as_json: AsJson = False) -> None:
     """Show the processes of a live run, or how a finished one ended. Without options: the newest one here."""
-    from trinity.cli.commands import status_command
+    from trinity.cli.commands.run import status_command
 
     sys.exit(status_command(config, job, as_json))
 
@@ -97,7 +97,7 @@ def log(
     level: Annotated[str, typer.Option("--level", help="Least level: debug, info, warning, error")] = "info",
 ) -> None:
     """Show the log of a run, all processes in the order of time."""
-    from trinity.cli.commands import log_command
+    from trinity.cli.commands.run import log_command
 
     sys.exit(log_command(config, job, service, lines, follow, level))
 
@@ -114,7 +114,7 @@ def view(
     as_json: AsJson = False,
 ) -> None:
     """Show what was learnt from: experiences with reward, advantage and the weights that sampled them."""
-    from trinity.cli.commands import view_command
+    from trinity.cli.commands.run import view_command
 
     sys.exit(view_command(config, job, step, index, task, as_json))
 
@@ -128,8 +128,8 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """List them: ordinal, task, cause, attempts and error."""
-    from trinity.cli import letters
-    from trinity.cli.reader import looking
+    from trinity.cli.commands import dead_letters as letters
+    from trinity.cli.commands.reader import looking
 
     sys.exit(looking(config, job, stage, lambda subject: letters.list_letters(subject, limit, as_json)))
 
@@ -143,8 +143,8 @@ def show_letter(
     as_json: AsJson = False,
 ) -> None:
     """Show one whole, with the row of its task."""
-    from trinity.cli import letters
-    from trinity.cli.reader import looking
+    from trinity.cli.commands import dead_letters as letters
+    from trinity.cli.commands.reader import looking
 
     sys.exit(looking(config, job, stage, lambda subject: letters.show_letter(subject, ordinal, as_json)))
 
@@ -159,8 +159,8 @@ def retry_letters(
     as_json: AsJson = False,
 ) -> None:
     """Feed them again, each with all its attempts. The run must be live."""
-    from trinity.cli import letters
-    from trinity.cli.reader import looking
+    from trinity.cli.commands import dead_letters as letters
+    from trinity.cli.commands.reader import looking
 
     change = letters.Change("retry", ordinals or [], everything)
     sys.exit(looking(config, job, stage, lambda subject: letters.change_letters(subject, change, as_json)))
@@ -176,8 +176,8 @@ def drop_letters(
     as_json: AsJson = False,
 ) -> None:
     """Take them away; their tasks stay dead. The run must be live."""
-    from trinity.cli import letters
-    from trinity.cli.reader import looking
+    from trinity.cli.commands import dead_letters as letters
+    from trinity.cli.commands.reader import looking
 
     change = letters.Change("drop", ordinals or [], everything)
     sys.exit(looking(config, job, stage, lambda subject: letters.change_letters(subject, change, as_json)))
@@ -193,8 +193,8 @@ def show_batch(
     as_json: AsJson = False,
 ) -> None:
     """Show the groups (or rows) that a step consumed, and those that were dropped before it."""
-    from trinity.cli.batch import show_batch
-    from trinity.cli.reader import looking
+    from trinity.cli.commands.batch import show_batch
+    from trinity.cli.commands.reader import looking
 
     sys.exit(looking(config, job, stage, lambda subject: show_batch(subject, step, texts, as_json)))
 
@@ -204,8 +204,8 @@ def explorers(
     config: RunOption = None, job: JobOption = None, stage: StageOption = "", as_json: AsJson = False
 ) -> None:
     """List the explorers of a live run: state, weights, lag, tokens a second, how weights reach them."""
-    from trinity.cli.explorers import list_explorers
-    from trinity.cli.reader import looking
+    from trinity.cli.commands.explorers import list_explorers
+    from trinity.cli.commands.reader import looking
 
     sys.exit(looking(config, job, stage, lambda subject: list_explorers(subject, as_json)))
 
@@ -221,8 +221,8 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Train steps again from the ledger, and compare with what the run did."""
-    from trinity.cli.reader import looking
-    from trinity.cli.replay import replay
+    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.replay import replay
 
     sys.exit(looking(config, job, stage, lambda subject: replay(subject, from_step, to_step, arguments or [], as_json)))
 
@@ -243,8 +243,8 @@ def results(
     ] = None,
 ) -> None:
     """Collect the evaluations of many runs: first, best and last value of each metric, in one table."""
-    from trinity.cli.commands import ending_well
-    from trinity.cli.results import results
+    from trinity.cli.commands.results import results
+    from trinity.cli.errors import ending_well
 
     sys.exit(ending_well(lambda: results(folders or [], metric or [], markdown, as_csv, curves)))
 
@@ -259,8 +259,8 @@ def replay_step(
     as_json: AsJson = False,
 ) -> None:
     """Train the kept batch of a bad step again, and show loss, advantage and ratio of each of its groups."""
-    from trinity.cli.reader import looking
-    from trinity.cli.replay_step import replay_step
+    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.replay_step import replay_step
 
     sys.exit(looking(config, job, stage, lambda subject: replay_step(subject, step, arguments or [], as_json)))
 

@@ -1,7 +1,8 @@
 """A plan in words."""
 
-from trinity.config import Plan, weights
+from trinity.config import Plan
 from trinity.config.advice import memory
+from trinity.config.checks import weights
 from trinity.config.names import auxiliary_name
 
 _FROM_RUN = "that of the run it joins"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trinity.cli.convert.errors import CheckpointError
 from trinity.cli.convert.find import Checkpoint, find_checkpoints, parse_steps
 from trinity.cli.errors import RunError
-from trinity.runtime.checkpoints import has_weights
+from trinity.weights.checkpoints import has_weights
 
 if TYPE_CHECKING:
     from trinity.cli.convert.source import Parameter, Source
@@ -27,7 +27,7 @@ _CONVERTED, _SKIPPED, _FAILED = "converted", "skipped", "failed"
 
 def convert_command(checkpoint_dir: Path, base_model_dir: Path | None, steps: str | None) -> int:
     """0 if every checkpoint is converted or was before, 1 if one failed, 2 for options that cannot be used."""
-    from trinity.cli.commands import ending_well
+    from trinity.cli.errors import ending_well
 
     return ending_well(lambda: _convert_all(checkpoint_dir, base_model_dir, steps))
 

@@ -11,8 +11,8 @@ from trinity.cli.convert.errors import CheckpointError
 from trinity.cli.convert.source import Parameter, Source
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights import manifest_of_folder
-from trinity.runtime.weights.lora import merged
+from trinity.weights import manifest_of_folder
+from trinity.weights.lora import merged
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 # What would make another sum than W + alpha / rank * B A.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trinity.cli.errors import RunError
-from trinity.runtime.checkpoints import step_of
+from trinity.weights.checkpoints import step_of
 
 _PARTIAL = re.compile(r"\.global_step_\d+\.partial")
 

@@ -16,8 +16,8 @@ import torch
 from trinity.cli.convert.errors import CheckpointError
 from trinity.cli.convert.source import Parameter
 from trinity.runtime import files
-from trinity.runtime.checkpoints import INDEX, SINGLE, copy_all_but_weights
 from trinity.runtime.process import FileLock
+from trinity.weights.checkpoints import INDEX, SINGLE, copy_all_but_weights
 
 SHARD_BYTES = 2 * 1024**3
 _CONFIG = "config.json"

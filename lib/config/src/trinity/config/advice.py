@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from trinity.config.algorithm_advice import algorithm_advice
 from trinity.config.algorithms import ALGORITHMS
+from trinity.config.checks.weights import weights_advice
 from trinity.config.memory import Sharding, host_gib, parameters_of, training_gib, weights_gib
 from trinity.config.plan import DEFAULT_TOKENS, Plan, learns_from_disk
 from trinity.config.schema import Config
 from trinity.config.stages import expand
-from trinity.config.weights import weights_advice
 
 
 def advice(config: Config) -> Iterator[str]:

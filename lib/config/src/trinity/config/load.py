@@ -1,7 +1,7 @@
 """From a YAML file to a checked Config. Everything wrong is reported together, with line, key and the nearest name."""
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,19 +12,21 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trinity.config.advice import advice
-from trinity.config.checks import check
-from trinity.config.compat import known_names, translate
+from trinity.config.checks.sections import Check, check
+from trinity.config.compatibility.translate import known_names, translate
 from trinity.config.errors import ConfigError, Problem
 from trinity.config.schema import Config
 
 Lines = dict[str, int]
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), *, plugins_loaded: bool = True) -> Config:
+def load(
+    path: str | Path, overrides: Sequence[str] = (), *, plugins_loaded: bool = True, checks: Iterable[Check] = ()
+) -> Config:
     """The configuration in a YAML file, with `key.path=value` overrides on top.
 
-    Without the plugins, names of workflows and reward functions are taken as they are. Raises ConfigError with every
-    problem found.
+    Without the plugins, names of workflows and reward functions are taken as they are. `checks` are those of other
+    libraries. Raises ConfigError with every problem found.
     """
     source = str(path)
     try:
@@ -33,10 +35,17 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, plugins_loaded: boo
         raise ConfigError(source, [Problem("", "no such file")]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(source, [Problem("", f"cannot be read: {error}")]) from None
-    return parse(text, source, overrides, plugins_loaded=plugins_loaded)
+    return parse(text, source, overrides, plugins_loaded=plugins_loaded, checks=checks)
 
 
-def parse(text: str, source: str = "<config>", overrides: Sequence[str] = (), *, plugins_loaded: bool = True) -> Config:
+def parse(
+    text: str,
+    source: str = "<config>",
+    overrides: Sequence[str] = (),
+    *,
+    plugins_loaded: bool = True,
+    checks: Iterable[Check] = (),
+) -> Config:
     """As `load`, from the text itself."""
     lines = _lines(text, source)
     translated = translate(_interpolate(text, source, overrides))
@@ -46,7 +55,8 @@ def parse(text: str, source: str = "<config>", overrides: Sequence[str] = (), *,
     except ValidationError as error:
         raise ConfigError(source, sorted([*refused, *_problems(error, lines)], key=lambda p: p.line)) from None
     config.note([*(str(notice) for notice in translated.notices), *advice(config)])
-    problems = refused + [Problem(p.path, p.message, _line_of(p.path, lines)) for p in check(config, plugins_loaded)]
+    found = check(config, plugins_loaded, checks)
+    problems = refused + [Problem(p.path, p.message, _line_of(p.path, lines)) for p in found]
     if problems:
         raise ConfigError(source, problems)
     return config

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import structlog
 
 from trinity.buffer.shared import RunContext
-from trinity.buffer.tasks import TaskSource
+from trinity.buffer.tasks.source import TaskSource
+from trinity.data.experience import AttemptFailure, Group
+from trinity.data.wire import decode_outcome, task_to_proto
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import tail
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import AttemptFailure, Group
-from trinity.runtime.wire import decode_outcome, task_to_proto
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ rollback the trainer goes on from older weights with its step count: what the wi
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trinity.runtime.weights.pointer import Live
+from trinity.weights.pointer import Live
 
 Ranges = tuple[tuple[int, int], ...]
 

@@ -4,8 +4,8 @@ import structlog
 
 from trinity.buffer.shared import RunContext
 from trinity.runtime.broker import Bucket
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import Live, decode_live, verdict_of
+from trinity.weights import VersionState
+from trinity.weights.pointer import Live, decode_live, verdict_of
 
 log = structlog.get_logger(__name__)
 

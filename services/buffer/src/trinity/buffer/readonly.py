@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 import grpc.aio
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.auxiliary import Auxiliary
-from trinity.buffer.batches import BatchServer
-from trinity.buffer.ledger import Ledger
-from trinity.buffer.letters import DeadLetters
-from trinity.buffer.log import LogReader
-from trinity.buffer.offline import OfflineSource
+from trinity.buffer.ledger.auxiliary import Auxiliary
+from trinity.buffer.ledger.batches import BatchServer
+from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.ledger.offline import OfflineSource
+from trinity.buffer.log.dead_letters import DeadLetters
+from trinity.buffer.log.reader import LogReader
 from trinity.buffer.run import Run
 from trinity.buffer.servicer import BufferServicer, stats_of
 from trinity.buffer.settings import BufferSettings

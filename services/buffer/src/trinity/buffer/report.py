@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.evaluation import Tally
-from trinity.buffer.mixture import Mixture
 from trinity.buffer.operators.pipeline import Pipeline
+from trinity.buffer.tasks.mixture import Mixture
 from trinity.buffer.window import StoredGroup
 from trinity.config import Plan
 from trinity.runtime.monitor import Monitor

@@ -6,33 +6,33 @@ import json
 from collections.abc import Iterable
 
 from trinity.api.common.v1 import task_pb2
-from trinity.buffer.auxiliary import Auxiliary
-from trinity.buffer.batches import BatchServer
 from trinity.buffer.evaluation import Evaluator
-from trinity.buffer.feeder import Feeder
-from trinity.buffer.fences import Fences
-from trinity.buffer.judge import Judge
-from trinity.buffer.keeper import Keeper
-from trinity.buffer.ledger import Ledger
-from trinity.buffer.letters import DeadLetters
+from trinity.buffer.ledger.auxiliary import Auxiliary
+from trinity.buffer.ledger.batches import BatchServer
+from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.ledger.fences import Fences
+from trinity.buffer.ledger.offline import OfflineSource
+from trinity.buffer.ledger.retention import Retention
+from trinity.buffer.ledger.writer import Keeper
 from trinity.buffer.live import LiveVersions
-from trinity.buffer.log import LogReader
-from trinity.buffer.mirror import open_mirrors
-from trinity.buffer.mixture import Mixture
-from trinity.buffer.offline import OfflineSource
+from trinity.buffer.log.archives import open_mirrors
+from trinity.buffer.log.dead_letters import DeadLetters
+from trinity.buffer.log.reader import LogReader
+from trinity.buffer.log.validator import Judge
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.report import Reporter
-from trinity.buffer.retention import Retention
-from trinity.buffer.selectors import DifficultyBased
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.shared import RunContext
-from trinity.buffer.tasks import TaskSource
+from trinity.buffer.tasks.feeder import Feeder
+from trinity.buffer.tasks.mixture import Mixture
+from trinity.buffer.tasks.source import TaskSource
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
+from trinity.data.experience import TaskKind
+from trinity.data.selectors import DifficultyBased
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket
 from trinity.runtime.errors import DataLoss, NotFound
-from trinity.runtime.experience import TaskKind
 from trinity.runtime.monitor import MonitorOptions, open_monitor
 
 

@@ -7,8 +7,8 @@ import grpc.aio
 
 from trinity import plugins
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
+from trinity.buffer.ledger.retention import limit_of
 from trinity.buffer.readonly import ReadOnlyRun, ReadOnlyServicer
-from trinity.buffer.retention import limit_of
 from trinity.buffer.run import Run
 from trinity.buffer.servicer import BufferServicer
 from trinity.buffer.settings import BufferSettings

@@ -8,8 +8,8 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.api.common.v1 import task_pb2
 from trinity.buffer.run import Run
+from trinity.data.wire import task_from_proto
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unavailable
-from trinity.runtime.wire import task_from_proto
 
 _DEFAULT_LIMIT = 100
 _INJECT_SECONDS = 30.0

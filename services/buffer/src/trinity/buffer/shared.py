@@ -9,7 +9,7 @@ from trinity.buffer.lineage import Lineage
 from trinity.config import Plan
 from trinity.runtime.broker import Broker
 from trinity.runtime.names import RunNames
-from trinity.runtime.weights.pointer import Live, Rollback
+from trinity.weights.pointer import Live, Rollback
 
 # Part of the log's limit that is given away in advance, to tasks whose groups are not there yet.
 _SAFE = 0.8

@@ -8,11 +8,11 @@ import grpc.aio
 
 from trinity import plugins
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
-from trinity.environment.environments import ENVIRONMENTS
 from trinity.environment.hub import Hub
-from trinity.environment.scorers import find_scorer, scorer_names
 from trinity.environment.servicer import EnvironmentServicer
 from trinity.environment.settings import EnvironmentSettings
+from trinity.environments import ENVIRONMENTS
+from trinity.environments.scorers import find_scorer, scorer_names
 from trinity.runtime.metrics import Gauge
 from trinity.sdk.arena import Arena
 from trinity.sdk.scoring import Scorer

@@ -12,27 +12,28 @@ import structlog
 from trinity import plugins
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
 from trinity.config.service import load_plan
-from trinity.explorer import attempt, endpoint
-from trinity.explorer.auxiliary import AuxiliaryModels
+from trinity.data.experience import Group, Task, TaskKind
 from trinity.explorer.chat import ChatTokenizer
-from trinity.explorer.collective import CollectiveMember
+from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import choose, has_nccl
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.engine.types import EngineOptions
-from trinity.explorer.environment import EnvironmentClient
-from trinity.explorer.follow_folder import FolderFollower
-from trinity.explorer.leases import TaskQueue
+from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.rollout import attempt
+from trinity.explorer.rollout.task_queue import TaskQueue
+from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.servicer import ExplorerServicer
+from trinity.explorer.serving import endpoint
+from trinity.explorer.serving.follow_folder import FolderFollower
 from trinity.explorer.settings import ExplorerSettings
-from trinity.explorer.tools import ExplorerTools
+from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.cache_folder import cache_folder
+from trinity.explorer.weights.client import Membership
+from trinity.explorer.weights.collective import CollectiveMember
 from trinity.explorer.weights.follower import Activity, WeightFollower
-from trinity.explorer.weights.link import Membership
 from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime import names, process, tracing
 from trinity.runtime.broker import Broker, Message, connect
-from trinity.runtime.experience import Group, Task, TaskKind
-from trinity.runtime.weights.cache import WeightCache
+from trinity.weights.stores.cache import WeightCache
 
 log = structlog.get_logger(__name__)
 

@@ -8,12 +8,12 @@ import grpc.aio
 from trinity.api.common.v1 import experience_pb2
 from trinity.api.explorer.v1 import explorer_pb2 as pb
 from trinity.api.explorer.v1 import explorer_pb2_grpc
+from trinity.data.arrays import to_tensor
+from trinity.data.wire import sampling_from_proto
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.engine.types import Completion
-from trinity.runtime.arrays import to_tensor
+from trinity.explorer.types import Completion
 from trinity.runtime.errors import InvalidInput, Unavailable
-from trinity.runtime.wire import sampling_from_proto
 
 if TYPE_CHECKING:
     from trinity.explorer.service import ExplorerService

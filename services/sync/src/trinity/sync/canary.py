@@ -16,7 +16,13 @@ import structlog
 
 from trinity.runtime.broker import SequenceConflict, is_cancelled
 from trinity.runtime.errors import NotFound, TrinityError, Unavailable
-from trinity.runtime.weights import (
+from trinity.sync.members import Members
+from trinity.sync.store import records
+from trinity.sync.store.manifests import Manifests
+from trinity.sync.store.records import Candidate, Epoch, Failure, Measured, Member, Record
+from trinity.sync.store.state import RunState, judge
+from trinity.sync.versions import Versions
+from trinity.weights import (
     Canary,
     CollectiveOffer,
     FolderOffer,
@@ -25,13 +31,7 @@ from trinity.runtime.weights import (
     S3Offer,
     VersionState,
 )
-from trinity.runtime.weights.pointer import Live
-from trinity.sync import records
-from trinity.sync.manifests import Manifests
-from trinity.sync.members import Members
-from trinity.sync.records import Candidate, Epoch, Failure, Measured, Member, Record
-from trinity.sync.state import RunState, judge
-from trinity.sync.versions import Versions
+from trinity.weights.pointer import Live
 
 log = structlog.get_logger(__name__)
 

@@ -3,10 +3,10 @@
 import asyncio
 
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound
-from trinity.runtime.weights import FolderOffer, Manifest, TensorInfo, VersionState, check_files
-from trinity.sync.manifests import Manifests, digest_of
-from trinity.sync.records import Record
-from trinity.sync.state import RunState, judge
+from trinity.sync.store.manifests import Manifests, digest_of
+from trinity.sync.store.records import Record
+from trinity.sync.store.state import RunState, judge
+from trinity.weights import FolderOffer, Manifest, TensorInfo, VersionState, check_files
 
 _SHOWN = 3
 

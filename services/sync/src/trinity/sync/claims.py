@@ -7,9 +7,9 @@ from dataclasses import replace
 import structlog
 
 from trinity.runtime.errors import AlreadyExists, Conflict, InvalidInput, NotFound
-from trinity.sync import records
-from trinity.sync.records import Claim
-from trinity.sync.state import RunState
+from trinity.sync.store import records
+from trinity.sync.store.records import Claim
+from trinity.sync.store.state import RunState
 
 log = structlog.get_logger(__name__)
 

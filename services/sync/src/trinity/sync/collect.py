@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import structlog
 
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import Live
-from trinity.sync.records import Record
-from trinity.sync.state import RunState, judge
+from trinity.sync.store.records import Record
+from trinity.sync.store.state import RunState, judge
+from trinity.weights import VersionState
+from trinity.weights.pointer import Live
 
 log = structlog.get_logger(__name__)
 

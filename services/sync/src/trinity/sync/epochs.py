@@ -6,10 +6,10 @@ from dataclasses import replace
 import structlog
 
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights.pointer import Live
-from trinity.sync import records
-from trinity.sync.records import Epoch, EpochMember, Member
-from trinity.sync.state import RunState
+from trinity.sync.store import records
+from trinity.sync.store.records import Epoch, EpochMember, Member
+from trinity.sync.store.state import RunState
+from trinity.weights.pointer import Live
 
 log = structlog.get_logger(__name__)
 

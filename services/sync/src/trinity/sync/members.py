@@ -18,10 +18,10 @@ import structlog
 from trinity.runtime.broker import Bucket, SequenceConflict
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.runtime.names import RunNames
-from trinity.sync import clock, records
-from trinity.sync.mirror import Mirror
-from trinity.sync.records import Member
-from trinity.sync.state import Signal
+from trinity.sync.store import clock, records
+from trinity.sync.store.mirror import Mirror
+from trinity.sync.store.records import Member
+from trinity.sync.store.state import Signal
 
 log = structlog.get_logger(__name__)
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 import structlog
 
 from trinity.runtime.errors import Conflict
-from trinity.runtime.weights import FolderOffer, VersionState
-from trinity.runtime.weights.pointer import MOST_ROLLBACKS, Live, Rollback
-from trinity.sync.manifests import Manifests
-from trinity.sync.records import Record
-from trinity.sync.state import RunState, judge
+from trinity.sync.store.manifests import Manifests
+from trinity.sync.store.records import Record
+from trinity.sync.store.state import RunState, judge
+from trinity.weights import FolderOffer, VersionState
+from trinity.weights.pointer import MOST_ROLLBACKS, Live, Rollback
 
 log = structlog.get_logger(__name__)
 

@@ -9,20 +9,20 @@ import structlog
 
 from trinity.runtime.broker import Bucket, is_cancelled
 from trinity.runtime.errors import DataLoss, Full, InvalidInput, Unavailable
-from trinity.runtime.weights.pointer import Rollback
-from trinity.sync import records
 from trinity.sync.canary import Canaries
 from trinity.sync.claims import Claims
 from trinity.sync.collect import Collector
 from trinity.sync.epochs import Epochs
-from trinity.sync.manifests import Manifests
 from trinity.sync.members import Members
 from trinity.sync.rollback import Rollbacks
 from trinity.sync.settings import SyncSettings
 from trinity.sync.staging import Staging
-from trinity.sync.state import RunState
+from trinity.sync.store import records
+from trinity.sync.store.manifests import Manifests
+from trinity.sync.store.state import RunState
 from trinity.sync.versions import Versions
 from trinity.sync.watch import Watches
+from trinity.weights.pointer import Rollback
 
 log = structlog.get_logger(__name__)
 

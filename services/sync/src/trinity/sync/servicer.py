@@ -8,11 +8,11 @@ import structlog
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime.errors import Unavailable
-from trinity.runtime.weights import manifest_from_proto
 from trinity.sync import wire
-from trinity.sync.records import Member
 from trinity.sync.runs import Run, Runs
-from trinity.sync.state import Judged
+from trinity.sync.store.records import Member
+from trinity.sync.store.state import Judged
+from trinity.weights import manifest_from_proto
 
 log = structlog.get_logger(__name__)
 

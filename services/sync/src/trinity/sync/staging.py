@@ -1,12 +1,12 @@
 """Taking a new version in: whose turn it is, what it is made of, and then its record."""
 
 from trinity.runtime.errors import Conflict, NotFound
-from trinity.runtime.weights import Manifest
 from trinity.sync.checks import examine
 from trinity.sync.claims import Claims
-from trinity.sync.manifests import Manifests, digest_of
-from trinity.sync.state import Judged, RunState
+from trinity.sync.store.manifests import Manifests, digest_of
+from trinity.sync.store.state import Judged, RunState
 from trinity.sync.versions import Versions
+from trinity.weights import Manifest
 
 
 class Staging:

@@ -13,11 +13,11 @@ import structlog
 from trinity.runtime.broker import SequenceConflict
 from trinity.runtime.errors import Conflict
 from trinity.runtime.names import RunNames
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import Live, decode_live, encode_live
-from trinity.sync import records
-from trinity.sync.records import Measured, Record
-from trinity.sync.state import Judged, RunState, judge
+from trinity.sync.store import records
+from trinity.sync.store.records import Measured, Record
+from trinity.sync.store.state import Judged, RunState, judge
+from trinity.weights import VersionState
+from trinity.weights.pointer import Live, decode_live, encode_live
 
 log = structlog.get_logger(__name__)
 

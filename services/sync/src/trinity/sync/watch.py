@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.errors import DataLoss
-from trinity.runtime.weights import VersionState
-from trinity.runtime.weights.pointer import Live
 from trinity.sync import wire
-from trinity.sync.manifests import Manifests
 from trinity.sync.members import Members
-from trinity.sync.records import Member, Record
-from trinity.sync.state import RunState, Signal, judge
+from trinity.sync.store.manifests import Manifests
+from trinity.sync.store.records import Member, Record
+from trinity.sync.store.state import RunState, Signal, judge
+from trinity.weights import VersionState
+from trinity.weights.pointer import Live
 
 _REMEMBERED = 8
 _AGAIN_SECONDS = 0.01

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.runtime.weights.pointer import Rollback
-from trinity.sync.records import Capabilities, Epoch, Measured, Member
-from trinity.sync.state import Judged
+from trinity.sync.store.records import Capabilities, Epoch, Measured, Member
+from trinity.sync.store.state import Judged
+from trinity.weights.pointer import Rollback
 
 
 def member_from_join(request: pb.JoinRequest) -> Member:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from trinity.config import Plan
 from trinity.runtime import names
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.batches import BufferClient
 from trinity.trainer.control import Control
+from trinity.trainer.data.client import BufferClient
 from trinity.trainer.ranks import Ranks
 from trinity.trainer.settings import TrainerSettings
 
@@ -43,8 +43,8 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
     from trinity.trainer import devices
     from trinity.trainer.engine import TrainEngine
     from trinity.trainer.loop import TrainLoop
-    from trinity.trainer.replay import Replay, ReplayLoop
-    from trinity.trainer.replay_step import KeptStepLoop
+    from trinity.trainer.replay.bad_step import KeptStepLoop
+    from trinity.trainer.replay.steps import Replay, ReplayLoop
 
     device = devices.choose(settings.device, ranks)
     if device == "cpu":
@@ -80,14 +80,14 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
 
 def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine") -> "Publisher":
     """Rank 0's. It begins to claim the run."""
-    from trinity.runtime.weights.stores import open_store
+    from trinity.trainer.publishing import allowed_by
     from trinity.trainer.weights.claim import Claim
     from trinity.trainer.weights.client import SyncClient
     from trinity.trainer.weights.collective import CollectiveSender
     from trinity.trainer.weights.places import Places
     from trinity.trainer.weights.publisher import Publisher
-    from trinity.trainer.weights.releases import allowed_by
     from trinity.trainer.weights.verdicts import Verdicts
+    from trinity.weights.stores import open_store
 
     run, sync, folder = run_id_of(plan), plan.config.synchronizer, weights_dir_of(plan, settings)
     stores = [open_store(entry, run, folder=folder, nats_url=settings.nats_url) for entry in sync.storage]

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trinity.runtime import files
-from trinity.runtime.checkpoints import COMPLETE, checkpoint_folder, complete_steps
+from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps
 
 _STATE = "trainer_state.json"
 

@@ -22,25 +22,25 @@ from opentelemetry import trace
 from trinity.config import Plan
 from trinity.config.service import monitor_fields
 from trinity.runtime import files, tracing
-from trinity.runtime.checkpoints import copy_all_but_weights
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
-from trinity.trainer import kept, record
-from trinity.trainer.bad_steps import BadStep, NotFinite
-from trinity.trainer.batch import TrainBatch, from_groups
-from trinity.trainer.batches import BufferClient, RawBatch
 from trinity.trainer.checkpoints import CheckpointStore, TrainerState
 from trinity.trainer.control import Control
+from trinity.trainer.data import kept, record
+from trinity.trainer.data.bad_steps import BadStep, NotFinite
+from trinity.trainer.data.batch import TrainBatch, from_groups
+from trinity.trainer.data.client import BufferClient, RawBatch
+from trinity.trainer.data.examples import experts_of, from_examples
+from trinity.trainer.data.exchange import decode_batch, encode_batch, share_bytes, share_when_known
 from trinity.trainer.engine import TrainEngine
-from trinity.trainer.examples import experts_of, from_examples
-from trinity.trainer.exchange import decode_batch, encode_batch, share_bytes, share_when_known
-from trinity.trainer.lora import write_adapters
+from trinity.trainer.model.lora import write_adapters
+from trinity.trainer.publishing import Releases
 from trinity.trainer.ranks import Ranks
 from trinity.trainer.times import StepTimes
 from trinity.trainer.weights import CHECKPOINT_SHARD_BYTES, write_huggingface_index, write_shards
 from trinity.trainer.weights.publisher import Publisher
-from trinity.trainer.weights.releases import Releases
+from trinity.weights.checkpoints import copy_all_but_weights
 
 log = structlog.get_logger(__name__)
 

@@ -8,9 +8,9 @@ import grpc.aio
 
 from trinity.api.trainer.v1 import trainer_pb2 as pb
 from trinity.api.trainer.v1 import trainer_pb2_grpc
-from trinity.runtime.checkpoints import checkpoint_folder
 from trinity.runtime.errors import Conflict
 from trinity.trainer.control import Control
+from trinity.weights.checkpoints import checkpoint_folder
 
 _POLL_SECONDS = 0.05
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from trinity.data.experience import Experience, Task
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Experience, Task
 
 
 @dataclass(eq=False)

@@ -3,8 +3,8 @@
 import statistics
 
 from trinity.buffer.operators.base import Draft, drop_all, rollouts
+from trinity.data.experience import Task, Truncation
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Task, Truncation
 
 
 class DynamicSamplingFilter:

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from trinity.buffer.operators.base import Draft
+from trinity.data.experience import Task
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Task
 
 
 class DataJuicer:

@@ -12,8 +12,8 @@ from trinity.buffer.operators import OPERATORS
 from trinity.buffer.operators.base import Draft, Operator
 from trinity.config.names import experience_operator_problems
 from trinity.config.schema.pipeline import OperatorConfig
+from trinity.data.experience import Group, Task
 from trinity.runtime.errors import InvalidInput, TrinityError
-from trinity.runtime.experience import Group, Task
 
 PLACE = "data_processor.experience_pipeline.operators"
 PREFIX = "experience_pipeline"

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from trinity.buffer.operators.base import Draft, drop_all, rollouts
-from trinity.runtime.experience import Task
+from trinity.data.experience import Task
 
 
 class RewardFilter:

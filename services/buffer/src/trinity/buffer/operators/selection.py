@@ -4,7 +4,7 @@ import json
 import math
 
 from trinity.buffer.operators.base import Draft, drop_all, rollouts
-from trinity.runtime.experience import Task
+from trinity.data.experience import Task
 
 
 class RaftFilter:

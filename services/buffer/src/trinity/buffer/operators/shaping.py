@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trinity.buffer.operators.base import Draft
+from trinity.data.experience import Task
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Task
 
 OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "ADD": lambda reward, value: reward + value,

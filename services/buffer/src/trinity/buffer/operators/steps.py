@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from trinity.buffer.operators.base import Draft, rollouts
-from trinity.runtime.experience import Task
+from trinity.data.experience import Task
 
 
 class MultiStepPadding:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trinity.config.devices import Gpu, device_of, look, torch_build
-from trinity.explorer.engine.types import EngineFailed, EngineOptions
+from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 
 FIELD = "TRINITY_EXPLORER_DEVICE"

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import structlog
 
+from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.spans import completion_of
 from trinity.explorer.engine.start import start_vllm
-from trinity.explorer.engine.types import Completion, EngineFailed, EngineOptions
+from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import SamplingParams
 
 log = structlog.get_logger(__name__)
 

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
-from trinity.explorer.engine.types import Completion, EngineOptions
-from trinity.explorer.weights import canary as canaries
+from trinity.explorer.types import Completion, EngineOptions
 from trinity.explorer.weights.loads import Loads
-from trinity.runtime.experience import SamplingParams
-from trinity.runtime.weights import Canary
+from trinity.weights import Canary
+from trinity.weights import canary as canaries
 
 _RATE_SECONDS = 30.0
 

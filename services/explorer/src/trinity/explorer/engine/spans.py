@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from trinity.explorer.engine.types import Completion, EngineFailed
-from trinity.runtime.experience import VersionSpan
+from trinity.data.experience import VersionSpan
+from trinity.explorer.types import Completion, EngineFailed
 
 
 def completion_of(part: Any, serials: Sequence[int]) -> Completion:

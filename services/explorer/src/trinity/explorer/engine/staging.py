@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from safetensors.torch import _TYPES
 
-from trinity.runtime.checkpoints import safetensors_header
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights import TensorInfo
-from trinity.runtime.weights.buckets import Bucket, plan_buckets
+from trinity.weights import TensorInfo
+from trinity.weights.buckets import Bucket, plan_buckets
+from trinity.weights.checkpoints import safetensors_header
 
 _SHARE_BYTES = 8 * 1024**2  # of a stage: what one thread reads
 _SHARES = 8

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from trinity.explorer.engine.devices import check_room
-from trinity.explorer.engine.types import EngineFailed, EngineOptions
-from trinity.runtime import nccl
+from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import environment
+from trinity.weights import nccl
 
 _WORKER = "trinity.explorer.engine.worker.WorkerExtension"
 _SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"

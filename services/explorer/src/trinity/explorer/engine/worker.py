@@ -23,9 +23,9 @@ from vllm.distributed.weight_transfer.base import (
 from trinity.explorer.engine import sampled_logprobs
 from trinity.explorer.engine.replay import Loader
 from trinity.explorer.engine.staging import Named, Staging, find
-from trinity.runtime.weights import TensorInfo
-from trinity.runtime.weights.collective import Group, GroupBroken, Store, receive_buckets
-from trinity.runtime.weights.lora import merged
+from trinity.weights import TensorInfo
+from trinity.weights.collective import Group, GroupBroken, Store, receive_buckets
+from trinity.weights.lora import merged
 
 BACKEND = "trinity"
 

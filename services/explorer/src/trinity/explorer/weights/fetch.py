@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from trinity.runtime.errors import InvalidInput, Unavailable
-from trinity.runtime.weights import Lora, Manifest, manifest_of_folder
+from trinity.weights import Lora, Manifest, manifest_of_folder
 
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ class Fetched(Protocol):
 
 
 class Cache(Protocol):
-    """The part of trinity.runtime.weights.cache.WeightCache that is needed here. Its calls block."""
+    """The part of trinity.weights.stores.cache.WeightCache that is needed here. Its calls block."""
 
     def fetch(self, manifest: Manifest) -> Fetched:
         """Raises InvalidInput for files that are missing or damaged, Unavailable for a store that does not answer."""

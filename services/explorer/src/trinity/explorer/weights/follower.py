@@ -16,16 +16,16 @@ from typing import Protocol
 import structlog
 
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.explorer.engine.types import EngineFailed
+from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights import loader
+from trinity.explorer.weights.client import Membership, SyncLink
 from trinity.explorer.weights.fetch import Cache, aside
-from trinity.explorer.weights.link import Membership, SyncLink
 from trinity.explorer.weights.loader import Engines, Loaded, Loader
 from trinity.explorer.weights.loads import Verdict
 from trinity.explorer.weights.view import Held, View, epoch_number, next_load
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.runtime.metrics import Gauge
-from trinity.runtime.weights import Manifest, VersionState
+from trinity.weights import Manifest, VersionState
 
 log = structlog.get_logger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 import structlog
 
-from trinity.explorer.engine.types import EngineFailed
-from trinity.explorer.weights.canary import Measured
+from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.fetch import Cache, aside, base_of, fetch, fetch_seconds
 from trinity.explorer.weights.loads import Loads
 from trinity.runtime.metrics import Gauge, Histogram
-from trinity.runtime.weights import Canary, Manifest
+from trinity.weights import Canary, Manifest
+from trinity.weights.canary import Measured
 
 log = structlog.get_logger(__name__)
 

@@ -12,8 +12,8 @@ from enum import StrEnum
 
 import grpc
 
+from trinity.data.experience import VersionSpan
 from trinity.runtime.errors import TrinityError
-from trinity.runtime.experience import VersionSpan
 
 
 class WeightsWithdrawn(TrinityError):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.runtime.weights import Manifest, manifest_from_proto
+from trinity.weights import Manifest, manifest_from_proto
 
 
 @dataclass(frozen=True)

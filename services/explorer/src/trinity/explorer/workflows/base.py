@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.explorer.chat import Message
-from trinity.explorer.engine.types import Completion
-from trinity.explorer.environment import Answer, Score
+from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.types import Completion
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Experience, SamplingParams, Task
 
 
 class Toolbox(Protocol):

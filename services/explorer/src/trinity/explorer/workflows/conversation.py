@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trinity.explorer.engine.types import Completion
+from trinity.data.experience import Experience, Truncation, VersionSpan
+from trinity.explorer.types import Completion
 from trinity.explorer.weights.loads import WeightsWithdrawn
-from trinity.runtime.experience import Experience, Truncation, VersionSpan
 
 
 @dataclass(frozen=True)

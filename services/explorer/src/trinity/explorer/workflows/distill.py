@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from trinity.explorer.environment import Answer, Score
+from trinity.data.experience import Experience
+from trinity.explorer.environments.client import Answer, Score
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
 from trinity.explorer.workflows.together import together
-from trinity.runtime.experience import Experience
 
 
 class DistillWorkflow(SimpleWorkflow):

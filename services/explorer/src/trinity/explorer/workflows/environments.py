@@ -4,12 +4,12 @@ from typing import Any, ClassVar
 
 from trinity.config import Plan
 from trinity.config.workflows import EPISODE_WORKFLOWS, EpisodeRules, is_one_sequence
+from trinity.data.experience import Experience, Task, TaskKind
 from trinity.explorer.workflows.base import Toolbox, Workflow
 from trinity.explorer.workflows.episode import Episode, by_step, whole
 from trinity.explorer.workflows.player import Player
 from trinity.explorer.workflows.together import together
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Experience, Task, TaskKind
 
 
 class EnvironmentWorkflow(Workflow):

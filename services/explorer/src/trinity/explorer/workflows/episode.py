@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from trinity.config.workflows import EpisodeRules
+from trinity.data.experience import Experience
 from trinity.explorer.chat import Message
 from trinity.explorer.workflows.conversation import Conversation
-from trinity.runtime.experience import Experience
 
 
 class End(StrEnum):

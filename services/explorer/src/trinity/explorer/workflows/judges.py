@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import Message
-from trinity.explorer.environment import Answer, Score, ScorerFailed
+from trinity.explorer.environments.client import Answer, Score, ScorerFailed
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
 from trinity.explorer.workflows.together import together
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import SamplingParams
 
 _ATTEMPTS = 3
 _MAX_TOKENS = 1024

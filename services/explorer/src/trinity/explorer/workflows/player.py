@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trinity.config.workflows import EpisodeRules, Policy
+from trinity.data.experience import Task
 from trinity.explorer.chat import Message
-from trinity.explorer.engine.types import Completion
-from trinity.explorer.environment import EnvironmentFailed
+from trinity.explorer.environments.client import EnvironmentFailed
+from trinity.explorer.types import Completion
 from trinity.explorer.workflows.actions import parse_action
 from trinity.explorer.workflows.base import Toolbox
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.episode import End, Episode, Turn
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Task
 from trinity.runtime.metrics import Counter, Histogram
 
 EPISODES = Counter("trinity_explorer_episodes_total", "Episodes by how they ended", ["environment", "end"])

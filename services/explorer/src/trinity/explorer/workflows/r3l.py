@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from trinity.config.workflows import LEAST_REFLECTION_TOKENS, R3L_ARGS, R3L_RULES, EpisodeRules, r3l_problems
+from trinity.data.experience import Experience, Task, TaskKind
 from trinity.explorer.chat import Message
 from trinity.explorer.workflows.base import Toolbox, Workflow
 from trinity.explorer.workflows.conversation import Conversation, Exchange
@@ -21,7 +22,6 @@ from trinity.explorer.workflows.episode import REWARD_TOLERANCE, Episode, texts,
 from trinity.explorer.workflows.reflection import Outcome, Report, ask, read
 from trinity.explorer.workflows.together import together
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Experience, Task, TaskKind
 
 
 @dataclass(frozen=True)

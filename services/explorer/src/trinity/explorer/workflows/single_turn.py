@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from trinity.data.experience import Experience, Truncation
 from trinity.explorer.chat import Message
-from trinity.explorer.engine.types import Completion
-from trinity.explorer.environment import Answer, Score
+from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Workflow
-from trinity.runtime.experience import Experience, Truncation
 
 _MATH_SYSTEM_PROMPT = (
     "You solve mathematical problems. First reason inside <think> and </think>, then give only the final answer inside "

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
-from trinity.explorer.engine.types import EngineFailed
+from trinity.explorer.types import EngineFailed
 
 Result = TypeVar("Result")
 

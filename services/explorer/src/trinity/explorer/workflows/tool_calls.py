@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 from trinity import plugins
 from trinity.config.workflows import TOOL_ARGS, tool_problems
+from trinity.data.experience import Experience
 from trinity.explorer.chat import Message
-from trinity.explorer.environment import Answer
+from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.player import seed_of
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.explorer.workflows.together import together
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.experience import Experience
 
 _MAX_CALLS = 8  # of one turn
 _MAX_RESULT = 8_000  # characters

@@ -15,11 +15,11 @@ from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.aggregation import Totals, aggregate
 from trinity.trainer.algorithms.report import Report, masked_sum
-from trinity.trainer.batch import TrainSequence
-from trinity.trainer.fused import fuse, wants_kernels
-from trinity.trainer.microbatch import MicroBatch
-from trinity.trainer.model import TokenModel, pack
-from trinity.trainer.sequence_parallel import SequenceGroup
+from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.data.microbatch import MicroBatch
+from trinity.trainer.model.fused import fuse, wants_kernels
+from trinity.trainer.model.policy import TokenModel, pack
+from trinity.trainer.model.sequence_parallel import SequenceGroup
 
 
 class ValueModel(TokenModel):

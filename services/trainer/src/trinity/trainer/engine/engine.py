@@ -19,16 +19,12 @@ import torch
 import torch.distributed as dist
 
 from trinity.config import Plan
-from trinity.runtime import nccl
-from trinity.runtime.weights import Lora, TensorInfo
-from trinity.trainer import activations
 from trinity.trainer.algorithms.kl import KlCoefficients
 from trinity.trainer.algorithms.loss import LossInputs, compute_loss, wants_entropy_gradient
 from trinity.trainer.algorithms.report import Report, join, means
-from trinity.trainer.algorithms.whole_batch import informed, needs_policy, penalised
-from trinity.trainer.bad_steps import BadStep
-from trinity.trainer.batch import TrainBatch, TrainSequence, with_advantages
-from trinity.trainer.checkpointing import make_anew
+from trinity.trainer.data.bad_steps import BadStep
+from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
+from trinity.trainer.data.microbatch import MicroBatch, after_first_token
 from trinity.trainer.engine.critic import explained_variance, in_rows, load_critic, value_loss
 from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
 from trinity.trainer.engine.dropout import disable_dropout
@@ -37,14 +33,17 @@ from trinity.trainer.engine.learner import Learner, LossOf, memory_for
 from trinity.trainer.engine.mini_batches import mini_batches, number_of_parts
 from trinity.trainer.engine.passes import Passes
 from trinity.trainer.engine.reference import OffloadedReference
+from trinity.trainer.engine.schedule import learning_rate
+from trinity.trainer.engine.sharing import Sharing
 from trinity.trainer.engine.weights import PolicyWeights
-from trinity.trainer.microbatch import MicroBatch, after_first_token
-from trinity.trainer.model import PolicyModel, load_policy
+from trinity.trainer.engine.whole_batch import informed, needs_policy, penalised
+from trinity.trainer.model import activations
+from trinity.trainer.model.checkpointing import make_anew
+from trinity.trainer.model.policy import PolicyModel, load_policy
+from trinity.trainer.model.sequence_parallel import make_groups
 from trinity.trainer.ranks import Ranks
-from trinity.trainer.schedule import learning_rate
-from trinity.trainer.sequence_parallel import make_groups
-from trinity.trainer.sharing import Sharing
 from trinity.trainer.weights.shards import Weights
+from trinity.weights import Lora, TensorInfo, nccl
 
 log = structlog.get_logger(__name__)
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from trinity.trainer.algorithms.report import Report, join
-from trinity.trainer.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.engine.learner import LossOf
 from trinity.trainer.engine.passes import Passes
-from trinity.trainer.microbatch import MicroBatch
 
 # Log-ratios are clamped to it before they become ratios, as in the losses.
 _LIMIT = 20.0

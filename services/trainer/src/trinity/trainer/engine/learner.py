@@ -11,11 +11,11 @@ import structlog
 import torch
 
 from trinity.trainer.algorithms.report import Report, join
-from trinity.trainer.bad_steps import NotFinite, OutOfMemory, OutOfMemoryAlone
-from trinity.trainer.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.bad_steps import NotFinite, OutOfMemory, OutOfMemoryAlone
+from trinity.trainer.data.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
 from trinity.trainer.engine.passes import Passes
-from trinity.trainer.microbatch import MicroBatch
 
 log = structlog.get_logger(__name__)
 

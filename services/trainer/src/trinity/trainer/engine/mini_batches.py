@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from trinity.config.algorithms import AlgorithmPlan
-from trinity.trainer.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.batch import TrainBatch, TrainSequence
 
 # Losses of a sequence that depend on others of its group.
 _OF_GROUPS = ("dpo", "opmd_pairwise")

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from trinity.trainer.algorithms.report import Report
-from trinity.trainer.batch import TrainSequence
-from trinity.trainer.microbatch import MicroBatch
+from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.data.microbatch import MicroBatch
+from trinity.trainer.engine.sharing import Sharing
 from trinity.trainer.ranks import Ranks
-from trinity.trainer.sharing import Sharing
 
 
 class Passes:

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch.func import functional_call
 
-from trinity.trainer.microbatch import MicroBatch
-from trinity.trainer.model import PolicyModel
+from trinity.trainer.data.microbatch import MicroBatch
+from trinity.trainer.model.policy import PolicyModel
 
 
 class OffloadedReference:

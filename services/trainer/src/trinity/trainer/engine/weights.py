@@ -10,14 +10,14 @@ import torch.distributed as dist
 from trinity.config import Plan
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights import TensorInfo
-from trinity.runtime.weights.buckets import plan_buckets
-from trinity.runtime.weights.lora import merged
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
 from trinity.trainer.engine.gathering import gathered
-from trinity.trainer.model import PolicyModel, load_policy
+from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.trainer.ranks import Ranks
 from trinity.trainer.weights.shards import Weights, describe
+from trinity.weights import TensorInfo
+from trinity.weights.buckets import plan_buckets
+from trinity.weights.lora import merged
 
 
 class PolicyWeights:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from trinity.config import Plan
 from trinity.runtime.errors import TrinityError
-from trinity.runtime.weights import Canary, Manifest, Probe
-from trinity.trainer.batch import TrainBatch
+from trinity.trainer.data.batch import TrainBatch
+from trinity.weights import Canary, Manifest, Probe
 
 SEQUENCES, TOKENS = 4, 64
 

@@ -14,7 +14,7 @@ from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
 from trinity.runtime.errors import AlreadyExists, Conflict, NotFound, TrinityError, Unavailable
-from trinity.runtime.weights import Manifest, VersionState, manifest_from_proto, manifest_to_proto
+from trinity.weights import Manifest, VersionState, manifest_from_proto, manifest_to_proto
 
 log = structlog.get_logger(__name__)
 

@@ -7,8 +7,8 @@ import structlog
 import torch
 
 from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.runtime.weights import CollectiveOffer, Manifest
-from trinity.runtime.weights.collective import Group, GroupBroken, Store, send
+from trinity.weights import CollectiveOffer, Manifest
+from trinity.weights.collective import Group, GroupBroken, Store, send
 
 log = structlog.get_logger(__name__)
 

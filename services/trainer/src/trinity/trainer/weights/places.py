@@ -13,10 +13,10 @@ from pathlib import Path
 import structlog
 
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, PermissionDenied, TrinityError, Unavailable
-from trinity.runtime.weights import CollectiveOffer, Delta, FolderOffer, Manifest, Offer, check_files
-from trinity.runtime.weights.cache import WeightCache
-from trinity.runtime.weights.delta import encode
-from trinity.runtime.weights.stores import MANIFEST, Store, usable_kinds
+from trinity.weights import CollectiveOffer, Delta, FolderOffer, Manifest, Offer, check_files
+from trinity.weights.delta import encode
+from trinity.weights.stores import MANIFEST, Store, usable_kinds
+from trinity.weights.stores.cache import WeightCache
 
 log = structlog.get_logger(__name__)
 

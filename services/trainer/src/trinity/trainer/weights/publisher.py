@@ -14,7 +14,6 @@ import structlog
 import torch
 
 from trinity.runtime.errors import Conflict, TrinityError
-from trinity.runtime.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState
 from trinity.trainer.weights.canary import Tokens, probe_of_versions
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.client import Known, Rollback, SyncClient
@@ -22,6 +21,7 @@ from trinity.trainer.weights.collective import CollectiveSender
 from trinity.trainer.weights.places import Places
 from trinity.trainer.weights.shards import Weights, read_version, write_shards
 from trinity.trainer.weights.verdicts import Verdicts
+from trinity.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState
 
 log = structlog.get_logger(__name__)
 

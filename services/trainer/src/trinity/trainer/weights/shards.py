@@ -16,7 +16,7 @@ import xxhash
 from safetensors import safe_open
 
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.weights import FileInfo, Manifest, TensorInfo
+from trinity.weights import FileInfo, Manifest, TensorInfo
 
 SHARD_BYTES = 256 * 1024**2  # of a version: explorers check files side by side
 CHECKPOINT_SHARD_BYTES = 2 * 1024**3

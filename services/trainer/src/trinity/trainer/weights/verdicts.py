@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from trinity.runtime.errors import NotFound, TrinityError
-from trinity.runtime.weights import VersionState
 from trinity.trainer.weights.client import Known, Rollback, SyncClient
+from trinity.weights import VersionState
 
 log = structlog.get_logger(__name__)
 

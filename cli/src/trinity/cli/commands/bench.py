@@ -1,0 +1,191 @@
+"""`trinity run` with mode bench: evaluate the checkpoints of a job, one after the other.
+
+A small run of its own below <job>/bench: its NATS, buffer, environment, sync service and explorer, and no trainer.
+This process makes each checkpoint the next weight version and waits for its evaluation. The job itself is only read,
+apart from weights that a checkpoint lacks in Hugging Face form: they are converted first.
+"""
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from rich.console import Console
+from rich.table import Table
+
+from trinity.api.buffer.v1 import buffer_pb2
+from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.api.sync.v1 import sync_pb2_grpc
+from trinity.cli.convert import convert_command
+from trinity.cli.errors import RunError
+from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.display import Display, make_display
+from trinity.cli.supervise.preflight import check_inputs
+from trinity.cli.supervise.services import Addresses
+from trinity.cli.supervise.supervisor import ended_by_signals, open_nats
+from trinity.cli.supervise.watch import Watcher
+from trinity.config import Config, Plan, expand, make_plan
+from trinity.runtime import files, names, rpc
+from trinity.weights import Manifest, manifest_of_folder, manifest_to_proto
+from trinity.weights.checkpoints import has_weights, model_folder, step_of
+
+_POLL_SECONDS = 1.0
+_STOP_SECONDS = 6.0
+_CALL_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to evaluate. Step 0 is the base model."""
+
+    step: int
+    folder: Path
+
+
+def bench(config: Config, source: str) -> None:
+    """Evaluate, print a table, and write <job>/bench/<time>/bench.json. Raises ConfigError or RunError."""
+    last_stage = expand(config)[-1]
+    folder = make_plan(last_stage).job_dir
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    own = last_stage.model_copy(update={"mode": "bench", "name": f"{last_stage.name}/bench/{stamp}", "stages": []})
+    plan = make_plan(own)
+    check_inputs(plan, source)
+    candidates = _candidates(plan, folder)
+    results = asyncio.run(_bench(plan, jobs.Job(own), candidates, jobs.Job(config).taken_gpus()))
+    files.write_json(plan.job_dir / "bench.json", {"job": str(folder), "results": results})
+    print(render(results))
+    print(f"results: {plan.job_dir / 'bench.json'}")
+
+
+def _candidates(plan: Plan, folder: Path) -> list[Candidate]:
+    """The base model if it is asked for, then the job's checkpoints in order; only the newest if that is asked for."""
+    explorer = plan.config.explorer
+    steps = sorted(step for path in folder.glob("global_step_*") if (step := step_of(path)) is not None)
+    if explorer.bench_on_latest_checkpoint:
+        steps = steps[-1:]
+    if not steps:
+        raise RunError(f"{folder} has no checkpoint (global_step_<n>) to evaluate", code=2)
+    lacking = [step for step in steps if not has_weights(model_folder(folder, step))]
+    if lacking:
+        base_model = Path(plan.config.model.model_path).expanduser()
+        convert_command(folder, base_model if base_model.is_dir() else None, ",".join(map(str, lacking)))
+        still = [str(step) for step in lacking if not has_weights(model_folder(folder, step))]
+        if still:
+            raise RunError(f"checkpoints {', '.join(still)} of {folder} have no weights and cannot be converted")
+    base = [Candidate(0, Path(plan.config.model.model_path))] if explorer.eval_on_startup else []
+    return base + [Candidate(step, model_folder(folder, step)) for step in steps]
+
+
+async def _bench(plan: Plan, job: jobs.Job, candidates: list[Candidate], taken: set[str]) -> list[dict[str, Any]]:
+    stop = asyncio.Event()
+    others: list[Child] = []
+    children: list[Child] = []
+    with ended_by_signals(stop), make_display() as display:
+        try:
+            nats_url = await open_nats(job, others, stop)
+            config_file, log_dir = plan.job_dir / "config.json", plan.job_dir / "log"
+            files.write_json(config_file, json.loads(plan.config.model_dump_json()))
+            children, addresses = services.infrastructure(plan, config_file, nats_url, log_dir)
+            placement = place(plan, visible_gpus(), taken)
+            children.append(services.explorer(plan, config_file, nats_url, addresses, log_dir, placement))
+            display.say(f"evaluating {len(candidates)} model(s); logs in {log_dir}")
+            return await _evaluate_all(plan, children, addresses, candidates, display, stop)
+        finally:
+            await stop_all([*children, *others], _STOP_SECONDS)
+    return []
+
+
+async def _evaluate_all(
+    plan: Plan,
+    children: list[Child],
+    addresses: Addresses,
+    candidates: list[Candidate],
+    display: Display,
+    stop: asyncio.Event,
+) -> list[dict[str, Any]]:
+    run = names.run_id(plan.config.project, plan.config.name, plan.config.group)
+    for child in children:
+        child.start()
+    keepers = [asyncio.create_task(child.keep_running(asyncio.Event())) for child in children]
+    watcher = Watcher(run, Addresses(addresses.buffer, "", addresses.sync, ""))
+    results: list[dict[str, Any]] = []
+    try:
+        await _publish(addresses.sync, Manifest(run, 0, 0, (), (), (), time.time(), plan.config.model.model_path))
+        for candidate in candidates:
+            if candidate.step:
+                manifest = await asyncio.to_thread(manifest_of_folder, run, candidate.step, candidate.folder)
+                await _publish(addresses.sync, manifest)
+            found = await _evaluation(candidate.step, plan, keepers, watcher, display, stop)
+            results += found
+            for result in found:
+                display.say(f"step {result['step']} {result['taskset']}: {_figures(result['metrics'])}")
+            if stop.is_set():
+                break
+    finally:
+        for keeper in keepers:
+            keeper.cancel()
+        await watcher.close()
+    return results
+
+
+async def _publish(sync: str, manifest: Manifest) -> None:
+    """Make a manifest the LIVE version."""
+    async with rpc.channel(sync) as channel:
+        stub = sync_pb2_grpc.SyncServiceStub(channel)
+        try:
+            stage = pb.StageRequest(manifest=manifest_to_proto(manifest))
+            await stub.Stage(stage, timeout=600, wait_for_ready=True)
+            await stub.Commit(pb.CommitRequest(run=manifest.run, version=manifest.version), timeout=_CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise RunError(f"the sync service refuses step {manifest.step}: {error.details()}") from None
+
+
+async def _evaluation(
+    step: int,
+    plan: Plan,
+    keepers: "list[asyncio.Task[str]]",
+    watcher: Watcher,
+    display: Display,
+    stop: asyncio.Event,
+) -> list[dict[str, Any]]:
+    """Results of a step, one for each taskset, once all of them are complete."""
+    expected = {taskset.name for taskset in plan.eval_tasksets}
+    while not stop.is_set():
+        view = await watcher.refresh()
+        display.show(view, f"bench, step {step}")
+        found: dict[str, buffer_pb2.Evaluation] = {}
+        if view.buffer is not None:
+            found = {e.taskset: e for e in view.buffer.evaluations if e.step == step}
+        if found.keys() >= expected:
+            return [{"step": step, "taskset": name, "metrics": dict(found[name].metrics)} for name in sorted(expected)]
+        for keeper in keepers:
+            if keeper.done():
+                raise RunError(keeper.result())
+        await asyncio.sleep(_POLL_SECONDS)
+    return []
+
+
+def _figures(metrics: dict[str, float]) -> str:
+    shown = sorted(name for name in metrics if name.startswith(("accuracy/", "reward/")))
+    return ", ".join(f"{name} {metrics[name]:.4f}" for name in shown)
+
+
+def render(results: list[dict[str, Any]]) -> str:
+    """A table: one row for each step and taskset, one column for each metric."""
+    columns = sorted({name for result in results for name in result["metrics"] if not name.endswith("_task_count")})
+    table = Table(title="bench", title_justify="left")
+    for column in ("step", "taskset", *columns):
+        table.add_column(column)
+    for result in results:
+        values = (f"{result['metrics'][name]:.4f}" if name in result["metrics"] else "" for name in columns)
+        table.add_row("base" if result["step"] == 0 else str(result["step"]), result["taskset"], *values)
+    console = Console(width=max(80, 24 + 18 * len(columns)))
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().rstrip()

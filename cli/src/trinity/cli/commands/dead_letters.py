@@ -1,0 +1,213 @@
+"""`trinity deadletters`: the tasks a run gave up. Anybody may look; only a live run feeds one again."""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.common.v1 import experience_pb2
+from trinity.cli.commands.reader import Subject, answer, any_buffer, live_buffer
+from trinity.cli.errors import RunError
+from trinity.cli.supervise import job as jobs
+from trinity.cli.tail import visible
+from trinity.runtime import files
+
+_WIDTH = 140
+_CALL_SECONDS = 60.0
+_JSON_FIELDS = ("row", "format", "workflow_args", "reward_args")
+_TASK_FIELDS = (
+    "task_id",
+    "ordinal",
+    "life",
+    "taskset",
+    "epoch",
+    "workflow",
+    "reward_function",
+    "repeat_times",
+    "gate_step",
+    "timeout_seconds",
+    "max_attempts",
+)
+
+Letter = dict[str, Any]
+
+
+def list_letters(subject: Subject, limit: int, as_json: bool) -> str:
+    """All letters, oldest first."""
+    letters = asyncio.run(_read(subject, pb.ListDeadLettersRequest(run=subject.run, limit=limit)))
+    if as_json:
+        return _json([brief(letter) for letter in letters])
+    if not letters:
+        return f"{subject.name}: no dead letters"
+    return table(subject.name, [brief(letter) for letter in letters], limit)
+
+
+def show_letter(subject: Subject, ordinal: int, as_json: bool) -> str:
+    """One letter with everything that is known of its task. RunError if the task has none."""
+    (letter,) = asyncio.run(_read(subject, pb.ListDeadLettersRequest(run=subject.run, ordinal=ordinal)))
+    return _json(whole(letter)) if as_json else describe(whole(letter))
+
+
+@dataclass(frozen=True)
+class Change:
+    """`retry` feeds tasks again, `drop` takes their letters away: those of `ordinals`, or `everything`."""
+
+    command: Literal["retry", "drop"]
+    ordinals: Sequence[int]
+    everything: bool
+
+    def check(self) -> None:
+        """RunError unless it says which, once."""
+        if bool(self.ordinals) == self.everything:
+            raise RunError(
+                f"name the tasks by ordinal, as `trinity deadletters {self.command} 3 7`, or all of them by --all; "
+                "`trinity deadletters list` shows them",
+                code=2,
+            )
+
+
+def change_letters(subject: Subject, change: Change, as_json: bool) -> str:
+    """What was changed. RunError unless the run lives and all ordinals have letters."""
+    change.check()
+    ordinals = asyncio.run(_change(subject, change))
+    if as_json:
+        return _json({"retried" if change.command == "retry" else "dropped": ordinals})
+    if not ordinals:
+        return f"{subject.name}: no dead letters, nothing to {change.command}"
+    said = "fed again" if change.command == "retry" else "letters dropped"
+    return f"{said}: {', '.join(map(str, ordinals))}"
+
+
+async def _read(subject: Subject, request: pb.ListDeadLettersRequest) -> list[experience_pb2.AttemptFailure]:
+    async with any_buffer(subject) as reader:
+        return list((await answer(reader.stub.ListDeadLetters(request, timeout=_CALL_SECONDS))).dead_letters)
+
+
+async def _change(subject: Subject, change: Change) -> list[int]:
+    async with live_buffer(subject) as reader:
+        if reader is None:
+            raise RunError(not_live(subject, change.command))
+        run, ordinals, stub = subject.run, change.ordinals, reader.stub
+        if change.command == "retry":
+            retry = pb.RetryDeadLettersRequest(run=run, ordinals=ordinals)
+            return list((await answer(stub.RetryDeadLetters(retry, timeout=_CALL_SECONDS))).ordinals)
+        drop = pb.DropDeadLettersRequest(run=run, ordinals=ordinals)
+        return list((await answer(stub.DropDeadLetters(drop, timeout=_CALL_SECONDS))).ordinals)
+
+
+def not_live(subject: Subject, command: str) -> str:
+    """Why nothing can be changed, and what to do."""
+    main = jobs.read_records(subject.job).get("main")
+    if main is not None:
+        return f"stage {subject.stage!r} of {subject.job} does not run now, {main.stage!r} does; --stage names another"
+    again = "`trinity run` with the same YAML"
+    if isinstance(files.read_json(subject.job / "summary.json"), dict):
+        again += " and more steps (buffer.total_steps=...)"
+    return f"{subject.name} does not run, and letters are the running buffer's: {again}, then {command} again"
+
+
+def brief(letter: experience_pb2.AttemptFailure) -> Letter:
+    """What a list shows."""
+    return {
+        "ordinal": letter.task.ordinal,
+        "task_id": letter.task.task_id,
+        "cause": letter.cause,
+        "attempts": letter.attempt,
+        "error": next(iter(letter.error.strip().splitlines()), ""),
+        "failed_at_seconds": letter.failed_at_seconds,
+    }
+
+
+def whole(letter: experience_pb2.AttemptFailure) -> Letter:
+    """Everything: what failed, the task, its row."""
+    task: Letter = {name: getattr(letter.task, name) for name in _TASK_FIELDS}
+    task["row_number"] = letter.task.row
+    task |= {name: _parsed(getattr(letter.task, f"{name}_json")) for name in _JSON_FIELDS}
+    sampling = letter.task.sampling
+    task["sampling"] = {field.name: _plain(value) for field, value in sampling.ListFields()}
+    about = {**brief(letter), "error": letter.error, "explorer": letter.explorer_id}
+    return {**about, "task": task}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return text
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool)) else list(value)
+
+
+def table(name: str, letters: Sequence[Letter], limit: int) -> str:
+    """For people: one line for each letter."""
+    more = f", the oldest; --limit {2 * limit} shows more" if len(letters) == limit else ""
+    drawn = Table(
+        title=Text(f"{name}: {len(letters)} dead letters{more}"), title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
+    for column in ("ordinal", "attempts"):
+        drawn.add_column(column, justify="right", no_wrap=True)
+    drawn.add_column("task", overflow="fold")
+    for column in ("when", "cause"):
+        drawn.add_column(column, no_wrap=True)
+    drawn.add_column("error", no_wrap=True, overflow="ellipsis", ratio=1, min_width=20)
+    for letter in letters:
+        cells = (
+            str(letter["ordinal"]),
+            str(letter["attempts"]),
+            letter["task_id"] or "(unknown)",
+            when(letter["failed_at_seconds"]),
+            letter["cause"],
+            letter["error"],
+        )
+        drawn.add_row(*(Text(visible(cell)) for cell in cells))
+    console = Console(width=_WIDTH)
+    with console.capture() as capture:
+        console.print(drawn)
+    return capture.get().rstrip()
+
+
+def describe(letter: Letter) -> str:
+    """For people: one letter, whole."""
+    task = letter["task"]
+    facts = {
+        "task": letter["task_id"] or "(unknown)",
+        "ordinal": letter["ordinal"],
+        "cause": letter["cause"],
+        "attempts": f"{letter['attempts']} of {task['max_attempts']}, in life {task['life'] + 1}",
+        "when": when(letter["failed_at_seconds"]),
+        "explorer": letter["explorer"] or "-",
+        "taskset": f"{task['taskset']}, epoch {task['epoch']}, row {task['row_number']}",
+        "workflow": f"{task['workflow']} {_short(task['workflow_args'])}".strip(),
+        "reward": f"{task['reward_function'] or '(the workflow chooses)'} {_short(task['reward_args'])}".strip(),
+        "rollouts": task["repeat_times"],
+        "gate": f"weights of step {task['gate_step']} or newer",
+        "time limit": f"{task['timeout_seconds']:g} s",
+        "sampling": json.dumps(task["sampling"]),
+    }
+    width = max(map(len, facts))
+    lines = [f"{name:<{width}}  {visible(str(value))}" for name, value in facts.items()]
+    lines += ["", "--- error ---", visible(letter["error"], layout=True)]
+    lines += ["", "--- row ---", visible(json.dumps(task["row"], indent=1, ensure_ascii=False), layout=True)]
+    return "\n".join(lines)
+
+
+def when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
+
+
+def _short(args: Any) -> str:
+    return json.dumps(args) if args else ""
+
+
+def _json(value: Any) -> str:
+    """DEL is the one control character JSON lets through."""
+    return json.dumps(value, indent=1).replace("\x7f", "\\u007f")

@@ -1,0 +1,221 @@
+"""The buffer of a job, for commands that look into its log and ledger.
+
+While the run lives, it is the run's own. Otherwise one that only reads is started for as long as the command takes, on
+the run's NATS: the one of TRINITY_NATS_URL, or the embedded one on the job's own store, and then the job is locked.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from trinity.api.buffer.v1 import buffer_pb2_grpc
+from trinity.cli.commands.status import find_job
+from trinity.cli.errors import RunError, ending_well
+from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.join import look_for_run
+from trinity.cli.supervise.supervisor import open_nats
+from trinity.config import Plan, load, make_plan
+from trinity.runtime import logs, names, rpc
+from trinity.runtime.process import FileLock
+
+_START_SECONDS = 60.0
+_LOCK_SECONDS = 10.0
+_CALL_SECONDS = 30.0
+_POLL_SECONDS = 0.1
+_STOP_SECONDS = 3.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One stage of a job, as it was run last. `stage` is empty for a job without stages."""
+
+    job: Path
+    folder: Path
+    stage: str
+    plan: Plan
+
+    @property
+    def run(self) -> str:
+        config = self.plan.config
+        return names.run_id(config.project, config.name, config.group)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.plan.config.project}/{self.plan.config.name}"
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / "config.json"
+
+    def whole_job(self) -> jobs.Job:
+        """The job this is a stage of."""
+        config = self.plan.config
+        name = config.name.removesuffix(f"/{self.stage}") if self.stage else config.name
+        whole = jobs.Job(config.model_copy(update={"name": name}))
+        whole.folder = self.job  # it may have been moved
+        return whole
+
+
+def looking(config: Path | None, job: Path | None, stage: str, look: Callable[[Subject], str | int]) -> int:
+    """A command about a stage: its exit code. Text that `look` returns is printed."""
+
+    def action() -> int:
+        logs.configure("look", level="ERROR")
+        found = look(find_subject(config, job, stage))
+        if isinstance(found, int):
+            return found
+        print(found)
+        return 0
+
+    return ending_well(action)
+
+
+def find_subject(config: Path | None, job: Path | None, stage: str) -> Subject:
+    """The stage asked for; else the live one, else the last that was trained. RunError if there is none."""
+    folder = find_job(load(config, plugins_loaded=False) if config else None, job).absolute()
+    found = {path.parent.name if path.parent != folder else "": path for path in _stage_configs(folder)}
+    if not found:
+        raise RunError(f"no stage has begun in {folder}: no config.json")
+    if stage and stage not in found:
+        known = ", ".join(repr(name) for name in found if name)
+        raise RunError(f"--stage {stage}: {folder} has {known or 'no stages'}", code=2)
+    chosen = stage or _default_stage(folder, found)
+    return Subject(folder, found[chosen].parent, chosen, make_plan(load(found[chosen], plugins_loaded=False)))
+
+
+def _stage_configs(folder: Path) -> list[Path]:
+    """Those of the job and its stages, the newest last; not those of evaluations below them."""
+    own = [path for path in jobs.stage_configs(folder) if folder in (path.parent, path.parent.parent)]
+    return sorted(own, key=lambda path: path.stat().st_mtime)
+
+
+def _default_stage(folder: Path, found: dict[str, Path]) -> str:
+    main = jobs.read_records(folder).get("main")
+    if main is not None and main.stage in found:
+        return main.stage
+    trained = [name for name, path in found.items() if (path.parent / "monitor" / "batches.jsonl").exists()]
+    return (trained or list(found))[-1]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A buffer that serves. `is_live`: it is the run's own, and may change the run."""
+
+    address: str
+    nats_url: str
+    is_live: bool
+    stub: buffer_pb2_grpc.BufferServiceStub
+
+
+@contextlib.asynccontextmanager
+async def live_buffer(subject: Subject) -> AsyncIterator[Reader | None]:
+    """The run's own buffer; None if the stage does not live."""
+    address, url = await _live_address(subject)
+    if not address:
+        yield None
+        return
+    async with _connected(address, url, None) as reader:
+        yield reader
+
+
+@contextlib.asynccontextmanager
+async def any_buffer(subject: Subject) -> AsyncIterator[Reader]:
+    """The run's own buffer if the stage lives, else one that only reads."""
+    async with contextlib.AsyncExitStack() as stack:
+        reader = await stack.enter_async_context(live_buffer(subject))
+        if reader is None:
+            reader = await stack.enter_async_context(read_only_buffer(subject))
+        yield reader
+
+
+@contextlib.asynccontextmanager
+async def read_only_buffer(subject: Subject, log_dir: Path | None = None) -> AsyncIterator[Reader]:
+    """A buffer of the command's own, so that a live run is not disturbed. `log_dir`: kept there, else nowhere."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trinity-")))
+        lock = FileLock(subject.job / ".lock")
+        stack.callback(lock.release)
+        children: list[Child] = []
+        stack.push_async_callback(stop_all, children, _STOP_SECONDS)
+        url = await _nats(subject, lock, children)
+        child = services.reader(subject.config_file, url, folder)
+        child.start()
+        children.append(child)
+        yield await stack.enter_async_context(_connected(child.address, url, child))
+
+
+async def answer(call: Awaitable[T]) -> T:
+    """What a buffer answers; RunError with its reason if it refuses."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            raise RunError(f"the buffer does not answer ({error.details()}); `trinity status` shows the run") from None
+        raise RunError(str(error.details())) from None
+
+
+async def _live_address(subject: Subject) -> tuple[str, str]:
+    """Where the run's own buffer listens, and its NATS; empty if the stage does not live."""
+    main = jobs.read_records(subject.job).get("main")
+    if main is not None:
+        if main.run != subject.run:
+            return "", ""
+        return next((process.address for process in main.processes if process.service == "buffer"), ""), main.nats_url
+    if os.environ.get("TRINITY_NATS_URL"):  # it may live on another machine
+        url, about = await look_for_run(subject.whole_job())
+        if about is not None and about["run"] == subject.run:
+            return str(about["addresses"]["buffer"]), url
+    return "", ""
+
+
+async def _nats(subject: Subject, lock: FileLock, children: list[Child]) -> str:
+    """The URL of the run's NATS; started here if nobody runs it, and then the job is locked."""
+    deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
+    embedded = not os.environ.get("TRINITY_NATS_URL")
+    while True:
+        main = jobs.read_records(subject.job).get("main")
+        if main is not None:
+            return main.nats_url
+        if not embedded or lock.acquire():
+            break
+        if asyncio.get_running_loop().time() > deadline:
+            raise RunError(f"{subject.job} is in use by another command (process {lock.owner()}); try again after it")
+        await asyncio.sleep(_POLL_SECONDS)
+    if embedded and not (subject.job / "nats" / "store").is_dir():
+        raise RunError(f"{subject.job} has no NATS store; set TRINITY_NATS_URL to the NATS that the run used")
+    return await open_nats(subject.whole_job(), children, asyncio.Event())
+
+
+@contextlib.asynccontextmanager
+async def _connected(address: str, nats_url: str, child: Child | None) -> AsyncIterator[Reader]:
+    async with rpc.channel(address) as channel:
+        await _until_serving(channel, child)
+        yield Reader(address, nats_url, child is None, buffer_pb2_grpc.BufferServiceStub(channel))
+
+
+async def _until_serving(channel: grpc.aio.Channel, child: Child | None) -> None:
+    """RunError if a child ends before, or after the time. `child` None: the buffer of a live run, which may restart."""
+    deadline = asyncio.get_running_loop().time() + _START_SECONDS
+    while asyncio.get_running_loop().time() < deadline:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            found = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
+            if found.status == health_pb2.HealthCheckResponse.SERVING:
+                return
+        if child is not None and not child.is_running():
+            raise RunError(f"the run cannot be read: {child.last_error()}")
+        await asyncio.sleep(_POLL_SECONDS)
+    raise RunError(f"the buffer is not there within {_START_SECONDS:g} s; `trinity status` shows a live run")

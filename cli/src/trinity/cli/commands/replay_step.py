@@ -1,0 +1,88 @@
+"""`trinity replay-step`: train the kept batch of a bad step again, and show what each of its groups does to the loss.
+
+In a folder of its own, <stage>/replay/step_<k>/, from the run's newest checkpoint before the step. Keys may be changed
+on the command line, to see whether that mends it.
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity.cli.commands.reader import Subject
+from trinity.cli.commands.replay import Wanted, new_folder, placement_of, trainer_config
+from trinity.cli.errors import RunError
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import stop_all
+from trinity.cli.supervise.services import Addresses
+from trinity.runtime import files
+from trinity.weights.checkpoints import complete_steps
+
+_COLUMNS = ("group", "task", "sequences", "tokens", "reward", "advantage", "loss", "ratio", "ratio_max")
+_POLL_SECONDS, _STOP_SECONDS = 0.3, 1.0
+
+
+def replay_step(subject: Subject, step: int | None, overrides: Sequence[str], as_json: bool) -> int:
+    """Exit code: 0 if the batch could be learnt from now, else 1. RunError if none is kept."""
+    steps = kept_steps(subject.folder)
+    if not steps:
+        raise RunError(f"{subject.name} keeps no batch of a bad step: there is none in {subject.folder / 'bad_steps'}")
+    step = steps[-1] if step is None else step
+    if step not in steps:
+        raise RunError(f"step {step} was not kept; kept are {', '.join(map(str, steps))}", code=2)
+    before = max((saved for saved in complete_steps(subject.folder) if saved < step), default=0)
+    placement, threads = placement_of(subject, Wanted(step, step, before), {})
+    folder = new_folder(subject.folder, f"step_{step}")
+    config_file = folder / "trainer.config.json"
+    files.write_json(config_file, json.loads(trainer_config(subject, overrides).model_dump_json()))
+    settings = {"REPLAY_FOLDER": str(folder), "REPLAY_KEPT": str(step)}
+    settings |= {"THREADS": str(threads)} if threads else {}
+    child = services.trainer(config_file, Addresses(buffer="127.0.0.1:1"), folder / "log", placement, settings)
+    asyncio.run(_until_ended(child))
+    report = files.read_json(folder / "report.json")
+    if not isinstance(report, dict):
+        raise RunError(f"the replay left no report: {child.last_error()} (see {child.log_file})")
+    print(json.dumps(report, indent=1) if as_json else render(report))
+    if not as_json:
+        print(f"results: {folder / 'report.json'}")
+    return 1 if report["problem"] else 0
+
+
+def kept_steps(folder: Path) -> list[int]:
+    """Bad steps of a stage whose batch is kept, ascending."""
+    found = (folder / "bad_steps").glob("step_*/batch.bin")
+    return sorted(int(file.parent.name.removeprefix("step_")) for file in found)
+
+
+def render(report: dict[str, Any]) -> str:
+    """The groups as a table, those with a value that is not finite marked by `!`, and what training said."""
+    begin = report["checkpoint_step"]
+    weights = f"the checkpoint of step {begin}" if begin else "the base model"
+    lines = [f"step {report['step']} with the weights of {weights}"]
+    rows = [list(_COLUMNS), *([_cell(group, column) for column in _COLUMNS] for group in report["groups"])]
+    marks = [" ", *(" " if group["finite"] else "!" for group in report["groups"])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    for mark, row in zip(marks, rows, strict=True):
+        lines.append(f"{mark} " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    lines.append(f"problem: {report['problem']}" if report["problem"] else "it can be learnt from")
+    return "\n".join(lines)
+
+
+def _cell(group: dict[str, Any], column: str) -> str:
+    if column == "task":
+        return str(group.get("task_id") or f"row {group.get('row', '?')}")
+    value = group[column]
+    return f"{value:.5g}" if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+async def _until_ended(child: services.Child) -> None:
+    child.start()
+    try:
+        while child.is_running():
+            await asyncio.sleep(_POLL_SECONDS)
+    finally:
+        await stop_all([child], _STOP_SECONDS)
+    if not child.has_finished():
+        raise RunError(f"the replay failed: {child.last_error()} (see {child.log_file})")

@@ -1,0 +1,204 @@
+"""`trinity weights rollback`: an older version LIVE again, and a wait until everybody has gone back."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+import typer
+
+from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
+from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.api.sync.v1 import sync_pb2_grpc
+from trinity.cli.commands.live import CALL_SECONDS, answer, live_services
+from trinity.cli.commands.reader import Subject
+from trinity.cli.errors import RunError
+from trinity.cli.supervise.services import Addresses
+from trinity.cli.tail import visible
+from trinity.cli.weight_text import state_of, to_json
+from trinity.runtime import rpc
+
+_POLL_SECONDS = 0.5
+_MOST_VERSIONS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for on the command line. `wait_seconds`: for explorers and buffer to follow."""
+
+    version: int
+    keep_experience: bool = False
+    reason: str = ""
+    yes: bool = False
+    wait_seconds: float = 300.0
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Before the rollback."""
+
+    live: int
+    withdrawn: tuple[int, ...]
+    explorers: tuple[str, ...]
+
+
+def roll_back(subject: Subject, wish: Wish) -> str:
+    """Do it, and say what came of it. RunError if it is refused, or if somebody has not followed in time."""
+    return asyncio.run(_roll_back(subject, wish))
+
+
+async def _roll_back(subject: Subject, wish: Wish) -> str:
+    addresses = await live_services(subject)
+    async with rpc.channel(addresses.sync) as channel, rpc.channel(addresses.buffer) as buffer_channel:
+        sync = sync_pb2_grpc.SyncServiceStub(channel)
+        buffer = buffer_pb2_grpc.BufferServiceStub(buffer_channel)
+        situation = await look(sync, subject.run, wish.version)
+        if situation.live == wish.version:
+            return _said(wish, f"version {wish.version} is LIVE already; nothing was done", {"rollback": None})
+        print(announcement(subject.name, situation, wish), file=sys.stderr if wish.as_json else sys.stdout)
+        _confirm(wish)
+        before = await _fenced(buffer, subject.run) if addresses.buffer and not wish.keep_experience else 0
+        request = pb.RollbackRequest(
+            run=subject.run, version=wish.version, keep_experience=wish.keep_experience, reason=wish.reason
+        )
+        done = (await answer(sync.Rollback(request, timeout=CALL_SECONDS), "sync")).rollback
+        return await _follow_up(subject, wish, done, sync, buffer, before, addresses)
+
+
+async def _follow_up(
+    subject: Subject,
+    wish: Wish,
+    done: pb.RollbackRecord,
+    sync: sync_pb2_grpc.SyncServiceStub,
+    buffer: buffer_pb2_grpc.BufferServiceStub,
+    before: int,
+    addresses: Addresses,
+) -> str:
+    deadline = time.monotonic() + wish.wait_seconds
+    dropped = 0
+    if not done.keep_experience and addresses.buffer:
+        dropped = await _until_fenced(buffer, subject.run, done, deadline) - before
+    explorers = await _until_served(sync, subject.run, done, deadline)
+    experience = (
+        "their experience stays"
+        if done.keep_experience
+        else f"the fence keeps {dropped} stored group(s) out of later batches"
+    )
+    text = (
+        f"version {done.version} is LIVE again (rollback {done.number}): {len(explorers)} explorer(s) serve it or a "
+        f"newer one that was not withdrawn; {experience}"
+    )
+    facts = {"number": done.number, "version": done.version, "withdrawn": list(done.withdrawn)}
+    return _said(wish, text, {"rollback": facts, "explorers": explorers, "dropped_groups": dropped})
+
+
+def _said(wish: Wish, text: str, facts: dict[str, object]) -> str:
+    return to_json(facts) if wish.as_json else text
+
+
+async def look(sync: sync_pb2_grpc.SyncServiceStub, run: str, version: int) -> Situation:
+    """What a rollback to a version would mean. RunError if there is no such version, or it never can be LIVE again."""
+    asked = pb.GetVersionRequest(run=run, version=version)
+    wanted = (await answer(sync.GetVersion(asked, timeout=CALL_SECONDS), "sync")).version
+    if wanted.state not in (pb.VERSION_STATE_LIVE, pb.VERSION_STATE_RETIRED):
+        why = f" ({wanted.reason})" if wanted.reason else ""
+        raise RunError(visible(f"version {version} is {state_of(wanted)}{why}; roll back to one that was LIVE"))
+    listed = pb.ListVersionsRequest(run=run, limit=_MOST_VERSIONS)
+    versions = (await answer(sync.ListVersions(listed, timeout=CALL_SECONDS), "sync")).versions
+    members = (await answer(sync.ListMembers(pb.ListMembersRequest(run=run), timeout=CALL_SECONDS), "sync")).members
+    live = next((v.manifest.version for v in versions if v.state == pb.VERSION_STATE_LIVE), -1)
+    newer = [v for v in versions if v.manifest.version > version and state_of(v) != "REJECTED"]
+    return Situation(
+        live,
+        tuple(sorted(v.manifest.version for v in newer)),
+        tuple(member.explorer_id for member in members if member.version != version),
+    )
+
+
+def announcement(name: str, situation: Situation, wish: Wish) -> str:
+    """What will happen, for people."""
+    experience = "stays in later batches" if wish.keep_experience else "enters no later batch"
+    loads = ", ".join(situation.explorers) or "no explorer"
+    return visible(
+        f"{name}: version {wish.version} becomes LIVE again in place of {situation.live}; withdrawn: "
+        f"{numbers(situation.withdrawn)}, whose experience {experience}; loads it: {loads}; the trainer goes on from "
+        "its weights"
+    )
+
+
+def numbers(values: Sequence[int]) -> str:
+    """Versions, the middle of a long list left out."""
+    if len(values) <= 6:
+        return ", ".join(map(str, values)) or "none"
+    return f"{values[0]}, {values[1]}, ..., {values[-1]} ({len(values)} versions)"
+
+
+def _confirm(wish: Wish) -> None:
+    if wish.yes:
+        return
+    if not sys.stdin.isatty():
+        raise RunError("nothing was done; --yes does it without asking", code=2)
+    if not typer.confirm("Go on?", err=True):
+        raise RunError("nothing was done")
+
+
+async def _fenced(buffer: buffer_pb2_grpc.BufferServiceStub, run: str) -> int:
+    """Groups that fences have dropped so far; 0 from a buffer that does not answer, which fences later."""
+    try:
+        stats = await buffer.Stats(buffer_pb2.StatsRequest(run=run), timeout=CALL_SECONDS)
+    except grpc.aio.AioRpcError:
+        return 0
+    return int(stats.dropped.get("fenced", 0))
+
+
+async def _until_fenced(
+    buffer: buffer_pb2_grpc.BufferServiceStub, run: str, done: pb.RollbackRecord, deadline: float
+) -> int:
+    """Groups that fences have dropped, this one included. The buffer hears of it by itself; this is the same fence."""
+    newest = max([done.newest_step, *done.withdrawn])
+    request = buffer_pb2.FenceRequest(run=run, versions=range(done.version + 1, newest + 1))
+    while True:
+        left = max(0.1, deadline - time.monotonic())
+        try:
+            return int((await buffer.Fence(request, timeout=left)).dropped)
+        except grpc.aio.AioRpcError as error:
+            away = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            if not away:
+                raise RunError(f"rollback {done.number} was made, but {error.details()}") from None
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"rollback {done.number} was made; the buffer has not fenced it yet and does so when it is back "
+                    f"({error.details()})"
+                ) from None
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _until_served(
+    sync: sync_pb2_grpc.SyncServiceStub, run: str, done: pb.RollbackRecord, deadline: float
+) -> list[str]:
+    """Explorers that serve what is not withdrawn, once all that serve anything do."""
+    late: list[pb.Member] = []
+    while True:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            members = (await sync.ListMembers(pb.ListMembersRequest(run=run), timeout=CALL_SECONDS)).members
+            serving = [member for member in members if member.version >= 0]
+            late = [member for member in serving if not _has_gone_back(member, done)]
+            if not late:
+                return [member.explorer_id for member in serving]
+        if time.monotonic() > deadline:
+            who = "; ".join(
+                f"{m.explorer_id} serves {m.version} ({m.state}, reported {m.seconds_since_report:.0f} s ago)"
+                for m in late
+            )
+            raise RunError(visible(f"rollback {done.number} was made, but not everybody has followed: {who}"))
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _has_gone_back(member: pb.Member, done: pb.RollbackRecord) -> bool:
+    newest = max([done.newest_step, *done.withdrawn])
+    return member.version == done.version or member.version > newest

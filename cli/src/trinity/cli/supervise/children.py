@@ -1,0 +1,182 @@
+"""Child processes: each in a group of its own, restarted with back-off, ended with everything below them."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from trinity.cli.supervise.job import ProcessRecord
+from trinity.runtime import files
+from trinity.runtime.errors import EXIT_FOR_GOOD
+
+log = structlog.get_logger(__name__)
+
+MAX_RESTARTS = 5
+_HEALTHY_SECONDS = 60.0
+_BACKOFF_SECONDS = (0.5, 15.0)
+
+
+@dataclass
+class Child:
+    """One supervised process. `once`: it has work that ends, and writes `announce_file` when it is finished.
+
+    One that ends with EXIT_FOR_GOOD says that it would do so again.
+    """
+
+    name: str
+    service: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    address: str
+    log_file: Path
+    metrics: str = ""
+    gpus: Sequence[str] = ()
+    once: bool = False
+    restarts: int = 0
+    finished: bool = False
+    process: "subprocess.Popen[bytes] | None" = None
+    _quick_deaths: int = 0
+    _started_at: float = field(default=0.0)
+    _begins: dict[Path, int] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Must be called from the main thread: the child asks to end with the thread that made it."""
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self.announce_file.unlink(missing_ok=True)
+        self._begins = {path: path.stat().st_size for path in (self.log_file, self.output) if path.exists()}
+        with self.output.open("ab") as out:
+            self.process = subprocess.Popen(
+                list(self.command),
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._started_at = time.monotonic()
+        log.info("run.process.started", name=self.name, pid=self.process.pid)
+
+    @property
+    def output(self) -> Path:
+        """Everything the process prints."""
+        return self.log_file.with_suffix(".out")
+
+    @property
+    def announce_file(self) -> Path:
+        """Where a `once` process says that its work is finished: {"pid": ..., "finished": true}."""
+        return self.log_file.with_suffix(".announced.json")
+
+    def has_finished(self) -> bool:
+        """Whether the process that was started last has said so. Its exit code may say something else."""
+        said = files.read_json(self.announce_file)
+        return isinstance(said, dict) and said.get("pid") == self.pid and said.get("finished") is True
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid if self.process is not None else 0
+
+    def record(self) -> ProcessRecord:
+        return ProcessRecord(
+            name=self.name,
+            service=self.service,
+            pid=self.pid,
+            address=self.address,
+            metrics=self.metrics,
+            restarts=self.restarts,
+            log=str(self.log_file),
+            gpus=list(self.gpus),
+        )
+
+    async def keep_running(self, changed: "asyncio.Event") -> str:
+        """Restart at every death; returns "finished" for a `once` child that is, or why it was given up."""
+        while True:
+            code = await self._wait()
+            self.end_group(signal.SIGKILL)  # what a killed process left behind
+            if self.once and self.has_finished():
+                self.finished = True
+                if code != 0:  # not what it should be, but there is nothing left to do for another process
+                    log.error(
+                        "run.process.finished_oddly",
+                        name=self.name, pid=self.pid, how=_describe(code), reason=self.last_error(),
+                    )  # fmt: skip
+                return "finished"
+            lived = time.monotonic() - self._started_at
+            self._quick_deaths = 1 if lived > _HEALTHY_SECONDS else self._quick_deaths + 1
+            reason = self.last_error() or _describe(code)
+            log.warning("run.process.died", name=self.name, pid=self.pid, how=_describe(code), reason=reason)
+            if code == EXIT_FOR_GOOD:
+                return f"{self.name} cannot go on: {reason}"
+            if self._quick_deaths > MAX_RESTARTS:
+                return f"{self.name} died {self._quick_deaths} times in a row; its last error: {reason}"
+            await asyncio.sleep(min(_BACKOFF_SECONDS[0] * 2 ** (self._quick_deaths - 1), _BACKOFF_SECONDS[1]))
+            self.restarts += 1
+            self.start()
+            changed.set()
+
+    async def _wait(self) -> int:
+        assert self.process is not None
+        while (code := self.process.poll()) is None:
+            await asyncio.sleep(0.05)
+        return code
+
+    def end_group(self, signum: int) -> None:
+        """Send a signal to the process and everything below it."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signum)
+
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def last_error(self) -> str:
+        """The reason in the newest error line of its log since it was started; else the last line it printed."""
+        for line in reversed(self._tail(self.log_file)):
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if entry.get("level") in ("error", "critical"):
+                    return str(entry.get("reason") or entry.get("event"))
+        printed = [line for line in self._tail(self.output) if line.strip()]
+        return printed[-1].strip()[:500] if printed else ""
+
+    def _tail(self, path: Path, size: int = 65536) -> list[str]:
+        """The last lines of a file, of this start alone."""
+        try:
+            with path.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                begin = self._begins.get(path, 0)
+                file.seek(max(begin if begin <= end else 0, end - size))
+                return file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return []
+
+
+def _describe(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+async def stop_all(children: Sequence[Child], seconds: float) -> None:
+    """SIGTERM to all, then SIGKILL to whatever is left below them after `seconds`."""
+    for child in children:
+        if child.is_running() and child.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                child.process.terminate()
+    deadline = time.monotonic() + seconds
+    while any(child.is_running() for child in children) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    for child in children:
+        child.end_group(signal.SIGKILL)
+    for child in children:
+        if child.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(timeout=2)

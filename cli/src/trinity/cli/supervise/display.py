@@ -1,0 +1,103 @@
+"""Progress on the screen: a live table on a terminal, one plain line per change otherwise."""
+
+import sys
+import time
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from trinity.cli.supervise.watch import View
+
+
+class Display(Protocol):
+    def __enter__(self) -> "Display": ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, view: View, title: str) -> None:
+        """The state now; called about once a second."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+
+
+def make_display() -> Display:
+    return LiveDisplay() if sys.stdout.isatty() else PlainDisplay()
+
+
+def facts(view: View) -> dict[str, str]:
+    """What is worth a line, by name."""
+    shown: dict[str, str] = {}
+    trainer, buffer = view.trainer, view.buffer
+    if trainer is not None:
+        shown["step"] = f"{trainer.step}/{trainer.last_step or '?'}"
+        shown["trainer"] = trainer.state
+        if trainer.waiting_for:
+            shown["waits_for"] = trainer.waiting_for
+    if buffer is not None and buffer.groups_per_step and buffer.fed:
+        shown["reward"] = f"{buffer.reward_mean:.3f}"
+        shown["staleness"] = f"{buffer.staleness_max}/{buffer.max_staleness_steps}"
+        shown["groups"] = f"{buffer.stored} stored, {buffer.outstanding} out, {buffer.dead_letters} dead"
+    if buffer is not None and buffer.evaluations_outstanding:
+        shown["evaluating"] = f"{buffer.evaluations_outstanding} tasks left"
+    if buffer is not None and buffer.evaluations:
+        newest = buffer.evaluations[-1]
+        key = next((k for k in sorted(newest.metrics) if k.startswith("accuracy/")), "")
+        if key:
+            shown["eval"] = f"{newest.metrics[key]:.3f} at step {newest.step}"
+    if view.members:
+        versions = ",".join(str(member.version) for member in view.members)
+        shown["explorers"] = f"{len(view.members)} (version {versions})"
+        shown["tokens_per_s"] = f"{view.tokens_per_second:.0f}"
+    return shown
+
+
+class LiveDisplay:
+    """A table that is drawn anew."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> "LiveDisplay":
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, view: View, title: str) -> None:
+        table = Table(title=title, show_header=False, title_justify="left")
+        for name, value in facts(view).items():
+            table.add_row(name.replace("_", " "), value)
+        self._live.update(table)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False)
+
+
+class PlainDisplay:
+    """Lines for logs and pipes: when a step is done, when something else changes, and a sign of life every minute."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[str, ...] = ()
+        self._at = 0.0
+
+    def __enter__(self) -> "PlainDisplay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def show(self, view: View, title: str) -> None:
+        shown = facts(view)
+        key = tuple(shown.get(name, "") for name in ("step", "eval", "explorers"))
+        now = time.monotonic()
+        if (key != self._seen and now - self._at >= 2) or now - self._at > 60:
+            self._seen, self._at = key, now
+            self.say(f"{title}: " + " ".join(f"{name}={value!r}" for name, value in shown.items()))
+
+    def say(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)

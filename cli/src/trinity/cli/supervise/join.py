@@ -1,0 +1,177 @@
+"""`trinity run` with mode explore: one more explorer for a run that lives, here or elsewhere.
+
+What the YAML leaves out (model, lengths, tasks) comes from the run. The explorer may come and go at any time.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+from typing import Any
+
+from trinity.cli.errors import RunError
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.display import Display, make_display
+from trinity.cli.supervise.job import Job, SupervisorRecord
+from trinity.cli.supervise.services import Addresses
+from trinity.cli.supervise.supervisor import ended_by_signals
+from trinity.cli.supervise.watch import Watcher
+from trinity.config import Config, ConfigError, Problem, make_plan
+from trinity.runtime import files, names
+from trinity.runtime.broker import Bucket, connect
+from trinity.runtime.errors import Unavailable
+
+_NATS_SECONDS = 20.0
+_FINISHED_SECONDS = 30.0  # an explorer that is started before the trainer of a longer run waits so long
+_STOP_SECONDS = 6.0
+_POLL_SECONDS = 1.0
+
+
+def join(config: Config, source: str) -> None:
+    """Run one explorer until the run ends. Raises ConfigError or RunError."""
+    job = Job(config)
+    name = config.explorer.name
+    for record in job.records().values():
+        if name in (process.name for process in record.processes):
+            problem = f"is {name!r}, which an explorer of this run has already; it must differ"
+            raise ConfigError(source, [Problem("explorer.name", problem)])
+    lock = job.lock(name)
+    if not lock.acquire():
+        raise RunError(f"explorer {name!r} of {job.folder} runs already (process {lock.owner()})")
+    try:
+        asyncio.run(_join(config, job))
+    finally:
+        lock.release()
+
+
+async def _join(config: Config, job: Job) -> None:
+    """Explore until the run is finished; one that is only gone is waited for, as it may come back elsewhere."""
+    stop = asyncio.Event()
+    with ended_by_signals(stop), make_display() as display:
+        while not stop.is_set():
+            url, about = await find_run(job, display, stop, config.synchronizer.sync_timeout)
+            if about is None:
+                return
+            finished = await _explore(config, job, url, about, display, stop)
+            if finished and about["last"]:
+                display.say("the run has ended")
+                return
+            display.say("the stage has ended" if finished else "the run is gone")
+
+
+async def find_run(
+    job: Job, display: Display, stop: asyncio.Event, seconds: float
+) -> tuple[str, dict[str, Any] | None]:
+    """NATS and description of the run to join; waits for it to begin. None after `stop`. RunError after the time."""
+    display.say(f"looking for the run of {job.folder}; an explorer may be started before it")
+    deadline = asyncio.get_running_loop().time() + seconds
+    finished_deadline = min(deadline, asyncio.get_running_loop().time() + _FINISHED_SECONDS)
+    while not stop.is_set():
+        url, about = await look_for_run(job)
+        if about is not None:
+            return url, about
+        now = asyncio.get_running_loop().time()
+        if now > finished_deadline and _is_finished(job):
+            display.say(f"the run of {job.folder} is finished; there is nothing to join")
+            return url, None
+        if now > deadline:
+            given = os.environ.get("TRINITY_NATS_URL")
+            where = f"at {given} (TRINITY_NATS_URL)" if given else f"in {job.folder} (TRINITY_NATS_URL finds others)"
+            raise RunError(f"no live run to join within {seconds:g} s (synchronizer.sync_timeout) {where}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
+    return "", None
+
+
+def _is_finished(job: Job) -> bool:
+    """Whether all that the job folder knows of the run is that it has ended well; it may still be made longer."""
+    return (job.folder / "summary.json").exists() and "main" not in job.records()
+
+
+async def look_for_run(job: Job) -> tuple[str, dict[str, Any] | None]:
+    """NATS and description of the job's live run; None if there is none that explores."""
+    main = job.records().get("main")
+    url = os.environ.get("TRINITY_NATS_URL") or (main.nats_url if main is not None else "")
+    if not url:
+        return "", None
+    with contextlib.suppress(Unavailable):
+        async with await connect(url, "trinity-join", wait_seconds=_NATS_SECONDS) as broker:
+            bucket = await Bucket.open(broker, names.RUNS_BUCKET)
+            entry = await bucket.get(names.RunNames(job.token).job_key)
+            about = json.loads(entry.value) if entry.revision else None
+            if about is not None and about["online"] and await _answers(about):
+                return url, about
+    return url, None
+
+
+async def _answers(about: dict[str, Any]) -> bool:
+    """Whether the run's buffer lives and has work: the description of a finished run stays on its NATS."""
+    watcher = Watcher(about["run"], Addresses(buffer=about["addresses"]["buffer"]))
+    try:
+        view = await watcher.refresh()
+    finally:
+        await watcher.close()
+    return view.buffer is not None and not view.finished
+
+
+async def _explore(
+    config: Config, job: Job, nats_url: str, about: dict[str, Any], display: Display, stop: asyncio.Event
+) -> bool:
+    """One explorer for one stage of a run; whether the stage is finished."""
+    run_config = Config.model_validate(about["config"])
+    merged = run_config.model_copy(
+        update={"mode": "explore", "explorer": config.explorer, "cluster": config.cluster,
+                "checkpoint_root_dir": config.checkpoint_root_dir}
+    )  # fmt: skip
+    plan = make_plan(merged)
+    name, addresses = config.explorer.name, Addresses(**about["addresses"])
+    config_file = plan.job_dir / "run" / f"{name}.config.json"
+    files.write_json(config_file, json.loads(merged.model_dump_json()))
+    placement = place(plan, visible_gpus(), job.taken_gpus())
+    child = services.explorer(plan, config_file, nats_url, addresses, plan.job_dir / "log", placement)
+    changed = asyncio.Event()
+    child.start()
+    keeper = asyncio.create_task(child.keep_running(changed))
+    record_name = f"explorer-{name}"
+    watcher = Watcher(about["run"], Addresses(addresses.buffer, "", addresses.sync, addresses.trainer))
+    display.say(f"explorer {name!r} joins {plan.config.project}/{plan.config.name}; log in {child.log_file}")
+    try:
+        return await _until_run_ends(keeper, child, job, record_name, about["run"], nats_url, watcher, display, stop)
+    finally:
+        keeper.cancel()
+        job.remove_record(record_name)
+        await watcher.close()
+        await stop_all([child], _STOP_SECONDS)
+
+
+async def _until_run_ends(
+    keeper: "asyncio.Task[str]",
+    child: Child,
+    job: Job,
+    record_name: str,
+    run: str,
+    nats_url: str,
+    watcher: Watcher,
+    display: Display,
+    stop: asyncio.Event,
+) -> bool:
+    """True once the run is finished; False if it does not answer any more, or after `stop`."""
+    silent = 0
+    while not stop.is_set():
+        record = SupervisorRecord(os.getpid(), "explore", run, "", nats_url, [child.record()])
+        job.write_record(record_name, record)
+        if keeper.done():
+            raise RunError(keeper.result())
+        watcher.view.buffer = None
+        view = await watcher.refresh()
+        display.show(view, f"explorer {child.name}")
+        silent = 0 if view.buffer is not None else silent + 1
+        if view.finished:
+            return True
+        if silent > 60 / _POLL_SECONDS or (silent > 3 and "main" not in job.records()):
+            return False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
+    return False

@@ -1,0 +1,198 @@
+"""What must be true on this machine before anything starts: the model is there, the data can be read."""
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
+from trinity.config.checks.lora import modules_of, select
+from trinity.config.checks.weights import S3
+from trinity.config.names import reward_functions, workflows
+from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
+from trinity.data.datasets import DatasetError, Row, features, read, read_buffer, reader
+from trinity.data.task_pipeline import TaskPipelineResult, previewed
+from trinity.runtime.errors import InvalidInput
+from trinity.weights import manifest_of_folder
+
+
+@dataclass(frozen=True)
+class _Dataset:
+    """One dataset and its key in the YAML. `makes_steps`: its rows count for the number of optimizer steps."""
+
+    key: str
+    config: TasksetConfig | ExperienceBufferConfig
+    makes_steps: bool = False
+    of_tasks: bool = True
+
+
+def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipelineResult]]:
+    """Model and data of every stage; returns each one's optimizer steps, and what its task pipeline would leave.
+
+    The model of a later stage is made by the one before it, so only its data can be looked at. Raises ConfigError.
+    """
+    found = {}
+    for stage in expand(config):
+        with previewed(stage, make_plan(stage).job_dir, source) as (processed, result):
+            plan = make_plan(processed.model_copy(update={"model": config.model}))
+            found[stage.name] = (check_inputs(plan, source), result)
+    return found
+
+
+def check_inputs(plan: Plan, source: str) -> int:
+    """Look at model and data of a stage; returns its last optimizer step. Raises ConfigError with all problems."""
+    checks = (_check_engine, _check_model, _check_lora, _check_monitor, _check_stores)
+    problems = [problem for check in checks for problem in check(plan)]
+    rows = 0
+    for dataset in _datasets(plan):
+        config = dataset.config
+        assert config.path is not None
+        try:
+            if isinstance(config, ExperienceBufferConfig):
+                found = read_buffer(config)
+            else:
+                found = read(config.path, config.split, config.subset_name)
+            kind = plan.algorithm.rows if plan.algorithm.offline else "messages"  # those of experts
+            problems += _check_tasks(dataset, found) if dataset.of_tasks else _check_rows(config, found, kind)
+        except DatasetError as error:
+            problems.append(error.at(dataset.key))
+            continue
+        rows += len(found) if dataset.makes_steps else 0
+    if not problems and plan.config.mode in ("both", "train") and plan.steps_for(rows) < 1:
+        need = plan.groups_per_step
+        problems.append(Problem("buffer.batch_size", f"one step needs {need} rows, all epochs together have {rows}"))
+    if problems:
+        raise ConfigError(source, problems)
+    return plan.steps_for(rows)
+
+
+def machine_problems(plan: Plan) -> list[Problem]:
+    """What this machine's GPUs, or without any its CPU, cannot take of a stage."""
+    gpus = devices.look()
+    return list(devices.problems(plan, gpus, devices.torch_build(), devices.host_memory()))
+
+
+def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[Row], kind: str) -> list[Problem]:
+    """Every row is one that can be learnt from, or DatasetError names the first that is not."""
+    features(rows, config.data_selector.feature_keys)
+    if "token_ids" in rows[0]:  # an archive of experience, which the buffer itself reads
+        return []
+    example = reader(kind, config.format, rows[0])
+    for number, row in enumerate(rows):
+        example(row, number)
+    return []
+
+
+def _check_tasks(dataset: _Dataset, rows: Sequence[Row]) -> list[Problem]:
+    """The columns are there, features are numbers, and rows name workflows and reward functions that exist."""
+    config = dataset.config
+    if config.format.prompt_key not in rows[0]:
+        what = f"the rows have no column {config.format.prompt_key!r}; they have {', '.join(rows[0])}"
+        return [Problem(f"{dataset.key}.format.prompt_key", what)]
+    features(rows, config.data_selector.feature_keys)
+    names = ((config.format.workflow_key, workflows()), (config.format.reward_fn_key, reward_functions()))
+    for column, known in names:
+        for number, row in enumerate(rows):
+            name = row.get(column) if column else None
+            if isinstance(name, str) and name and name not in known:
+                raise DatasetError(f"row {number}: {column!r} is {name!r}, which is none of {', '.join(known)}")
+    return []
+
+
+def _check_monitor(plan: Plan) -> list[Problem]:
+    kind = plan.config.monitor.monitor_type
+    if kind in ("none", "tensorboard") or importlib.util.find_spec(kind) is not None:
+        return []
+    return [Problem("monitor.monitor_type", f"{kind!r} is not installed; `pip install {kind}`, or use tensorboard")]
+
+
+def _check_engine(plan: Plan) -> list[Problem]:
+    """vLLM comes with an extra: its builds for CPUs and for GPUs are different packages."""
+    if plan.config.mode == "train" or importlib.util.find_spec("vllm") is not None:
+        return []
+    what = "needs vLLM, which is not installed: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs"
+    return [Problem("mode", f"{plan.config.mode!r} {what}")]
+
+
+def _check_lora(plan: Plan) -> list[Problem]:
+    """The layers to adapt are in the model, and explorers can merge adapters with its files."""
+    lora, folder = plan.config.model.lora, Path(plan.config.model.model_path).expanduser()
+    if lora is None or plan.config.mode not in ("both", "train"):
+        return []
+    if importlib.util.find_spec("peft") is None:
+        return [Problem("model.lora_configs", "needs peft; `pip install -e '.[lora]'`")]
+    if not folder.is_dir():
+        return []
+    try:
+        tensors = manifest_of_folder("base", 0, folder, checksums=False).tensors
+    except InvalidInput as error:
+        return [Problem("model.model_path", f"adapters are merged with its safetensors files: {error}")]
+    return select(lora, modules_of((tensor.name, len(tensor.shape)) for tensor in tensors))[1]
+
+
+def _check_stores(plan: Plan) -> list[Problem]:
+    """What a store needs on this machine."""
+    uses_s3 = any(entry.startswith(S3) for entry in plan.config.synchronizer.storage)
+    if plan.offline or not uses_s3 or importlib.util.find_spec("obstore") is not None:
+        return []
+    return [Problem("synchronizer.storage", f"{S3} needs obstore; `pip install -e '.[s3]'`")]
+
+
+def _check_model(plan: Plan) -> list[Problem]:
+    models = [("model.model_path", plan.config.model.model_path)]
+    for index, model in enumerate(plan.config.explorer.auxiliary_models if not plan.offline else []):
+        models.append((f"explorer.auxiliary_models.{index}.model_path", model.model_path))
+    problems = [problem for key, path in models for problem in _check_folder(key, path)]
+    if problems or plan.config.mode == "explore":
+        return problems
+    longest = _longest(Path(plan.config.model.model_path).expanduser())
+    if longest and plan.lengths.model > longest:
+        what = f"is {plan.lengths.model}, but the model was made for at most {longest} tokens (max_position_embeddings)"
+        return [Problem("model.max_model_len", what)]
+    return []
+
+
+def _longest(folder: Path) -> int:
+    """max_position_embeddings of a local model without rope scaling; 0 where it says nothing."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return 0
+    return 0 if config.get("rope_scaling") else int(config.get("max_position_embeddings") or 0)
+
+
+def _check_folder(key: str, path: str) -> list[Problem]:
+    place = Path(path).expanduser()
+    if place.is_dir():
+        if not (place / "config.json").is_file():
+            return [Problem(key, f"{path!r} has no config.json; it is no Hugging Face model folder")]
+        return []
+    looks_local = place.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1
+    if looks_local or place.exists():
+        return [Problem(key, f"{path!r} does not exist; give a model folder or a hub name (owner/name)")]
+    return []
+
+
+def _datasets(plan: Plan) -> list[_Dataset]:
+    """What a stage reads."""
+    buffer, mode = plan.config.buffer, plan.config.mode
+    if plan.offline:
+        source = buffer.trainer_input.experience_buffer
+        assert source is not None
+        if not plan.algorithm.offline:  # an archive, which the buffer itself reads
+            return []
+        return [_Dataset("buffer.trainer_input.experience_buffer", source, makes_steps=True, of_tasks=False)]
+    if mode == "serve":
+        return []
+    inputs = "buffer.explorer_input"
+    found = []
+    for index, taskset in enumerate(plan.tasksets if mode in ("both", "train") else []):
+        key = f"{inputs}.taskset" if buffer.explorer_input.taskset else f"{inputs}.tasksets.{index}"
+        found.append(_Dataset(key, taskset, makes_steps=True))
+    if plan.experts_per_step:
+        name = plan.algorithm.sample_strategy.args["sft_dataset_name"]
+        expert, key = buffer.trainer_input.auxiliary_buffers[name], f"buffer.trainer_input.auxiliary_buffers.{name}"
+        found.append(_Dataset(key, expert, of_tasks=False))
+    evaluated = (_Dataset(f"{inputs}.eval_tasksets.{i}", t) for i, t in enumerate(plan.eval_tasksets))
+    return [*found, *evaluated]

@@ -1,0 +1,97 @@
+"""`trinity run` with mode serve: an OpenAI-compatible endpoint that follows a job's newest weights.
+
+Beside a live run it follows the versions as they become LIVE; without one, the job folder's newest checkpoint.
+"""
+
+import asyncio
+import json
+import os
+from typing import Any
+
+from trinity.cli.errors import RunError
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import place, visible_gpus
+from trinity.cli.supervise.display import make_display
+from trinity.cli.supervise.job import Job, SupervisorRecord
+from trinity.cli.supervise.join import look_for_run
+from trinity.cli.supervise.nats import wait_until_open
+from trinity.cli.supervise.preflight import check_inputs
+from trinity.cli.supervise.services import Addresses
+from trinity.cli.supervise.supervisor import ended_by_signals
+from trinity.config import Config, Plan, expand, make_plan
+from trinity.runtime import files
+from trinity.runtime.process import free_port
+
+_STOP_SECONDS = 6.0
+_POLL_SECONDS = 0.5
+
+
+def serve(config: Config, source: str) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ConfigError or RunError."""
+    asyncio.run(_serve(config, source))
+
+
+async def _serve(config: Config, source: str) -> None:
+    stop = asyncio.Event()
+    job = Job(config)
+    with ended_by_signals(stop), make_display() as display:
+        url, about = await look_for_run(job)
+        plan = _plan(config, about)
+        check_inputs(plan, source)
+        port = config.explorer.proxy_port or free_port()
+        endpoint = f"{config.explorer.listen_address}:{port}"
+        child = _child(plan, url, about, endpoint, job)
+        followed = f"the live run {about['run']}" if about is not None else f"the checkpoints in {plan.job_dir}"
+        display.say(f"starting {plan.config.model.model_path}; following {followed}; log in {child.log_file}")
+        child.start()
+        keeper = asyncio.create_task(child.keep_running(asyncio.Event()))
+        record = f"serve-{port}"
+        try:
+            await _until_open(config.explorer.listen_address, port, keeper, stop)
+            if not stop.is_set():
+                display.say(f"serving http://{endpoint}/v1 (model {plan.config.name}); Ctrl-C ends it")
+            job.write_record(record, SupervisorRecord(os.getpid(), "serve", "", "", url, [child.record()]))
+            while not stop.is_set() and not keeper.done():
+                await asyncio.sleep(_POLL_SECONDS)
+            if keeper.done():
+                raise RunError(keeper.result())
+        finally:
+            keeper.cancel()
+            job.remove_record(record)
+            await stop_all([child], _STOP_SECONDS)
+
+
+def _plan(config: Config, about: dict[str, Any] | None) -> Plan:
+    """The last stage's plan, with the model of the live run if there is one."""
+    stage = expand(config)[-1]
+    changes: dict[str, Any] = {"mode": "serve"}
+    if about is not None:
+        live = Config.model_validate(about["config"])
+        changes |= {"model": live.model, "name": live.name}
+    explorer = config.explorer.model_copy(update={"name": "serve"})
+    return make_plan(stage.model_copy(update={**changes, "explorer": explorer, "stages": []}))
+
+
+def _child(plan: Plan, url: str, about: dict[str, Any] | None, endpoint: str, job: Job) -> Child:
+    serving = {"SERVE_LISTEN": endpoint}
+    addresses = Addresses()
+    if about is not None:
+        addresses = Addresses(**about["addresses"])
+    else:
+        serving["SERVE_FOLDER"] = str(plan.job_dir)
+    config_file = plan.job_dir / "run" / "serve.config.json"
+    files.write_json(config_file, json.loads(plan.config.model_dump_json()))
+    placement = place(plan, visible_gpus(), job.taken_gpus())
+    log_dir = plan.job_dir / "log"
+    return services.explorer(plan, config_file, url or "nats://127.0.0.1:1", addresses, log_dir, placement, serving)
+
+
+async def _until_open(host: str, port: int, keeper: "asyncio.Task[str]", stop: asyncio.Event) -> None:
+    """Until the endpoint listens. RunError if its process was given up."""
+    place = "127.0.0.1" if host in ("", "0.0.0.0") else host
+    while not stop.is_set():
+        if keeper.done():
+            raise RunError(keeper.result())
+        if await asyncio.to_thread(wait_until_open, place, port, 1.0):
+            return

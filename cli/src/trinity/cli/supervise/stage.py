@@ -1,0 +1,194 @@
+"""One stage: start its processes, keep them running, show progress, and sum up when it is finished."""
+
+import asyncio
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from trinity.cli.errors import RunError
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import Placement
+from trinity.cli.supervise.display import Display
+from trinity.cli.supervise.job import Job, SupervisorRecord
+from trinity.cli.supervise.services import Addresses
+from trinity.cli.supervise.watch import View, Watcher
+from trinity.config import Plan
+from trinity.runtime import files, names
+from trinity.runtime.broker import Bucket, connect
+from trinity.weights.checkpoints import checkpoint_folder, complete_steps
+
+log = structlog.get_logger(__name__)
+
+_POLL_SECONDS = 0.5
+_STOP_SECONDS = 6.0
+_REWARD_STEPS = 5
+
+
+class Stage:
+    """A stage of a run whose NATS is up. Use `run` once."""
+
+    def __init__(
+        self, job: Job, plan: Plan, nats_url: str, placement: Placement, display: Display, is_last: bool = True
+    ) -> None:
+        self._is_last = is_last
+        self._job = job
+        self._plan = plan
+        self._nats_url = nats_url
+        self._placement = placement
+        self._display = display
+        self.folder = plan.job_dir
+        self.name = plan.config.name.rpartition("/")[2]
+        self.run_id = names.run_id(plan.config.project, plan.config.name, plan.config.group)
+        self.children: list[Child] = []
+        self._addresses = Addresses()
+        self._changed = asyncio.Event()
+
+    def prepare(self) -> None:
+        """Write the stage's configuration and make its children; nothing is started."""
+        config_file = self.folder / "config.json"
+        files.write_json(config_file, json.loads(self._plan.config.model_dump_json()))
+        log_dir = self.folder / "log"
+        plan, url = self._plan, self._nats_url
+        self.children, addresses = services.infrastructure(plan, config_file, url, log_dir)
+        trainer = services.trainer(config_file, addresses, log_dir, self._placement, nats_url=url)
+        self._addresses = Addresses(addresses.buffer, addresses.environment, addresses.sync, trainer.address)
+        if not plan.offline and plan.config.mode == "both":
+            args = (plan, config_file, url, self._addresses, log_dir, self._placement)
+            self.children.append(services.explorer(*args))
+        self.children.append(trainer)
+
+    async def run(self, others: list[Child], stop: asyncio.Event) -> dict[str, Any]:
+        """Until the stage is finished; returns its part of the summary. RunError if a child was given up.
+
+        `others` run longer than the stage and are watched with it. After `stop` everything of the stage is ended.
+        """
+        begin = time.monotonic()
+        for child in self.children:
+            child.start()
+        keepers = {asyncio.create_task(child.keep_running(self._changed)): child for child in [*self.children, *others]}
+        watcher = Watcher(self.run_id, self._addresses)
+        record = asyncio.create_task(self._keep_record(others))
+        try:
+            await self._announce()
+            await self._until_finished(keepers, watcher, stop)
+            if stop.is_set():
+                return {}
+            return await self._sum_up(watcher, time.monotonic() - begin)
+        finally:
+            record.cancel()
+            for keeper in keepers:
+                keeper.cancel()
+            await watcher.close()
+            await stop_all(self.children, _STOP_SECONDS)
+
+    async def _until_finished(
+        self, keepers: "dict[asyncio.Task[str], Child]", watcher: Watcher, stop: asyncio.Event
+    ) -> None:
+        title = f"{self._plan.config.project}/{self._plan.config.name}"
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                view = await watcher.refresh()
+                self._display.show(view, title)
+                for keeper, child in keepers.items():
+                    if keeper.done() and not child.finished:
+                        raise RunError(keeper.result())
+                if view.finished and all(child.finished for child in self.children if child.once):
+                    return
+                news = [stopping, *(keeper for keeper in keepers if not keeper.done())]
+                await asyncio.wait(news, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+
+    async def _keep_record(self, others: list[Child]) -> None:
+        """Write who runs, again at every restart."""
+        while True:
+            self._changed.clear()
+            processes = [child.record() for child in [*others, *self.children]]
+            record = SupervisorRecord(
+                os.getpid(), self._plan.config.mode, self.run_id, self.name, self._nats_url, processes
+            )
+            self._job.write_record("main", record)
+            await self._changed.wait()
+
+    async def _announce(self) -> None:
+        """Tell those who want to join what runs now, and where."""
+        config = json.loads(self._plan.config.model_dump_json())
+        config["monitor"]["monitor_args"] = None  # keys and passwords are nobody else's
+        about = {
+            "run": self.run_id,
+            "stage": self.name,
+            "online": not self._plan.offline,
+            "last": self._is_last,
+            "addresses": asdict(self._addresses),
+            "config": config,
+        }
+        async with await connect(self._nats_url, "trinity-run") as broker:
+            bucket = await Bucket.open(broker, names.RUNS_BUCKET)
+            await bucket.update(names.RunNames(self._job.token).job_key, lambda _: json.dumps(about).encode())
+
+    async def _sum_up(self, watcher: Watcher, seconds: float) -> dict[str, Any]:
+        view = await watcher.refresh()
+        first, last = await watcher.rewards(view.buffer.last_step if view.buffer else 0, _REWARD_STEPS)
+        versions = await watcher.versions()
+        return summarise(self.name, view, first, last, versions, seconds, newest_state(self.folder))
+
+
+def newest_state(folder: Path) -> dict[str, Any]:
+    """The state the trainer stored in its newest checkpoint."""
+    steps = complete_steps(folder)
+    return dict(files.read_json(checkpoint_folder(folder, steps[-1]) / "trainer_state.json") or {}) if steps else {}
+
+
+def summarise(
+    name: str,
+    view: View,
+    reward_first: float | None,
+    reward_last: float | None,
+    versions: int,
+    seconds: float,
+    state: dict[str, Any],
+) -> dict[str, Any]:
+    """A stage's part of summary.json."""
+    stats = view.buffer
+    assert stats is not None
+    evaluations: list[dict[str, Any]] = [
+        {"step": e.step, "taskset": e.taskset, "metrics": dict(e.metrics)} for e in stats.evaluations
+    ]
+    return {
+        "stage": name,
+        "steps": stats.last_step,
+        "reward_first": reward_first,
+        "reward_last": reward_last,
+        "eval_before": accuracy(evaluations, min((e["step"] for e in evaluations), default=None)),
+        "eval_after": accuracy(evaluations, max((e["step"] for e in evaluations), default=None)),
+        "groups_fed": stats.fed,
+        "groups_stored": stats.stored,
+        "dead_letters": stats.dead_letters,
+        "outstanding": stats.outstanding,
+        "duplicates_dropped": stats.duplicates_dropped,
+        "failed_attempts": stats.failed_attempts,
+        "versions": versions,
+        "tokens_generated": stats.response_tokens + stats.evaluation_tokens,
+        "tokens_trained": int(state.get("tokens_trained", 0)),
+        "wall_seconds": round(seconds, 1),
+        "evaluations": evaluations,
+    }
+
+
+def accuracy(evaluations: list[dict[str, Any]], step: int | None) -> float | None:
+    """Mean over the tasksets of a step's accuracy (or reward, where there is no accuracy)."""
+    values = []
+    for evaluation in evaluations:
+        if evaluation["step"] == step:
+            metrics = evaluation["metrics"]
+            key = next((k for prefix in ("accuracy/", "reward/") for k in metrics if k.startswith(prefix)), None)
+            if key is not None:
+                values.append(metrics[key])
+    return sum(values) / len(values) if values else None

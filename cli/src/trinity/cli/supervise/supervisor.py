@@ -1,0 +1,211 @@
+"""`trinity run`: check, lock, start, watch, sum up. Ctrl-C and SIGTERM end every child."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from trinity.cli.errors import RunError
+from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import Placement, place, visible_gpus
+from trinity.cli.supervise.display import Display, make_display
+from trinity.cli.supervise.nats import wait_until_open
+from trinity.cli.supervise.preflight import check_inputs, machine_problems
+from trinity.cli.supervise.services import nats_child
+from trinity.cli.supervise.stage import Stage
+from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
+from trinity.data.task_pipeline import describe, run_stages
+from trinity.runtime import files
+from trinity.runtime.broker import connect
+from trinity.runtime.errors import Unavailable
+from trinity.weights.checkpoints import newest_model
+
+log = structlog.get_logger(__name__)
+
+_NATS_SECONDS = 20.0
+_STOP_SECONDS = 2.0
+
+
+class Interrupted(RunError):
+    """Ended by a signal."""
+
+
+def run(config: Config, source: str) -> None:
+    """Run all stages of a configuration. Raises ConfigError before anything starts, RunError afterwards."""
+    config = jobs.fresh_name(config, time.strftime("%Y%m%d%H%M%S"))
+    job = jobs.Job(config)
+    config, processed = run_stages(config, source)
+    for line in (line for result in processed for line in describe(result)):
+        print(line)
+    todo = _unfinished(config, source)
+    if not todo:
+        print(f"nothing left to do: {job.folder} is finished (raise total_steps or total_epochs to go on)")
+        return
+    lock = job.lock()
+    if not lock.acquire():
+        raise RunError(f"{job.folder} is in use by a live run (process {lock.owner()}); `trinity status` shows it")
+    try:
+        asyncio.run(_supervise(config, source, job))
+    finally:
+        lock.release()
+
+
+def _unfinished(config: Config, source: str) -> list[str]:
+    """Names of the stages that are not finished. The first of them is checked against model and data.
+
+    The model of a later stage is made by the one before it, so only its data can be looked at.
+    """
+    todo: list[str] = []
+    for stage in expand(config):
+        plan = make_plan(stage)
+        if todo:
+            plan = make_plan(stage.model_copy(update={"model": expand(config)[0].model}))
+        last = check_inputs(plan, source)
+        if jobs.finished_step(plan.job_dir) < last:
+            todo.append(stage.name)
+    return todo
+
+
+@contextlib.contextmanager
+def ended_by_signals(stop: asyncio.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set `stop`; after the block they are raised as Interrupted."""
+    received: list[int] = []
+
+    def on_signal(signum: int) -> None:
+        received.append(signum)
+        stop.set()
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
+    yield
+    if received:
+        raise Interrupted(f"ended by {signal.Signals(received[0]).name}; the same command goes on", 128 + received[0])
+
+
+async def _supervise(config: Config, source: str, job: jobs.Job) -> None:
+    stop = asyncio.Event()
+    others: list[Child] = []
+    with ended_by_signals(stop):
+        try:
+            with make_display() as display:
+                nats_url = await open_nats(job, others, stop)
+                if not stop.is_set():
+                    await _run_stages(config, source, job, nats_url, others, display, stop)
+        finally:
+            job.remove_record("main")
+            await stop_all(others, _STOP_SECONDS)
+
+
+async def open_nats(job: jobs.Job, others: list[Child], stop: asyncio.Event) -> str:
+    """URL of the NATS to use; starts the embedded one unless TRINITY_NATS_URL names another."""
+    given = os.environ.get("TRINITY_NATS_URL")
+    if given:
+        url = given
+    else:
+        child, url = nats_child(job.folder / "nats", job.folder / "log")
+        child.start()
+        others.append(child)
+        host, _, port = child.address.rpartition(":")
+        if not await asyncio.to_thread(wait_until_open, host, int(port), _NATS_SECONDS):
+            raise RunError(f"the embedded nats-server did not start: {child.last_error()} (see {child.output})")
+    connecting = asyncio.create_task(connect(url, "trinity-run", wait_seconds=_NATS_SECONDS))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not connecting.done():
+        connecting.cancel()
+        return url
+    try:
+        await (await connecting).close()
+    except Unavailable as error:
+        named = "TRINITY_NATS_URL: " if given else ""
+        raise RunError(f"{named}{error}") from None
+    return url
+
+
+async def _run_stages(
+    config: Config,
+    source: str,
+    job: jobs.Job,
+    nats_url: str,
+    others: list[Child],
+    display: Display,
+    stop: asyncio.Event,
+) -> None:
+    begin = time.monotonic()
+    parts: list[dict[str, Any]] = []
+    previous: Path | None = None
+    stages = expand(config)
+    for stage_config in stages:
+        plan = make_plan(_with_model(stage_config, previous))
+        previous = plan.job_dir
+        last = check_inputs(plan, source)
+        if jobs.finished_step(plan.job_dir) >= last:
+            display.say(f"stage {plan.config.name} is finished, skipped")
+            parts.append(jobs.finished_summary(plan.job_dir))
+            continue
+        if problems := machine_problems(plan):
+            raise ConfigError(source, problems)
+        placement = place(plan, visible_gpus(), job.taken_gpus())
+        stage = Stage(job, plan, nats_url, placement, display, is_last=stage_config is stages[-1])
+        stage.prepare()
+        display.say(_opening(plan, placement, last))
+        part = await stage.run(others, stop)
+        if stop.is_set():
+            return
+        part["wall_seconds"] += _earlier_seconds(plan.job_dir)
+        jobs.mark_finished(plan.job_dir, last, part)
+        parts.append(part)
+        display.say(f"stage {plan.config.name} is finished: {_closing(part)}")
+    summary = _summary(config, parts, time.monotonic() - begin)
+    files.write_json(job.folder / "summary.json", summary)
+    display.say(f"summary: {job.folder / 'summary.json'}")
+
+
+def _with_model(config: Config, previous: Path | None) -> Config:
+    """A later stage starts from the last model of the one before it."""
+    if previous is None:
+        return config
+    found = newest_model(previous)
+    if found is None:
+        problem = Problem("stages", f"the stage before {config.name} left no model in {previous}")
+        raise ConfigError(str(previous), [problem])
+    return config.model_copy(update={"model": config.model.model_copy(update={"model_path": str(found[1])})})
+
+
+def _opening(plan: Plan, placement: Placement, last: int) -> str:
+    where = "CPU" if placement.device == "cpu" else f"GPUs {','.join(placement.explorer + placement.trainer)}"
+    kind = plan.config.algorithm.algorithm_type
+    size = plan.groups_per_step
+    unit = "rows" if plan.offline else f"groups of {plan.config.algorithm.repeat_times}"
+    return (
+        f"stage {plan.config.name}: {kind}, {last} steps of {size} {unit}, on {where}; logs in {plan.job_dir / 'log'}"
+    )
+
+
+def _closing(part: dict[str, Any]) -> str:
+    shown = ("steps", "reward_first", "reward_last", "eval_before", "eval_after", "wall_seconds")
+    return ", ".join(
+        f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}"
+        for name in shown
+        if (value := part.get(name)) is not None
+    )
+
+
+def _earlier_seconds(folder: Path) -> float:
+    """Wall time of an earlier, shorter form of a stage that goes on now."""
+    return float(jobs.finished_summary(folder).get("wall_seconds", 0.0))
+
+
+def _summary(config: Config, parts: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """The last stage's figures at the top, every stage's below."""
+    main = {key: value for key, value in parts[-1].items() if key not in ("stage", "evaluations")}
+    main["wall_seconds"] = round(max(seconds, sum(part["wall_seconds"] for part in parts)), 1)
+    return {"project": config.project, "name": config.name, **main, "stages": parts}

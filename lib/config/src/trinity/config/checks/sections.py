@@ -1,0 +1,337 @@
+"""Contradictions between keys, found before anything starts."""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from trinity.config.algorithms import ALGORITHMS, PARTS, argument_problems, resolvable, resolve
+from trinity.config.checks.lora import check_lora
+from trinity.config.checks.teacher import check_teacher
+from trinity.config.checks.trainer import check_trainer
+from trinity.config.checks.weights import check_synchronizer
+from trinity.config.errors import Problem
+from trinity.config.memory import parameters_of
+from trinity.config.names import (
+    ARCHIVES,
+    DEFAULT_WORKFLOW,
+    MONITOR_ARGS,
+    PRIORITY_ARGS,
+    SELECTOR_ARGS,
+    auxiliary_name,
+    experience_operator_problems,
+    is_archive,
+    reward_functions,
+    workflows,
+)
+from trinity.config.plan import learns_from_disk, learns_from_pairs
+from trinity.config.schema import Config
+from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
+from trinity.config.stages import expand
+from trinity.config.workflows import workflow_problems
+
+# A check of one stage, by a library that this one does not import.
+Check = Callable[[Config], Iterable[Problem]]
+
+
+def check(config: Config, plugins_loaded: bool = True, others: Iterable[Check] = ()) -> Iterator[Problem]:
+    """Every contradiction in the configuration and in each of its stages, those that the `others` find included.
+
+    Names of workflows and reward functions are looked up only if the plugins that may add to them are loaded.
+    """
+    names = [stage.stage_name for stage in config.stages]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Problem(f"stages.{index}.stage_name", f"is {name!r}, which another stage has already")
+    seen: set[Problem] = set()
+    for index, stage in enumerate(expand(config)):
+        for problem in _check_stage(stage, plugins_loaded, others):
+            section = problem.path.split(".")[0]
+            own = config.stages and (section == "mode" or getattr(config.stages[index], section, None) is not None)
+            placed = Problem(f"stages.{index}.{problem.path}" if own else problem.path, problem.message)
+            if placed not in seen:
+                seen.add(placed)
+                yield placed
+
+
+def _check_stage(config: Config, plugins_loaded: bool, others: Iterable[Check]) -> Iterator[Problem]:
+    yield from _check_algorithm(config)
+    yield from _check_monitor(config)
+    yield from check_trainer(config.trainer)
+    yield from check_lora(config)
+    for other in others:
+        yield from other(config)
+    if config.algorithm.algorithm_type not in ALGORITHMS:
+        return
+    yield from _check_lengths(config)
+    if resolvable(config.algorithm):
+        yield from _check_sampling(config)
+    if ALGORITHMS[config.algorithm.algorithm_type].offline or learns_from_pairs(config):
+        yield from _check_offline(config)
+    elif learns_from_disk(config):
+        yield from _check_archive(config)
+    else:
+        yield from _check_online(config, plugins_loaded)
+
+
+def _check_algorithm(config: Config) -> Iterator[Problem]:
+    algorithm = config.algorithm
+    if algorithm.algorithm_type not in ALGORITHMS:
+        yield Problem("algorithm.algorithm_type", _unknown(algorithm.algorithm_type, ALGORITHMS))
+        return
+    known_names = True
+    for key, registry, attribute in PARTS:
+        name = getattr(algorithm, key) or getattr(ALGORITHMS[algorithm.algorithm_type], attribute)
+        if name is not None and name not in registry:
+            yield Problem(f"algorithm.{key}", _unknown(name, registry))
+            known_names = False
+            continue
+        for argument in getattr(algorithm, f"{key}_args") or {}:
+            known = registry[name] if name is not None else {}
+            if argument not in known:
+                yield Problem(
+                    f"algorithm.{key}_args.{argument}", f"{name} has no such argument; {_near(argument, known)}"
+                )
+                known_names = False
+    if known_names:
+        for place, problem in argument_problems(algorithm):
+            if place == "repeat_times" and learns_from_pairs(config):
+                continue  # the two of a row are compared
+            yield Problem(f"algorithm.{place}", problem)
+
+
+def _check_lengths(config: Config) -> Iterator[Problem]:
+    model = config.model
+    joins = config.mode == "explore"  # what it leaves out comes from the run it joins
+    if not model.model_path and not joins:
+        yield Problem("model.model_path", "is empty; give the folder or hub name of a model")
+    total, prompt, response = model.max_model_len, model.max_prompt_tokens, model.max_response_tokens
+    if total is None and (prompt is None) != (response is None):
+        if not joins:
+            missing = "max_prompt_tokens" if prompt is None else "max_response_tokens"
+            yield Problem("model.max_model_len", f"cannot be derived; give it, or {missing}")
+    elif total is not None and prompt is not None and response is not None and prompt + response > total:
+        yield Problem(
+            "model.max_model_len",
+            f"is {total}, less than max_prompt_tokens + max_response_tokens = {prompt} + {response}",
+        )
+    elif total is not None and max(prompt or 0, response or 0) >= total:
+        yield Problem("model.max_model_len", f"is {total}, which leaves no token for the other part")
+
+
+def _check_sampling(config: Config) -> Iterator[Problem]:
+    """How groups become batches: the sample strategy, auxiliary buffers, replay, where the log is archived."""
+    algorithm, inputs = config.algorithm, config.buffer.trainer_input
+    plan = resolve(algorithm)
+    args, place = plan.sample_strategy.args, "algorithm.sample_strategy_args"
+    limit = args.get("staleness_limit")
+    if limit is not None and (not isinstance(limit, int | float) or isinstance(limit, bool) or limit < 0):
+        yield Problem(f"{place}.staleness_limit", f"is {limit!r}, must be a number of optimizer steps >= 0")
+    if plan.sample_strategy.name == "mix":
+        yield from _check_mix(config, args)
+    source = inputs.experience_buffer
+    if source is None:
+        return
+    replay, base = source.replay_buffer, "buffer.trainer_input.experience_buffer"
+    for argument, value in replay.priority_fn_args.items():
+        known = PRIORITY_ARGS[replay.priority_fn]
+        if argument not in known:
+            yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"{replay.priority_fn} has no such "
+                          f"argument; {_near(argument, known)}")  # fmt: skip
+        elif isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"is {value!r}, must be a number >= 0")
+    if replay.enable and plan.sample_strategy.name == "staleness_control":
+        yield Problem(
+            f"{base}.replay_buffer.enable", "is true beside sample_strategy staleness_control; use one of them"
+        )
+    if not learns_from_disk(config) and source.path is not None and not is_archive(source.path):
+        yield Problem(f"{base}.path", f"is {source.path!r}, must be an archive: {ARCHIVES}")
+    saved = config.data_processor.experience_pipeline.input_save_path
+    if saved is not None and not is_archive(saved):
+        yield Problem("data_processor.experience_pipeline.input_save_path", f"is {saved!r}, must be: {ARCHIVES}")
+
+
+def _check_mix(config: Config, args: dict[str, Any]) -> Iterator[Problem]:
+    buffers, ratio = config.buffer.trainer_input.auxiliary_buffers, args["expert_data_ratio"]
+    place = "algorithm.sample_strategy_args"
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < 1:
+        yield Problem(f"{place}.expert_data_ratio", f"is {ratio!r}, must be between 0 and 1")
+        return
+    name = args["sft_dataset_name"]
+    if name not in buffers:
+        yield Problem(f"{place}.sft_dataset_name", f"is {name!r}; buffer.trainer_input.auxiliary_buffers has "
+                      f"{', '.join(buffers) or 'none'}")  # fmt: skip
+    elif not buffers[name].path:
+        yield Problem(f"buffer.trainer_input.auxiliary_buffers.{name}.path", "is missing; expert rows come from it")
+    size, repeat = config.buffer.train_batch_size, config.algorithm.repeat_times
+    experts = math.ceil(size * ratio)
+    if size and ((size - experts) % repeat or size <= experts):
+        yield Problem(
+            "buffer.train_batch_size",
+            f"is {size}, of which {experts} are expert rows; the other {size - experts} must be a multiple of "
+            f"algorithm.repeat_times = {repeat}",
+        )
+
+
+def _check_offline(config: Config) -> Iterator[Problem]:
+    kind = config.algorithm.algorithm_type
+    if config.mode != "train":
+        yield Problem("mode", f"is {config.mode!r}; {kind} learns from a dataset and needs mode: train")
+    source = config.buffer.trainer_input.experience_buffer
+    if source is None or not source.path:
+        yield Problem("buffer.trainer_input.experience_buffer.path", f"is missing; {kind} reads its dataset from it")
+    if not config.buffer.train_batch_size and not learns_from_pairs(config):
+        yield Problem("buffer.train_batch_size", f"is 0; {kind} needs the number of rows per optimizer step")
+    if source is not None:
+        place = "buffer.trainer_input.experience_buffer.data_selector"
+        yield from _check_selector(place, source.data_selector)
+        if source.data_selector.selector_type == "diff_based":
+            yield Problem(f"{place}.selector_type", f"is 'diff_based', which learns from rewards; {kind} has none")
+    if config.mode == "train":
+        yield from _check_gpus(config)
+
+
+def _check_archive(config: Config) -> Iterator[Problem]:
+    """Reinforcement learning from an archive of experience."""
+    source, place = config.buffer.trainer_input.experience_buffer, "buffer.trainer_input.experience_buffer"
+    assert source is not None
+    if not source.path or not is_archive(source.path):
+        yield Problem(f"{place}.path", f"is {source.path!r}; without explorers it must be an archive: {ARCHIVES}")
+    if not config.buffer.total_steps and not config.trainer.total_steps:
+        yield Problem("buffer.total_steps", "is missing; how long an archive is shows when the run has begun")
+    if source.replay_buffer.enable:
+        yield Problem(f"{place}.replay_buffer.enable", "is true; an archive is read in the order of data_selector")
+    yield from _check_batch_size(config)
+    yield from _check_selector(f"{place}.data_selector", source.data_selector)
+    yield from _check_gpus(config)
+
+
+def _check_batch_size(config: Config) -> Iterator[Problem]:
+    size, repeat = config.buffer.train_batch_size, config.algorithm.repeat_times
+    mixes = resolvable(config.algorithm) and resolve(config.algorithm).sample_strategy.name == "mix"
+    if size % repeat and not mixes:  # _check_mix counts without the expert rows
+        problem = f"is {size}, must be a multiple of algorithm.repeat_times = {repeat}"
+        yield Problem("buffer.train_batch_size", problem)
+
+
+def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
+    buffer = config.buffer
+    yield from _check_batch_size(config)
+    source = buffer.explorer_input
+    if source.taskset is not None and source.tasksets:
+        yield Problem("buffer.explorer_input.tasksets", "is given beside taskset; use one of them")
+    if source.taskset is None and not source.tasksets and config.mode in ("both", "train"):
+        yield Problem("buffer.explorer_input.taskset", f"is missing; {config.algorithm.algorithm_type} needs tasks")
+    if config.mode == "bench" and not source.eval_tasksets:
+        yield Problem("buffer.explorer_input.eval_tasksets", "is missing; mode bench evaluates on them")
+    yield from _check_tasksets(config)
+    if plugins_loaded:
+        yield from _check_names(config)
+        operators = config.data_processor.experience_pipeline.operators
+        yield from experience_operator_problems(operators)
+    yield from _check_gpus(config)
+    yield from _check_auxiliary(config)
+    if plugins_loaded and config.mode in ("both", "train"):
+        yield from check_teacher(config)
+    if config.mode in ("both", "train"):
+        known = parameters_of(config.model.model_path) if config.model.model_path else None
+        yield from check_synchronizer(config, known[0] if known else None)
+
+
+def _check_tasksets(config: Config) -> Iterator[Problem]:
+    names: dict[tuple[bool, str], str] = {}
+    for key, taskset in _tasksets(config):
+        place = f"buffer.explorer_input.{key}"
+        kind = (key.startswith("eval"), taskset.name)
+        if taskset.name and names.setdefault(kind, place) != place:
+            yield Problem(f"{place}.name", f"is {taskset.name!r}, which {names[kind]} has already")
+        yield from _check_selector(f"{place}.data_selector", taskset.data_selector)
+
+
+def _check_names(config: Config) -> Iterator[Problem]:
+    """Workflows and reward functions of the input as a whole and of each taskset."""
+    source, base = config.buffer.explorer_input, "buffer.explorer_input"
+    places: list[tuple[str, str, str | None]] = [
+        (base, "default_workflow_type", source.default_workflow_type),
+        (base, "default_eval_workflow_type", source.default_eval_workflow_type),
+        (base, "default_reward_fn_type", source.default_reward_fn_type),
+    ]
+    for key, taskset in _tasksets(config):
+        places.append((f"{base}.{key}", "default_workflow_type", taskset.default_workflow_type))
+        places.append((f"{base}.{key}", "default_reward_fn_type", taskset.default_reward_fn_type))
+    scorers = (*reward_functions(), *(provided.name for provided in config.explorer.environments))
+    for place, field, name in places:
+        known = scorers if field == "default_reward_fn_type" else workflows()
+        if name is not None and name not in known:
+            yield Problem(f"{place}.{field}", _unknown(name, known))
+    for key, taskset in _tasksets(config):
+        default = (key.startswith("eval") and source.default_eval_workflow_type) or source.default_workflow_type
+        workflow = taskset.default_workflow_type or default or DEFAULT_WORKFLOW
+        for argument, problem in workflow_problems(workflow, taskset.workflow_args):
+            yield Problem(f"{base}.{key}.workflow_args.{argument}", problem)
+
+
+def _tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+    source = config.buffer.explorer_input
+    named = [("taskset", source.taskset)] if source.taskset else []
+    named += [(f"tasksets.{i}", t) for i, t in enumerate(source.tasksets)]
+    return named + [(f"eval_tasksets.{i}", t) for i, t in enumerate(source.eval_tasksets)]
+
+
+def _check_selector(place: str, selector: SelectorConfig) -> Iterator[Problem]:
+    known = SELECTOR_ARGS[selector.selector_type]
+    for argument, value in selector.kwargs.items():
+        if argument not in known:
+            yield Problem(f"{place}.kwargs.{argument}", f"{selector.selector_type} has no such argument; "
+                          f"{_near(argument, known)}")  # fmt: skip
+        elif not isinstance(value, type(known[argument])) and not isinstance(value, int):
+            yield Problem(f"{place}.kwargs.{argument}", f"is {value!r}, must be like {known[argument]!r}")
+    if selector.selector_type == "offline_easy2hard" and not selector.feature_keys:
+        yield Problem(f"{place}.feature_keys", "is empty; offline_easy2hard orders rows by the columns named here")
+
+
+def _check_monitor(config: Config) -> Iterator[Problem]:
+    kind = config.monitor.monitor_type
+    for argument in config.monitor.monitor_args or {}:
+        if argument not in MONITOR_ARGS[kind]:
+            yield Problem(f"monitor.monitor_args.{argument}", f"{kind} has no such argument; "
+                          f"{_near(argument, MONITOR_ARGS[kind])}")  # fmt: skip
+
+
+def _check_gpus(config: Config) -> Iterator[Problem]:
+    total = config.cluster.node_num * config.cluster.gpu_per_node
+    trains = config.mode in ("both", "train")
+    if not total:
+        return
+    rollout, used, taken = config.explorer.rollout_model, 0, ""
+    if config.mode != "train":
+        used = rollout.engine_num * rollout.tensor_parallel_size
+        taken = f"{rollout.engine_num} engines of {rollout.tensor_parallel_size} GPU(s) take {used}"
+        auxiliary = sum(model.engine_num * model.tensor_parallel_size for model in config.explorer.auxiliary_models)
+        taken += f" and the auxiliary models {auxiliary}" if auxiliary else ""
+        taken += f" of the cluster's {total} GPUs"
+        used += auxiliary
+    left, ranks = total - used, config.trainer.num_ranks
+    if left < 0:
+        yield Problem("explorer.rollout_model.engine_num", f"{taken}, more than there are")
+    elif trains and not left:
+        yield Problem("explorer.rollout_model.engine_num", f"{taken} and leave none for the trainer")
+    elif trains and ranks and ranks > left:
+        yield Problem("trainer.num_ranks", f"is {ranks}, but {left} of the cluster's {total} GPUs are left for it")
+
+
+def _check_auxiliary(config: Config) -> Iterator[Problem]:
+    names = [auxiliary_name(model) for model in config.explorer.auxiliary_models]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Problem(f"explorer.auxiliary_models.{index}.name", f"is {name!r}, which another model has already")
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    return f"is {name!r}, which is not registered; {_near(name, known)}"
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    options = sorted(known)
+    near = difflib.get_close_matches(name, options, n=3)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(options) or 'none'}"

@@ -1,0 +1,1 @@
+"""Keys of Trinity-RFT and veRL: what they mean here, and why some are refused."""

@@ -1,0 +1,184 @@
+"""Takes the keys of other systems (`foreign_keys`) out of a document. What is in none of its tables is an error."""
+
+import difflib
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity.config.compatibility.foreign_keys import FOREIGN_SECTIONS, IGNORED, RENAMED, UNSUPPORTED, VALUES
+from trinity.config.stages import SECTIONS
+
+# Values that ask for nothing.
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "auto", 1, 1.0)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A key that is taken, but not as it stands."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The document with our keys alone, what was noticed, and what is refused: (key path, why)."""
+
+    values: dict[str, Any]
+    notices: list[Notice]
+    refused: list[Notice]
+    # Sections of stages that an old name alone brought there, and that are otherwise the run's.
+    inherited: set[str] = field(default_factory=set)
+
+
+def translate(document: dict[str, Any]) -> Translation:
+    """Take the keys of the tables out of a document, the sections of stages included."""
+    result = Translation(deepcopy(document), [], [])
+    stages = result.values.get("stages")
+    for stage in [result.values, *(stages if isinstance(stages, list) else [])]:
+        if isinstance(stage, dict):
+            prefix = "" if stage is result.values else f"stages.{stages.index(stage)}."  # type: ignore[union-attr]
+            _translate(stage, prefix, result)
+    return result
+
+
+def _translate(values: dict[str, Any], prefix: str, result: Translation) -> None:
+    for pattern, names in VALUES.items():
+        for holder, path in _holders(values, pattern.split("."), ""):
+            _rename_value(holder, f"{prefix}{path}", names, result)
+    for table, take in ((RENAMED, _rename), (UNSUPPORTED, _refuse), (IGNORED, _ignore)):
+        for pattern, what in table.items():
+            whole = pattern.endswith(".**")
+            parts = pattern.removesuffix(".**").split(".")
+            for holder, path in list(_holders(values, parts, "")):
+                value = holder.pop(path.rpartition(".")[2])
+                take(values, prefix, path, value, what, whole, result)
+    for section in FOREIGN_SECTIONS:
+        _prune(values, section.split("."), prefix, result)
+
+
+def _holders(node: Any, parts: list[str], at: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """(mapping that holds the last part, whole path) of every place a pattern matches."""
+    if len(parts) == 1:
+        if isinstance(node, dict) and parts[0] in node:
+            yield node, f"{at}{parts[0]}"
+        return
+    if parts[0] == "*" and isinstance(node, list | dict):
+        for name, item in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _holders(item, parts[1:], f"{at}{name}.")
+    elif isinstance(node, dict) and parts[0] in node:
+        yield from _holders(node[parts[0]], parts[1:], f"{at}{parts[0]}.")
+
+
+def _rename_value(holder: dict[str, Any], path: str, names: dict[str, str], result: Translation) -> None:
+    key = path.rpartition(".")[2]
+    value = holder[key]
+    if not isinstance(value, str):
+        return
+    holder[key] = value.lower()
+    if value.lower() in names:
+        holder[key] = names[value.lower()]
+        result.notices.append(Notice(path, f"{value} is an old name of {holder[key]}"))
+
+
+def _rename(
+    values: dict[str, Any], prefix: str, path: str, value: Any, new: str, whole: bool, result: Translation
+) -> None:
+    if value is None:
+        return
+    target: Any = values
+    old, names = path.split("."), new.split(".")
+    if prefix and names[0] not in SECTIONS:
+        result.refused.append(Notice(f"{prefix}{path}", f"is of the whole run; give {new}, outside of stages"))
+        return
+    section = f"{prefix}{names[0]}"
+    if prefix and not values.get(names[0]):  # a section given in a stage replaces the inherited one whole
+        values[names[0]] = deepcopy(result.values.get(names[0]) or {})
+        result.inherited.add(section)
+    target = _holder(values, old, names)
+    if section not in result.inherited and names[-1] in target and target[names[-1]] != value:
+        result.refused.append(
+            Notice(f"{prefix}{path}", f"is {value!r}, but {prefix}{new} is {target[names[-1]]!r}; give one")
+        )
+        return
+    target[names[-1]] = value
+    result.notices.append(Notice(f"{prefix}{path}", f"is an old name of {new}"))
+
+
+def _holder(target: Any, old: list[str], names: list[str]) -> dict[str, Any]:
+    """The mapping that holds the last of `names`, made if it is missing; the schema refuses what is no mapping."""
+    for position, name in enumerate(names[:-1]):
+        if name == "*":
+            target = target[old[position] if isinstance(target, dict) else int(old[position])]
+            continue
+        if target.get(name) is None:
+            target[name] = {}
+        target = target[name]
+        if not isinstance(target, dict | list):
+            return {}
+    return target
+
+
+def _ignore(
+    values: dict[str, Any], prefix: str, path: str, value: Any, reason: str, whole: bool, result: Translation
+) -> None:
+    result.notices.append(Notice(f"{prefix}{path}", f"has no effect: {reason}"))
+
+
+def _refuse(
+    values: dict[str, Any], prefix: str, path: str, value: Any, reason: str, whole: bool, result: Translation
+) -> None:
+    if _asks_for_nothing(value):
+        result.notices.append(Notice(f"{prefix}{path}", "asks for nothing and has no effect"))
+    else:
+        result.refused.append(Notice(f"{prefix}{path}", f"{reason}; remove it"))
+
+
+def _asks_for_nothing(value: Any) -> bool:
+    if isinstance(value, dict):
+        if value.get("enable") is False:
+            return True
+        return all(_asks_for_nothing(item) for item in value.values())
+    return any(value == nothing and type(value) is type(nothing) for nothing in _NOTHING)
+
+
+def _prune(values: dict[str, Any], parts: list[str], prefix: str, result: Translation) -> None:
+    """Remove a section that the schema does not have; what is still in it is unknown."""
+    holder: Any = values
+    for part in parts[:-1]:
+        holder = holder.get(part) if isinstance(holder, dict) else None
+    if isinstance(holder, dict) and parts[-1] in holder:
+        for path, known in _unknown(holder.pop(parts[-1]), parts):
+            name = path[-1]
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+            message = "must be a mapping" if name in known else f"unknown key; {hint}"
+            result.refused.append(Notice(prefix + ".".join(path), message))
+
+
+def _unknown(node: Any, at: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """(path, names known beside it) of what no table knows. Sections that are empty by now were known."""
+    if not isinstance(node, dict):
+        if node is not None:
+            yield at, known_names(at[:-1])
+        return
+    known = known_names(at)
+    for name, child in node.items():
+        if name not in known:
+            yield [*at, str(name)], known
+        elif child is not None:
+            yield from _unknown(child, [*at, str(name)])
+
+
+def known_names(at: list[str]) -> list[str]:
+    """Names that the tables know in the section at a path."""
+    found = set()
+    for path in (*RENAMED, *IGNORED, *UNSUPPORTED):
+        names = path.split(".")
+        if names[: len(at)] == at and len(names) > len(at) and names[len(at)] != "**":
+            found.add(names[len(at)])
+    return sorted(found)

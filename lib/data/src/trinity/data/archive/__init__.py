@@ -1,0 +1,69 @@
+"""The archive: every group of the experience log, beside the log, in a form that other programs read.
+
+    open_archive(path, name, run) -> position -> append ... -> close
+    read_experiences(path, name) -> groups again, for SFT, DPO and offline reinforcement learning
+
+The log goes on from `position()` after a restart, and what comes twice is stored once: nothing is missing, and nothing
+is there twice. All functions block, and an archive takes one call at a time; threads are the caller's business.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from trinity.data.archive.jsonl import JsonlArchive
+from trinity.data.archive.reader import Experiences, holds_experiences, read_experiences
+from trinity.data.archive.rows import Kind, check_table_name, kind_of, needed_from
+from trinity.data.experience import Group
+from trinity.runtime.errors import InvalidInput
+
+__all__ = ["Archive", "Experiences", "holds_experiences", "open_archive", "read_experiences"]
+
+
+class Archive(Protocol):
+    """Where the groups of one run are kept."""
+
+    def position(self) -> int:
+        """Log sequence up to which everything is archived; 0 for none. Found from the archive itself.
+
+        After a restart, files know the position of the last group (jsonl) or the last part (parquet), not that of
+        entries after it which are no groups; SQL knows it exactly.
+        """
+
+    def append(self, groups: Sequence[tuple[int, Group]], position: int) -> None:
+        """Store groups by log sequence, all or nothing and on disk, and move the position, never back.
+
+        Groups at or below `position()` are there already and are left out. ValueError unless the sequences rise and
+        end at or below `position`. Unavailable (a database) or OSError (a file) if it cannot be stored now.
+        """
+
+    def close(self) -> None: ...
+
+
+def open_archive(path: str, name: str, run: str) -> Archive:
+    """The archive that a path names, made if there is none.
+
+    Args:
+        path: a URL (sqlite:///file.db, postgresql://user:password@host/database); a file .db, .sqlite or .jsonl;
+            or a folder for parquet, ending in .parquet or /.
+        name: the buffer's name; in SQL it names the table, and `<name>_position` beside it.
+        run: the run's id. In SQL and parquet several runs may share an archive, a jsonl file is of one.
+
+    Raises:
+        InvalidInput: the path is none of these, or something else is there. It is left as it is.
+        Conflict: another process writes this file or folder.
+        Unavailable: the database does not answer.
+    """
+    if not run:
+        raise InvalidInput("run", "is empty; an archive keeps the groups of a run under its id")
+    kind, place = kind_of(path), Path(path).expanduser()
+    if kind is Kind.SQL:
+        check_table_name(name)
+        with needed_from("services/buffer"):
+            from trinity.data.archive.sql import SqlArchive
+        return SqlArchive(path, name, run)
+    if kind is Kind.PARQUET:
+        with needed_from(".[parquet]"):
+            from trinity.data.archive.parquet import ParquetArchive
+        return ParquetArchive(place, run)
+    return JsonlArchive(place, run)

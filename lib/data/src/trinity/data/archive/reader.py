@@ -1,0 +1,108 @@
+"""Archives read back, as groups: what offline algorithms train on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, overload
+
+from trinity.data.archive.jsonl import JsonlRows
+from trinity.data.archive.rows import Kind, Row, group_of, kind_of, needed_from
+from trinity.data.experience import Group
+from trinity.runtime.errors import InvalidInput
+
+
+class Source(Protocol):
+    """Where rows lie. A reference to a group is the source's own business."""
+
+    def groups(self) -> Sequence[Any]:
+        """A reference to each group, in order."""
+
+    def rows(self, group: Any) -> list[tuple[str, Row]]:
+        """Rows of a group, each with its place for errors."""
+
+    def close(self) -> None: ...
+
+
+class Experiences(Sequence[Group]):
+    """Groups by index, read when they are asked for; only references to them stay in memory."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self._source, self._name = source, name
+        self._groups = source.groups()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @overload
+    def __getitem__(self, index: int) -> Group: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Group]: ...
+    def __getitem__(self, index: int | slice) -> Group | list[Group]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        return group_of(self._source.rows(self._groups[index]), f"{self._name}/{index}")
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def read_experiences(path: str, name: str) -> Experiences:
+    """The groups of an archive, or of a jsonl or parquet file that somebody wrote by hand.
+
+    Args:
+        path: as for open_archive; a parquet file too, or a folder of them.
+        name: table of an SQL archive; for files it names groups that have no task.
+
+    Rows of one (run, task_id, log_sequence) are a group; a row without task_id is a group of its own. Needed are
+    token_ids, prompt_length (in tokens) and reward. Without logprobs they are 0, which only algorithms may train on
+    that do not look at the policy that sampled (SFT, DPO); without action_mask the whole response is learnt. Unknown
+    columns are left alone. Rows written by hand are all judged here, before anything is trained.
+
+    Raises:
+        InvalidInput: naming file, line or row, column, value and what it must be.
+        Unavailable: the database does not answer.
+    """
+    source = _source(path, name)
+    try:
+        experiences = Experiences(source, name)
+        if not experiences:
+            raise InvalidInput("path", f"{path} has no experiences")
+    except BaseException:
+        source.close()
+        raise
+    return experiences
+
+
+def holds_experiences(path: str, name: str) -> bool:
+    """Whether a path holds experience (a column token_ids), and not rows of a dataset; False if it cannot be told."""
+    try:
+        kind, place = kind_of(path), Path(path).expanduser()
+    except InvalidInput:
+        return False
+    if kind is Kind.SQL:
+        with needed_from("services/buffer"):
+            from trinity.data.archive.sql import columns_of as columns_of_table
+        return "token_ids" in columns_of_table(path, name)
+    if kind is Kind.PARQUET:
+        with needed_from(".[parquet]"):
+            from trinity.data.archive.parquet import columns_of as columns_of_files
+        return "token_ids" in columns_of_files(place)
+    if not place.is_file():
+        return False
+    with place.open(encoding="utf-8", errors="replace") as lines:
+        return '"token_ids"' in lines.readline()
+
+
+def _source(path: str, name: str) -> Source:
+    kind, place = kind_of(path), Path(path).expanduser()
+    if kind is Kind.SQL:
+        with needed_from("services/buffer"):
+            from trinity.data.archive.sql import SqlRows
+        return SqlRows(path, name)
+    if not place.exists():
+        raise InvalidInput("path", f"{place} does not exist")
+    if kind is Kind.PARQUET:
+        with needed_from(".[parquet]"):
+            from trinity.data.archive.parquet import ParquetRows
+        return ParquetRows(place)
+    return JsonlRows(place)

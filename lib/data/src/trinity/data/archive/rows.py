@@ -1,0 +1,342 @@
+"""One experience as one flat row, with the same columns in SQL, JSON lines and parquet. Lossless: from the rows of a
+group the same group comes back.
+
+A row is a mapping. `rows_of` makes it with numpy arrays and plain objects; each kind of archive writes those its own
+way (lists, bytes, JSON text), and `group_of` reads all of these. Rows written by hand may have only what is REQUIRED.
+"""
+
+import contextlib
+import json
+import math
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from google.protobuf import json_format
+
+from trinity.api.common.v1 import task_pb2
+from trinity.data.experience import Experience, Group, SamplingParams, Task, TaskKind, Truncation, VersionSpan
+from trinity.data.wire import task_from_proto, task_to_proto
+from trinity.runtime.errors import InvalidInput
+
+Row = Mapping[str, Any]
+
+COLUMNS = (
+    "run",
+    "log_sequence",
+    "index_in_group",  # from 0; with run and log_sequence the identity of an experience
+    "group_size",  # experiences in the group
+    "task_id",
+    "ordinal",
+    "attempt",
+    "explorer_id",
+    "rollout",
+    "step",
+    "prompt_length",
+    "reward",
+    "truncation",
+    "token_ids",
+    "logprobs",
+    "action_mask",
+    "teacher_logprobs",  # null without a teacher
+    "version_spans",  # [[version, start, end], ...]
+    "metrics",  # an object
+    "info",  # the workflow's JSON as it wrote it, hence text
+    "prompt_text",
+    "response_text",
+    "task",  # protobuf's JSON of trinity.api.common.v1.Task
+    "started_at_seconds",
+    "finished_at_seconds",
+)
+KEY = ("run", "log_sequence", "index_in_group")
+ARRAYS = {"token_ids": "<i4", "logprobs": "<f4", "action_mask": "|b1", "teacher_logprobs": "<f4"}
+OBJECTS = ("version_spans", "metrics", "task")
+REQUIRED = ("token_ids", "prompt_length", "reward")
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,49}")
+_SCHEMES = ("sqlite", "postgresql", "postgres")
+
+
+class Kind(StrEnum):
+    SQL = "sql"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+def kind_of(path: str) -> Kind:
+    """What a path names. InvalidInput for anything that is no archive."""
+    scheme, found, _ = path.partition("://")
+    if found and scheme.partition("+")[0] in _SCHEMES:
+        return Kind.SQL
+    if not found and path.endswith((".db", ".sqlite")):
+        return Kind.SQL
+    if not found and path.endswith(".jsonl"):
+        return Kind.JSONL
+    if not found and path.endswith((".parquet", "/")):
+        return Kind.PARQUET
+    shown = f"a {scheme}:// URL" if found else repr(path)  # a URL may hold a password
+    raise InvalidInput(
+        "path",
+        f"is {shown}; an archive is a URL (sqlite:///file.db, postgresql://user:password@host/database), "
+        "a file .db, .sqlite or .jsonl, or a folder of parquet files (its path ends in .parquet or /)",
+    )
+
+
+@contextlib.contextmanager
+def needed_from(package: str) -> Iterator[None]:
+    """Around the import of a kind: what is not installed becomes an InvalidInput that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("trinity"):
+            raise
+        raise InvalidInput("path", f"needs {error.name}; pip install -e '{package}'") from None
+
+
+def check_table_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidInput("name", f"is {name!r}; a table has 1 to 50 letters, digits, _ and -, and no digit in front")
+
+
+def not_archived(groups: Iterable[tuple[int, Group]], archived: int, position: int) -> list[tuple[int, Group]]:
+    """The groups above `archived`. ValueError unless they come in the order of the log and none is above `position`."""
+    groups = list(groups)
+    sequences = [sequence for sequence, _ in groups]
+    if sequences != sorted(set(sequences)) or (sequences and sequences[-1] > position):
+        raise ValueError(f"log sequences {sequences} must rise and end at or below position {position}")
+    return [(sequence, group) for sequence, group in groups if sequence > archived]
+
+
+def rows_of(run: str, groups: Iterable[tuple[int, Group]]) -> list[dict[str, Any]]:
+    """Rows of groups by log sequence, in order. InvalidInput for a group without experiences."""
+    return [row for sequence, group in groups for row in _rows_of_group(run, sequence, group)]
+
+
+def _rows_of_group(run: str, sequence: int, group: Group) -> Iterable[dict[str, Any]]:
+    if not group.experiences:
+        raise InvalidInput("group.experiences", f"of task {group.task.task_id} is empty; there is nothing to archive")
+    task = json_format.MessageToDict(task_to_proto(group.task), preserving_proto_field_name=True)
+    for index, experience in enumerate(group.experiences):
+        values = {
+            "run": run,
+            "log_sequence": sequence,
+            "index_in_group": index,
+            "group_size": len(group.experiences),
+            "task_id": group.task.task_id,
+            "ordinal": group.task.ordinal,
+            "attempt": group.attempt,
+            "explorer_id": group.explorer_id,
+            "version_spans": [[span.version, span.start, span.end] for span in experience.version_spans],
+            "truncation": int(experience.truncation),
+            "metrics": {name: number(value) for name, value in experience.metrics.items()},
+            "info": experience.info_json,
+            "task": task,
+            "started_at_seconds": group.started_at_seconds,
+            "finished_at_seconds": group.finished_at_seconds,
+        }
+        yield {column: values[column] if column in values else getattr(experience, column) for column in COLUMNS}
+
+
+def number(value: float) -> float | str:
+    """A float as JSON has it; NaN and the infinities are text, spelt as protobuf's JSON spells them."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def group_of(rows: Sequence[tuple[str, Row]], made_up_task: str) -> Group:
+    """The group of rows, each with its place for errors. InvalidInput naming place, column, value and what it must be.
+
+    `made_up_task` is the task's id if the rows name no task. In place of missing columns: logprobs 0, action_mask all
+    true, the response sampled by version 0, rollouts in the order of the rows.
+    """
+    if all(row.get("index_in_group") is not None for _, row in rows):
+        rows = sorted(rows, key=lambda pair: _integer(pair[1], "index_in_group", pair[0]))
+    experiences = tuple(_experience(row, place, index) for index, (place, row) in enumerate(rows))
+    place, first = rows[0]
+    return Group(
+        task=_task(first, place, made_up_task, len(rows)),
+        attempt=_integer(first, "attempt", place, 1),
+        explorer_id=_text(first, "explorer_id", place),
+        experiences=experiences,
+        started_at_seconds=_float(first, "started_at_seconds", place, 0.0),
+        finished_at_seconds=_float(first, "finished_at_seconds", place, 0.0),
+    )
+
+
+def check_row(row: Row, place: str) -> None:
+    """InvalidInput, as in `group_of`, unless the row is an experience that can be trained."""
+    for column in REQUIRED:
+        if row.get(column) is None:
+            raise wrong(place, column, f"is missing; needed are {', '.join(REQUIRED)}, there are {', '.join(row)}")
+    _experience(row, place, 0).check(f"{place}: experience")
+    _task(row, place, "none", 1)
+
+
+def wrong(place: str, column: str, problem: str) -> InvalidInput:
+    return InvalidInput(f"{place}, column {column}", problem)
+
+
+def grouped(rows: Iterable[tuple[int, Row]]) -> list["array[int]"]:
+    """Numbers of the rows of each group, groups in the order in which they begin; without a task_id each row is one."""
+    groups: list[array[int]] = []
+    seen: dict[tuple[Any, ...], array[int]] = {}
+    for row_number, row in rows:
+        key = (row.get("run"), row.get("task_id"), row.get("log_sequence"))
+        if row.get("task_id") is None or key not in seen:
+            groups.append(array("q"))
+            seen[key] = groups[-1]
+        seen[key].append(row_number)
+    return groups
+
+
+def _experience(row: Row, place: str, index: int) -> Experience:
+    token_ids = _array(row, "token_ids", place)
+    prompt_length = _integer(row, "prompt_length", place)
+    response = max(0, len(token_ids) - prompt_length)
+    spans = _object(row, "version_spans", place, [[0, 0, response]] if response else [])
+    metrics = _object(row, "metrics", place, {})
+    truncation = _integer(row, "truncation", place, int(Truncation.NONE))
+    if truncation not in list(Truncation):
+        raise wrong(place, "truncation", f"is {truncation}, must be 1 (none), 2 (prompt) or 3 (response)")
+    return Experience(
+        rollout=_integer(row, "rollout", place, index),
+        step=_integer(row, "step", place, 0),
+        token_ids=token_ids,
+        prompt_length=prompt_length,
+        logprobs=_array(row, "logprobs", place, np.zeros(response, np.float32)),
+        action_mask=_array(row, "action_mask", place, np.ones(response, bool)),
+        reward=_float(row, "reward", place),
+        version_spans=tuple(_span(span, place) for span in spans),
+        truncation=Truncation(truncation),
+        metrics={name: _float(metrics, name, place) for name in metrics if metrics[name] is not None},
+        info_json=_text(row, "info", place),
+        teacher_logprobs=None if row.get("teacher_logprobs") is None else _array(row, "teacher_logprobs", place),
+        prompt_text=_text(row, "prompt_text", place),
+        response_text=_text(row, "response_text", place),
+    )
+
+
+def _task(row: Row, place: str, made_up: str, size: int) -> Task:
+    if row.get("task") is None:
+        return _made_up_task(_text(row, "run", place), _text(row, "task_id", place) or made_up, size)
+    fields = _object(row, "task", place, {})
+    try:
+        return task_from_proto(json_format.ParseDict(fields, task_pb2.Task()))
+    except (json_format.ParseError, InvalidInput) as error:
+        raise wrong(place, "task", f"is no trinity.api.common.v1.Task as protobuf writes it in JSON: {error}") from None
+
+
+def _made_up_task(run: str, task_id: str, size: int) -> Task:
+    """Of rows without a task: it stands for the prompt, and nobody can explore it."""
+    return Task(
+        run=run,
+        task_id=task_id,
+        ordinal=0,
+        kind=TaskKind.TRAIN,
+        taskset="offline",
+        epoch=0,
+        row=0,
+        row_json="{}",
+        format_json="{}",
+        workflow="offline",
+        workflow_args_json="{}",
+        reward_function="",
+        reward_args_json="{}",
+        repeat_times=size,
+        sampling=SamplingParams(),
+        gate_step=0,
+        evaluation_step=0,
+        timeout_seconds=1.0,
+        max_attempts=1,
+    )
+
+
+def _array(row: Row, column: str, place: str, default: np.ndarray | None = None) -> np.ndarray:
+    value, dtype = row.get(column), np.dtype(ARRAYS[column])
+    if value is None and default is not None:
+        return default
+    if isinstance(value, (bytes, memoryview)):
+        if len(value) % dtype.itemsize:
+            raise wrong(place, column, f"has {len(value)} bytes, must be a multiple of {dtype.itemsize}")
+        return np.frombuffer(value, dtype)
+    return _converted(value, column, place, dtype)
+
+
+def _converted(value: Any, column: str, place: str, dtype: np.dtype[Any]) -> np.ndarray:
+    """A list as an array of `dtype`, without changing any number that it holds (but to the nearest float32)."""
+    kinds = {"token_ids": "iu", "action_mask": "iub"}.get(column, "iufU")
+    rule = {"token_ids": "ids (int32)", "action_mask": "true or false"}.get(column, "numbers")
+    try:
+        given = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        given = np.zeros(())
+    if isinstance(value, (list, np.ndarray)) and given.shape == (0,):
+        return given.astype(dtype)
+    if given.ndim != 1 or given.dtype.kind not in kinds:
+        raise wrong(place, column, f"is {_shown(value)}, must be a list of {rule}")
+    try:
+        array = given.astype(dtype)
+    except ValueError:
+        raise wrong(place, column, f"is {_shown(value)}, must be a list of {rule}") from None
+    if dtype.kind != "f" and not np.array_equal(array, given):
+        bad = given[array != given][0]
+        raise wrong(place, column, f"has {bad}, must be a list of {rule}")
+    return array
+
+
+def _object(row: Row, column: str, place: str, default: Any) -> Any:
+    value = row.get(column)
+    if value is None:
+        return default
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise wrong(place, column, f"is not JSON: {error}") from None
+    if not isinstance(value, type(default)):
+        raise wrong(
+            place, column, f"is {_shown(value)}, must be {'a list' if isinstance(default, list) else 'an object'}"
+        )
+    return value
+
+
+def _span(value: Any, place: str) -> VersionSpan:
+    if not isinstance(value, list) or [type(part) for part in value] != [int] * 3:
+        raise wrong(place, "version_spans", f"has {_shown(value)}, must be [version, first token, one past the last]")
+    return VersionSpan(*value)
+
+
+def _integer(row: Row, column: str, place: str, default: int | None = None) -> int:
+    value = row.get(column)
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise wrong(place, column, f"is {_shown(value)}, must be a whole number")
+    return value
+
+
+def _float(row: Row, column: str, place: str, default: float | None = None) -> float:
+    value = row.get(column)
+    if value is None and default is not None:
+        return default
+    if value in ("NaN", "Infinity", "-Infinity"):
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise wrong(place, column, f"is {_shown(value)}, must be a number")
+    return float(value)
+
+
+def _text(row: Row, column: str, place: str) -> str:
+    value = row.get(column)
+    if value is not None and not isinstance(value, str):
+        raise wrong(place, column, f"is {_shown(value)}, must be text")
+    return value or ""
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,254 @@
+"""Rows of a dataset: jsonl, json, parquet, a folder of them, or a hub name. Checked whole before anything starts."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig
+from trinity.data.rows import DatasetError, Row
+
+Messages = list[dict[str, Any]]
+
+# Columns of datasets as they are published.
+_TEXTS = ("text", "content")
+_MESSAGES = ("messages", "conversations", "conversation")
+_PAIRS = (("question", "answer"), ("prompt", "completion"), ("instruction", "output"), ("problem", "solution"))
+
+_SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+def read(path: str, split: str = "train", subset: str | None = None) -> Sequence[Row]:
+    """All rows, as mappings. Raises DatasetError."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        rows: list[Row] = []
+        for file in _files_of_split(place, split, subset):
+            rows.extend(_read_file(file))
+    elif place.is_file():
+        rows = _read_file(place)
+    elif place.is_absolute() or path.startswith((".", "~")) or place.suffix in _SUFFIXES:
+        raise DatasetError(f"{path!r} does not exist; give a jsonl, json or parquet file, a folder, or a hub name")
+    else:
+        rows = _read_hub(path, split, subset)
+    if not rows:
+        raise DatasetError(f"{path!r} has no rows")
+    return rows
+
+
+def read_buffer(config: ExperienceBufferConfig) -> Sequence[Row]:
+    """The rows of an experience buffer that is a dataset: files, a hub name, or a table. Raises DatasetError."""
+    if not config.path:
+        raise DatasetError(f"{config.name}: path is missing")
+    if config.storage_type == "sql":
+        from trinity.data.tables import read_table
+
+        return read_table(config.path, config.name)
+    return read(config.path, config.split, config.subset_name)
+
+
+def sft_format(form: FormatConfig, row: Row) -> FormatConfig:
+    """The format of an SFT dataset, judged by its first row: as the YAML says, or in a usual form if it says nothing.
+
+    Raises DatasetError naming the columns if neither fits.
+    """
+    if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
+        return form
+    if isinstance(row.get(form.prompt_key), str) and isinstance(row.get(form.response_key), str):
+        return form
+    plain = FormatConfig()
+    if (form.messages_key, form.prompt_key, form.response_key) == (
+        plain.messages_key,
+        plain.prompt_key,
+        plain.response_key,
+    ):
+        for key in _MESSAGES:
+            if form.prompt_type == "messages" and isinstance(row.get(key), list):
+                return form.model_copy(update={"messages_key": key})
+        for prompt, response in _PAIRS:
+            if isinstance(row.get(prompt), str) and isinstance(row.get(response), str):
+                return form.model_copy(update={"prompt_key": prompt, "response_key": response})
+    raise DatasetError(
+        f"the rows have neither a conversation in {form.messages_key!r} nor texts in {form.prompt_key!r} and "
+        f"{form.response_key!r}; they have {', '.join(row)}. Set format.messages_key, or prompt_key and response_key"
+    )
+
+
+def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, Any]]:
+    """A row as chat messages that end with the assistant's. Raises DatasetError naming row and column."""
+    if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
+        messages = list(row[form.messages_key])
+        last = messages[-1] if messages else None
+        if not isinstance(last, dict) or last.get("role") != "assistant":
+            raise DatasetError(f"row {number}: {form.messages_key!r} must end with an assistant message")
+        return messages
+    for key in (form.prompt_key, form.response_key):
+        if not isinstance(row.get(key), str):
+            raise DatasetError(f"row {number}: {key!r} is {row.get(key)!r}, must be text (columns: {', '.join(row)})")
+    system = row.get(form.system_prompt_key) if form.system_prompt_key else form.system_prompt
+    head = [{"role": "system", "content": system}] if system else []
+    return [
+        *head,
+        {"role": "user", "content": row[form.prompt_key]},
+        {"role": "assistant", "content": row[form.response_key]},
+    ]
+
+
+def text_key(form: FormatConfig, row: Row) -> str:
+    """The column of plain text (cpt) by the first row: format.prompt_key or a usual one. Raises DatasetError."""
+    for key in (form.prompt_key, *_TEXTS):
+        if isinstance(row.get(key), str):
+            return key
+    found = ", ".join(row)
+    raise DatasetError(f"the rows have no text in {form.prompt_key!r}; they have {found}. Set format.prompt_key")
+
+
+def plain_text(row: Row, key: str, number: int) -> str:
+    """A row's text. Raises DatasetError naming row and column."""
+    text = row.get(key)
+    if not isinstance(text, str) or not text:
+        raise DatasetError(f"row {number}: {key!r} is {text!r}, must be text (columns: {', '.join(row)})")
+    return text
+
+
+def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages, Messages]:
+    """A row's two conversations, the chosen one first; both end with the assistant's message. Raises DatasetError.
+
+    Each is the reply to the prompt, which is text or messages, or a whole conversation.
+    """
+    prompt = row.get(form.prompt_key)
+    if isinstance(prompt, str):
+        system = row.get(form.system_prompt_key) if form.system_prompt_key else form.system_prompt
+        prompt = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}]
+    pair = []
+    for key in (form.chosen_key, form.rejected_key):
+        reply = row.get(key)
+        messages = [{"role": "assistant", "content": reply}] if isinstance(reply, str) else reply
+        if not isinstance(messages, list) or not messages or not _is_assistants(messages[-1]):
+            what = "must be text, or messages that end with the assistant's"
+            raise DatasetError(f"row {number}: {key!r} is {reply!r}, {what} (columns: {', '.join(row)})")
+        if len(messages) == 1:
+            if not isinstance(prompt, list) or not prompt:
+                what = "must be text or messages"
+                raise DatasetError(f"row {number}: {form.prompt_key!r} is {row.get(form.prompt_key)!r}, {what}")
+            messages = [*prompt, *messages]
+        pair.append(messages)
+    return pair[0], pair[1]
+
+
+def _is_assistants(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "assistant"
+
+
+def reader(kind: str, form: FormatConfig, first: Row) -> Callable[[Row, int], dict[str, str]]:
+    """What makes of a row and its number the fields of a buffer's Example, for rows of this kind (AlgorithmPlan.rows).
+
+    It, and the judgement of the first row, raise DatasetError naming the column, and the row.
+    """
+    if kind == "text":
+        key = text_key(form, first)
+        return lambda row, number: {"text": plain_text(row, key, number)}
+    if kind == "pairs":
+
+        def pair(row: Row, number: int) -> dict[str, str]:
+            chosen, rejected = preference_pair(row, form, number)
+            return {"messages_json": json.dumps(chosen), "rejected_json": json.dumps(rejected)}
+
+        return pair
+    usual = sft_format(form, first)
+    return lambda row, number: {"messages_json": json.dumps(sft_messages(row, usual, number))}
+
+
+def features(rows: Sequence[Row], keys: Sequence[str]) -> list[list[float]]:
+    """Columns of numbers, for selectors. Raises DatasetError naming row and column."""
+    return [[_number(row, number, key) for key in keys] for number, row in enumerate(rows)]
+
+
+def _number(row: Row, number: int, key: str) -> float:
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise DatasetError(f"row {number}: {key!r} is {value!r}, must be a number")
+    return float(value)
+
+
+def _files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
+    """<folder>/[<subset>/|data/]<split>{.,-}*, the first place that has any."""
+    others = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and _split_files(path, split)]
+    others = [name for name in others if name != "data"]
+    if subset and others and subset not in others:
+        raise DatasetError(f"folder {str(folder)!r} has no subset {subset!r}; subset_name may be {', '.join(others)}")
+    places = [folder / subset] if subset and (folder / subset).is_dir() else []
+    for place in [*places, folder, folder / "data"]:
+        files = _split_files(place, split)
+        if files:
+            return files
+    hint = f"; subset_name may be {', '.join(others)}" if others else ""
+    raise DatasetError(f"folder {str(folder)!r} has no {split}.jsonl, {split}.json or {split}*.parquet{hint}")
+
+
+def _split_files(place: Path, split: str) -> list[Path]:
+    found = sorted(place.glob(f"{split}*"))
+    return [f for f in found if f.suffix in _SUFFIXES and f.stem[len(split) :][:1] in "-."]
+
+
+def _read_file(file: Path) -> list[Row]:
+    if file.suffix == ".parquet":
+        return _read_parquet(file)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetError(f"{file}: cannot be read: {error}") from None
+    if file.suffix == ".json":
+        return _read_json(file, text)
+    rows: list[Row] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            rows.append(_row(file, number, line))
+    return rows
+
+
+def _row(file: Path, number: int, line: str) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DatasetError(f"{file} line {number}: is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise DatasetError(f"{file} line {number}: must be a JSON object, is {type(row).__name__}")
+    return row
+
+
+def _read_json(file: Path, text: str) -> list[Row]:
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise DatasetError(f"{file}: is not JSON: {error}") from None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DatasetError(f"{file}: must be a JSON list of objects")
+    return rows
+
+
+def _read_parquet(file: Path) -> list[Row]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise DatasetError(f"{file}: parquet needs pyarrow; pip install -e '.[parquet]'") from None
+    try:
+        rows: list[Row] = parquet.read_table(file).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's errors are kinds of these
+        raise DatasetError(f"{file}: cannot be read: {error}") from None
+    return rows
+
+
+def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
+    try:
+        import datasets
+    except ImportError:
+        raise DatasetError(
+            f"{path!r} is no file or folder here, and a hub name needs the datasets library; "
+            "pip install -e '.[hub]', or give a local path"
+        ) from None
+    try:
+        return [dict(row) for row in datasets.load_dataset(path, subset, split=split)]
+    except Exception as error:  # datasets raises anything, from ConnectionError to ValueError
+        raise DatasetError(f"{path!r}: the datasets library cannot load it: {error}") from None

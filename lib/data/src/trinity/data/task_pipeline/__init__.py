@@ -1,0 +1,28 @@
+"""data_processor.task_pipeline: rows of local tasksets are filtered, scored and ordered before a run starts.
+
+read -> operators, in their order -> scores -> order by weighted sum -> top_k -> one file for each taskset, which the
+run then uses in place of its input. It is made once: beside it lies a manifest, and a restart goes on with the file.
+
+    result = run_pipeline(config, make_plan(config).job_dir)   # nothing without data_processor.task_pipeline
+    config = with_outputs(config, result)
+
+docs/task_pipeline.md has the operators, the scores and their formulas. Importing this loads no numpy.
+"""
+
+from trinity.data.task_pipeline.checks import check_task_pipeline
+from trinity.data.task_pipeline.names import operator_args
+from trinity.data.task_pipeline.result import ProcessedTaskset, Step, TaskPipelineResult, describe
+from trinity.data.task_pipeline.run import previewed, run_pipeline, run_stages, with_outputs
+
+__all__ = [
+    "ProcessedTaskset",
+    "Step",
+    "TaskPipelineResult",
+    "check_task_pipeline",
+    "describe",
+    "operator_args",
+    "previewed",
+    "run_pipeline",
+    "run_stages",
+    "with_outputs",
+]

@@ -1,0 +1,126 @@
+"""What is wrong with data_processor.task_pipeline, found without a look at any file."""
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trinity.config.algorithms import ALGORITHMS
+from trinity.config.errors import Problem
+from trinity.config.schema import Config
+from trinity.config.schema.base import Section
+from trinity.config.schema.pipeline import TaskPipelineConfig
+from trinity.data.task_pipeline import data_juicer
+from trinity.data.task_pipeline.names import SCORE_OPERATORS, known
+from trinity.data.task_pipeline.output import SUFFIXES
+from trinity.data.task_pipeline.scores import SCORES
+
+KEY = "data_processor.task_pipeline"
+
+_INPUTS = (".jsonl", ".json", ".parquet")
+
+
+def check_task_pipeline(config: Config) -> Iterator[Problem]:
+    """Unknown names and arguments, values that do not fit, and what would have no effect. Of one stage."""
+    pipeline = config.data_processor.task_pipeline
+    if pipeline is None:
+        return
+    algorithm = ALGORITHMS.get(config.algorithm.algorithm_type)
+    if algorithm is not None and algorithm.offline:
+        yield Problem(
+            KEY,
+            f"is given, but {config.algorithm.algorithm_type} has no tasksets; give it in the stage that has: "
+            "stages.<i>.data_processor",
+        )
+    yield from _check_operators(pipeline)
+    yield from _check_priority(pipeline)
+    yield from _check_files(pipeline, config)
+
+
+def _check_operators(pipeline: TaskPipelineConfig) -> Iterator[Problem]:
+    kinds, seen = known(), set()
+    for index, operator in enumerate(pipeline.operators):
+        place, name = f"{KEY}.operators.{index}", operator.name
+        if name not in kinds:
+            yield from _check_foreign(place, name, kinds)
+            continue
+        yield from _check_args(place, name, kinds[name], operator.args)
+        if name in SCORE_OPERATORS:
+            score = SCORE_OPERATORS[name].name
+            if name in seen:
+                yield Problem(f"{place}.name", f"is {name!r}, which another operator is already; a score is made once")
+            if not pipeline.priority_weights.get(score):
+                what = f"is {name!r}, which has no effect: priority_weights gives {score!r} no weight"
+                yield Problem(f"{place}.name", what)
+        seen.add(name)
+
+
+def _check_foreign(place: str, name: str, kinds: Mapping[str, Any]) -> Iterator[Problem]:
+    """A name that is not ours: an operator of data-juicer, or a mistake."""
+    installed = data_juicer.is_installed()
+    theirs = data_juicer.known() if installed else []
+    if name not in theirs:
+        near = _near(name, [*kinds, *theirs], "")
+        names = f"known: {', '.join(sorted(kinds))}; {'and those of data-juicer' if installed else data_juicer.INSTALL}"
+        what = f"is {name!r}, which is not registered; {near}{' ' if near else ''}{names}"
+        yield Problem(f"{place}.name", what)
+
+
+def _check_args(place: str, name: str, kind: type[Section], args: dict[str, Any]) -> Iterator[Problem]:
+    try:
+        kind.model_validate(args)
+    except ValidationError as error:
+        for detail in error.errors():
+            path = ".".join([f"{place}.args", *(str(part) for part in detail["loc"] if str(part) in args)][:2])
+            argument = str(detail["loc"][0]) if detail["loc"] else ""
+            text = detail["msg"].removeprefix("Value error, ")
+            if detail["type"] == "extra_forbidden":
+                names = f"known: {', '.join(sorted(kind.model_fields))}"
+                message = f"{name} has no such argument; {_near(argument, kind.model_fields, names)}"
+            elif detail["type"] == "missing":
+                path, message = f"{place}.args", f"{name} needs {argument}"
+            elif argument:
+                message = f"is {args.get(argument)!r}: {text[0].lower()}{text[1:]}"
+            else:
+                message = f"{name}: {text}"
+            yield Problem(path, message)
+
+
+def _check_priority(pipeline: TaskPipelineConfig) -> Iterator[Problem]:
+    place = f"{KEY}.priority_weights"
+    for score, weight in pipeline.priority_weights.items():
+        if score not in SCORES:
+            near = _near(score, SCORES, f"known: {', '.join(sorted(SCORES))}")
+            yield Problem(f"{place}.{score}", f"is no score; {near}")
+        elif not math.isfinite(weight):
+            yield Problem(f"{place}.{score}", f"is {weight}, must be a finite number; negative: the lowest first")
+    if pipeline.top_k == 0:
+        yield Problem(f"{KEY}.top_k", "is 0, which keeps no row; -1 keeps all")
+    if pipeline.min_score is not None and not any(pipeline.priority_weights.values()):
+        yield Problem(
+            f"{KEY}.min_score", f"is {pipeline.min_score}, but priority_weights has no score to compare with it"
+        )
+
+
+def _check_files(pipeline: TaskPipelineConfig, config: Config) -> Iterator[Problem]:
+    source = config.buffer.explorer_input
+    tasksets = 1 if source.taskset else len(source.tasksets)
+    if pipeline.inputs and tasksets > 1 and len(pipeline.inputs) != tasksets:
+        yield Problem(
+            f"{KEY}.inputs",
+            f"has {len(pipeline.inputs)} files for {tasksets} tasksets; give one for each, in their order",
+        )
+    for index, path in enumerate(pipeline.inputs):
+        if Path(path).suffix not in _INPUTS:
+            yield Problem(f"{KEY}.inputs.{index}", f"is {path!r}, must be a local file: {', '.join(_INPUTS)}")
+    if pipeline.output is not None and Path(pipeline.output).suffix not in ("", *SUFFIXES):
+        what = f"is {pipeline.output!r}, must end in {' or '.join(SUFFIXES)}, or in neither for a folder"
+        yield Problem(f"{KEY}.output", what)
+
+
+def _near(name: str, options: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, list(options), n=3)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise

@@ -1,0 +1,128 @@
+"""Filters by length, column, quality and chance.
+
+text_length_filter, words_num_filter and alphanumeric_filter mean what data-juicer means by them, defaults included.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from trinity.data.datasets import DatasetError
+from trinity.data.task_pipeline import texts
+from trinity.data.task_pipeline.base import Context, Entry, Operator, TextFilter, column_value
+
+Comparison = Literal["==", "!=", "<", "<=", ">", ">=", "in", "contains", "exists"]
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+
+
+class TextLengthFilter(TextFilter):
+    """Rows of min_len to max_len characters."""
+
+    min_len: NonNegativeInt = 10
+    max_len: NonNegativeInt | None = None
+
+    def keeps(self, text: str) -> bool:
+        return self.min_len <= len(text) and (self.max_len is None or len(text) <= self.max_len)
+
+
+class WordsNumFilter(TextFilter):
+    """Rows of min_num to max_num words; a word is what stands between white space."""
+
+    min_num: NonNegativeInt = 10
+    max_num: NonNegativeInt | None = None
+
+    def keeps(self, text: str) -> bool:
+        words = len(text.split())
+        return self.min_num <= words and (self.max_num is None or words <= self.max_num)
+
+
+class AlphanumericFilter(TextFilter):
+    """Rows whose share of letters and digits among all characters lies in [min_ratio, max_ratio]."""
+
+    min_ratio: float = Field(0.25, ge=0, le=1)
+    max_ratio: float = Field(1.0, ge=0, le=1)
+
+    def keeps(self, text: str) -> bool:
+        return self.min_ratio <= texts.alphanumeric_share(text) <= self.max_ratio
+
+
+class SymbolsFilter(TextFilter):
+    """Rows whose share of symbols is at most max_ratio."""
+
+    max_ratio: float = Field(0.4, ge=0, le=1)
+
+    def keeps(self, text: str) -> bool:
+        return texts.symbol_share(text) <= self.max_ratio
+
+
+class RepetitionFilter(TextFilter):
+    """Rows of whose n-grams at most the share max_ratio was there before."""
+
+    unit: texts.Unit = "word"
+    ngram: PositiveInt = 3
+    max_ratio: float = Field(0.5, ge=0, le=1)
+
+    def keeps(self, text: str) -> bool:
+        return texts.repeated_share(text, self.unit, self.ngram) <= self.max_ratio
+
+
+class FieldFilter(Operator):
+    """Rows with `column` `op` `value`. A row that lacks the column, or has null there, stays for `!=` alone."""
+
+    column: str = Field(min_length=1)
+    op: Comparison = "=="
+    value: Any = None
+
+    @model_validator(mode="after")
+    def _value_fits(self) -> "FieldFilter":
+        if self.op == "exists":
+            if self.value is not None and not isinstance(self.value, bool):
+                raise ValueError(f"value is {self.value!r}; exists takes true or false")
+        elif self.value is None:
+            raise ValueError(f"value is missing; {self.op!r} compares with it")
+        elif self.op == "in" and not isinstance(self.value, list):
+            raise ValueError(f"value is {self.value!r}; in takes a list")
+        return self
+
+    def apply(self, entries: list[Entry], context: Context) -> list[Entry]:
+        if entries and self.op != "exists" and not any(column_value(e.row, self.column)[0] for e in entries):
+            raise DatasetError(f"no row has a column {self.column!r}; they have {', '.join(entries[0].row)}")
+        return [entry for entry in entries if self._keeps(entry)]
+
+    def _keeps(self, entry: Entry) -> bool:
+        _, found = column_value(entry.row, self.column)
+        if self.op == "exists":
+            return (found is not None) is (self.value is not False)
+        if found is None:
+            return self.op == "!="
+        try:
+            if self.op == "in":
+                return found in self.value
+            return self.value in found if self.op == "contains" else bool(_COMPARE[self.op](found, self.value))
+        except TypeError:
+            raise DatasetError(
+                f"row {entry.number}: {self.column!r} is {found!r}, which cannot be compared: {self.op} {self.value!r}"
+            ) from None
+
+
+class Sample(Operator):
+    """`size` rows, or the share `ratio` of them, drawn at random without replacement; they keep their order."""
+
+    size: PositiveInt | None = None
+    ratio: float | None = Field(None, gt=0, le=1)
+    seed: int = 42
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "Sample":
+        if (self.size is None) is (self.ratio is None):
+            raise ValueError("needs either size or ratio")
+        return self
+
+    def apply(self, entries: list[Entry], context: Context) -> list[Entry]:
+        size = self.size if self.size is not None else math.ceil((self.ratio or 0) * len(entries))
+        chosen = random.Random(self.seed).sample(range(len(entries)), min(size, len(entries)))
+        return [entries[index] for index in sorted(chosen)]

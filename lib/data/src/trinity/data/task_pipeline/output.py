@@ -1,0 +1,118 @@
+"""The file that a pipeline makes, and the manifest beside it, which says of what: a restart goes on with the file."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trinity.data.datasets import DatasetError, Row
+
+VERSION = 1
+SUFFIXES = (".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a file was made of. Rows are numbered from 0 over all inputs."""
+
+    pipeline: dict[str, Any]
+    """Operators, fields, weights and limits, as the YAML has them."""
+    inputs: list[dict[str, Any]]
+    """path, split, subset, digest, first and rows of each."""
+    rows: list[int]
+    """The input's row of each row of the file."""
+    steps: list[dict[str, Any]]
+    seconds: float
+    digest: str
+    """SHA-256 of the file."""
+
+    def differs(self, pipeline: dict[str, Any], digests: Sequence[str]) -> str:
+        """What is not as it was, in words; empty if all is."""
+        keys = [key for key in pipeline if pipeline[key] != self.pipeline.get(key)]
+        if keys:
+            return f"made with other {', '.join(keys)}"
+        return "" if list(digests) == [one["digest"] for one in self.inputs] else "made of other input"
+
+
+def manifest_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.manifest.json")
+
+
+def read_manifest(output: Path) -> Manifest | None:
+    """None if there is none, or one that is not ours."""
+    try:
+        value = json.loads(manifest_path(output).read_bytes())
+        return Manifest(**value["made"]) if value["version"] == VERSION else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write(output: Path, rows: Sequence[Row], manifest: Manifest) -> None:
+    """File and manifest, each whole or not there. Raises OSError, or DatasetError for rows that parquet cannot hold.
+
+    The manifest comes first: one without a file stands for nothing, a file without one would be a stranger's.
+    """
+    content = _parquet(rows) if output.suffix == ".parquet" else _jsonl(rows)
+    made = {**manifest.__dict__, "digest": hashlib.sha256(content).hexdigest()}
+    _write_atomic(manifest_path(output), json.dumps({"version": VERSION, "made": made}).encode())
+    _write_atomic(output, content)
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """SHA-256 of the content of files, one after the other."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _jsonl(rows: Sequence[Row]) -> bytes:
+    return b"".join(_line(row) for row in rows)
+
+
+def _line(row: Row) -> bytes:
+    try:
+        return json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can escape and UTF-8 cannot hold
+        return json.dumps(row, default=str).encode() + b"\n"
+
+
+def _parquet(rows: Sequence[Row]) -> bytes:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DatasetError("parquet needs pyarrow; pip install -e '.[parquet]', or end output in .jsonl") from None
+    columns = dict.fromkeys(column for row in rows for column in row)
+    sink = pyarrow.BufferOutputStream()
+    try:
+        parquet.write_table(pyarrow.table({c: [row.get(c) for row in rows] for c in columns}), sink)
+    except (ValueError, TypeError, NotImplementedError) as error:  # pyarrow's errors are kinds of these
+        raise DatasetError(f"the rows do not fit into parquet: {error}; end output in .jsonl") from None
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def _write_atomic(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,169 @@
+"""Reading data: every form, and what is wrong by file and line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from trinity.config.schema.buffer import FormatConfig
+from trinity.data.datasets import DatasetError, read, sft_format
+
+pytestmark = pytest.mark.core
+
+ROWS = [{"question": "1+1", "answer": "2"}, {"question": "zwei\u2028zeilen", "answer": "x"}]
+
+
+def test_every_form_gives_the_same_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS) + "\n\n")
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.json", "a.parquet"):
+        assert list(read(str(tmp_path / name))) == ROWS, name
+
+
+def test_a_folder_has_splits_and_subsets(tmp_path: Path) -> None:
+    for place, text in (
+        ("train.jsonl", "a"),
+        ("test-00000.jsonl", "b"),
+        ("main/train.jsonl", "c"),
+        ("testing.jsonl", "d"),
+    ):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text(json.dumps({"x": text}) + "\n")
+    assert list(read(str(tmp_path), "train")) == [{"x": "a"}]
+    assert list(read(str(tmp_path), "test")) == [{"x": "b"}]
+    assert list(read(str(tmp_path), "train", "main")) == [{"x": "c"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"a": 1}\n{"a": \n', "line 2"),
+        ('{"a": 1}\n\n[1]\n', "line 3: must be a JSON object"),
+        ("", "no rows"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "d.jsonl"
+    file.write_text(content)
+    with pytest.raises(DatasetError, match=said) as refused:
+        read(str(file))
+    assert str(file) in refused.value.message
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DatasetError, match="cannot be read"):
+        read(str(tmp_path / "d.jsonl"))
+    (tmp_path / "d.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(DatasetError, match="cannot be read"):
+        read(str(tmp_path / "d.parquet"))
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="does not exist"):
+        read(str(tmp_path / "none.jsonl"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetError, match=r"no train\.jsonl"):
+        read(str(tmp_path / "empty"))
+
+
+INFOS = {
+    "main": {
+        "description": "GSM8K",
+        "features": {"question": {"id": None, "_type": "Value"}, "answer": {"id": None, "_type": "Value"}},
+        "splits": {"train": {"name": "train", "num_examples": 99}},
+        "builder_name": "gsm8k",
+    }
+}
+
+
+@pytest.fixture
+def downloaded(tmp_path: Path) -> Path:
+    """A folder as ModelScope downloads it: old dataset_infos.json (features without dtype), a loader, a README."""
+    folder = tmp_path / "gsm8k"
+    for subset in ("main", "socratic"):
+        for split in ("train", "test"):
+            (folder / subset).mkdir(parents=True, exist_ok=True)
+            rows = [{"question": f"{subset} {split} {i}", "answer": "#### 2"} for i in range(3)]
+            pyarrow.parquet.write_table(
+                pyarrow.Table.from_pylist(rows), folder / subset / f"{split}-00000-of-00001.parquet"
+            )
+    (folder / "dataset_infos.json").write_text(json.dumps(INFOS))
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: main\n---\n# GSM8K\n")
+    (folder / "gsm8k.py").write_text("raise RuntimeError('a loader is never run')\n")
+    (folder / "train.py").write_text("raise RuntimeError('a script is never run')\n")
+    (folder / ".gitattributes").write_text("*.parquet filter=lfs\n")
+    (folder / ".msc").write_bytes(b"\x80\x04")
+    return folder
+
+
+@pytest.mark.parametrize("subset", ["main", "socratic"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_folder_as_modelscope_downloads_it_is_read_as_it_is(downloaded: Path, subset: str, split: str) -> None:
+    for path in (str(downloaded), f"{downloaded}/"):
+        assert [row["question"] for row in read(path, split, subset)] == [f"{subset} {split} {i}" for i in range(3)]
+    assert len(read(str(downloaded / subset), split)) == 3  # the subset's own folder, with or without its name again
+    assert len(read(str(downloaded / subset), split, subset)) == 3
+
+
+def test_parts_of_a_split_are_read_in_order_and_the_data_folder_of_a_hub_too(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for part in (1, 0, 2):
+        table = pyarrow.Table.from_pylist([{"part": part, "row": row} for row in range(2)])
+        pyarrow.parquet.write_table(table, tmp_path / f"data/train-0000{part}-of-00003.parquet")
+    found = read(str(tmp_path))
+    assert [(row["part"], row["row"]) for row in found] == [(p, r) for p in range(3) for r in range(2)]
+
+
+def test_a_subset_that_a_downloaded_folder_lacks_is_not_replaced_by_another(downloaded: Path) -> None:
+    for split, subset in (("train", "mian"), ("validation", "main"), ("train", None)):
+        with pytest.raises(DatasetError, match=str(downloaded)):
+            read(str(downloaded), split, subset)
+
+
+def test_a_hub_name_without_the_datasets_library_says_what_to_install() -> None:
+    code = (
+        "import sys\nsys.modules['datasets'] = None\n"  # as if it were not installed
+        "from trinity.data.datasets import DatasetError, read\n"
+        "try:\n    read('openai/gsm8k', 'train', 'main')\nexcept DatasetError as error:\n    print(error.message)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "'openai/gsm8k' is no file or folder here" in done.stdout
+    assert "pip install -e '.[hub]', or give a local path" in done.stdout
+
+
+def test_a_subset_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    for subset in ("main", "socratic"):
+        (tmp_path / subset).mkdir()
+        (tmp_path / subset / "train.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(DatasetError, match="no subset 'mian'; subset_name may be main, socratic"):
+        read(str(tmp_path), "train", "mian")
+    with pytest.raises(DatasetError, match="subset_name may be main, socratic"):
+        read(str(tmp_path), "train")
+    assert read(str(tmp_path), "train", "main") == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("row", "keys"),
+    [
+        ({"question": "1+1", "answer": "2"}, ("question", "answer", "message")),
+        ({"prompt": "1+1", "completion": "2"}, ("prompt", "completion", "message")),
+        ({"messages": [{"role": "user", "content": "1+1"}]}, ("prompt", "response", "messages")),
+    ],
+)
+def test_usual_forms_of_sft_rows_are_known(row: dict[str, object], keys: tuple[str, str, str]) -> None:
+    found = sft_format(FormatConfig(), row)
+    assert (found.prompt_key, found.response_key, found.messages_key) == keys
+
+
+def test_sft_rows_of_another_form_are_refused_with_their_columns() -> None:
+    with pytest.raises(DatasetError, match=r"neither a conversation in 'message' .* they have x, y"):
+        sft_format(FormatConfig(), {"x": 1, "y": 2})
+    with pytest.raises(DatasetError):  # what the YAML says is not replaced by a guess
+        sft_format(FormatConfig(prompt_key="q"), {"question": "1+1", "answer": "2"})

@@ -1,0 +1,124 @@
+"""Experience on the wire: what goes in comes out; what cannot be right is refused with the field's name."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.experience import make_experience, make_group, make_task
+from trinity.api.common.v1 import tensor_pb2
+from trinity.data import wire
+from trinity.data.arrays import from_tensor, to_tensor
+from trinity.data.experience import AttemptFailure, Experience, Group, SamplingParams, VersionSpan
+from trinity.runtime.errors import FailureCause, InvalidInput
+
+pytestmark = pytest.mark.core
+
+
+@given(st.integers(1, 500), st.integers(0, 40), st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_a_group_survives_the_wire(ordinal: int, response: int, version: int) -> None:
+    group = make_group(make_task(ordinal), version, response=response)
+    group.check()
+    back = wire.decode_outcome(wire.encode_outcome(group))
+    assert isinstance(back, Group)
+    back.check()
+    assert back.task == group.task
+    for one, other in zip(group.experiences, back.experiences, strict=True):
+        for name in ("token_ids", "logprobs", "action_mask"):
+            assert np.array_equal(getattr(one, name), getattr(other, name))
+            assert getattr(one, name).dtype == getattr(other, name).dtype
+        assert one.version_spans == other.version_spans
+        assert one.reward == other.reward
+
+
+def test_a_teachers_log_probabilities_survive_the_wire_and_may_be_missing() -> None:
+    group = make_group(make_task(1), 0, response=6)
+    experiences = tuple(
+        replace(e, teacher_logprobs=-np.arange(e.response_length, dtype=np.float32)) for e in group.experiences[:1]
+    )
+    group = replace(group, experiences=(*experiences, *group.experiences[1:]))
+    group.check()
+    back = wire.decode_outcome(wire.encode_outcome(group))
+    assert isinstance(back, Group)
+    assert np.array_equal(back.experiences[0].teacher_logprobs, experiences[0].teacher_logprobs)  # type: ignore[arg-type]
+    assert all(e.teacher_logprobs is None for e in back.experiences[1:])
+
+
+def test_a_failure_survives_the_wire() -> None:
+    failure = AttemptFailure(make_task(), 2, "a", FailureCause.TIMEOUT, "too slow", True, 3.0)
+    assert wire.decode_outcome(wire.encode_outcome(failure)) == failure
+
+
+def _changed(**changes: object) -> Experience:
+    return replace(make_experience(np.random.default_rng(0), 0, 6, 3), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "experience"),
+    [
+        ("logprobs", _changed(logprobs=np.full(6, np.nan, np.float32))),
+        ("logprobs", _changed(logprobs=np.full(6, 0.5, np.float32))),
+        ("logprobs", _changed(logprobs=np.full(5, -1.0, np.float32))),
+        ("action_mask", _changed(action_mask=np.ones(7, bool))),
+        ("teacher_logprobs", _changed(teacher_logprobs=np.full(6, np.nan, np.float32))),
+        ("teacher_logprobs", _changed(teacher_logprobs=np.full(5, -1.0, np.float32))),
+        ("reward", _changed(reward=float("inf"))),
+        ("reward", _changed(reward=float("nan"))),
+        ("prompt_length", _changed(prompt_length=0)),
+        ("prompt_length", _changed(prompt_length=1000)),
+        ("token_ids", _changed(token_ids=np.full(_changed().prompt_length + 6, -1, np.int32))),
+        ("version_spans", _changed(version_spans=(VersionSpan(3, 0, 5),))),
+        ("version_spans", _changed(version_spans=(VersionSpan(3, 0, 2), VersionSpan(2, 2, 6)))),
+        ("version_spans", _changed(version_spans=(VersionSpan(3, 0, 3), VersionSpan(4, 4, 6)))),
+    ],
+)
+def test_wrong_experience_is_refused_by_field(field: str, experience: Experience) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        experience.check("experience")
+    assert refused.value.field == f"experience.{field}"
+
+
+@pytest.mark.parametrize(
+    ("field", "tensor"),
+    [
+        ("x.dtype", tensor_pb2.Tensor(dtype="object", shape=[1], data=b"1")),
+        ("x.dtype", tensor_pb2.Tensor(dtype="float64", shape=[1], data=b"12345678")),
+        ("x.shape", tensor_pb2.Tensor(dtype="float32", shape=[-1], data=b"")),
+        ("x.shape", tensor_pb2.Tensor(dtype="float32", shape=[1, 1], data=b"1234")),
+        ("x.data", tensor_pb2.Tensor(dtype="float32", shape=[2], data=b"1234")),
+        ("x.data", tensor_pb2.Tensor(dtype="float32", shape=[2**60], data=b"1234")),
+    ],
+)
+def test_wrong_arrays_are_refused(field: str, tensor: tensor_pb2.Tensor) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        from_tensor(tensor, "x", "float32")
+    assert refused.value.field == field
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), max_size=50))
+def test_arrays_survive_the_wire(values: list[float]) -> None:
+    array = np.array(values, np.float32)
+    assert np.array_equal(from_tensor(to_tensor(array), "x", "float32"), array)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=200)
+def test_no_bytes_break_the_decoder(data: bytes) -> None:
+    try:
+        outcome = wire.decode_outcome(data)
+    except InvalidInput:
+        return
+    assert outcome.task.task_id
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("temperature", {"temperature": -1}), ("top_p", {"top_p": 0}), ("max_tokens", {"max_tokens": 0}),
+     ("min_tokens", {"min_tokens": 99}), ("n", {"n": 0})],
+)  # fmt: skip
+def test_wrong_sampling_is_refused(field: str, values: dict[str, float]) -> None:
+    with pytest.raises(InvalidInput, match=f"sampling.{field}"):
+        SamplingParams(**values)  # type: ignore[arg-type]

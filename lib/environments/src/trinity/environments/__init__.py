@@ -1,0 +1,41 @@
+"""Built-in environments by name."""
+
+from trinity.environments.alfworld.environment import AlfWorld
+from trinity.environments.bridges.gymnasium import Gymnasium
+from trinity.environments.bridges.mcp import McpTools
+from trinity.environments.bridges.openenv import OpenEnv
+from trinity.environments.bridges.reasoning_gym import ReasoningGym
+from trinity.environments.bridges.verifiers import Verifiers
+from trinity.environments.countdown import Countdown
+from trinity.environments.environment import Environment
+from trinity.environments.frozen_lake import FrozenLake
+from trinity.environments.gym_card.blackjack import BlackJack
+from trinity.environments.gym_card.environment import GymCard
+from trinity.environments.gym_card.number_line import NumberLine
+from trinity.environments.gym_card.points import EZPoints, Points24
+from trinity.environments.maths import Maths
+from trinity.environments.scienceworld.environment import ScienceWorld
+from trinity.environments.sokoban.environment import Sokoban
+from trinity.environments.webshop.environment import WebShop
+
+_BUILT_IN: tuple[type[Environment], ...] = (
+    Countdown,
+    Maths,
+    Sokoban,
+    FrozenLake,
+    GymCard,
+    NumberLine,
+    EZPoints,
+    Points24,
+    BlackJack,
+    WebShop,
+    AlfWorld,
+    ScienceWorld,
+    Gymnasium,
+    ReasoningGym,
+    Verifiers,
+    OpenEnv,
+    McpTools,
+)
+
+ENVIRONMENTS: dict[str, type[Environment]] = {kind.description.name: kind for kind in _BUILT_IN}

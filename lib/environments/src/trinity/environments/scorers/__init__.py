@@ -1,0 +1,29 @@
+"""Scoring functions by name."""
+
+from trinity import plugins
+from trinity.environments.scorers.base import ScoreItem, Scorer, ScoreResult, as_result
+from trinity.environments.scorers.countdown import countdown_reward
+from trinity.environments.scorers.math import accuracy_reward, math_boxed_reward, math_dapo_reward, math_reward
+
+SCORERS: dict[str, Scorer] = {
+    "accuracy_reward": accuracy_reward,
+    "math_reward": math_reward,
+    "math_boxed_reward": math_boxed_reward,
+    "math_dapo_reward": math_dapo_reward,
+    "countdown_reward": countdown_reward,
+}
+
+
+def find_scorer(name: str) -> Scorer | None:
+    """A built-in scorer, or a reward function of a plugin."""
+    if name in SCORERS:
+        return SCORERS[name]
+    function = plugins.REWARD_FUNCTIONS.get(name)
+    return (lambda item, args: as_result(function(item, args))) if function is not None else None
+
+
+def scorer_names() -> list[str]:
+    return sorted({*SCORERS, *plugins.REWARD_FUNCTIONS})
+
+
+__all__ = ["SCORERS", "ScoreItem", "ScoreResult", "Scorer", "find_scorer", "scorer_names"]

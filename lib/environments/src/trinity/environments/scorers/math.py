@@ -1,0 +1,82 @@
+"""Maths answers: is the reply's answer the reference's?"""
+
+import re
+from typing import Any
+
+from trinity.environments.scorers.answers import (
+    answer_line,
+    given_answer,
+    last_boxed,
+    last_tagged,
+    reference_answer,
+    same_answer,
+)
+from trinity.environments.scorers.base import ScoreItem, ScoreResult
+from trinity.runtime.errors import InvalidInput
+
+_THINK_THEN_ANSWER = re.compile(
+    r"\s*<think>(?:(?!</?think>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*", re.DOTALL
+)
+_FORMAT_REWARD = 0.1
+_PENALTY_KEYS = ("penalty_factor", "max_response_length", "cache_length")
+
+
+def _accuracy(answer: str | None, truth: str) -> float:
+    return float(answer is not None and same_answer(answer, reference_answer(truth)))
+
+
+def accuracy_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
+    """1 if the answer is right, else 0. The answer: \\boxed{}, else <answer>, else after ####, else the last number."""
+    accuracy = _accuracy(given_answer(item.response), item.truth)
+    return ScoreResult(accuracy, {"accuracy": accuracy})
+
+
+def math_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
+    """Accuracy, plus 0.1 if the reply is <think>...</think><answer>...</answer> and minus 0.1 if it is not."""
+    accuracy = _accuracy(given_answer(item.response), item.truth)
+    well_formed = len(item.response) <= 1_000_000 and bool(_THINK_THEN_ANSWER.fullmatch(item.response))
+    form = _FORMAT_REWARD if well_formed else -_FORMAT_REWARD
+    return ScoreResult(accuracy + form, {"accuracy": accuracy, "format_score": form})
+
+
+def math_boxed_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
+    """1 if the last \\boxed{} is right, else 0. With args `with_think`: minus 0.1 without <think>...</think>."""
+    accuracy = _accuracy(last_boxed(item.response), item.truth)
+    form = 0.0
+    if args.get("with_think"):
+        opened, closed = item.response.find("<think>"), item.response.find("</think>")
+        form = 0.0 if 0 <= opened < closed else -_FORMAT_REWARD
+    return ScoreResult(accuracy + form, {"accuracy": accuracy, "format_score": form})
+
+
+def final_answer(response: str) -> str | None:
+    r"""The answer of a reply in the style of DAPO's: the last \boxed{} inside of <answer>, else <answer> itself, else
+    \boxed{}, else what follows the last `Answer:`; never just the last number."""
+    tagged = last_tagged(response)
+    if tagged is not None:
+        return last_boxed(tagged) or tagged
+    return last_boxed(response) or answer_line(response)
+
+
+def math_dapo_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
+    """1 if the final answer is right, else 0; with args `enable_overlong_penalty` minus DAPO's penalty of long replies.
+
+    The penalty (Yu et al. 2025, "DAPO", equation 13) of a response of n tokens, with L = `max_response_length`,
+    C = `cache_length` and f = `penalty_factor`: 0 up to L - C, then f (n - (L - C)) / C, and f beyond L.
+    """
+    accuracy = _accuracy(final_answer(item.response), item.truth)
+    penalty = 0.0
+    if args.get("enable_overlong_penalty"):
+        penalty = _overlong_penalty(item.response_tokens, *(_positive(args, key) for key in _PENALTY_KEYS))
+    return ScoreResult(accuracy - penalty, {"accuracy": accuracy, "format_score": -penalty})
+
+
+def _overlong_penalty(tokens: int, factor: float, longest: float, cache: float) -> float:
+    return factor * min(max(tokens - (longest - cache), 0) / cache, 1)
+
+
+def _positive(args: dict[str, Any], key: str) -> float:
+    value = args.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise InvalidInput(f"args.{key}", f"is {value!r}, must be a number > 0 when enable_overlong_penalty is true")
+    return float(value)

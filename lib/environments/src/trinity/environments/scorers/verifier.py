@@ -1,0 +1,161 @@
+"""Comparison of mathematical answers by math-verify, in processes that are killed when they take too long.
+
+math-verify hands the text to sympy, which a policy can keep busy for ever (9^{9^{9}}); its own time limits work in the
+main thread alone. A comparison that was cut off counts as different, and is counted; likewise one that its Score call
+has no time left for.
+"""
+
+import atexit
+import json
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from typing import IO
+
+from trinity.runtime.errors import Unavailable
+from trinity.runtime.metrics import Counter
+from trinity.sdk.scoring import seconds_left
+
+COMPARISON_SECONDS = 3.0
+START_SECONDS = 60.0
+WAIT_SECONDS = 60.0
+MAX_CHARACTERS = 1000
+
+CUT_OFF = Counter("trinity_environment_comparisons_cut_off_total", "Comparisons of answers that took too long")
+NOT_MADE = Counter(
+    "trinity_environment_comparisons_not_made_total", "Comparisons that the time of their Score call did not allow"
+)
+
+
+class _NoTime(Exception):
+    """The Score call has to be answered now."""
+
+
+class Verifier:
+    """A few worker processes, started when first needed. Thread safe; `close` ends them."""
+
+    def __init__(self, workers: int = 2, comparison_seconds: float = COMPARISON_SECONDS) -> None:
+        self.comparison_seconds = comparison_seconds
+        self._workers: queue.LifoQueue[_Worker] = queue.LifoQueue()
+        for _ in range(workers):
+            self._workers.put(_Worker())
+
+    def same(self, reference: str, given: str) -> bool:
+        """Whether math-verify takes the answer for the reference.
+
+        Raises Unavailable if no worker comes free or can be started: no verdict is better than a wrong one.
+        """
+        if len(reference) > MAX_CHARACTERS or len(given) > MAX_CHARACTERS:
+            return False
+        try:
+            worker = self._free_worker()
+            try:
+                return worker.same(reference, given, self.comparison_seconds)
+            finally:
+                self._workers.put(worker)
+        except TimeoutError:
+            CUT_OFF.inc()
+        except _NoTime:
+            NOT_MADE.inc()
+        return False
+
+    def _free_worker(self) -> "_Worker":
+        left = seconds_left()
+        if not left:
+            raise _NoTime
+        try:
+            return self._workers.get(timeout=min(WAIT_SECONDS, left))
+        except queue.Empty:
+            if left < WAIT_SECONDS:
+                raise _NoTime from None
+            raise Unavailable(f"math-verify: all workers have been busy for {WAIT_SECONDS:g} s") from None
+
+    def close(self) -> None:
+        for worker in list(self._workers.queue):
+            worker.stop()
+
+
+class _Worker:
+    """One process, started for its first comparison, and at once again when it had to be killed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._started = 0.0
+
+    def same(self, reference: str, given: str, seconds: float) -> bool:
+        """Raises TimeoutError when it had to be killed or died, as it does at its limits; _NoTime before it began."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            self.stop()
+            process = self._start()
+        assert process.stdin is not None and process.stdout is not None
+        if not self._ready:
+            self._await_start(process.stdout)
+        try:
+            process.stdin.write(json.dumps([reference, given]).encode() + b"\n")
+            return self._line(process.stdout, min(seconds, seconds_left())) == "same"
+        except (TimeoutError, OSError):
+            self.stop()
+            self._start()  # it loads while nobody waits for it
+            raise TimeoutError from None
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "trinity.environments.scorers.verify_worker"]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        self._ready = False
+        self._started = time.monotonic()
+        # Unbuffered: what a dead worker did not read must not be written again when the pipe is closed.
+        self._process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, stderr=null, env=environment)
+        return self._process
+
+    def _await_start(self, output: IO[bytes]) -> None:
+        left, allowed = seconds_left(), max(self._started + START_SECONDS - time.monotonic(), 0)
+        try:
+            if self._line(output, min(left, allowed)) != "ready":
+                raise OSError
+        except (TimeoutError, OSError) as error:
+            if isinstance(error, TimeoutError) and left < allowed:
+                raise _NoTime from None  # it goes on loading
+            self.stop()
+            fix = "is it installed? pip install 'math-verify[antlr4_13_2]'"
+            raise Unavailable(f"math-verify does not start; {fix}") from None
+        self._ready = True
+
+    def _line(self, output: IO[bytes], seconds: float) -> str:
+        """The next line. Lines are short and come one for each question, so that reading never waits within one."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            if not selector.select(seconds):
+                raise TimeoutError
+        line = output.readline()
+        if not line:
+            raise OSError("the worker ended")
+        return line.decode().strip()
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+
+
+_lock = threading.Lock()
+_shared: list[Verifier] = []
+
+
+def shared() -> Verifier:
+    """The verifier of this process, ended with it."""
+    with _lock:
+        if not _shared:
+            _shared.append(Verifier(workers=max(2, min(8, os.cpu_count() or 2))))
+            atexit.register(_shared[0].close)
+        return _shared[0]

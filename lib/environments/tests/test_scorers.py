@@ -1,0 +1,151 @@
+"""Scoring functions: what counts as right, and bounded time on anything a policy may write."""
+
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinity.environments.scorers import SCORERS, ScoreItem
+from trinity.environments.scorers.answers import given_answer, last_boxed, same_answer
+
+pytestmark = pytest.mark.core
+
+
+def score(name: str, response: str, truth: str = "#### 42", task: dict[str, object] | None = None, **args: object):  # type: ignore[no-untyped-def]
+    return SCORERS[name](ScoreItem("question", response, truth, task or {}), args)
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "reward"),
+    [
+        ("so it is 42", "#### 42", 1),
+        ("4+1=5\n#### 42", "step\n#### 42", 1),
+        ("#### 41 and 42", "#### 42", 0),
+        ("\\boxed{42} not 43", "#### 42", 1),
+        ("\\boxed{\\frac{1}{2}}", "0.5", 1),
+        ("\\boxed{\\frac12}", "1/2", 1),
+        ("<answer> 1,234 </answer>", "#### 1234", 1),
+        ("<answer>1</answer> <answer>2</answer>", "#### 2", 1),
+        ("$42.00", "#### 42", 1),
+        ("x = 42.", "42", 1),
+        ("-42", "#### 42", 0),
+        ("nothing", "#### 42", 0),
+        ("", "#### 42", 0),
+        ("42000000000000000000000000000000000001", "42000000000000000000000000000000000000", 0),
+        ("\\boxed{x^2}", "\\boxed{x^2}", 1),
+        ("٤٢", "#### 42", 0),  # other digits are not ours
+    ],
+)
+def test_accuracy(response: str, truth: str, reward: float) -> None:
+    assert score("accuracy_reward", response, truth).reward == reward
+
+
+def test_math_reward_adds_and_takes_a_tenth_for_the_form() -> None:
+    assert score("math_reward", "<think>hm</think><answer>42</answer>").reward == pytest.approx(1.1)
+    assert score("math_reward", "42").reward == pytest.approx(0.9)
+    assert score("math_reward", "<think>hm</think><answer>1</answer>").reward == pytest.approx(0.1)
+    assert score("math_reward", "<think><think></think><answer>42</answer>").reward == pytest.approx(0.9)
+
+
+def test_math_boxed_reward_looks_at_the_box_alone() -> None:
+    assert score("math_boxed_reward", "41 \\boxed{42}").reward == 1
+    assert score("math_boxed_reward", "42").reward == 0
+    assert score("math_boxed_reward", "\\boxed{42}", with_think=True).reward == pytest.approx(0.9)
+    assert score("math_boxed_reward", "<think></think>\\boxed{42}", with_think=True).reward == 1
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("<answer>(10-4)*4</answer>", 1),
+        ("<answer>(10-4)*4=24</answer>", 1),
+        ("<answer>(10-4)*4=25</answer>", 0.1),
+        ("<answer>10+4+4</answer>", 0.1),
+        ("<answer>24</answer>", 0.1),
+        ("<answer>4**10</answer>", 0.1),
+        ("<answer>__import__('os')</answer>", 0.1),
+        ("<answer>4/(10-10)</answer>", 0.1),
+        ("(10-4)*4", 0),
+    ],
+)
+def test_countdown(response: str, reward: float) -> None:
+    assert score("countdown_reward", response, task={"nums": [10, 4, 4], "target": 24}).reward == reward
+
+
+@pytest.mark.parametrize(
+    ("given", "reference", "same"),
+    [
+        ("1 1/2", "3/2", True),
+        ("1 1/2", "1.5", True),
+        ("-2 1/4", "-\\frac{9}{4}", True),
+        ("-2 1/4", "-2.25", True),
+        ("1 1/2", "11/2", False),
+        ("5 1/2", "\\frac{11}{2}", True),
+        ("1 1/2", "\\sqrt{9}/2", True),
+        ("1 \\frac{1}{2}", "3/2", True),
+        ("1\\frac{1}{2}", "11/2", False),
+        ("3 4", "34", False),
+        ("34", "3 4", False),
+        ("3 4", "7", False),
+        ("1 234 567", "1,234,567", True),
+        ("1 234", "235", False),
+        ("2020 100", "2020100", False),
+        ("x + 1", "x+1", True),
+        ("$ 1 1/2 $", "1 1/2", True),
+    ],
+)
+def test_a_space_between_two_numbers_has_a_meaning(given: str, reference: str, same: bool) -> None:
+    assert same_answer(given, reference) is same
+
+
+def test_the_last_number_of_a_reply_may_be_a_mixed_one() -> None:
+    assert given_answer("so it takes 1 1/2 hours") == "1 1/2"
+    assert given_answer("of 12 there are 3/4") == "3/4"
+
+
+HOSTILE = {
+    "power tower": "<answer>9**9**9**9</answer>",
+    "ten megabytes": "7" * 10_000_000,
+    "open tags": "<answer>" * 100_000,
+    "open boxes": "\\boxed{" * 100_000,
+    "deep boxes": "\\boxed{" + "{" * 50_000,
+    "open thoughts": "<think>" * 100_000,
+    "parentheses": "<answer>" + "(" * 300 + "1" + ")" * 300 + "</answer>",
+    "minus signs": "<answer>" + "-" * 290 + "1</answer>",
+    "commas": "1" + "," * 1_000_000,
+    "slashes": "1/" * 500_000,
+    "control characters": "\x00\x1b[31m\u202e42" * 1000,
+    "unicode digits": "④②٤٢" * 10_000,
+    "fraction by zero": "\\boxed{1/0}",
+    "long fraction": "\\boxed{" + "9" * 150 + "/" + "7" * 40 + "}",
+}
+
+
+@pytest.mark.parametrize("name", SCORERS)
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_replies_take_bounded_time(name: str, case: str) -> None:
+    begin = time.process_time()
+    result = score(name, HOSTILE[case], task={"nums": [1, 2], "target": 3})
+    assert time.process_time() - begin < 5
+    assert math.isfinite(result.reward)
+
+
+@pytest.mark.parametrize("name", SCORERS)
+@given(response=st.text(max_size=300), truth=st.text(max_size=50))
+@settings(max_examples=150, deadline=None)
+def test_any_text_gets_a_finite_reward(name: str, response: str, truth: str) -> None:
+    assert math.isfinite(score(name, response, truth, {"nums": [1, 2], "target": 3}).reward)
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(1, 10**4))
+def test_equal_numbers_are_equal_however_written(top: int, bottom: int) -> None:
+    assert same_answer(f"{top}/{bottom}", f"\\frac{{{top}}}{{{bottom}}}")
+    assert same_answer(f"{top:,}", str(top))
+    assert same_answer(f"{top}.0", f"${top}$")
+
+
+def test_boxes_may_nest() -> None:
+    assert last_boxed("\\boxed{1} \\boxed{\\frac{1}{2}} \\boxed{") == "\\frac{1}{2}"
+    assert given_answer("<answer>a<answer>b</answer>") == "b"

@@ -1,0 +1,42 @@
+"""Weight versions: what they are made of, how they lie in storage, how they travel. See docs/weights.md."""
+
+from trinity.weights.lora import Lora, LoraTarget
+from trinity.weights.manifest import (
+    Canary,
+    CollectiveOffer,
+    Delta,
+    FileInfo,
+    FolderOffer,
+    JetStreamOffer,
+    Manifest,
+    Offer,
+    Probe,
+    S3Offer,
+    TensorInfo,
+    VersionState,
+    check_files,
+    manifest_of_folder,
+)
+from trinity.weights.wire import decode_manifest, manifest_from_proto, manifest_to_proto
+
+__all__ = [
+    "Canary",
+    "CollectiveOffer",
+    "Delta",
+    "FileInfo",
+    "FolderOffer",
+    "JetStreamOffer",
+    "Lora",
+    "LoraTarget",
+    "Manifest",
+    "Offer",
+    "Probe",
+    "S3Offer",
+    "TensorInfo",
+    "VersionState",
+    "check_files",
+    "decode_manifest",
+    "manifest_from_proto",
+    "manifest_of_folder",
+    "manifest_to_proto",
+]

@@ -1,0 +1,67 @@
+"""The canary of a version: log-probabilities that the trainer computed and every engine must give after a load."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from trinity.weights import Canary
+
+
+class Engine(Protocol):
+    """The part of engine.Engine that is needed here."""
+
+    async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How far an engine is from a canary, in nats. `expected` and `computed` are the values where it is farthest."""
+
+    mean_error: float
+    max_error: float
+    expected: float
+    computed: float
+
+    def within(self, canary: Canary) -> bool:
+        """False also if a value was not finite."""
+        return self.mean_error <= canary.mean_tolerance and self.max_error <= canary.max_tolerance
+
+    def __str__(self) -> str:
+        return (
+            f"log-probability {self.expected:.5f} expected, {self.computed:.5f} computed where it differs most; "
+            f"mean difference {self.mean_error:.5f}"
+        )
+
+
+def compare(expected: np.ndarray, computed: np.ndarray) -> Measured:
+    """float32 [P] each, P > 0. If a computed value is not finite the mean is NaN, and it counts as the farthest."""
+    errors = np.abs(expected.astype(np.float64) - computed.astype(np.float64))
+    worst = int(np.argmax(np.where(np.isfinite(errors), errors, np.inf)))
+    finite = bool(np.isfinite(errors).all())
+    return Measured(
+        float(errors.mean()) if finite else math.nan,
+        float(errors[worst]) if finite else math.inf,
+        float(expected[worst]),
+        float(computed[worst]),
+    )
+
+
+async def measure(engines: Sequence[Engine], canary: Canary, max_tokens: int) -> Measured:
+    """The canary on every engine; what the worst of them gives. Probes are cut to `max_tokens`. Raises EngineFailed."""
+    probes = [probe.token_ids[:max_tokens] for probe in canary.probes]
+    wanted = np.concatenate([np.array(probe.logprobs[: max_tokens - 1], np.float32) for probe in canary.probes])
+
+    async def one(engine: Engine) -> Measured:
+        found = await asyncio.gather(*(engine.logprobs(probe) for probe in probes))
+        return compare(wanted, np.concatenate(found))
+
+    def distance(measured: Measured) -> float:
+        if math.isnan(measured.mean_error):
+            return math.inf
+        return max(measured.mean_error / canary.mean_tolerance, measured.max_error / canary.max_tolerance)
+
+    return max(await asyncio.gather(*(one(engine) for engine in engines)), key=distance)

@@ -1,0 +1,71 @@
+"""Where versions are put and fetched from: one class for each transport. See base.py for what all of them promise."""
+
+import importlib.util
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from trinity.runtime.errors import InvalidInput
+from trinity.weights.manifest import FolderOffer, JetStreamOffer, Offer, S3Offer
+from trinity.weights.stores.base import MANIFEST, Store
+from trinity.weights.stores.folder import FolderStore
+
+__all__ = ["MANIFEST", "FolderStore", "Store", "open_offer", "open_store", "usable_kinds"]
+
+_FIELD = "synchronizer.storage"
+
+
+def open_store(entry: str, run: str, *, folder: Path, nats_url: str) -> Store:
+    """The store of an entry of synchronizer.storage; `folder` is the run's own, for the entry "folder".
+
+    Raises InvalidInput naming the entry if it is none. Nothing is connected before it is used.
+    """
+    if entry == "folder":
+        return FolderStore(folder, run)
+    if entry == "jetstream":
+        return _jetstream(run, nats_url)
+    if entry.startswith("s3://"):
+        url = urlsplit(entry)
+        if not url.netloc or url.query or url.fragment:
+            raise InvalidInput(_FIELD, f"{entry!r} must be s3://bucket or s3://bucket/prefix")
+        return _s3(url.netloc, "/".join(part for part in (url.path.strip("/"), run) if part), run, "")
+    if entry.startswith("/"):
+        return FolderStore(Path(entry) / run, run)
+    raise InvalidInput(_FIELD, f"{entry!r} is none of folder, an absolute path, s3://bucket/prefix, jetstream")
+
+
+def open_offer(offer: Offer, run: str, *, nats_url: str) -> Store:
+    """The store that an offer points into, for reading. Raises InvalidInput for one that this process cannot read."""
+    match offer:
+        case FolderOffer(path):
+            return FolderStore(Path(path).parent, run)
+        case S3Offer(bucket, prefix, endpoint):
+            return _s3(bucket, prefix.rpartition("/")[0], run, endpoint)
+        case JetStreamOffer():
+            return _jetstream(run, nats_url)
+    raise InvalidInput("manifest.offers", f"{type(offer).__name__} is no storage")
+
+
+def usable_kinds(nats_url: str) -> tuple[str, ...]:
+    """The kinds that this process has what it takes for, best first."""
+    kinds = ["folder"]
+    if importlib.util.find_spec("obstore") is not None:
+        kinds.append("s3")
+    if nats_url:
+        kinds.append("jetstream")
+    return tuple(kinds)
+
+
+def _s3(bucket: str, root: str, run: str, endpoint: str) -> Store:
+    try:
+        from trinity.weights.stores.s3 import S3Store
+    except ImportError:
+        raise InvalidInput(_FIELD, "s3:// needs obstore: pip install -e '.[s3]'") from None
+    return S3Store(bucket, root, run, endpoint)
+
+
+def _jetstream(run: str, nats_url: str) -> Store:
+    from trinity.weights.stores.jetstream import JetStreamStore
+
+    if not nats_url:
+        raise InvalidInput(_FIELD, "jetstream needs the address of NATS")
+    return JetStreamStore(run, nats_url)

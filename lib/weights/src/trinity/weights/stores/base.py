@@ -1,0 +1,153 @@
+"""What every store of versions does.
+
+A version's files lie under keys that begin with `v<version>/`; a key never changes its content. The manifest is written
+last, as `manifest.pb`: a version without it does not exist. It is removed first. Calls block; every wait has a limit.
+"""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar
+
+from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
+from trinity.weights.manifest import FileInfo, Manifest, Offer
+from trinity.weights.wire import decode_manifest, manifest_to_proto
+
+MANIFEST = "manifest.pb"
+
+
+class Store(ABC):
+    """put (whole, delta or both) -> seal -> manifest and fetch by anybody -> delete.
+
+    All methods raise Unavailable if the storage does not answer, PermissionDenied if it refuses.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+    def put(self, manifest: Manifest, source: Path, delta: bool) -> Offer:
+        """Store the files of a version, or of its difference, that lie in `source`. To put them again is fine.
+
+        Raises AlreadyExists if a key has other content: `delete` the version first, if it was never sealed.
+        """
+        self._check_run(manifest)
+        for info in listed(manifest, delta):
+            self._put_file(manifest.version, info, source / info.name)
+        return self.offer(manifest.version, delta)
+
+    def seal(self, manifest: Manifest) -> None:
+        """Make the version exist, with all files that the manifest offers here.
+
+        Raises InvalidInput naming a file that was not put; AlreadyExists if it is sealed with another manifest.
+        """
+        self._check_run(manifest)
+        manifest.check()
+        mine = [delta for delta in (False, True) if self.offer(manifest.version, delta) in manifest.offers]
+        if not mine:
+            raise InvalidInput("manifest.offers", f"has none of {self.where}")
+        for info in (info for delta in mine for info in listed(manifest, delta)):
+            size = self._size(manifest.version, info.name)
+            if size != info.size_bytes:
+                found = "is not there" if size is None else f"has {size} bytes, not {info.size_bytes}"
+                raise InvalidInput(info.name, f"of version {manifest.version} {found} in {self.where}")
+        content = manifest_to_proto(manifest).SerializeToString(deterministic=True)
+        if not self._create(manifest.version, content) and self._read_manifest(manifest.version) != content:
+            raise AlreadyExists(f"version {manifest.version} is in {self.where}, with another manifest")
+
+    def manifest(self, version: int) -> Manifest:
+        """The manifest of a sealed version. NotFound if there is none; InvalidInput if it cannot be right."""
+        content = self._read_manifest(version)
+        if content is None:
+            raise NotFound(f"version {version} is not in {self.where}")
+        manifest = decode_manifest(content)
+        if (manifest.run, manifest.version) != (self.run, version):
+            raise InvalidInput(
+                f"{MANIFEST} of version {version} in {self.where}", f"is of {manifest.run!r} {manifest.version}"
+            )
+        manifest.check()
+        return manifest
+
+    def fetch(self, offer: Offer, name: str, target: Path) -> None:
+        """Write one of the offer's files to `target`, unchecked. NotFound if it, or part of it, is not there."""
+        check_name(name)
+        self._fetch(offer, name, target)
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The place, in words."""
+
+    @abstractmethod
+    def offer(self, version: int, delta: bool) -> Offer:
+        """Where a version's files lie, for its manifest."""
+
+    @abstractmethod
+    def delete(self, version: int) -> None:
+        """Remove a version and everything put for it; quietly if there is nothing."""
+
+    def close(self) -> None:  # noqa: B027  # nothing to close is the usual case
+        """Let go of connections. Nothing may be called afterwards."""
+
+    def _put_file(self, version: int, info: FileInfo, source: Path) -> None:
+        check_name(info.name)
+        check_source(info, source)
+        there = self._checksum(version, info)
+        if there is None:
+            self._write(version, info, source)
+        elif there != info.checksum:
+            raise AlreadyExists(
+                f"{info.name} of version {version} is in {self.where} with checksum {there}, to be put with "
+                f"{info.checksum}; keys never change"
+            )
+
+    @abstractmethod
+    def _size(self, version: int, name: str) -> int | None:
+        """Bytes of a stored file; None if it is not there."""
+
+    @abstractmethod
+    def _checksum(self, version: int, info: FileInfo) -> str | None:
+        """Checksum of a stored file, or anything else if its size differs already; None if it is not there."""
+
+    @abstractmethod
+    def _write(self, version: int, info: FileInfo, source: Path) -> None: ...
+
+    @abstractmethod
+    def _create(self, version: int, content: bytes) -> bool:
+        """Write the manifest; False, and nothing written, if there is one."""
+
+    @abstractmethod
+    def _read_manifest(self, version: int) -> bytes | None: ...
+
+    @abstractmethod
+    def _fetch(self, offer: Offer, name: str, target: Path) -> None: ...
+
+    def _check_run(self, manifest: Manifest) -> None:
+        if manifest.run != self.run:
+            raise InvalidInput("manifest.run", f"is {manifest.run!r}; this store is of {self.run!r}")
+
+
+def listed(manifest: Manifest, delta: bool) -> tuple[FileInfo, ...]:
+    """The files of the whole version, or of its difference."""
+    if not delta:
+        return manifest.files
+    if manifest.delta is None:
+        raise InvalidInput("manifest.delta", f"of version {manifest.version} is absent")
+    return manifest.delta.files
+
+
+def check_name(name: str) -> None:
+    """InvalidInput unless it is a plain file name that storage does not use itself."""
+    if not name or Path(name).name != name or name.startswith(".") or name == MANIFEST:
+        raise InvalidInput(
+            "manifest.files", f"{name!r} must be a plain file name, not {MANIFEST} and without a dot first"
+        )
+
+
+def check_source(info: FileInfo, source: Path) -> None:
+    try:
+        size = source.stat().st_size
+    except OSError:
+        raise InvalidInput(info.name, f"is missing in {source.parent}") from None
+    if size != info.size_bytes:
+        raise InvalidInput(info.name, f"in {source.parent} has {size} bytes, the manifest says {info.size_bytes}")

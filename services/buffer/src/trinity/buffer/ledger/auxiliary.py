@@ -1,0 +1,33 @@
+"""Expert rows beside the rolled-out groups of every batch (sample_strategy mix): a function of the step."""
+
+import json
+from collections.abc import Sequence
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.config import Plan
+from trinity.data.datasets import Row, read_buffer, sft_format, sft_messages
+from trinity.data.selectors import make_selector
+
+
+class Auxiliary:
+    """The auxiliary buffer that the sample strategy names; none for other strategies."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._per_step = plan.experts_per_step
+        self._rows: Sequence[Row] = []
+        if not self._per_step:
+            return
+        self._name = str(plan.algorithm.sample_strategy.args["sft_dataset_name"])
+        config = plan.config.buffer.trainer_input.auxiliary_buffers[self._name]
+        self._rows = read_buffer(config)
+        self._selector = make_selector(config.data_selector, self._rows)
+        self._format = sft_format(config.format, self._rows[0])
+
+    def rows(self, step: int) -> list[pb.AuxiliaryRow]:
+        """The expert rows of a step."""
+        positions = range((step - 1) * self._per_step, step * self._per_step)
+        return [pb.AuxiliaryRow(buffer=self._name, row=self._selector.select(at)) for at in positions]
+
+    def example(self, row: pb.AuxiliaryRow) -> pb.Example:
+        messages = sft_messages(self._rows[row.row], self._format, row.row)
+        return pb.Example(row=row.row, messages_json=json.dumps(messages), buffer=row.buffer)

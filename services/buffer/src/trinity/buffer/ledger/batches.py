@@ -1,0 +1,80 @@
+"""Serving step k to the trainer: wait for its ledger entry, then send exactly what it names."""
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.ledger.auxiliary import Auxiliary
+from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.ledger.offline import OfflineSource
+from trinity.buffer.ledger.writer import Keeper
+from trinity.buffer.log.reader import LogReader
+from trinity.buffer.shared import RunContext
+
+_HEARTBEAT_SECONDS = 2.0
+
+
+class BatchServer:
+    """Batches in step order. Asking again gives the same."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        ledger: Ledger,
+        reader: LogReader,
+        keeper: Keeper | None,
+        offline: OfflineSource | None,
+        auxiliary: Auxiliary,
+    ) -> None:
+        self._context = context
+        self._ledger = ledger
+        self._reader = reader
+        self._keeper = keeper
+        self._offline = offline
+        self._auxiliary = auxiliary
+
+    async def parts(self, from_step: int) -> AsyncIterator[pb.BatchPart]:
+        """The parts of every batch from `from_step` to the run's last step."""
+        step, waited = from_step, False
+        while not self._context.last_step or step <= self._context.last_step:
+            await self._context.want(step, anew=step == from_step and not waited)
+            waited = True
+            if not await self._context.bell.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
+                yield pb.BatchPart(waiting=self.waiting(step))
+                continue
+            async for part in self._batch(await self._ledger.get(step)):
+                yield part
+            step += 1
+
+    def _has(self, step: int) -> bool:
+        return self._ledger.newest_step >= step
+
+    async def _batch(self, entry: pb.LedgerEntry) -> AsyncIterator[pb.BatchPart]:
+        head = pb.LedgerEntry()
+        head.CopyFrom(entry)
+        head.ClearField("cursor")  # of no use to the trainer, and long
+        yield pb.BatchPart(entry=head)
+        for member in entry.groups if self._offline is None else ():
+            outcome, traceparent = await self._reader.payload(member.log_sequence)
+            yield pb.BatchPart(group=pb.BatchGroup(outcome=outcome, traceparent=traceparent, ordinal=member.ordinal))
+        for row in entry.rows:
+            assert self._offline is not None
+            yield self._offline.part(row)
+        for expert in entry.auxiliary:
+            yield pb.BatchPart(example=self._auxiliary.example(expert))
+        yield pb.BatchPart(end=pb.BatchEnd(step=entry.step))
+
+    def waiting(self, step: int) -> pb.Waiting:
+        if self._keeper is None:
+            return pb.Waiting(step=step, reason="the dataset's batch is being written")
+        missing, window = self._keeper.window.missing(), self._keeper.window
+        if self._context.live_step < 0:
+            reason = "no weights are LIVE yet"
+        else:
+            reason = f"{missing} of {self._context.plan.groups_per_step} groups are missing"
+            dropped = ", ".join(f"{count} {name}" for name, count in sorted(window.dropped.items()))
+            reason += f" (dropped so far: {dropped})" if dropped else ""
+        scarce = self._context.room.is_scarce
+        if scarce:
+            reason += "; the log is full, and a newer checkpoint would make room"
+        return pb.Waiting(step=step, missing_groups=missing, reason=reason, checkpoint_wanted=scarce)

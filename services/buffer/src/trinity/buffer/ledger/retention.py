@@ -1,0 +1,181 @@
+"""What the log keeps: everything, until it takes more than its share; then what no kept checkpoint can ask for goes.
+
+The log is never purged above what a kept checkpoint needs, nor above what the archives hold. Its limit is a limit to
+what is fed; it grows only where a single batch does not fit.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+import structlog
+
+from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.ledger.writer import Keeper
+from trinity.buffer.log.archives import Mirror
+from trinity.buffer.settings import BufferSettings
+from trinity.buffer.shared import RunContext
+from trinity.buffer.streams import stream_specs
+from trinity.buffer.tasks.feeder import Feeder
+from trinity.data.wire import parse_outcome
+from trinity.runtime.broker import Broker, ensure_streams
+from trinity.runtime.errors import InvalidInput, NotFound
+from trinity.runtime.metrics import Gauge
+from trinity.runtime.names import RunNames
+
+log = structlog.get_logger(__name__)
+
+BYTES = Gauge("trinity_buffer_log_bytes", "Bytes of the experience log on the broker")
+
+_LOOK_SECONDS = 1.0
+# Above this part of its limit, the log is cut down.
+_CUT = 0.5
+_GROWTH = 1.25
+# Looks, one a second, that find a batch without room before the limit grows.
+_PATIENCE = 3
+
+
+async def limit_of(broker: Broker, names: RunNames, settings: BufferSettings) -> int:
+    """What the log may take, in bytes: as the settings say, unless it had to grow beyond that before."""
+    limit = int(settings.log_gib * 2**30)
+    for stream in (names.experiences_stream, names.blobs_stream):
+        with contextlib.suppress(NotFound):
+            limit = max(limit, int(_GROWTH * (await broker.state(stream)).bytes))
+    return limit
+
+
+class Retention:
+    """Purges the log, the blobs beside it and the queue of tasks."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        ledger: Ledger,
+        keeper: Keeper,
+        feeder: Feeder,
+        mirrors: Sequence[Mirror],
+        settings: BufferSettings,
+    ) -> None:
+        self._context = context
+        self._ledger = ledger
+        self._keeper = keeper
+        self.mirrors = mirrors
+        self._settings = settings
+        self._feeder = feeder
+        self._keep_bytes = min(int(settings.log_keep_gib * 2**30), int(_CUT * context.room.limit_bytes))
+        self._first_sequence = 0
+        self._looks_stuck = 0
+        self._looking = asyncio.Lock()
+        self._oldest_kept_step = 0
+        self.log_bytes = 0
+
+    @property
+    def behind(self) -> int:
+        """Log entries that an archive does not hold yet."""
+        return max((self._keeper.window.log_sequence - mirror.position for mirror in self.mirrors), default=0)
+
+    async def open(self, oldest_kept_step: int) -> None:
+        """Where earlier buffers stood."""
+        self._oldest_kept_step = oldest_kept_step
+        await asyncio.gather(*(mirror.open() for mirror in self.mirrors))
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch())
+            for mirror in self.mirrors:
+                group.create_task(mirror.run())
+
+    async def released(self, oldest_kept_step: int) -> int:
+        """No checkpoint older than this step is kept. Returns the oldest step that can be gone back to."""
+        self._oldest_kept_step = max(self._oldest_kept_step, oldest_kept_step)
+        await self._cut_tasks()
+        await self._look()
+        return self._oldest_kept_step
+
+    async def _watch(self) -> None:
+        while True:
+            await self._look()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _look(self) -> None:
+        async with self._looking:
+            await self._look_once()
+        await self._context.bell.ring()
+
+    async def _look_once(self) -> None:
+        """Cut the log if it is too long, and say whether there is too little room all the same."""
+        await self._measure()
+        if self.log_bytes > self._keep_bytes and await self._cut():
+            await self._measure()
+        room = self._context.room
+        full = room.is_full
+        scarce = full or (room.entries > 0 and self._feeder.waits_for_room)
+        if scarce and not room.is_scarce:
+            log.warning("buffer.log.full", bytes=self.log_bytes, limit_bytes=room.limit_bytes)
+        room.is_scarce = scarce
+        self._looks_stuck = self._looks_stuck + 1 if full and self._is_stuck() else 0
+        if self._looks_stuck >= _PATIENCE:
+            self._looks_stuck = 0
+            await self._grow()
+
+    def _is_stuck(self) -> bool:
+        """The trainer waits for a batch that does not fit, and no further checkpoint would make room for it."""
+        newest = self._ledger.newest_step
+        return self._context.wanted_step > newest and self._context.committed_step >= newest
+
+    async def _grow(self) -> None:
+        room = self._context.room
+        room.limit_bytes = int(_GROWTH * room.limit_bytes)
+        log.error("buffer.log.grown", limit_bytes=room.limit_bytes, reason="the next batch does not fit into the log")
+        replicas = self._settings.nats_replicas
+        specs = stream_specs(self._context.names, log_bytes=room.limit_bytes, replicas=replicas)
+        await ensure_streams(self._context.broker, specs)
+
+    async def _measure(self) -> None:
+        names, broker, window = self._context.names, self._context.broker, self._keeper.window
+        ended = window.stored + window.dead_letters
+        state = await broker.state(names.experiences_stream)
+        blobs = await broker.state(names.blobs_stream)
+        self._first_sequence = state.first_sequence
+        self.log_bytes = state.bytes + blobs.bytes
+        BYTES.set(self.log_bytes)
+        room = self._context.room
+        room.bytes, room.entries, room.ended = self.log_bytes, state.messages, ended
+
+    async def _cut(self) -> bool:
+        """Remove what is of no use any more; whether there was something."""
+        if self._oldest_kept_step < 1:
+            return False
+        names, broker = self._context.names, self._context.broker
+        entry = await self._ledger.get(self._oldest_kept_step)
+        archived = [mirror.position + 1 for mirror in self.mirrors]
+        floor = min([entry.floor_sequence, *archived])
+        if floor <= self._first_sequence:
+            return False
+        await self._cut_blobs(self._first_sequence, floor)
+        await broker.purge_below(names.experiences_stream, floor)
+        log.info("buffer.log.cut", below=floor, kept_step=self._oldest_kept_step)
+        return True
+
+    async def _cut_tasks(self) -> None:
+        """Tasks that have ended are of no use. A task's sequence in the queue is its ordinal or higher."""
+        window = self._keeper.window
+        below = min([window.ended_through, self._context.fed - 1, *window.revived])
+        if below > 1:
+            await self._context.broker.purge_below(self._context.names.tasks_stream, below)
+
+    async def _cut_blobs(self, first: int, floor: int) -> None:
+        """Remove the blobs that the doomed entries refer to."""
+        names, broker = self._context.names, self._context.broker
+        sequence = first
+        while True:
+            try:
+                message = await broker.next(names.experiences_stream, names.blob_entries, sequence)
+            except NotFound:
+                return
+            if message.sequence >= floor:
+                return
+            with contextlib.suppress(InvalidInput):
+                reference = parse_outcome(message.data).blob
+                await broker.purge_subject(names.blobs_stream, names.blob_chunks(reference.key))
+            sequence = message.sequence + 1

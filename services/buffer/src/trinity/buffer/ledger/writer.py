@@ -1,0 +1,210 @@
+"""The keeper follows the experience log, judges every entry, and writes the ledger entries that are asked for."""
+
+import asyncio
+import time
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.ledger.auxiliary import Auxiliary
+from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.log.summary import without_check
+from trinity.buffer.log.validator import Judge
+from trinity.buffer.policy import policy_of
+from trinity.buffer.shared import RunContext
+from trinity.buffer.window import Dropped, StoredGroup, Verdict, Window
+from trinity.buffer.wire import Pool, cursor_of, dropped_to_proto, group_to_proto, window_at
+from trinity.runtime import tracing
+from trinity.runtime.broker import Message, tail
+from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
+from trinity.runtime.metrics import Counter
+
+log = structlog.get_logger(__name__)
+
+JUDGED = Counter("trinity_buffer_log_entries_total", "Log entries judged", ["verdict"])
+
+# Entries are written so many steps before the trainer asks, so that it never waits for the buffer itself. Replay
+# chooses as late as it can.
+_AHEAD = {"fifo": 2, "arrival": 2, "replay": 0}
+_CLOCK_SECONDS = 0.25
+
+
+class Observer(Protocol):
+    """Who hears of what the keeper did."""
+
+    def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None: ...
+
+    def written(self, entry: pb.LedgerEntry) -> None: ...
+
+
+class Keeper:
+    """Owner of the window and the only writer of the ledger and the dead letters."""
+
+    def __init__(
+        self, context: RunContext, ledger: Ledger, judge: Judge, auxiliary: Auxiliary, observer: Observer
+    ) -> None:
+        self._context = context
+        self._observer = observer
+        self._ledger = ledger
+        self._judge = judge
+        self._auxiliary = auxiliary
+        self._writing = asyncio.Lock()
+        self._policy = policy_of(context.plan)
+        self._read_timeout_seconds = context.plan.experience_buffer.max_read_timeout
+        self._pool = Pool()
+        self.window = Window(self._policy)
+
+    async def recover(self) -> None:
+        """Go on from the cursor of the newest ledger entry."""
+        if self._ledger.newest is not None:
+            self.window = window_at(await self._ledger.cursor(), self._policy)
+            log.info("buffer.keeper.recovered", step=self._ledger.newest_step, log_sequence=self.window.log_sequence)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._write_what_is_asked_for())
+
+    async def _follow(self) -> None:
+        stream = self._context.names.experiences_stream
+        async for message in tail(self._context.broker, stream, self.window.log_sequence):
+            async with self._writing:
+                verdict = await self._take(message)
+            written = await self._write_batches()
+            if written or verdict is not Verdict.STORED:  # a group alone changes nothing that anybody waits for
+                await self._context.bell.ring()
+
+    async def _write_what_is_asked_for(self) -> None:
+        """What the log does not bring about: the trainer asks, a time limit is over, a used group has rested."""
+        while True:
+            asked = self._context.wanted_step
+            await self._context.bell.wait_for(partial(self._asked_beyond, asked), _CLOCK_SECONDS)
+            if await self._write_batches():
+                await self._context.bell.ring()
+
+    def _asked_beyond(self, step: int) -> bool:
+        return self._context.wanted_step > step
+
+    async def _take(self, message: Message) -> Verdict:
+        with tracing.span("buffer.judge", parent=tracing.extract(message.headers)) as span:
+            try:
+                verdict = await self._judge_outcome(message)
+            except InvalidInput as error:
+                verdict = await self._refuse(message, error)
+            span.set_attribute("verdict", str(verdict))
+        JUDGED.labels(verdict).inc()
+        return verdict
+
+    async def _judge_outcome(self, message: Message) -> Verdict:
+        sequence = message.sequence
+        outcome = await self._judge.read(message)
+        kind = outcome.WhichOneof("outcome")
+        if kind == "failure":
+            failure = outcome.failure
+            if not self.window.has_ended(failure.task.ordinal):
+                await self._judge.check_fed(failure.task)
+            verdict = self.window.failure(sequence, failure.task.ordinal, failure.task.max_attempts, failure.final)
+            if verdict is Verdict.DEAD:
+                await self._bury(failure)
+            return verdict
+        if kind == "revival":
+            return self.window.revive(sequence, outcome.revival.task.ordinal)
+        if kind == "fence":
+            return self.window.fence(sequence, outcome.fence.versions)
+        if self.window.has_ended(outcome.group.task.ordinal):
+            return self.window.group(without_check(sequence, outcome.group))
+        group, dropped_by = await self._judge.group(sequence, outcome.group, self.window.fenced)
+        verdict = self.window.group(group, dropped_by)
+        self._observer.stored(group, outcome.group)
+        return verdict
+
+    async def _refuse(self, message: Message, error: InvalidInput) -> Verdict:
+        """An entry that cannot be used ends its task as a dead letter: retrying would make the same again."""
+        ordinal = self._judge.ordinal(message)
+        log.warning("buffer.log.refused", sequence=message.sequence, ordinal=ordinal, reason=str(error))
+        if not ordinal:
+            return self.window.skip(message.sequence)
+        verdict = self.window.failure(message.sequence, ordinal, max_attempts=1, final=True)
+        if verdict is Verdict.DEAD:
+            failure = experience_pb2.AttemptFailure(
+                cause=FailureCause.INVALID_EXPERIENCE, error=str(error), final=True, failed_at_seconds=time.time()
+            )
+            failure.task.CopyFrom(await self._judge.task(ordinal))
+            await self._bury(failure)
+        return verdict
+
+    async def _bury(self, failure: experience_pb2.AttemptFailure) -> None:
+        """Write the dead letter, once in each life of the task."""
+        names, task = self._context.names, failure.task
+        letter = experience_pb2.AttemptFailure()
+        letter.CopyFrom(failure)
+        letter.final = True
+        subject = names.dead_letter(task.ordinal)
+        try:
+            there = await self._context.broker.last(names.dead_letters_stream, subject)
+            buried = experience_pb2.AttemptFailure.FromString(there.data).task.life >= task.life
+        except NotFound:
+            buried = False
+        if not buried:
+            message_id = f"dead/{task.ordinal}/{task.life}"
+            await self._context.broker.publish(subject, letter.SerializeToString(), message_id=message_id)
+        log.warning("buffer.task.dead", task=task.task_id, cause=failure.cause, error=failure.error)
+
+    async def _write_batches(self) -> bool:
+        """Every entry that is due; whether there was one."""
+        before = self._ledger.newest_step
+        async with self._writing:
+            while self._is_due(step := self._ledger.newest_step + 1):
+                late = self._time_is_over(step)
+                groups = self.window.next_batch(step, time.time(), late, self._context.lineage)
+                if groups is None:
+                    break
+                entry = self._entry(step, groups, late)
+                self.window.fresh_drops.clear()
+                await self._ledger.append(entry)
+                self._observer.written(entry)
+                if step == self._context.wanted_step:
+                    self._context.wanted_since = time.monotonic()
+                self._say(entry)
+        return self._ledger.newest_step > before
+
+    def _is_due(self, step: int) -> bool:
+        last = self._context.last_step
+        if self._context.unfenced is not None:
+            return False  # what it withdrew must not enter the entry
+        return (not last or step <= last) and step <= self._context.wanted_step + _AHEAD[self._policy.kind]
+
+    def _time_is_over(self, step: int) -> bool:
+        """Whether the trainer has waited for this very step for longer than max_read_timeout."""
+        waits = step == self._context.wanted_step
+        return waits and time.monotonic() - self._context.wanted_since > self._read_timeout_seconds
+
+    def _say(self, entry: pb.LedgerEntry) -> None:
+        facts = {"step": entry.step, "groups": len(entry.groups), "reward_mean": round(entry.reward_mean, 4)}
+        if entry.partial:
+            log.error("buffer.ledger.partial", **facts, wanted=self._policy.groups_per_step, reason="max_read_timeout")
+        else:
+            log.info("buffer.ledger.written", **facts, dropped=len(entry.dropped))
+
+    def _entry(self, step: int, groups: list[StoredGroup], late: bool) -> pb.LedgerEntry:
+        experiences = sum(len(group.kept) or group.num_experiences for group in groups)
+        drops: list[Dropped] = self.window.fresh_drops
+        entry = pb.LedgerEntry(
+            run=self._context.run,
+            step=step,
+            groups=[group_to_proto(group, step, self._context.lineage) for group in groups],
+            created_at_seconds=time.time(),
+            policy=self._policy.kind,
+            reward_mean=sum(g.reward_mean * (len(g.kept) or g.num_experiences) for g in groups) / experiences,
+            operators=self._judge.operators,
+            dropped=[dropped_to_proto(drop) for drop in drops],
+            auxiliary=self._auxiliary.rows(step),
+            partial=late,
+            floor_sequence=self.window.floor(),
+        )
+        drops.clear()
+        entry.cursor.CopyFrom(cursor_of(self.window, self._pool))
+        return entry

@@ -1,0 +1,82 @@
+"""What the ledger must know of a group, and whether it may enter at all, read off the message itself.
+
+The arrays of all rollouts are judged together: a group costs a few numpy calls, whatever its size. Only a group that
+does not pass is taken apart, to name the field.
+"""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.window import StoredGroup
+from trinity.data.wire import group_from_proto, task_from_proto
+from trinity.runtime.errors import InvalidInput
+
+
+def summarise(sequence: int, message: experience_pb2.Group, task_is_sound: bool = False) -> StoredGroup:
+    """Raises InvalidInput naming the first field that cannot be right (see Experience.check).
+
+    `task_is_sound`: it is word for word what the buffer fed.
+    """
+    if not _plausible(message):
+        group_from_proto(message).check()
+        raise InvalidInput("group", "its arrays do not fit together")
+    if not task_is_sound:
+        task_from_proto(message.task)
+    return without_check(sequence, message)
+
+
+def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
+    """Of a group that is no good any more, whatever it holds."""
+    experiences = message.experiences
+    versions = [span.version for experience in experiences for span in experience.version_spans] or [0]
+    return StoredGroup(
+        log_sequence=sequence,
+        task_id=message.task.task_id,
+        ordinal=message.task.ordinal,
+        num_experiences=len(experiences),
+        oldest_version=min(versions),
+        newest_version=max(versions),
+        num_response_tokens=sum(max(0, sum(e.token_ids.shape) - e.prompt_length) for e in experiences),
+        reward_mean=sum(experience.reward for experience in experiences) / max(1, len(experiences)),
+    )
+
+
+def _plausible(message: experience_pb2.Group) -> bool:
+    """Whether every experience passes Experience.check; never raises."""
+    all_tokens, all_logprobs, all_masks = [], [], []
+    for experience in message.experiences:
+        ids, logs, actions = experience.token_ids, experience.logprobs, experience.action_mask
+        tokens, logprobs, mask = ids.data, logs.data, actions.data
+        length, response, prompt = len(tokens) // 4, len(mask), experience.prompt_length
+        if ids.dtype != "int32" or logs.dtype != "float32" or actions.dtype != "bool":
+            return False
+        if ids.shape != [length] or logs.shape != [response] or actions.shape != [response]:
+            return False
+        if len(tokens) != 4 * length or len(logprobs) != 4 * response:
+            return False
+        if prompt < 1 or prompt + response != length or not math.isfinite(experience.reward):
+            return False
+        if not _covers(experience.version_spans, response):
+            return False
+        all_tokens.append(tokens)
+        all_logprobs.append(logprobs)
+        all_masks.append(mask)
+    if not all_tokens:
+        return False
+    sampled = np.frombuffer(b"".join(all_logprobs), np.float32)[np.frombuffer(b"".join(all_masks), bool)]
+    # NaN fails both comparisons.
+    plausible = ((sampled <= 1e-4) & (sampled > -np.inf)).all()
+    return bool(plausible and np.frombuffer(b"".join(all_tokens), np.int32).min() >= 0)
+
+
+def _covers(spans: Iterable[experience_pb2.VersionSpan], response: int) -> bool:
+    """Whether the spans follow each other over all response tokens, with versions that do not fall."""
+    at, newest = 0, 0
+    for span in spans:
+        if span.start != at or span.end <= at or span.version < newest:
+            return False
+        at, newest = span.end, span.version
+    return at == response

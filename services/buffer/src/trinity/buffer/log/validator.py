@@ -1,0 +1,112 @@
+"""What is in a log entry, and whether it may be used: bytes, fields, versions, and what the operators make of it."""
+
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from typing import Protocol
+
+from trinity.api.common.v1 import experience_pb2, task_pb2
+from trinity.buffer.log.reader import LogReader
+from trinity.buffer.log.summary import summarise
+from trinity.buffer.operators.pipeline import Pipeline, Processed
+from trinity.buffer.shared import RunContext
+from trinity.buffer.window import Kept, StoredGroup
+from trinity.data.wire import group_from_proto
+from trinity.runtime import headers
+from trinity.runtime.broker import Message
+from trinity.runtime.errors import InvalidInput, NotFound
+
+FedTask = Callable[[task_pb2.Task], Awaitable[task_pb2.Task]]
+
+
+class Versions(Protocol):
+    """The part of LiveVersions that is needed here."""
+
+    async def was_live(self, version: int) -> bool: ...
+
+    async def meets(self, version: int, gate_step: int) -> bool: ...
+
+
+class Judge:
+    """Knows nothing of batches. `fed_task` finds a task as it was fed (NotFound)."""
+
+    def __init__(
+        self, context: RunContext, reader: LogReader, pipeline: Pipeline, fed_task: FedTask, versions: Versions
+    ) -> None:
+        self._context = context
+        self._reader = reader
+        self._pipeline = pipeline
+        self._fed_task = fed_task
+        self._versions = versions
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return self._pipeline.names
+
+    async def read(self, message: Message) -> experience_pb2.Outcome:
+        """The outcome in a message. Raises DataLoss or InvalidInput."""
+        outcome = await self._reader.take(message.sequence, message.data, message.headers)
+        kind = outcome.WhichOneof("outcome")
+        if kind is None:
+            raise InvalidInput("outcome", "holds nothing")
+        if kind != "fence":
+            task = getattr(outcome, kind).task
+            if task.run != self._context.run:
+                raise InvalidInput("task.run", f"is {task.run!r}, this log is of {self._context.run!r}")
+            if task.kind != task_pb2.TASK_KIND_TRAIN:
+                raise InvalidInput("task.kind", f"is {task.kind}; only training tasks enter this log")
+        return outcome
+
+    async def check_fed(self, task: task_pb2.Task) -> task_pb2.Task:
+        """The task as it was fed. Raises InvalidInput unless it is this very one."""
+        try:
+            fed = await self._fed_task(task)
+        except NotFound:
+            raise InvalidInput("task.ordinal", f"is {task.ordinal}; no such task was fed") from None
+        if fed.task_id != task.task_id:
+            raise InvalidInput("task.task_id", f"is {task.task_id!r}; task {task.ordinal} is {fed.task_id!r}")
+        return fed
+
+    def ordinal(self, message: Message) -> int:
+        """The task that a refused message claims to end; 0 if it is none of this run."""
+        text = message.headers.get(headers.ORDINAL, "")
+        ordinal = int(text) if text.isdecimal() and len(text) < 16 else 0
+        return ordinal if ordinal <= self._context.fed else 0
+
+    async def task(self, ordinal: int) -> task_pb2.Task:
+        """The task as it was fed; if it is gone from the queue, what is known of it."""
+        try:
+            return await self._fed_task(task_pb2.Task(ordinal=ordinal))
+        except NotFound:
+            return task_pb2.Task(ordinal=ordinal)
+
+    async def group(
+        self, sequence: int, message: experience_pb2.Group, fenced: Collection[int]
+    ) -> tuple[StoredGroup, str]:
+        """The group as it may enter a batch, and the operator that keeps it out of all. Raises InvalidInput."""
+        fed = await self.check_fed(message.task)
+        stored = summarise(sequence, message, task_is_sound=message.task == fed)
+        await self._check_versions(stored, message.task.gate_step, fenced)
+        if not self._pipeline.names:
+            return stored, ""
+        return processed(stored, self._pipeline.run(group_from_proto(message)))
+
+    async def _check_versions(self, group: StoredGroup, gate_step: int, fenced: Collection[int]) -> None:
+        # Weights that the task asks for may be withdrawn, so that older ones may start it.
+        if gate_step not in fenced and not await self._versions.meets(group.oldest_version, gate_step):
+            raise InvalidInput(
+                "version_spans",
+                f"begin at version {group.oldest_version}; weights of step {gate_step} or newer may start this task",
+            )
+        if group.newest_version not in fenced and not await self._versions.was_live(group.newest_version):
+            newest = self._context.newest_live_step
+            raise InvalidInput(
+                "version_spans", f"name version {group.newest_version}; the newest that was ever LIVE is {newest}"
+            )
+
+
+def processed(group: StoredGroup, result: Processed) -> tuple[StoredGroup, str]:
+    """A group as the operators left it, and the one that left nothing of it."""
+    if result.is_unchanged or not result.drafts:
+        return group, result.dropped_by
+    kept = tuple(Kept(draft.index, draft.reward, draft.masked) for draft in result.drafts)
+    return replace(group, kept=kept, reward_mean=sum(draft.reward for draft in kept) / len(kept)), ""

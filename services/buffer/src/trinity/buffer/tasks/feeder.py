@@ -1,0 +1,237 @@
+"""The feeder puts tasks into the queue, never more than the staleness bound allows.
+
+The newest message of the queue says how many tasks were fed and how far the tasksets were read. Tasks of batch b are
+fed once weights of step gate(b) are LIVE; a task that brings no group into a batch (a dead letter, a group that was
+dropped) is made up for by one more. A dead task that lives again is put into the queue once more, as it was.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from trinity.api.common.v1 import experience_pb2, task_pb2
+from trinity.buffer.shared import RunContext
+from trinity.buffer.tasks.mixture import Mixture
+from trinity.buffer.window import Window
+from trinity.data.experience import Task
+from trinity.data.wire import task_to_proto
+from trinity.runtime import headers, tracing
+from trinity.runtime.broker import SequenceConflict
+from trinity.runtime.errors import NotFound
+from trinity.runtime.metrics import Gauge
+
+log = structlog.get_logger(__name__)
+
+FED = Gauge("trinity_buffer_tasks_fed", "Training tasks fed")
+
+_REMEMBERED = 4096
+_READ_AHEAD = 256
+# Id, log-probability and mask.
+_BYTES_PER_TOKEN = 9
+
+
+@dataclass(frozen=True)
+class _Injected:
+    task: Task
+    stored: "asyncio.Future[bool]"
+
+
+class Feeder:
+    """Feeds one run."""
+
+    def __init__(self, context: RunContext, source: Mixture, window: Callable[[], Window]) -> None:
+        self._context = context
+        self._source = source
+        self._window_of = window
+        self._injected: deque[_Injected] = deque()
+        self._position = 0
+        self._sequence = 0
+        self._tasks: dict[int, task_pb2.Task] = {}  # fed and not ended, as far as this process knows
+        self._forget_at = _REMEMBERED
+        self._revived: set[int] = set()  # log sequences of revivals that are in the queue
+
+    @property
+    def _window(self) -> Window:
+        return self._window_of()
+
+    @property
+    def fed(self) -> int:
+        """Training tasks fed."""
+        return self._context.fed
+
+    async def recover(self) -> None:
+        """Read from the stream how far feeding came."""
+        stream = self._context.names.tasks_stream
+        self._sequence = (await self._context.broker.state(stream)).last_sequence
+        if self._sequence:
+            newest = await self._context.broker.get(stream, self._sequence)
+            self._context.fed = int(newest.headers[headers.FED])
+            self._position = int(newest.headers[headers.POSITION])
+            log.info("buffer.feeder.recovered", fed=self.fed, position=self._position)
+
+    async def task(self, asked: task_pb2.Task) -> task_pb2.Task:
+        """The task of an ordinal (and taskset) as it was fed. NotFound if it was not, or is gone."""
+        # One that was revived is fed again with another life: what is remembered may be the former one.
+        if asked.ordinal in self._tasks and asked.ordinal not in self._window.revived:
+            return self._tasks[asked.ordinal]
+        if not 1 <= asked.ordinal <= self.fed + 1:  # what was fed this moment may be in the queue already
+            raise NotFound(f"task {asked.ordinal} was not fed")
+        names = self._context.names
+        tasksets = [asked.taskset] if asked.taskset else [source.taskset.name for source in self._source.sources]
+        for taskset in tasksets:
+            with contextlib.suppress(NotFound):
+                message = await self._context.broker.last(names.tasks_stream, names.task(taskset, asked.ordinal))
+                if asked.ordinal + 1 not in self._tasks:
+                    await self._read_ahead(message.sequence + 1)
+                return self._remember(task_pb2.Task.FromString(message.data))
+        raise NotFound(f"task {asked.ordinal} is not in the queue")
+
+    async def _read_ahead(self, sequence: int) -> None:
+        """After a restart groups come of tasks near by: one question for many of them, not one for each."""
+        for message in await self._context.broker.several(self._context.names.tasks_stream, sequence, _READ_AHEAD):
+            task = task_pb2.Task.FromString(message.data)
+            if task.ordinal not in self._tasks and not self._window.has_ended(task.ordinal):
+                self._remember(task)
+
+    def _remember(self, task: task_pb2.Task) -> task_pb2.Task:
+        if len(self._tasks) >= self._forget_at:
+            for ordinal in [o for o in self._tasks if self._window.has_ended(o)]:
+                del self._tasks[ordinal]
+            self._forget_at = max(_REMEMBERED, 2 * len(self._tasks))
+        self._tasks[task.ordinal] = task
+        return task
+
+    @property
+    def position(self) -> int:
+        """Tasks taken from the tasksets so far."""
+        return self._position
+
+    def allowed(self) -> int:
+        """Training tasks that may have been fed by now."""
+        live = self._context.live
+        if live.version < 0:
+            return 0
+        batches = min(self._context.plan.staleness.open_batches(live.gate_step), self._context.last_step)
+        return batches * self._context.plan.groups_per_step + self._window.lost
+
+    def gate(self, ordinal: int) -> int:
+        """Lowest optimizer step whose weights may start a task that is fed now."""
+        batch = (ordinal - 1 - self._window.lost) // self._context.plan.groups_per_step
+        return self._context.plan.staleness.gate(batch)
+
+    async def run(self) -> None:
+        while True:
+            await self._context.bell.wait_for(lambda: self._may_feed() or bool(self._to_revive()))
+            for ordinal, sequence in self._to_revive():
+                await self._feed_again(ordinal, sequence)
+            while self._may_feed():
+                await self._feed_next()
+            await self._context.bell.ring()
+
+    def _may_feed(self) -> bool:
+        return self.fed < self.allowed() and not self.waits_for_room
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether tasks are held back because the log may have no room for their groups.
+
+        Those of one batch are always fed: a log that cannot hold them is of no use. Groups come in any order, so a task
+        that is fed must fit, or the log could fill up with later groups than the next batch needs.
+        """
+        outstanding = self.fed - self._window.stored - self._window.dead_letters
+        if self.fed >= self.allowed() or outstanding < self._context.plan.groups_per_step:
+            return False
+        plan = self._context.plan
+        longest = plan.config.algorithm.repeat_times * plan.lengths.model * _BYTES_PER_TOKEN
+        return not self._context.room.has_place_for(self.fed + 1, longest)
+
+    def _to_revive(self) -> list[tuple[int, int]]:
+        return [(o, sequence) for o, sequence in self._window.revived.items() if sequence not in self._revived]
+
+    async def clear(self) -> None:
+        """Take dead tasks out of the queue. The newest message stays until another is there: it holds the counts."""
+
+        async def remove(ordinal: int) -> None:
+            names, task = self._context.names, task_pb2.Task(ordinal=ordinal)
+            with contextlib.suppress(NotFound):
+                subject = names.task((await self.task(task)).taskset, ordinal)
+                message = await self._context.broker.last(names.tasks_stream, subject)
+                if message.sequence < self._sequence:
+                    await self._context.broker.delete(names.tasks_stream, message.sequence)
+                    self._tasks.pop(ordinal, None)
+
+        while True:
+            await self._context.bell.wait_for(lambda: bool(self._removable()))
+            for ordinal in self._removable():
+                await remove(ordinal)
+                self._window.unqueued.discard(ordinal)
+
+    def _removable(self) -> list[int]:
+        return [ordinal for ordinal in self._window.unqueued if ordinal < self.fed]
+
+    async def inject(self, task: Task) -> "asyncio.Future[bool]":
+        """Feed a task of the caller's before the taskset's own; resolves to False if it was there already."""
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._injected.append(_Injected(task, stored))
+        await self._context.bell.ring()
+        return stored
+
+    async def _feed_next(self) -> None:
+        ordinal = self.fed + 1
+        gate = self.gate(ordinal)
+        while self._injected and self._injected[0].stored.cancelled():
+            self._injected.popleft()
+        if not self._injected:
+            await self._store(self._source.train_task(self._position, ordinal, gate), self._position + 1)
+            self._position += 1
+            return
+        injected = self._injected.popleft()
+        task = replace(injected.task, run=self._context.run, ordinal=ordinal, gate_step=gate)
+        try:
+            await self._store(task, self._position)
+            fresh = True
+        except SequenceConflict as error:
+            if "stored at" not in str(error):
+                raise
+            fresh = False
+        if not injected.stored.done():
+            injected.stored.set_result(fresh)
+
+    async def _store(self, task: Task, position: int) -> None:
+        message = task_to_proto(task)
+        with tracing.span("task.feed", task_id=task.task_id, ordinal=task.ordinal):
+            await self._put(message, message.task_id, position, task.ordinal)
+        self._context.fed = task.ordinal
+        FED.set(self.fed)
+
+    async def _put(self, task: task_pb2.Task, message_id: str, position: int, fed: int) -> None:
+        names = self._context.names
+        counts = {headers.POSITION: str(position), headers.FED: str(fed)}
+        self._sequence = await self._context.broker.append(
+            names.task(task.taskset, task.ordinal),
+            names.tasks_stream,
+            task.SerializeToString(),
+            message_id=message_id,
+            last_sequence=self._sequence,
+            headers=tracing.inject(counts),
+        )
+        self._remember(task)
+
+    async def _feed_again(self, ordinal: int, sequence: int) -> None:
+        """Put a revived task into the queue, unless an earlier buffer did."""
+        names, broker = self._context.names, self._context.broker
+        entry = await broker.get(names.experiences_stream, sequence)
+        task = experience_pb2.Outcome.FromString(entry.data).revival.task
+        life = 0
+        with contextlib.suppress(NotFound):
+            there = await broker.last(names.tasks_stream, names.task(task.taskset, ordinal))
+            life = task_pb2.Task.FromString(there.data).life
+        if life < task.life:
+            await self._put(task, f"{task.task_id}/life/{task.life}", self._position, self.fed)
+            log.info("buffer.task.revived", task=task.task_id, ordinal=ordinal, life=task.life)
+        self._remember(task)
+        self._revived.add(sequence)

@@ -1,0 +1,183 @@
+"""Auxiliary models: judges that write and reward models that rate, on engines of their own, with weights that stay."""
+
+import asyncio
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trinity.config.names import auxiliary_name
+from trinity.config.schema.explorer import AuxiliaryModelConfig
+from trinity.config.schema.model import ModelConfig
+from trinity.data.experience import SamplingParams
+from trinity.explorer.chat import ChatTokenizer, Message
+from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.engine.start import start_vllm
+from trinity.explorer.types import EngineFailed, EngineOptions
+from trinity.runtime.errors import InvalidInput
+
+
+class Judge:
+    """A model that writes."""
+
+    def __init__(self, pool: EnginePool, tokenizer: ChatTokenizer) -> None:
+        self._pool = pool
+        self._tokenizer = tokenizer
+
+    async def chat(self, messages: Sequence[Message], sampling: SamplingParams) -> list[str]:
+        completions = await self._pool.generate(self._tokenizer.prompt(messages), sampling)
+        return [self._tokenizer.text(completion.token_ids) for completion in completions]
+
+    async def logprobs(self, token_ids: Sequence[int], prompt_length: int) -> np.ndarray:
+        """float32 [R]: of each token after the prompt, at temperature 1. Raises InvalidInput, EngineFailed."""
+        async with self._pool.least_busy() as engine:
+            limit, tokens = engine.options.max_model_len - 1, self._tokenizer.vocabulary_size
+            if len(token_ids) > limit:
+                raise InvalidInput("token_ids", f"are {len(token_ids)}, the auxiliary model takes {limit}")
+            if max(token_ids) >= tokens:
+                raise InvalidInput(
+                    "token_ids",
+                    f"has {max(token_ids)}, the auxiliary model knows {tokens}: a teacher needs the policy's tokenizer",
+                )
+            return (await engine.logprobs(token_ids))[prompt_length - 1 :]
+
+    async def check(self) -> None:
+        await self._pool.check()
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class RewardModel:
+    """A sequence classifier with one output: a conversation in, a number out."""
+
+    def __init__(self, engines: Sequence[Any], tokenizer: ChatTokenizer, max_model_len: int) -> None:
+        self._engines = list(engines)
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._next = 0
+
+    async def rate(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
+        """Raw output for each conversation, without softmax or sigmoid."""
+        return list(await asyncio.gather(*(self._rate(conversation) for conversation in conversations)))
+
+    async def _rate(self, conversation: Sequence[Message]) -> float:
+        from vllm import PoolingParams, TokensPrompt
+
+        tokens = self._tokenizer.conversation(conversation)
+        if len(tokens) > self._max_model_len:
+            raise InvalidInput(
+                "conversation", f"has {len(tokens)} tokens, the reward model takes {self._max_model_len}"
+            )
+        engine = self._engines[self._next % len(self._engines)]
+        self._next += 1
+        params = PoolingParams(task="classify", use_activation=False)
+        prompt = TokensPrompt(prompt_token_ids=tokens)
+        try:
+            outputs = [output async for output in engine.encode(prompt, params, uuid.uuid4().hex)]
+        except Exception as error:  # vLLM's own errors share no base class
+            raise EngineFailed(f"the reward model failed: {type(error).__name__}: {error}") from error
+        values = outputs[-1].outputs.data.flatten().tolist()
+        if len(values) != 1:
+            raise EngineFailed(f"the reward model has {len(values)} outputs; one is needed")
+        return float(values[0])
+
+    async def check(self) -> None:
+        """Raise EngineFailed if one of its engines is gone."""
+        for engine in self._engines:
+            try:
+                await engine.check_health()
+            except Exception as error:
+                raise EngineFailed(f"the reward model is not healthy: {error}") from error
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.shutdown()
+
+
+class AuxiliaryModels:
+    """All of them by name."""
+
+    def __init__(self, models: dict[str, Judge | RewardModel]) -> None:
+        self._models = models
+
+    @classmethod
+    async def start(
+        cls, configs: Sequence[AuxiliaryModelConfig], options: EngineOptions, cards: Sequence[str]
+    ) -> "AuxiliaryModels":
+        """Start every engine, one after the other. `options` are the policy's; `cards` the GPUs for all, in order."""
+        devices = iter(cards)
+        models: dict[str, Judge | RewardModel] = {}
+        try:
+            for config in configs:
+                models[auxiliary_name(config)] = await _start(config, options, devices)
+        except BaseException:
+            cls(models).close()
+            raise
+        return cls(models)
+
+    def judge(self, name: str = "") -> Judge:
+        """The judge of that name; empty: the first. Raises InvalidInput."""
+        return self._find(name, Judge, "writes")
+
+    def reward_model(self, name: str = "") -> RewardModel:
+        """The reward model of that name; empty: the first. Raises InvalidInput."""
+        return self._find(name, RewardModel, "rates")
+
+    def _find(self, name: str, kind: type[Any], what: str) -> Any:
+        found = {n: model for n, model in self._models.items() if isinstance(model, kind) and name in ("", n)}
+        if not found:
+            known = ", ".join(f"{n} ({type(model).__name__})" for n, model in self._models.items()) or "none"
+            wanted = f"{name!r} is no model that {what}" if name else f"there is no model that {what}"
+            raise InvalidInput("explorer.auxiliary_models", f"{wanted}; there are: {known}")
+        return next(iter(found.values()))
+
+    async def check(self) -> None:
+        """Raise EngineFailed if an engine of one of them is gone."""
+        for model in self._models.values():
+            await model.check()
+
+    def close(self) -> None:
+        for model in self._models.values():
+            model.close()
+
+
+async def _start(config: AuxiliaryModelConfig, policy: EngineOptions, cards: Iterator[str]) -> Judge | RewardModel:
+    model = ModelConfig(model_path=config.model_path, trust_remote_code=config.trust_remote_code)
+    options = replace(
+        policy,
+        model=config.model_path,
+        max_model_len=config.max_model_len or policy.max_model_len,
+        dtype=config.dtype,
+        tensor_parallel_size=config.tensor_parallel_size if policy.device == "cuda" else 1,
+        seed=config.seed,
+        enforce_eager=config.enforce_eager,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        cpu_kvcache_gib=config.cpu_kvcache_gib,
+        max_num_seqs=config.max_num_seqs,
+        trust_remote_code=config.trust_remote_code,
+        weights_change=False,
+    )
+    size = config.tensor_parallel_size
+    devices: list[str | None] = [None]
+    if policy.device == "cuda":
+        devices = [",".join(next(cards) for _ in range(size)) for _ in range(config.engine_num)]
+    tokenizer = await asyncio.to_thread(ChatTokenizer, model)
+    if await asyncio.to_thread(_rates, config):
+        engines = [start_vllm(replace(options, pooling=True), device) for device in devices]
+        return RewardModel(engines, tokenizer, options.max_model_len)
+    return Judge(await EnginePool.start(options, len(devices), devices), tokenizer)
+
+
+def _rates(config: AuxiliaryModelConfig) -> bool:
+    """Whether a model gives a number instead of text."""
+    if config.kind != "auto":
+        return config.kind == "score"
+    from transformers import AutoConfig
+
+    found = AutoConfig.from_pretrained(config.model_path, trust_remote_code=config.trust_remote_code)
+    return any("SequenceClassification" in name or "Reward" in name for name in found.architectures or [])

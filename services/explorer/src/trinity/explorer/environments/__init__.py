@@ -1,0 +1,1 @@
+"""Environments and scorers as clients see them: providers, episodes, slots, failures."""

@@ -1,0 +1,133 @@
+"""Environments and scorers as the workflows see them, whoever provides them.
+
+    async with client.episode("countdown", task_row, args, seed) as episode:
+        step = await episode.reset()
+        while not step.done:
+            step = await episode.step(reply(step.observation))
+
+An environment that the YAML names by address is played there; every other one by the run's own environment service,
+which also speaks for the providers attached to it. Who finds all places taken waits (`environment_places`). An episode
+that cannot be finished raises EnvironmentFailed with its cause: the whole group is attempted again, and the provider is
+avoided for a while if another one has the name.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.explorer.environments.episode import Episode, Step
+from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, ScorerFailed, failure_of
+from trinity.explorer.environments.providers import Patience, Providers
+from trinity.runtime import rpc
+from trinity.sdk.contract import score_problem
+
+__all__ = [
+    "Answer",
+    "EnvironmentCause",
+    "EnvironmentClient",
+    "EnvironmentFailed",
+    "Episode",
+    "Score",
+    "ScorerFailed",
+    "Step",
+]
+
+_SCORE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One finished answer to score."""
+
+    prompt: str
+    response: str
+    truth: str
+    truncated: bool
+    response_tokens: int
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Score:
+    reward: float
+    metrics: dict[str, float]
+
+
+class EnvironmentClient:
+    """The connections to all providers, for all workflows of the process."""
+
+    def __init__(self, address: str, addressed: Sequence[tuple[str, str]] = (), wait_seconds: float = 60.0) -> None:
+        """`address`: the run's environment service. `addressed`: (name of an environment or scorer, address of its
+        provider), several of a name share its load. `wait_seconds`: how long a provider may be away. Full it may
+        be for as long as the attempt has time."""
+        self.address = address
+        self._providers = Providers(address, addressed)
+        self._wait_seconds = wait_seconds
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._providers.close()
+
+    def episode(
+        self, environment: str, task: dict[str, Any], args: dict[str, Any] | None = None, seed: int = 0
+    ) -> Episode:
+        """An episode of a task (a dataset row), to be used as `async with`. Nothing is sent before its `reset`."""
+        reset = pb.Reset(
+            environment=environment,
+            task_json=json.dumps(task),
+            args_json=json.dumps(args) if args else "",
+            seed=seed,
+        )
+        return Episode(self._providers, reset, self._wait_seconds, self._closing)
+
+    async def score(
+        self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
+    ) -> list[Score]:
+        """A score for each answer. Raises ScorerFailed for the first that could not be scored."""
+        task_json = json.dumps(task)
+        items = [
+            pb.ScoreItem(
+                prompt=answer.prompt,
+                response=answer.response,
+                truth=answer.truth,
+                task_json=task_json,
+                truncated=answer.truncated,
+                response_tokens=answer.response_tokens,
+                response_token_ids=answer.token_ids,
+            )
+            for answer in answers
+        ]
+        request = pb.ScoreRequest(scorer=scorer, items=items, args_json=json.dumps(args))
+        response = await self._score(request)
+        for item in response.scores:
+            if item.error:
+                raise ScorerFailed(f"{scorer}: {item.error}")
+        return [Score(item.reward, dict(item.metrics)) for item in response.scores]
+
+    async def _score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
+        patience = Patience(self._wait_seconds)
+        while True:
+            provider = self._providers.choose(request.scorer)
+            with provider.busy(request.scorer):
+                try:
+                    response = await provider.stub.Score(request, timeout=_SCORE_SECONDS, metadata=rpc.metadata())
+                except grpc.aio.AioRpcError as error:
+                    failure = failure_of(provider.address, request.scorer, error)
+                    provider.blame(request.scorer, failure)
+                    await patience.wait_or_raise(failure)
+                    continue
+            problem = score_problem(request, response)
+            if problem:
+                failure = EnvironmentFailed(
+                    f"{provider.address} Score {request.scorer}: {problem}", EnvironmentCause.LYING
+                )
+                provider.blame(request.scorer, failure)
+                raise ScorerFailed(str(failure))
+            provider.praise(request.scorer)
+            return response

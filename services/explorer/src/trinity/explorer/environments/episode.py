@@ -1,0 +1,187 @@
+"""One episode as its client plays it: every answer has a deadline and is checked against the contract."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn
+
+import grpc.aio
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
+from trinity.explorer.environments.providers import Limits, Patience, Provider, Providers
+from trinity.explorer.environments.slots import Places
+from trinity.runtime import rpc
+from trinity.sdk.contract import answer_problem, json_object
+
+_GOODBYE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the environment answered. `reward` is this step's own, 0 after reset; `metrics` are the episode's so far."""
+
+    observation: str
+    reward: float
+    done: bool
+    info: dict[str, Any]
+    metrics: dict[str, float]
+
+
+class Episode:
+    """reset once -> step until done. Leaving the `async with` ends it on the provider's side, whatever happened."""
+
+    def __init__(
+        self, providers: Providers, reset: pb.Reset, wait_seconds: float, closing: "set[asyncio.Task[None]]"
+    ) -> None:
+        self._providers = providers
+        self._reset = reset
+        self._wait_seconds = wait_seconds
+        self._closing = closing
+        self._held = contextlib.ExitStack()
+        self._place: Places | None = None
+        self._provider: Provider | None = None
+        self._limits = Limits(0.0, 0.0)
+        self._call: Any = None
+        self._turn = 0
+        self._done = False
+        self._over = False
+
+    async def __aenter__(self) -> "Episode":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._held.close()
+        self._give_back_place()
+        call, self._call = self._call, None
+        if call is None:
+            return
+        if not self._done:
+            call.cancel()
+            return
+        goodbye = asyncio.create_task(_say_goodbye(call))
+        self._closing.add(goodbye)
+        goodbye.add_done_callback(self._closing.discard)
+
+    @property
+    def provider(self) -> str:
+        """Address of who plays it; empty before reset."""
+        return self._provider.address if self._provider is not None else ""
+
+    async def reset(self) -> Step:
+        """Begin, at the provider with the fewest open episodes. Raises EnvironmentFailed.
+
+        For a place it waits its turn, as long as it takes. If a provider is away another one is asked, or the same one
+        again, for as long as the client waits.
+        """
+        if self._over or self._call is not None:
+            raise RuntimeError("an episode is reset once, inside its `async with`")
+        name, patience = self._reset.environment, Patience(self._wait_seconds)
+        while True:
+            try:
+                if self._place is None:
+                    self._place, waited = await self._providers.place(name)
+                    if waited:
+                        patience.renew()
+                return await self._open(self._providers.choose(name))
+            except EnvironmentFailed as failure:
+                # Where other explorers hold the places this one keeps its turn.
+                if failure.cause is not EnvironmentCause.FULL:
+                    self._give_back_place()
+                await patience.wait_or_raise(failure)
+
+    async def step(self, text: str) -> Step:
+        """Answer the policy's reply. Raises EnvironmentFailed, after which the episode is over."""
+        if self._call is None or self._done or self._over:
+            raise RuntimeError("step needs an episode that was reset and is neither done nor failed")
+        self._turn += 1
+        sound = text.encode(errors="replace").decode()  # half a surrogate pair is no text on the wire
+        request = pb.EpisodeRequest(action=pb.Action(text=sound, turn=self._turn))
+        return await self._exchange(request, self._limits.step)
+
+    async def _open(self, provider: Provider) -> Step:
+        name = self._reset.environment
+        self._held.enter_context(provider.busy(name))
+        self._provider = provider
+        try:
+            self._limits = await provider.limits(name)
+            self._call = provider.stub.Episode(metadata=rpc.metadata())
+        except EnvironmentFailed as failure:
+            self._fail(failure)
+        step = await self._exchange(pb.EpisodeRequest(reset=self._reset), self._limits.reset)
+        self._over = False
+        return step
+
+    async def _exchange(self, request: pb.EpisodeRequest, seconds: float) -> Step:
+        assert self._provider is not None
+        what = "reset" if request.HasField("reset") else f"action {self._turn}"
+        where = f"{self._reset.environment} at {self._provider.address}"
+        try:
+            async with asyncio.timeout(seconds):
+                await self._call.write(request)
+                answer = await self._call.read()
+        except TimeoutError:
+            failure = EnvironmentFailed(f"{where}: no answer to {what} in {seconds:g} s", EnvironmentCause.TIMEOUT)
+            self._fail(failure)
+        except grpc.aio.AioRpcError as error:
+            self._fail(failure_of(self._provider.address, self._reset.environment, error))
+        except asyncio.InvalidStateError:  # the call ended before the message was written
+            await self._fail_by_status(where, what)
+        if answer is grpc.aio.EOF:
+            await self._fail_by_status(where, what)
+        problem = answer_problem(answer, self._turn)
+        if problem:
+            self._fail(
+                EnvironmentFailed(
+                    f"{where}: the answer to {what} breaks the contract: {problem}", EnvironmentCause.LYING
+                )
+            )
+        self._done = answer.done
+        if answer.done:
+            self._provider.praise(self._reset.environment)
+        info = json_object(answer.info_json)
+        return Step(answer.observation, answer.reward, answer.done, info, dict(answer.metrics))
+
+    def _give_back_place(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.give_back()
+
+    async def _fail_by_status(self, where: str, what: str) -> NoReturn:
+        """The provider ended the stream: with a status that says why, or without a reason."""
+        assert self._provider is not None
+        code, details = await self._call.code(), await self._call.details()
+        if code is grpc.StatusCode.OK:
+            self._fail(EnvironmentFailed(f"{where}: the stream ended instead of an answer to {what}"))
+        error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+        self._fail(failure_of(self._provider.address, self._reset.environment, error))
+
+    def _fail(self, failure: EnvironmentFailed) -> NoReturn:
+        """The episode is over here and there; always raises."""
+        assert self._provider is not None
+        self._provider.blame(self._reset.environment, failure)
+        self._held.close()
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+        # Once observed, an episode cannot go on elsewhere: only a reset may be tried again.
+        if self._turn:
+            self._over = True
+            failure.passing = False
+        raise failure from None
+
+
+async def _say_goodbye(call: Any) -> None:
+    """Half-close, so that the provider ends the episode by itself; cancel it if it takes its time."""
+    try:
+        async with asyncio.timeout(_GOODBYE_SECONDS):
+            await call.done_writing()
+            await call.code()
+    except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass
+    finally:
+        call.cancel()

@@ -1,0 +1,209 @@
+"""Who plays which environment: load goes to the provider with the fewest open episodes, and bad ones are avoided.
+
+A failure is remembered by provider and name, so an environment that breaks does not take its neighbours with it. A
+provider is avoided for a second after its first failure in a row, twice as long after each further one, a minute at
+most. Where nobody else has the name it is asked all the same.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+import structlog
+
+from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
+from trinity.explorer.environments.slots import Places
+from trinity.runtime import metrics, rpc
+from trinity.sdk.contract import PROTOCOL_VERSION, description_problem
+
+log = structlog.get_logger(__name__)
+
+FAILURES = metrics.Counter(
+    "trinity_explorer_environment_failures_total", "Episodes and scorings that failed", ["environment", "cause"]
+)
+_FIRST_AVOIDED_SECONDS, _MAX_AVOIDED_SECONDS = 1.0, 60.0
+_DESCRIBE_SECONDS = 10.0
+_DESCRIBED_FOR_SECONDS = 60.0
+_MAX_STEP_SECONDS = 3600.0
+# What an answer may take beyond the announced time: the way there and back, and the announcement of the time-out.
+_GRACE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds until an answer must be here. `places`: how many episodes may be open at a time; 0: no limit."""
+
+    reset: float
+    step: float
+    places: int = 0
+
+
+@dataclass
+class _Record:
+    """Failures in a row under one name."""
+
+    failures: int = 0
+    avoided_until: float = 0.0
+
+
+class Patience:
+    """Waits between attempts at a provider that is away, up to a limit, or full, for as long as it takes."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._pause = 0.05
+        self.renew()
+
+    def renew(self) -> None:
+        """A provider was there: the limit counts from now."""
+        self._deadline = time.monotonic() + self._seconds
+
+    async def wait_or_raise(self, failure: EnvironmentFailed) -> None:
+        """Returns if it may be tried again; raises the failure if not."""
+        if failure.cause is EnvironmentCause.FULL:
+            self.renew()
+        elif not failure.passing or time.monotonic() + self._pause > self._deadline:
+            raise failure
+        if self._pause == 0.05:
+            log.info("environment.waiting", reason=str(failure))
+        await asyncio.sleep(self._pause * random.uniform(0.5, 1.5))
+        self._pause = min(2 * self._pause, 2.0)
+
+
+class Provider:
+    """One address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = rpc.channel(address)
+        self.stub = environment_pb2_grpc.EnvironmentServiceStub(self._channel)
+        self.open: Counter[str] = Counter()
+        self._records: dict[str, _Record] = {}
+        self._described: dict[str, Limits] = {}
+        self._described_at = -_DESCRIBED_FOR_SECONDS
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def avoided_until(self, name: str) -> float:
+        """Time (monotonic) until which others are asked first."""
+        return self._records[name].avoided_until if name in self._records else 0.0
+
+    @contextlib.contextmanager
+    def busy(self, name: str) -> Iterator[None]:
+        """Counts as open."""
+        self.open[name] += 1
+        try:
+            yield
+        finally:
+            self.open[name] -= 1
+
+    def blame(self, name: str, failure: EnvironmentFailed) -> None:
+        """Remember a failure; a refusal of one task is not the provider's."""
+        full = failure.cause is EnvironmentCause.FULL
+        if not full:
+            FAILURES.labels(name, failure.cause).inc()
+        self._described_at = -_DESCRIBED_FOR_SECONDS
+        if failure.cause is EnvironmentCause.REFUSED and not failure.passing:
+            return
+        record = self._records.setdefault(name, _Record())
+        record.failures += 1
+        seconds = min(_MAX_AVOIDED_SECONDS, _FIRST_AVOIDED_SECONDS * 2 ** min(record.failures - 1, 10))
+        if full or failure.cause is EnvironmentCause.REFUSED:  # soon there is room again, or the name
+            record.failures, seconds = 0, _FIRST_AVOIDED_SECONDS
+        record.avoided_until = time.monotonic() + seconds
+
+    def praise(self, name: str) -> None:
+        """An episode or a scoring went well."""
+        self._records.pop(name, None)
+
+    @property
+    def places(self) -> dict[str, int]:
+        """By name, as far as it is known; 0: no limit."""
+        return {name: limits.places for name, limits in self._described.items()}
+
+    def has_room(self, name: str) -> bool:
+        """As far as this process knows."""
+        places = self.places.get(name, 0)
+        return not places or self.open[name] < places
+
+    async def limits(self, name: str) -> Limits:
+        """The limits announced for an environment. Raises EnvironmentFailed if it is not there."""
+        if name not in self._described or time.monotonic() > self._described_at + _DESCRIBED_FOR_SECONDS:
+            await self._describe(name)
+        if name not in self._described:
+            known = ", ".join(sorted(self._described)) or "none"
+            message = f"{self.address}: no environment is named {name!r}; known: {known}"
+            raise EnvironmentFailed(message, EnvironmentCause.REFUSED, passing=True)
+        return self._described[name]
+
+    async def _describe(self, name: str) -> None:
+        try:
+            answer = await self.stub.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise failure_of(self.address, name, error) from None
+        if answer.protocol_version != PROTOCOL_VERSION:
+            message = (
+                f"{self.address}: speaks version {answer.protocol_version} of the contract, not {PROTOCOL_VERSION}"
+            )
+            raise EnvironmentFailed(message, EnvironmentCause.REFUSED)
+        self._described = {one.name: _limits(one) for one in answer.environments if not description_problem(one)}
+        self._described_at = time.monotonic()
+
+
+def _limits(described: pb.EnvironmentDescription) -> Limits:
+    step = min(described.step_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
+    reset = min(described.reset_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
+    reset = max(reset, step) if described.reset_timeout_seconds == 0 else reset
+    return Limits(reset, step, described.max_parallel_episodes)
+
+
+class Providers:
+    """All of them."""
+
+    def __init__(self, address: str, addressed: Sequence[tuple[str, str]] = ()) -> None:
+        self._by_address: dict[str, Provider] = {}
+        self._default = self._at(address)
+        self._by_name: dict[str, list[Provider]] = {}
+        self._places: dict[str, Places] = {}
+        for name, place in addressed:
+            self._by_name.setdefault(name, []).append(self._at(place))
+
+    def _at(self, address: str) -> Provider:
+        if address not in self._by_address:
+            self._by_address[address] = Provider(address)
+        return self._by_address[address]
+
+    async def close(self) -> None:
+        for provider in self._by_address.values():
+            await provider.close()
+
+    async def place(self, name: str) -> tuple[Places, bool]:
+        """A place for an episode, to be given back, and whether it had to be waited for. Raises EnvironmentFailed."""
+        provider = self.choose(name)
+        try:
+            await provider.limits(name)
+        except EnvironmentFailed as failure:
+            provider.blame(name, failure)
+            raise
+        known = [one.places[name] for one in self._candidates(name) if name in one.places]
+        places = self._places.setdefault(name, Places(name))
+        return places, await places.take(sum(known) if all(known) else 0)
+
+    def _candidates(self, name: str) -> list[Provider]:
+        return self._by_name.get(name, [self._default])
+
+    def choose(self, name: str) -> Provider:
+        """Among those not avoided the least busy one with room; else the one whose time is up first."""
+        candidates, now = self._candidates(name), time.monotonic()
+        fit = [one for one in candidates if one.avoided_until(name) <= now]
+        if not fit:
+            return min(candidates, key=lambda one: one.avoided_until(name))
+        return min(fit, key=lambda one: (not one.has_room(name), one.open[name], random.random()))

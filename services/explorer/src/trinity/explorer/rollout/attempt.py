@@ -1,0 +1,194 @@
+"""One attempt at a task: run its workflow under a deadline, and put what came of it into the log.
+
+A message is acknowledged to the queue only after the log has acknowledged the group. Whatever happens in between, the
+task is attempted again elsewhere, and the log's deduplication keeps the first group.
+"""
+
+import asyncio
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import structlog
+
+from trinity.api.common.v1 import experience_pb2
+from trinity.data.experience import AttemptFailure, Experience, Group, Outcome, Task, TaskKind
+from trinity.data.wire import encode_outcome
+from trinity.explorer.environments import slots as environment_places
+from trinity.explorer.environments.client import EnvironmentFailed, ScorerFailed
+from trinity.explorer.types import EngineFailed
+from trinity.explorer.weights.loads import WeightsWithdrawn
+from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow
+from trinity.explorer.workflows.base import Workflow
+from trinity.explorer.workflows.together import together
+from trinity.runtime import headers, tracing
+from trinity.runtime.broker import Broker, PublishRefused, blobs
+from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
+from trinity.runtime.metrics import Counter, Histogram
+from trinity.runtime.names import RunNames
+
+log = structlog.get_logger(__name__)
+
+GROUPS = Counter("trinity_explorer_groups_total", "Groups stored", ["kind"])
+FAILURES = Counter("trinity_explorer_attempts_failed_total", "Attempts that failed", ["cause"])
+SECONDS = Histogram(
+    "trinity_explorer_attempt_seconds",
+    "Duration of an attempt, in seconds",
+    buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 1800),
+)
+
+_CAUSES: list[tuple[type[BaseException], FailureCause]] = [
+    (TimeoutError, FailureCause.TIMEOUT),
+    (EngineFailed, FailureCause.ENGINE_ERROR),
+    (WeightsWithdrawn, FailureCause.ENGINE_ERROR),
+    (ScorerFailed, FailureCause.SCORER_ERROR),
+    (EnvironmentFailed, FailureCause.ENVIRONMENT_ERROR),
+]
+# Sampling again helps at once against wrong or withdrawn weights, and it is no fault of the task's. What happens to it
+# so often in one attempt is one.
+_SAMPLED_AGAIN = 3
+_HEADROOM_BYTES = 64 * 1024
+
+_Stored = TypeVar("_Stored")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What JetStream acknowledged: the sequence in the stream, and the checksum of what was sent.
+
+    `duplicate`: a message of the same identity was there before, at that sequence.
+    """
+
+    sequence: int
+    crc32: int
+    duplicate: bool
+
+
+async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox) -> Outcome:
+    """The task's group, or why there is none. Only cancellation and a dead engine are raised."""
+    begin = time.time()
+    try:
+        with tracing.span("task.explore", task_id=task.task_id, attempt=attempt, explorer=explorer_id):
+            workflow = find_workflow(task.workflow)
+            if workflow is None:
+                raise InvalidInput("task.workflow", f"{task.workflow!r} is unknown; known: {', '.join(WORKFLOWS)}")
+            experiences = await _run(workflow, task, tools)
+            group = Group(task, attempt, explorer_id, tuple(experiences), begin, time.time())
+            try:
+                group.check()
+            except InvalidInput as error:
+                return _failure(task, attempt, explorer_id, FailureCause.INVALID_EXPERIENCE, error, final=True)
+            return group
+    except EngineFailed:
+        raise
+    except Exception as error:
+        cause = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), FailureCause.WORKFLOW_ERROR)
+        if cause is FailureCause.TIMEOUT:
+            error = TimeoutError(f"the attempt took longer than {task.timeout_seconds:g} s (explorer.max_timeout)")
+        return _failure(task, attempt, explorer_id, cause, error)
+    finally:
+        SECONDS.observe(time.time() - begin)
+
+
+async def _run(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Experience]:
+    """The workflow's experiences, sampled anew if weights were withdrawn meanwhile. Each run has the whole time, from
+    its first place at an environment on where it had to wait for one."""
+    for left in reversed(range(_SAMPLED_AGAIN + 1)):
+        try:
+            async with asyncio.timeout(task.timeout_seconds) as limit:
+                with environment_places.attempt(limit, task.timeout_seconds):
+                    experiences = await _rollouts(workflow, task, tools)
+            _refuse_older_after_newer(experiences)
+            return experiences
+        except WeightsWithdrawn as error:
+            if not left:
+                raise
+            log.info("explorer.attempt.sampled_again", task=task.task_id, reason=str(error))
+    raise AssertionError("unreachable")
+
+
+async def _rollouts(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Experience]:
+    """The group; a greedy baseline is one more run of the workflow, with the metric `greedy`."""
+    if not task.greedy_baseline:
+        return await workflow(task, tools).run()
+    others = task.repeat_times - 1
+    parts = (
+        replace(task, repeat_times=others, sampling=replace(task.sampling, n=others)),
+        replace(task, repeat_times=1, sampling=replace(task.sampling, n=1, temperature=0.0)),
+    )
+    sampled, greedy = await together(workflow(part, tools).run() for part in parts)
+    return sampled + [replace(e, rollout=others, metrics={**e.metrics, "greedy": 1.0}) for e in greedy]
+
+
+def _refuse_older_after_newer(experiences: Sequence[Experience]) -> None:
+    """A conversation that a rollback crossed began with weights that were withdrawn since."""
+    for experience in experiences:
+        versions = [span.version for span in experience.version_spans]
+        for before, after in pairwise(versions):
+            if after < before:
+                raise WeightsWithdrawn(f"tokens were sampled by version {before}, which a rollback withdrew")
+
+
+def lease_lost(task: Task, attempt: int, explorer_id: str) -> AttemptFailure:
+    """The task was delivered so often, without any report, that whoever takes it seems to die of it."""
+    error = RuntimeError(f"delivered {attempt} times; the explorers that took it ended without a word")
+    return _failure(task, attempt, explorer_id, FailureCause.LEASE_LOST, error, final=True)
+
+
+def _failure(
+    task: Task, attempt: int, explorer_id: str, cause: FailureCause, error: Exception, final: bool = False
+) -> AttemptFailure:
+    FAILURES.labels(cause).inc()
+    text = f"{type(error).__name__}: {error}"
+    log.warning("explorer.attempt.failed", task=task.task_id, attempt=attempt, cause=str(cause), error=text)
+    return AttemptFailure(task, attempt, explorer_id, cause, text, final, time.time())
+
+
+async def store(
+    broker: Broker, names: RunNames, outcome: Outcome, on_wait: Callable[[bool], None] = lambda _: None
+) -> Receipt:
+    """Put an outcome into its log, and wait for room as long as it takes; `on_wait` hears when there is none."""
+    task, data = outcome.task, encode_outcome(outcome)
+    held = False
+
+    def hold(reason: str) -> None:
+        nonlocal held
+        if not held:
+            log.warning("explorer.log.waiting", task=task.task_id, reason=reason)
+        held = True
+        on_wait(True)
+
+    too_long = len(data) > broker.client.max_payload - _HEADROOM_BYTES
+    if too_long:
+        reference = await _until_stored(lambda: blobs.store(broker, names, data, hold), hold)
+        data = experience_pb2.Outcome(blob=reference).SerializeToString()
+    identity = f"{task.task_id}/life/{task.life}" if task.life else task.task_id
+    message_id = identity if isinstance(outcome, Group) else f"{identity}/failed/{outcome.attempt}"
+    subject, checksum = _subject(names, outcome, too_long), zlib.crc32(data)
+    header = tracing.inject({headers.CRC32: str(checksum), headers.ORDINAL: str(task.ordinal)})
+    options: dict[str, Any] = {"message_id": message_id, "headers": header, "on_refused": hold}
+    stored = await _until_stored(lambda: broker.publish(subject, data, **options), hold)
+    on_wait(False)
+    if isinstance(outcome, Group):
+        GROUPS.labels(task.kind).inc()
+    return Receipt(stored.sequence, checksum, stored.duplicate)
+
+
+async def _until_stored(put: Callable[[], Awaitable[_Stored]], hold: Callable[[str], None]) -> _Stored:
+    """Try again for as long as there is no room, or no broker."""
+    while True:
+        try:
+            return await put()
+        except (PublishRefused, Unavailable) as error:
+            hold(str(error))
+
+
+def _subject(names: RunNames, outcome: Outcome, blob: bool) -> str:
+    if outcome.task.kind is TaskKind.EVALUATION:
+        return names.evaluation(outcome.task.taskset)
+    if isinstance(outcome, Group):
+        return names.experience(outcome.versions[0], outcome.task.taskset, blob=blob)
+    return names.failure(outcome.task.taskset)

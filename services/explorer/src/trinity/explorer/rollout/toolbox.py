@@ -1,0 +1,77 @@
+"""The toolbox workflows work with: this explorer's engines, tokenizer and environment service."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trinity.data.experience import SamplingParams
+from trinity.explorer.chat import ChatTokenizer, Message
+from trinity.explorer.engine.auxiliary import AuxiliaryModels
+from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.environments.client import Answer, EnvironmentClient, Score
+from trinity.explorer.types import Completion
+from trinity.runtime import tracing
+
+
+class ExplorerTools:
+    """See trinity.explorer.workflows.Toolbox."""
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        tokenizer: ChatTokenizer,
+        environment: EnvironmentClient,
+        auxiliary: AuxiliaryModels,
+        max_prompt_tokens: int,
+        max_model_tokens: int,
+    ) -> None:
+        self._auxiliary = auxiliary
+        self._pool = pool
+        self._tokenizer = tokenizer
+        self._environment = environment
+        self.max_prompt_tokens = max_prompt_tokens
+        self.max_model_tokens = max_model_tokens
+
+    @property
+    def history_problem(self) -> str:
+        return self._tokenizer.history_problem
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        reply_prefix: str | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> list[int]:
+        return self._tokenizer.prompt(messages, reply_prefix, tools)
+
+    def next_turn(self, messages: Sequence[Message]) -> list[int]:
+        return self._tokenizer.next_turn(messages)
+
+    def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
+        return self._tokenizer.text(token_ids)
+
+    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+        with tracing.span("engine.generate", prompt_tokens=len(prompt_token_ids), n=sampling.n):
+            return await self._pool.generate(prompt_token_ids, sampling)
+
+    async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
+        with tracing.span("auxiliary.judge", model=model, n=sampling.n):
+            return await self._auxiliary.judge(model).chat(messages, sampling)
+
+    async def rate(self, conversations: Sequence[Sequence[Message]], model: str = "") -> list[float]:
+        with tracing.span("auxiliary.rate", model=model, conversations=len(conversations)):
+            return await self._auxiliary.reward_model(model).rate(conversations)
+
+    async def teacher_logprobs(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> np.ndarray:
+        with tracing.span("auxiliary.logprobs", model=model, tokens=len(token_ids)):
+            return await self._auxiliary.judge(model).logprobs(token_ids, prompt_length)
+
+    def episode(self, environment: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> Any:
+        return self._environment.episode(environment, task, args, seed)
+
+    async def score(
+        self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
+    ) -> list[Score]:
+        with tracing.span("environment.score", scorer=scorer, answers=len(answers)):
+            return await self._environment.score(scorer, answers, task, args)

@@ -1,0 +1,90 @@
+"""This explorer's part in the trainer's collective group: it enters an epoch, and says when it is ready to receive."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.explorer.types import EngineFailed
+from trinity.weights import Manifest
+from trinity.weights.collective import GroupBroken, Store
+
+log = structlog.get_logger(__name__)
+
+# Enter a group with all engines: engine.worker.InitInfo without first_rank, and this explorer's first rank.
+Enter = Callable[[dict[str, Any], int], Awaitable[None]]
+
+
+class CollectiveMember:
+    """Follows the epochs this explorer belongs to. Nothing here raises: whoever is not ready loads from storage."""
+
+    def __init__(self, explorer_id: str, enter: Enter, timeout_seconds: float) -> None:
+        self._id = explorer_id
+        self._enter = enter
+        self._timeout = timeout_seconds
+        self._number = 0
+        self._store: Store | None = None
+        self._entering: asyncio.Task[None] | None = None
+
+    async def epoch(self, epoch: pb.Epoch | None) -> None:
+        """News of the epoch: enter it in the background if it is another one."""
+        number = epoch.number if epoch is not None else 0
+        if number == self._number:
+            return
+        await self.close()
+        self._number = number
+        if epoch is not None:
+            self._entering = asyncio.create_task(self._join(epoch))
+
+    async def _join(self, epoch: pb.Epoch) -> None:
+        try:
+            store = await asyncio.to_thread(Store.connect, epoch.store_address, self._timeout)
+            await asyncio.to_thread(store.say, f"here/{epoch.number}/{self._id}")
+            if not await asyncio.to_thread(store.wait, f"go/{epoch.number}", self._timeout):
+                raise GroupBroken("the trainer gave it up")
+            first = next(member.first_rank for member in epoch.members if member.explorer_id == self._id)
+            group = {
+                "epoch": epoch.number,
+                "backend": epoch.backend,
+                "store_address": epoch.store_address,
+                "world_size": epoch.world_size,
+                "timeout_seconds": self._timeout,
+            }
+            await self._enter(group, first)
+            self._store = store
+            log.info("explorer.epoch.entered", epoch=epoch.number, first_rank=first, world_size=epoch.world_size)
+        except (GroupBroken, EngineFailed, StopIteration) as error:  # a dead engine is found by its health
+            log.warning("explorer.epoch.missed", epoch=epoch.number, reason=str(error))
+
+    async def ready(self, manifest: Manifest, willing: bool = True) -> dict[str, Any] | None:
+        """What to give to the engines at once, when all members are ready; None: load it another way."""
+        offer = manifest.collective
+        if offer is None or offer.epoch != self._number:
+            return None
+        if self._entering is not None:
+            await asyncio.wait([self._entering], timeout=self._timeout)
+        if self._store is None:
+            return None
+        store, version = self._store, manifest.version
+        try:
+            await asyncio.to_thread(store.say, f"ready/{offer.epoch}/{version}/{self._id}", willing)
+            if not willing or not await asyncio.to_thread(store.wait, f"go/{offer.epoch}/{version}", 2 * self._timeout):
+                return None
+        except GroupBroken as error:
+            log.warning("explorer.epoch.broken", epoch=offer.epoch, reason=str(error))
+            self._store = None
+            return None
+        tensors = [[t.name, t.dtype, list(t.shape), t.size_bytes] for t in manifest.tensors]
+        return {"epoch": offer.epoch, "bucket_bytes": offer.bucket_bytes, "tensors": tensors}
+
+    async def close(self) -> None:
+        """Leave the epoch."""
+        self._store = None
+        if self._entering is not None:
+            self._entering.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._entering
+            self._entering = None

@@ -1,0 +1,78 @@
+"""Manifests in KV, under the version and the digest of their content: written once, never changed."""
+
+import asyncio
+import contextlib
+import hashlib
+from collections import OrderedDict
+
+import nats.errors
+import nats.js.errors
+from google.protobuf.message import DecodeError
+
+from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.runtime.broker import Bucket, SequenceConflict
+from trinity.runtime.errors import DataLoss, InvalidInput, Unavailable
+from trinity.runtime.names import RunNames
+from trinity.sync.store.records import Record
+from trinity.weights import Manifest, manifest_from_proto, manifest_to_proto
+
+_REMEMBERED = 16
+
+
+def digest_of(manifest: Manifest) -> str:
+    return hashlib.sha256(manifest_to_proto(manifest).SerializeToString(deterministic=True)).hexdigest()[:32]
+
+
+class Manifests:
+    """Manifests of one run, of at most `most_bytes` each. The newest that were asked for stay in memory."""
+
+    def __init__(self, bucket: Bucket, run: str, most_bytes: int) -> None:
+        self._bucket = bucket
+        self._most_bytes = most_bytes
+        self._names = RunNames(run)
+        self._remembered: OrderedDict[str, pb.Manifest] = OrderedDict()
+
+    async def put(self, manifest: Manifest) -> None:
+        """Store it, unless it is there. InvalidInput if NATS takes no message that long."""
+        message, digest = manifest_to_proto(manifest), digest_of(manifest)
+        value = message.SerializeToString()
+        key = self._names.manifest_key(manifest.version, digest)
+        try:
+            with contextlib.suppress(SequenceConflict):
+                await self._bucket.put_if(key, value, 0)
+        except nats.errors.MaxPayloadError:
+            raise InvalidInput(
+                "manifest",
+                f"of version {manifest.version} has {len(value)} bytes ({len(manifest.tensors)} tensors, "
+                f"{len(manifest.files)} files); NATS takes {self._most_bytes} in one message: raise max_payload "
+                "in the configuration of nats-server",
+            ) from None
+        except (TimeoutError, nats.errors.Error, nats.js.errors.Error) as error:
+            raise Unavailable(f"NATS did not store {key}: {type(error).__name__} {error}") from None
+        self._remember(digest, message)
+
+    async def message(self, record: Record) -> pb.Manifest:
+        """The manifest of a record, as it travels."""
+        found = self._remembered.get(record.digest)
+        if found is None:
+            entry = await self._bucket.get(self._names.manifest_key(record.version, record.digest))
+            if not entry.revision:
+                raise DataLoss(f"version: the manifest of version {record.version} is gone from NATS")
+            try:
+                found = pb.Manifest.FromString(entry.value)
+            except DecodeError as error:
+                raise DataLoss(f"version: the manifest of version {record.version} is damaged: {error}") from None
+        self._remember(record.digest, found)
+        return found
+
+    async def get(self, record: Record) -> Manifest:
+        return manifest_from_proto(await self.message(record))
+
+    async def messages(self, found: list[Record]) -> list[pb.Manifest]:
+        return list(await asyncio.gather(*map(self.message, found)))
+
+    def _remember(self, digest: str, message: pb.Manifest) -> None:
+        self._remembered[digest] = message
+        self._remembered.move_to_end(digest)
+        while len(self._remembered) > _REMEMBERED:
+            self._remembered.popitem(last=False)

@@ -1,0 +1,150 @@
+"""A copy in memory of what lies under a prefix of a bucket, and compare-and-set on top of it.
+
+The copy may be behind the bucket for a moment and decides nothing alone: every change is made to the newest value by
+compare-and-set. What this process writes is in its copy at once, and so before what others wrote earlier: who looks at
+several keys together waits for these with `catches_up`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import nats.errors
+import nats.js.errors
+
+from trinity.runtime.broker import ABSENT, Bucket, Change, Entry, SequenceConflict
+from trinity.runtime.errors import TrinityError, Unavailable
+from trinity.sync.store import clock
+
+_AGAIN_SECONDS = 0.01
+_CATCH_UP_SECONDS = 10.0
+# How often a value whose writers collide is tried before somebody is told; a hundred collisions are no accident.
+_ATTEMPTS = 1000
+
+
+class Mirror:
+    """Keys and values under one prefix. `run` keeps it up to date; `ready` is set once it has all that was there.
+
+    `keep_when_lost`: the values outlive the bucket, to be written again by whoever changes them next.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        prefix: str,
+        on_change: Callable[[str, bytes | None], None],
+        *,
+        every_seconds: float | None = None,
+        keep_when_lost: bool = False,
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._on_change = on_change
+        self._every_seconds = every_seconds
+        self._keep_when_lost = keep_when_lost
+        self._entries: dict[str, Entry] = {}
+        self._revisions: dict[str, int] = {}  # of deleted keys too: nothing older may come back
+        self._seen_at: dict[str, float] = {}
+        self._followed = 0  # all changes up to this revision are in the copy
+        self.ready = asyncio.Event()
+
+    async def run(self) -> None:
+        async for changes in self._bucket.follow(self._prefix, self._every_seconds):
+            if changes.lost:
+                self._forget()
+            for change in changes.changes:
+                self._apply(change)
+                self._followed = max(self._followed, change.revision)
+            self.ready.set()
+
+    def _forget(self) -> None:
+        self._revisions.clear()
+        self._followed = 0
+        if self._keep_when_lost:
+            self._entries = {key: Entry(entry.value, 0) for key, entry in self._entries.items()}
+        else:
+            for key in list(self._entries):
+                del self._entries[key]
+                self._on_change(key, None)
+
+    def _apply(self, change: Change) -> None:
+        if change.revision <= self._revisions.get(change.key, 0):
+            return
+        self._revisions[change.key] = change.revision
+        self._seen_at[change.key] = clock.now()
+        if change.value is None:
+            self._entries.pop(change.key, None)
+        else:
+            self._entries[change.key] = Entry(change.value, change.revision)
+        self._on_change(change.key, change.value)
+
+    async def catches_up(self) -> bool:
+        """Until the copy has all that is older than its newest value; whether it had. Unavailable if NATS is slow."""
+        wanted = max(self._revisions.values(), default=0)
+        if self._followed >= wanted:
+            return True
+        deadline = clock.now() + _CATCH_UP_SECONDS
+        while self._followed < wanted and self._revisions:
+            if clock.now() > deadline:
+                raise Unavailable(f"NATS is slow to tell what lies under {self._prefix}; try again")
+            await asyncio.sleep(_AGAIN_SECONDS)
+        return False
+
+    def has_all_before(self, key: str) -> bool:
+        """Whether the copy has all that is older than its value of `key`."""
+        return self._followed >= self._revisions.get(key, 0)
+
+    def known(self, key: str) -> Entry:
+        """The value as far as this process knows."""
+        return self._entries.get(key, ABSENT)
+
+    def age_seconds(self, key: str) -> float:
+        """Time since this process first saw the newest value; no other host's clock is asked."""
+        return clock.now() - self._seen_at.get(key, clock.now())
+
+    async def fresh(self, key: str) -> Entry:
+        """The value now. A replica that is behind this process is not believed."""
+        entry = await self._bucket.get(key)
+        if entry.revision > self._revisions.get(key, 0):
+            self._apply(Change(key, entry.value, entry.revision))
+        known = self.known(key)
+        outlived = not entry.revision and known is not ABSENT and not known.revision
+        return known if outlived or known.revision > entry.revision else entry
+
+    async def put_if(self, key: str, value: bytes, revision: int) -> None:
+        """Write if the key is still at `revision`. SequenceConflict otherwise; Unavailable if NATS does not answer."""
+        try:
+            self._apply(Change(key, value, await self._bucket.put_if(key, value, revision)))
+        except (TimeoutError, nats.errors.Error, nats.js.errors.Error) as error:
+            raise Unavailable(f"NATS did not store {key}: {type(error).__name__} {error}") from None
+
+    async def change(self, key: str, change: Callable[[bytes], bytes | None], *, from_known: bool = False) -> bytes:
+        """Apply `change(old) -> new` atomically, again on every conflict; None from `change` leaves the value.
+
+        `from_known`: the first attempt is made on the copy; one that `change` refuses is made again on the value.
+        """
+        for attempt in range(_ATTEMPTS):
+            by_copy = from_known and attempt == 0 and self.known(key) is not ABSENT
+            entry = self.known(key) if by_copy else await self.fresh(key)
+            try:
+                value = change(entry.value)
+            except TrinityError:
+                if by_copy:
+                    continue
+                raise
+            if value is None or value == entry.value:
+                return entry.value
+            with contextlib.suppress(SequenceConflict):
+                await self.put_if(key, value, entry.revision)
+                return value
+            if attempt:
+                await asyncio.sleep(_AGAIN_SECONDS)
+        raise Unavailable(f"{key} changes faster than it can be changed; try again")
+
+    async def delete_if(self, key: str, revision: int) -> None:
+        """Delete if the key is still at `revision`. SequenceConflict otherwise."""
+        try:
+            await self._bucket.delete_if(key, revision)
+        except (TimeoutError, nats.errors.Error, nats.js.errors.Error) as error:
+            raise Unavailable(f"NATS did not delete {key}: {type(error).__name__} {error}") from None
+        self._entries.pop(key, None)  # the deletion has a revision of its own, still to be read

@@ -1,0 +1,186 @@
+"""What lies in KV, one frozen dataclass for each kind of key, as JSON. (The pointer: trinity.weights.)
+
+A version's record says what was found out about the version itself: STAGED, then VERIFIED or REJECTED, and never
+anything else after that. LIVE, RETIRED and withdrawn follow from the pointer: see versions.py.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from trinity.weights import VersionState
+from trinity.weights.pointer import verdict_of
+
+# What decoding raises for a value of a newer or a much older service.
+UNREADABLE = (ValueError, TypeError, KeyError)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an explorer computed for a canary; differences and log-probabilities in nats."""
+
+    version: int
+    mean_error: float
+    max_error: float
+    expected: float
+    computed: float
+    explorer_id: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An explorer that was asked to judge a version could not load it."""
+
+    explorer_id: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One version. `state` is STAGED, VERIFIED or REJECTED.
+
+    `digest` finds its manifest. `base_version`: the base of its delta; -1: it is whole. `epoch`: the collective group
+    it is sent to; 0: to none. `rollback`: number of the rollback that is about to make it LIVE again and needs its
+    files. `collected`: its files may be gone.
+    """
+
+    version: int
+    step: int
+    digest: str
+    state: VersionState
+    reason: str = ""
+    has_tensors: bool = True
+    has_canary: bool = False
+    base_version: int = -1
+    epoch: int = 0
+    committed: bool = False
+    was_live: bool = False
+    pinned: bool = False
+    collected: bool = False
+    rollback: int = 0
+    measured: Measured | None = None
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The trainer that has the run, or had it: `lease_id` is empty after a release. Numbers go up with every taker."""
+
+    number: int = 0
+    trainer_id: str = ""
+    lease_id: str = ""
+    pid: int = 0
+    host: str = ""
+    renewed_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Who is asked to compute which version's canary. `attempt` counts all that were ever asked in the run."""
+
+    version: int = -1
+    explorer_id: str = ""
+    lease_id: str = ""
+    attempt: int = 0
+    deadline_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class EpochMember:
+    """An explorer in a collective group: ranks first_rank .. first_rank + ranks - 1."""
+
+    explorer_id: str
+    lease_id: str
+    first_rank: int
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """A collective group. Rank 0 is the trainer. Number 0: there was none yet."""
+
+    number: int = 0
+    backend: str = ""
+    store_address: str = ""
+    members: tuple[EpochMember, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return 1 + sum(member.ranks for member in self.members)
+
+    def has(self, lease_id: str) -> bool:
+        return any(member.lease_id == lease_id for member in self.members)
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an explorer can do; free of judgement."""
+
+    transports: tuple[str, ...] = ()
+    dtype: str = ""
+    tensor_parallel_size: int = 1
+    engines: int = 1
+    zone: str = ""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One explorer, as of its last report. Times are Unix seconds."""
+
+    explorer_id: str
+    lease_id: str
+    pid: int
+    host: str
+    address: str
+    base_model: str
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    version: int = -1
+    state: str = "starting"
+    tokens_per_second: float = 0.0
+    tokens_generated: int = 0
+    last_pause_seconds: float = 0.0
+    transport: str = ""
+    failure: str = ""
+    canary_max_error: float = 0.0
+    reported_at: float = 0.0
+
+
+def encode(value: Any) -> bytes:
+    return json.dumps(asdict(value)).encode()
+
+
+def encode_member(member: Member) -> bytes:
+    """As `encode`, which copies deeply what nobody changes: a thousand members report at once."""
+    return json.dumps({**vars(member), "capabilities": vars(member.capabilities)}).encode()
+
+
+def decode_record(value: bytes) -> Record:
+    fields = json.loads(value)
+    fields["state"] = verdict_of(value)
+    fields["measured"] = Measured(**fields["measured"]) if fields["measured"] else None
+    fields["failures"] = tuple(Failure(**failure) for failure in fields["failures"])
+    return Record(**fields)
+
+
+def decode_claim(value: bytes) -> Claim:
+    return Claim(**json.loads(value)) if value else Claim()
+
+
+def decode_candidate(value: bytes) -> Candidate:
+    return Candidate(**json.loads(value)) if value else Candidate()
+
+
+def decode_epoch(value: bytes) -> Epoch:
+    if not value:
+        return Epoch()
+    fields = json.loads(value)
+    fields["members"] = tuple(EpochMember(**member) for member in fields["members"])
+    return Epoch(**fields)
+
+
+def decode_member(value: bytes) -> Member:
+    fields = json.loads(value)
+    able = fields.pop("capabilities")
+    able["transports"] = tuple(able["transports"])
+    return Member(**fields, capabilities=Capabilities(**able))

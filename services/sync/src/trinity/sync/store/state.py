@@ -1,0 +1,149 @@
+"""What KV says of one run's versions: the pointer, the records, the claim, the candidate, the epoch."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import structlog
+
+from trinity.runtime.broker import Bucket
+from trinity.runtime.errors import NotFound
+from trinity.runtime.names import RunNames
+from trinity.sync.store import records
+from trinity.sync.store.mirror import Mirror
+from trinity.sync.store.records import Candidate, Claim, Epoch, Record
+from trinity.weights import VersionState
+from trinity.weights.pointer import Live, decode_live, encode_live
+
+log = structlog.get_logger(__name__)
+
+_MOST_REJECTED = 100
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A version as it is now: its record, seen together with the pointer."""
+
+    record: Record
+    state: VersionState
+    reason: str = ""
+
+
+def judge(record: Record, live: Live) -> Judged:
+    """LIVE is one pointer, RETIRED is older than it, withdrawn is in one of its ranges: no other place can differ.
+
+    A version that was overtaken before it was judged stays STAGED: nobody has said yet that it is right.
+    """
+    if live.is_withdrawn(record.version):
+        rollback = next((r for r in reversed(live.rollbacks) if r.withdraws(record.version)), None)
+        why = f": {rollback.reason}" if rollback and rollback.reason else ""
+        to = f" to version {rollback.version}" if rollback else ""
+        return Judged(record, VersionState.REJECTED, f"withdrawn by a rollback{to}{why}")
+    if record.state is VersionState.REJECTED:
+        return Judged(record, record.state, record.reason)
+    if record.version == live.version:
+        return Judged(record, VersionState.LIVE)
+    if record.version < live.version and record.state is VersionState.VERIFIED:
+        return Judged(record, VersionState.RETIRED)
+    return Judged(record, record.state)
+
+
+class RunState:
+    """One run's copy of KV, as values. `changed` is rung after every change."""
+
+    def __init__(self, bucket: Bucket, run: str) -> None:
+        self.names = RunNames(run)
+        self.mirror = Mirror(bucket, run, self._on_change)
+        self.changed = Signal()
+        self._decoders: dict[str, Callable[[bytes], object]] = {
+            self.names.live_key: decode_live,
+            self.names.claim_key: records.decode_claim,
+            self.names.candidate_key: records.decode_candidate,
+            self.names.epoch_key: records.decode_epoch,
+        }
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self.live, self.claim, self.candidate, self.epoch = Live(), Claim(), Candidate(), Epoch()
+        self.records: dict[int, Record] = {}
+
+    def _on_change(self, key: str, value: bytes | None) -> None:
+        name = key.rpartition(".")[2]
+        try:
+            if key in self._decoders:
+                setattr(self, name, self._decoders[key](value or b""))
+            elif value is None:
+                self.records.pop(int(name), None)
+            else:
+                self.records[int(name)] = records.decode_record(value)
+        except records.UNREADABLE as error:
+            log.error("sync.record.unreadable", key=key, reason=f"{type(error).__name__}: {error}")
+        for derived in ("newest_first", "rejected"):
+            self.__dict__.pop(derived, None)
+        self.changed.ring()
+
+    @cached_property
+    def newest_first(self) -> list[Record]:
+        return [self.records[version] for version in sorted(self.records, reverse=True)]
+
+    @cached_property
+    def rejected(self) -> tuple[int, ...]:
+        """The newest versions that may not be served, newest first."""
+        found = (r.version for r in self.newest_first if judge(r, self.live).state is VersionState.REJECTED)
+        return tuple(version for version, _ in zip(found, range(_MOST_REJECTED), strict=False))
+
+    async def record(self, version: int) -> Record:
+        """As it is in KV now. NotFound if there is no such version."""
+        entry = await self.mirror.fresh(self.names.version_key(version))
+        if not entry.revision:
+            raise NotFound(f"version: this run has no version {version}")
+        return records.decode_record(entry.value)
+
+    async def pointer(self) -> Live:
+        """As it is in KV now."""
+        return decode_live((await self.mirror.fresh(self.names.live_key)).value)
+
+    async def change_record(self, version: int, change: Callable[[Record], Record | None]) -> Record | None:
+        """Apply `change` to a record atomically; None if it was left as it is. NotFound if there is no such version."""
+        changed: Record | None = None
+
+        def apply(value: bytes) -> bytes | None:
+            nonlocal changed
+            if not value:
+                raise NotFound(f"version: this run has no version {version}")
+            record = records.decode_record(value)
+            changed = change(record)
+            if changed == record:
+                changed = None
+            return None if changed is None else records.encode(changed)
+
+        await self.mirror.change(self.names.version_key(version), apply)
+        return changed
+
+    async def change_pointer(self, change: Callable[[Live], Live | None]) -> Live:
+        """Apply `change` to the pointer atomically; None leaves it."""
+
+        def apply(value: bytes) -> bytes | None:
+            changed = change(decode_live(value))
+            return None if changed is None else encode_live(changed)
+
+        return decode_live(await self.mirror.change(self.names.live_key, apply))
+
+
+class Signal:
+    """Rung again and again; each wait is for the next time."""
+
+    def __init__(self) -> None:
+        self._next: asyncio.Future[None] | None = None
+
+    def next(self) -> "asyncio.Future[None]":
+        """Done at the next ring. To be waited for with asyncio.wait, which does not cancel it."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+        return self._next
+
+    def ring(self) -> None:
+        if self._next is not None:
+            self._next.set_result(None)
+            self._next = None

@@ -1,0 +1,267 @@
+"""A step's batch as the trainer sees it: sequences, from the log's groups; those of datasets are in `examples`."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.config.algorithm_parts import EXPERT_LOSSES
+from trinity.config.algorithms import AlgorithmPlan
+from trinity.data.experience import Experience, Group
+from trinity.data.wire import decode_outcome
+from trinity.runtime.errors import InvalidInput
+from trinity.trainer.algorithms import advantages
+from trinity.trainer.algorithms.aggregation import Totals
+from trinity.trainer.data.bad_steps import NotFinite
+
+
+@dataclass(frozen=True)
+class TrainSequence:
+    """One sequence. T tokens, of which the last R are the response.
+
+    token_ids int32 [T]; old_logprobs float32 [R], under the weights that sampled them; mask bool [R], tokens to train.
+    token_advantages float32 [R]: where None, each token's is `advantage`, which otherwise is only for people to read.
+    fresh bool [R]: tokens that were sampled by the weights this step begins with, and all before them in the response,
+    whose keys and values the engine goes on from; None: none. proximal_logprobs float32
+    [R]: under the trainer's weights before the first mini-batch of the step; None: those of the loss itself.
+    pair: k > 0 for the chosen one of preference pair k, -k for the rejected one. kept bool [R] and `peers`: what the
+    loss has to know of the whole batch (algorithms.whole_batch). values and returns float32 [R]: what the critic said
+    before the step, and what it is to learn; None without a critic.
+    """
+
+    token_ids: np.ndarray
+    prompt_length: int
+    old_logprobs: np.ndarray
+    mask: np.ndarray
+    group: int
+    reward: float = 0.0
+    advantage: float = 0.0
+    temperature: float = 1.0
+    expert: bool = False
+    experience: Experience | None = None  # as the log has it
+    token_advantages: np.ndarray | None = None
+    fresh: np.ndarray | None = None
+    proximal_logprobs: np.ndarray | None = None
+    pair: int = 0
+    kept: np.ndarray | None = None
+    peers: float = 0.0
+    values: np.ndarray | None = None
+    returns: np.ndarray | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def response_length(self) -> int:
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def advantages(self) -> np.ndarray:
+        """Of each response token, float32 [R]."""
+        if self.token_advantages is not None:
+            return self.token_advantages
+        return np.full(self.response_length, self.advantage, np.float32)
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """All sequences of a step, the same on every rank. `made_at_seconds`: Unix time when the last group was whole."""
+
+    step: int
+    sequences: tuple[TrainSequence, ...]
+    staleness_mean: float = 0.0
+    staleness_max: float = 0.0
+    made_at_seconds: float = 0.0
+
+    @property
+    def totals(self) -> Totals:
+        return replace(
+            _totals(self.sequences),
+            rolled_out=_totals([s for s in self.sequences if not s.expert]),
+            expert=_totals([s for s in self.sequences if s.expert]),
+        )
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(s.response_length for s in self.sequences)
+
+
+def _totals(sequences: Sequence[TrainSequence]) -> Totals:
+    trained = [int(s.mask.sum()) for s in sequences]
+    return Totals(
+        tokens=sum(trained),
+        sequences=sum(count > 0 for count in trained),
+        pairs=sum(s.pair > 0 for s in sequences),
+    )
+
+
+def from_groups(
+    entry: pb.LedgerEntry, groups: Iterable[bytes], plan: AlgorithmPlan, experts: Sequence[TrainSequence] = ()
+) -> TrainBatch:
+    """An online batch.
+
+    `groups` are log entries as they were stored, in the ledger entry's order; the entry says what operators left of
+    them. `experts` are the rows of auxiliary buffers: no reward, no advantage, and left out where the loss is not made
+    for them. Where KL is taken from the reward, or a critic has a say, the advantages are computed when the models have
+    seen the batch (algorithms.whole_batch).
+    """
+    sequences: list[TrainSequence] = []
+    made_at = 0.0
+    for index, (member, data) in enumerate(zip(entry.groups, groups, strict=True)):
+        group = decode_outcome(data)
+        if not isinstance(group, Group):
+            raise InvalidInput("batch.group", f"{index} of step {entry.step} holds no group")
+        made_at = max(made_at, group.finished_at_seconds)
+        sequences.extend(_sequences_of(group.as_kept(member.experiences), index, entry.step - 1))
+    sequences = _paired(sequences, plan)
+    experts = experts if plan.policy_loss.name in EXPERT_LOSSES else ()
+    staleness = [member.staleness_steps for member in entry.groups] or [0]
+    return TrainBatch(
+        step=entry.step,
+        sequences=(*(sequences if plan.needs_models else with_advantages(sequences, plan, entry.step)), *experts),
+        staleness_mean=float(np.mean(staleness)),
+        staleness_max=float(max(staleness)),
+        made_at_seconds=made_at,
+    )
+
+
+def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]:
+    """`version`: what the trainer holds before the step."""
+    temperature = group.task.sampling.temperature or 1.0
+    return [
+        TrainSequence(
+            token_ids=experience.token_ids,
+            prompt_length=experience.prompt_length,
+            old_logprobs=experience.logprobs,
+            mask=experience.action_mask,
+            group=index,
+            reward=experience.reward,
+            temperature=temperature,
+            experience=experience,
+            fresh=_wholly_by(experience, version),
+        )
+        for experience in group.experiences
+    ]
+
+
+def _wholly_by(experience: Experience, version: int) -> np.ndarray:
+    fresh = np.zeros(experience.response_length, bool)
+    for span in experience.version_spans:
+        if span.version != version:
+            break
+        fresh[span.start : span.end] = True
+    return fresh
+
+
+def _paired(sequences: list[TrainSequence], plan: AlgorithmPlan) -> list[TrainSequence]:
+    """Preference pairs, if the loss is of pairs: of each group the best with the worst, the next with the next.
+
+    Only a higher reward is preferred to a lower one, among those with tokens to train; what is in no pair is not
+    trained.
+    """
+    if plan.policy_loss.name != "dpo":
+        return sequences
+    groups: dict[int, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        if sequence.mask.any():
+            groups.setdefault(sequence.group, []).append(index)
+    pairs: dict[int, int] = {}
+    for members in groups.values():
+        ordered = sorted(members, key=lambda index: -sequences[index].reward)
+        for chosen, rejected in zip(ordered[: len(ordered) // 2], reversed(ordered), strict=False):
+            if sequences[chosen].reward > sequences[rejected].reward:
+                number = len(pairs) // 2 + 1
+                pairs |= {chosen: number, rejected: -number}
+    return [
+        replace(s, pair=pairs[index]) if index in pairs else replace(s, mask=np.zeros_like(s.mask))
+        for index, s in enumerate(sequences)
+    ]
+
+
+def with_advantages(
+    sequences: Sequence[TrainSequence],
+    plan: AlgorithmPlan,
+    step: int,
+    penalties: Sequence[np.ndarray] | None = None,
+    values: Sequence[np.ndarray] | None = None,
+) -> list[TrainSequence]:
+    """The sequences with their advantages; those of expert rows stay 0.
+
+    penalties and values float [R] each, of the rolled-out ones: what KL takes from the reward of each token, and a
+    critic's values. A sequence that the advantage function leaves out gets an empty mask; one that it wants several
+    times comes as often. Raises NotFinite naming the groups whose reward or advantage is not finite.
+    """
+    rolled_out, experts = ([s for s in sequences if s.expert is kind] for kind in (False, True))
+    if plan.advantage is None or not rolled_out:
+        return list(sequences)
+    _refuse("reward", [s.group for s in rolled_out if not np.isfinite(s.reward)], step)
+    rollouts = _rollouts(rolled_out, step, penalties, values)
+    found = advantages.compute(plan.advantage.name, plan.advantage.args, rollouts)
+    bad = [s.group for s, tokens in zip(rolled_out, found.tokens, strict=True) if not torch.isfinite(tokens).all()]
+    _refuse("advantage", bad, step)
+    result, copies = [], []
+    parts = zip(rolled_out, found.scores_N, found.tokens, found.copies_N, strict=True)
+    for index, (s, score, tokens, count) in enumerate(parts):
+        trained = replace(s, advantage=float(score), token_advantages=_float32(tokens))
+        if values is not None and found.returns is not None:
+            trained = replace(trained, values=_float32(values[index]), returns=_float32(found.returns[index]))
+        result.append(trained if count else replace(trained, mask=np.zeros_like(s.mask)))
+        copies += [replace(trained, experience=None)] * (int(count) - 1)
+    return [*result, *copies, *experts]
+
+
+def _refuse(what: str, groups: Sequence[int], step: int) -> None:
+    if groups:
+        raise NotFinite(what, step, groups)
+
+
+def _rollouts(
+    sequences: Sequence[TrainSequence],
+    step: int,
+    penalties: Sequence[np.ndarray] | None,
+    values: Sequence[np.ndarray] | None,
+) -> advantages.Rollouts:
+    experiences = [s.experience for s in sequences]
+    return advantages.Rollouts(
+        rewards_N=torch.tensor([s.reward for s in sequences], dtype=torch.float64),
+        groups_N=_baseline_groups(sequences),
+        masks=[torch.from_numpy(s.mask.astype(bool)) for s in sequences],
+        logprobs=[_float64(s.old_logprobs) for s in sequences],
+        trajectories_N=torch.tensor([e.rollout if e else -1 - i for i, e in enumerate(experiences)]),
+        steps_N=torch.tensor([e.step if e else 0 for e in experiences]),
+        facts=[{**json.loads(e.info_json or "{}"), **e.metrics} if e else {} for e in experiences],
+        penalties=None if penalties is None else [_float64(p) for p in penalties],
+        values=None if values is None else [_float64(v) for v in values],
+        teachers=[_teacher(e) for e in experiences],
+        seed=step,
+    )
+
+
+def _teacher(experience: Experience | None) -> torch.Tensor | None:
+    found = experience.teacher_logprobs if experience is not None else None
+    return None if found is None else _float64(found)
+
+
+def _float32(values: Any) -> np.ndarray:
+    return np.asarray(values, np.float32)
+
+
+def _baseline_groups(sequences: Sequence[TrainSequence]) -> torch.Tensor:
+    """int [N]: equal for sequences that are compared with each other.
+
+    Those are the rollouts of a task, but for experiences that name a group of their own within it (info.group): what
+    led to a rollout, such as a reflection, is not compared with rollouts.
+    """
+    infos = [json.loads(s.experience.info_json or "{}") if s.experience else {} for s in sequences]
+    names = [(s.group, str(info.get("group", ""))) for s, info in zip(sequences, infos, strict=True)]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return torch.tensor([numbers[name] for name in names])
+
+
+def _float64(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(values, np.float64))

@@ -1,0 +1,99 @@
+"""Rows of datasets as sequences: conversations, preference pairs, plain text. Tokenised by the model's own tokenizer.
+
+A row whose prompt leaves no token of the model's length to its response is not trained; the log names it.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import structlog
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.runtime.errors import InvalidInput
+from trinity.trainer.data.batch import TrainBatch, TrainSequence
+
+log = structlog.get_logger(__name__)
+
+
+def from_examples(entry: pb.LedgerEntry, examples: Iterable[pb.Example], tokenizer: Any, limit: int) -> TrainBatch:
+    """An offline batch, each sequence cut at `limit` tokens; the two of a preference pair are one group."""
+    sequences: list[TrainSequence] = []
+    for index, example in enumerate(examples):
+        if example.rejected_json:
+            sequences += _pair(example, index, tokenizer, limit)
+        elif example.text:
+            sequences.append(_text(example, index, tokenizer, limit))
+        else:
+            sequences.append(_conversation(example, example.messages_json, index, tokenizer, limit))
+    return TrainBatch(step=entry.step, sequences=tuple(sequences))
+
+
+def experts_of(
+    entry: pb.LedgerEntry, examples: Sequence[pb.Example], tokenizer: Any, limit: int
+) -> list[TrainSequence]:
+    """The expert rows of an online batch, each a group of its own after the rolled-out ones."""
+    first = len(entry.groups)
+    conversations = (_conversation(e, e.messages_json, first + i, tokenizer, limit) for i, e in enumerate(examples))
+    return [replace(conversation, expert=True) for conversation in conversations]
+
+
+def _pair(example: pb.Example, index: int, tokenizer: Any, limit: int) -> list[TrainSequence]:
+    """The chosen and the rejected one. Unless both have a response neither is trained."""
+    texts = (example.messages_json, example.rejected_json)
+    two = [_conversation(example, text, index, tokenizer, limit) for text in texts]
+    if not all(sequence.response_length for sequence in two):
+        return [replace(sequence, mask=np.zeros_like(sequence.mask)) for sequence in two]
+    return [replace(sequence, pair=pair) for sequence, pair in zip(two, (index + 1, -index - 1), strict=True)]
+
+
+def _text(example: pb.Example, index: int, tokenizer: Any, limit: int) -> TrainSequence:
+    """Every token but the first, and the end of the text."""
+    tokens = [*tokenizer.encode(example.text), _end(tokenizer)][:limit]
+    return _sequence(example.row, tokens[:1], tokens[1:], index, limit)
+
+
+def _conversation(example: pb.Example, text: str, index: int, tokenizer: Any, limit: int) -> TrainSequence:
+    """The last message is what is learnt."""
+    messages = json.loads(text)
+    prompt = _template(tokenizer, messages[:-1], True, example.row)
+    whole = _template(tokenizer, messages, False, example.row)
+    if whole[: len(prompt)] == prompt:
+        response = _up_to_end(whole[len(prompt) :], tokenizer.eos_token_id)
+    else:  # templates that write an assistant message otherwise than they ask for one
+        response = [*tokenizer.encode(messages[-1]["content"], add_special_tokens=False), _end(tokenizer)]
+    return _sequence(example.row, prompt, response, index, limit)
+
+
+def _sequence(row: int, prompt: list[int], response: list[int], index: int, limit: int) -> TrainSequence:
+    if len(prompt) >= limit:
+        log.warning("trainer.row.too_long", row=row, prompt_tokens=len(prompt), limit=limit)
+    prompt = prompt[:limit]
+    tokens = np.asarray((prompt + response)[:limit], dtype=np.int32)
+    length = len(tokens) - len(prompt)
+    return TrainSequence(tokens, len(prompt), np.zeros(length, np.float32), np.ones(length, bool), group=index)
+
+
+def _template(tokenizer: Any, messages: Sequence[dict[str, Any]], ask: bool, row: int) -> list[int]:
+    try:
+        ids = tokenizer.apply_chat_template(list(messages), tokenize=True, add_generation_prompt=ask, return_dict=False)
+    except Exception as error:  # Jinja templates raise what they like
+        raise InvalidInput(f"row {row}", f"the chat template refuses it: {error}") from None
+    return [int(token) for token in ids]
+
+
+def _end(tokenizer: Any) -> int:
+    """The token that ends a response. Raises InvalidInput without one."""
+    if tokenizer.eos_token_id is None:
+        what = f"is missing in {tokenizer.name_or_path or 'the tokenizer'}; what is learnt ends with it: name it there"
+        raise InvalidInput("tokenizer.eos_token", what)
+    return int(tokenizer.eos_token_id)
+
+
+def _up_to_end(response: list[int], end: int | None) -> list[int]:
+    """Without what a template writes after the last end token (Qwen's newline)."""
+    if end in response:
+        return response[: len(response) - response[::-1].index(end)]
+    return response

@@ -1,0 +1,164 @@
+"""A micro-batch: what the model reads of some sequences, and what the loss has to know of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+
+from trinity.trainer.data.batch import TrainSequence
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """B sequences, of which N tokens are predicted; R is the longest response.
+
+    The model reads input_ids and position_ids, int64. Packed: one row [1, T] of the sequences one after the other,
+    without padding, attention_mask None; `boundaries` int32 [B + 1] and `lengths` are where they begin and how long
+    they are. Padded: [B, L] on the right, attention_mask int64 [B, L].
+
+    What is predicted is each response token: `predicting` int64 [N] is the position before it in the flattened
+    input_ids, `targets` int64 [N] its id, `token_temperatures` float32 [N] the temperature it is taken at, and
+    `places` int64 [N] its place in [B, R] flattened (see `spread`).
+
+    The loss sees the rest, in the order of the sequences: expert, pairs and peers float32 [B]; mask, old_logprobs,
+    advantages, fresh, kept and proximal_logprobs float32 [B, R], 0 after each response's end; mask is 0 outside trained
+    tokens. They become LossInputs of the same names.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    attention_mask: torch.Tensor | None
+    boundaries: torch.Tensor
+    lengths: tuple[int, ...]
+    predicting: torch.Tensor
+    targets: torch.Tensor
+    token_temperatures: torch.Tensor
+    places: torch.Tensor
+    mask: torch.Tensor
+    old_logprobs: torch.Tensor
+    advantages: torch.Tensor
+    fresh: torch.Tensor
+    kept: torch.Tensor
+    proximal_logprobs: torch.Tensor | None
+    expert: torch.Tensor
+    pairs: torch.Tensor
+    peers: torch.Tensor
+
+    @property
+    def packed(self) -> bool:
+        return self.attention_mask is None
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)}
+        return replace(self, **moved)  # type: ignore[arg-type]
+
+    def spread(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of the predicted tokens [N], each at its place in [B, R]; 0 elsewhere. Keeps the gradient."""
+        flat = values.new_zeros(self.mask.numel())
+        return flat.index_put((self.places,), values).view(self.mask.shape)
+
+    def part(self, index: int, parts: int) -> "MicroBatch":
+        """Of a packed one, the `index`-th of `parts` stretches of equal length, filled up at the end with any token.
+
+        It predicts what its own tokens predict, still at the places of the whole; boundaries and lengths stay those of
+        the whole, with the filling as a sequence of its own.
+        """
+        total = self.input_ids.shape[1]
+        filling = -total % parts
+        size = (total + filling) // parts
+        ids = torch.nn.functional.pad(self.input_ids, (0, filling))
+        positions = torch.nn.functional.pad(self.position_ids, (0, filling))
+        own = slice(index * size, (index + 1) * size)
+        predicts = (self.predicting >= own.start) & (self.predicting < own.stop)
+        end = self.boundaries.new_tensor([total + filling])
+        return replace(
+            self,
+            input_ids=ids[:, own],
+            position_ids=positions[:, own],
+            boundaries=torch.cat([self.boundaries, end]) if filling else self.boundaries,
+            lengths=(*self.lengths, filling) if filling else self.lengths,
+            predicting=self.predicting[predicts] - own.start,
+            targets=self.targets[predicts],
+            token_temperatures=self.token_temperatures[predicts],
+            places=self.places[predicts],
+        )
+
+
+def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = False) -> MicroBatch:
+    """Tensors of some sequences. Of none: one of two tokens that trains nothing, so that all ranks do the same.
+
+    padding: the token id that fills rows up where they are padded.
+    """
+    if not sequences:
+        nothing = np.zeros(1, np.float32)
+        filler = np.full(2, padding, np.int32)
+        sequences = [TrainSequence(filler, 1, nothing, nothing.astype(bool), group=0)]
+    lengths = [sequence.length for sequence in sequences]
+    ends = np.cumsum(lengths)
+    width = max(lengths)
+    starts = ends - lengths if packed else np.arange(len(lengths)) * width
+    size = int(ends[-1]) if packed else len(lengths) * width
+    ids, positions, attention = _read(sequences, starts, size, padding)
+    rows = (1, -1) if packed else (-1, width)
+    responses = [sequence.response_length for sequence in sequences]
+    longest = max(responses)
+    has_proximal = all(sequence.proximal_logprobs is not None for sequence in sequences)
+
+    def aligned(name: str) -> torch.Tensor:
+        values = np.zeros((len(sequences), longest), np.float32)
+        for row, sequence in enumerate(sequences):
+            given = getattr(sequence, name)
+            if given is not None:
+                values[row, : sequence.response_length] = given
+        return torch.from_numpy(values)
+
+    def of_sequences(values: list[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32)
+
+    def ranges(firsts: Sequence[int]) -> torch.Tensor:
+        """The numbers from each first one on, as many as its response has tokens, all in one row."""
+        parts = [np.arange(first, first + count) for first, count in zip(firsts, responses, strict=True)]
+        return torch.from_numpy(np.concatenate(parts))
+
+    return MicroBatch(
+        input_ids=ids.view(rows),
+        position_ids=positions.view(rows),
+        attention_mask=None if packed else attention.view(rows),
+        boundaries=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
+        lengths=tuple(lengths),
+        predicting=ranges([int(start) + s.prompt_length - 1 for start, s in zip(starts, sequences, strict=True)]),
+        targets=torch.from_numpy(np.concatenate([s.token_ids[s.prompt_length :] for s in sequences]).astype(np.int64)),
+        token_temperatures=of_sequences([s.temperature for s in sequences]).repeat_interleave(torch.tensor(responses)),
+        places=ranges([row * longest for row in range(len(sequences))]),
+        mask=aligned("mask"),
+        old_logprobs=aligned("old_logprobs"),
+        advantages=aligned("advantages"),
+        fresh=aligned("fresh"),
+        kept=aligned("kept"),
+        proximal_logprobs=aligned("proximal_logprobs") if has_proximal else None,
+        expert=of_sequences([float(s.expert) for s in sequences]),
+        pairs=of_sequences([float(np.sign(s.pair)) for s in sequences]),
+        peers=of_sequences([s.peers for s in sequences]),
+    )
+
+
+def _read(
+    sequences: Sequence[TrainSequence], starts: np.ndarray, size: int, padding: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """ids, positions and attention mask, int64 [size], with each sequence where it starts."""
+    ids, positions, attention = np.full(size, padding, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for start, sequence in zip(starts, sequences, strict=True):
+        own = slice(int(start), int(start) + sequence.length)
+        ids[own] = sequence.token_ids
+        positions[own] = np.arange(sequence.length)
+        attention[own] = 1
+    return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(attention)
+
+
+def after_first_token(tokens: Sequence[int]) -> TrainSequence:
+    """All tokens but the first as a response, to ask for their log-probabilities at temperature 1."""
+    count = max(0, len(tokens) - 1)
+    nothing = np.zeros(count, np.float32)
+    return TrainSequence(np.asarray(tokens, np.int32), 1, nothing, nothing.astype(bool), group=0)

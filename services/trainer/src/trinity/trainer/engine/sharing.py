@@ -1,0 +1,114 @@
+"""Sharing a batch out: over ranks by tokens, and on each rank into micro-batches that fit."""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trinity.config import Plan
+from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.data.microbatch import MicroBatch, collate
+from trinity.trainer.model.policy import TokenModel
+from trinity.trainer.model.sequence_parallel import SequenceGroup
+from trinity.trainer.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What fits into a micro-batch: `rows` sequences, if it says so, else `tokens` tokens; a longer one goes alone.
+
+    packed: whether sequences lie one after the other, so that their tokens count; else it is rows x the longest.
+    """
+
+    tokens: int
+    packed: bool
+    rows: int | None = None
+
+
+class Sharing:
+    """This rank's micro-batches of a batch. The ranks of a `group` read each sequence together: they get the same ones.
+
+    copies: how many ranks have the same, and so how often what is added up over all ranks counts. tokens_per_gpu: of a
+    micro-batch by tokens, at most.
+    """
+
+    def __init__(
+        self, limit: Limit, padding: int, ranks: Ranks, group: SequenceGroup | None, device: torch.device
+    ) -> None:
+        self.copies = 1 if group is None else group.size
+        self.tokens_per_gpu = limit.tokens // self.copies
+        self._limit = limit
+        self._padding = padding
+        self._place, self._places = ranks.rank // self.copies, ranks.world_size // self.copies
+        self._device = device
+
+    @classmethod
+    def of(cls, plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, tokens: int) -> "Sharing":
+        """As the trainer's configuration says, for models that read what this one does; so many tokens on each GPU."""
+        trainer, size = plan.config.trainer, 1 if model.group is None else model.group.size
+        rows = None if trainer.use_dynamic_bsz else trainer.micro_batch_size_per_gpu
+        limit = Limit(tokens * size, model.packed, rows)
+        padding = int(getattr(model.model.config, "pad_token_id", None) or 0)
+        return cls(limit, padding, ranks, model.group, device)
+
+    def micro_batches(self, sequences: Sequence[TrainSequence]) -> Iterator[tuple[list[int], MicroBatch]]:
+        """Each with the indices of its sequences, in its order; perhaps of none. As many on every rank."""
+        lengths = [sequence.length for sequence in sequences]
+        for indices in plan_micro_batches(lengths, self._places, self._limit)[self._place]:
+            yield indices, self.one([sequences[index] for index in indices])
+
+    def one(self, sequences: Sequence[TrainSequence]) -> MicroBatch:
+        """All of these at once, on the device."""
+        return collate(sequences, self._padding, self._limit.packed).to(self._device)
+
+
+def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list[list[list[int]]]:
+    """[rank][micro-batch] -> indices of sequences. Every rank gets as many micro-batches, some perhaps empty.
+
+    By rows: sequences are dealt out in the order of the batch. By tokens: they go, longest first, to the rank with the
+    fewest tokens. There, packed, they go to the micro-batch with the fewest, of as few as all ranks can do with, so
+    that ranks keep step; padded, micro-batches are filled in order of length, so that little is padded.
+    """
+    if limit.rows is not None:
+        shares = [list(range(rank, len(lengths), ranks)) for rank in range(ranks)]
+        plans = [[share[at : at + limit.rows] for at in range(0, len(share), limit.rows)] for share in shares]
+    else:
+        shares = _balanced(sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)), lengths, ranks)
+        fill = _packed if limit.packed else _padded
+        plans = fill(shares, lengths, limit.tokens)
+    most = max(1, *(len(plan) for plan in plans))
+    return [plan + [[] for _ in range(most - len(plan))] for plan in plans]
+
+
+def _balanced(longest_first: Sequence[int], lengths: Sequence[int], parts: int) -> list[list[int]]:
+    """Each index to the part with the fewest tokens so far."""
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    loads = [(0, part) for part in range(parts)]
+    for index in longest_first:
+        load, part = loads[0]
+        shares[part].append(index)
+        heapq.heapreplace(loads, (load + lengths[index], part))
+    return shares
+
+
+def _packed(shares: list[list[int]], lengths: Sequence[int], tokens: int) -> list[list[list[int]]]:
+    count = max(1, *(-(-sum(lengths[index] for index in share) // tokens) for share in shares))
+    while True:
+        plans = [[part for part in _balanced(share, lengths, count) if part] for share in shares]
+        if all(len(part) == 1 or sum(lengths[i] for i in part) <= tokens for plan in plans for part in plan):
+            return plans
+        count += 1
+
+
+def _padded(shares: list[list[int]], lengths: Sequence[int], tokens: int) -> list[list[list[int]]]:
+    plans = []
+    for share in shares:
+        batches: list[list[int]] = []
+        for index in share:  # longest first: the first of a micro-batch sets its width
+            if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= tokens:
+                batches[-1].append(index)
+            else:
+                batches.append([index])
+        plans.append(batches)
+    return plans

@@ -1,0 +1,87 @@
+"""What depends on log-probabilities of the whole batch, and so is computed before it is split into micro-batches.
+
+A pass without gradients over all sequences comes first, with the weights the optimizer step begins with; then every
+micro-batch knows enough to give its exact share. Log-probabilities are float [R] of each sequence's response tokens, in
+the batch's order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from trinity.config.algorithms import AlgorithmPlan
+from trinity.trainer.algorithms.correction import decouples
+from trinity.trainer.algorithms.kl import KL
+from trinity.trainer.algorithms.policy_losses import dpo, m2po, opmd
+from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
+
+Ragged = Sequence[np.ndarray]
+
+
+def penalised(
+    plan: AlgorithmPlan, batch: TrainBatch, reference: Ragged, kl_coef: float, values: Ragged | None = None
+) -> tuple[TrainBatch, float | None]:
+    """With advantages of rewards less kl_coef KL(sampler || reference) at each token, and the mean KL.
+
+    The mean is over the sequences with tokens to train, of their tokens' means; None without any. kl_loss_fn's
+    estimators, with the policy that sampled for lp. values: a critic's, of the rolled-out sequences.
+    """
+    estimate = KL[plan.kl_penalty.name]
+    penalties, means = [], []
+    for sequence, logprobs in zip(batch.sequences, reference, strict=True):
+        if sequence.expert:
+            continue
+        old = torch.from_numpy(np.asarray(sequence.old_logprobs, np.float64))
+        kl = estimate(old, torch.from_numpy(np.asarray(logprobs, np.float64)), old).numpy()
+        penalties.append(kl_coef * np.where(sequence.mask, kl, 0.0))
+        if sequence.mask.any():
+            means.append(float(kl[sequence.mask].mean()))
+    sequences = with_advantages(batch.sequences, plan, batch.step, penalties, values)
+    return replace(batch, sequences=tuple(sequences)), float(np.mean(means)) if means else None
+
+
+def needs_policy(plan: AlgorithmPlan) -> bool:
+    """Whether `informed` has anything to say."""
+    return plan.policy_loss.name in ("m2po", "dpo", "opmd_pairwise")
+
+
+def informed(plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: Ragged | None) -> TrainBatch:
+    """With `kept` (m2po: tokens that are kept) or `peers` (dpo, opmd_pairwise: what the pair or group adds up to).
+
+    reference: for dpo alone.
+    """
+    name, args, sequences = plan.policy_loss.name, plan.policy_loss.args, batch.sequences
+    masks = [torch.from_numpy(s.mask.astype(bool)) for s in sequences]
+    if name == "dpo":
+        assert reference is not None
+        distances = [
+            float((np.asarray(p, np.float64) - r)[s.mask].sum())
+            for p, r, s in zip(policy, reference, sequences, strict=True)
+        ]
+        return _with_peers(batch, dpo.partners(distances, [s.pair for s in sequences]))
+    advantages = [torch.from_numpy(s.advantages) for s in sequences]
+    ratios = [
+        torch.from_numpy(np.asarray(p, np.float64) - _sampler(plan, s, p))
+        for p, s in zip(policy, sequences, strict=True)
+    ]
+    if name == "opmd_pairwise":
+        groups = [s.group for s in sequences]
+        return _with_peers(batch, opmd.group_means(advantages, ratios, masks, groups, args["tau"]))
+    if name == "m2po":
+        kept = m2po.keep(ratios, advantages, masks, args["m2_threshold"])
+        return replace(batch, sequences=tuple(replace(s, kept=k.numpy()) for s, k in zip(sequences, kept, strict=True)))
+    return batch
+
+
+def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -> np.ndarray:
+    """What the loss compares the policy with: the rollout's log-probabilities, or decoupled from them the trainer's."""
+    if not decouples(plan.correction, sequence.proximal_logprobs):
+        return sequence.old_logprobs
+    return policy if sequence.proximal_logprobs is None else sequence.proximal_logprobs
+
+
+def _with_peers(batch: TrainBatch, peers: list[float]) -> TrainBatch:
+    informed = (replace(s, peers=value) for s, value in zip(batch.sequences, peers, strict=True))
+    return replace(batch, sequences=tuple(informed))

@@ -1,0 +1,140 @@
+"""Layers of a transformers model with kernels in the place of their many small operations.
+
+On an H200 those take longer than the matrix products between them. What is replaced must be what is known here, which
+is tried on random numbers: a norm that adds one to its weight, or a gate that is not SiLU, stays as it is.
+"""
+
+import sys
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import structlog
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import silu
+
+from trinity.trainer.model.checkpointing import ANEW
+from trinity.trainer.model.kernels import Kernel, can_compile
+
+log = structlog.get_logger(__name__)
+
+# Below it a run is over before the kernels, which take half a minute to make, have saved as much.
+_LARGE_ENOUGH = 100_000_000
+_ROTATION = "apply_rotary_pos_emb"
+
+
+def _rms_norm(states: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """[N, H], [H] -> [N, H]: normalised in float32."""
+    wide = states.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    return weight * wide.to(states.dtype)
+
+
+def _gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return silu(gate) * up
+
+
+_NORM, _GATE = Kernel(_rms_norm, {0: 0}), Kernel(_gated, {0: 0, 1: 0})
+
+
+def wants_kernels(model: nn.Module, choice: bool | None) -> bool:
+    """Whether to fuse a model on a GPU: as chosen, or by its size; never where nothing can be compiled."""
+    if choice is None:
+        choice = sum(parameter.numel() for parameter in model.parameters()) >= _LARGE_ENOUGH
+    return choice and can_compile()
+
+
+def fuse(model: nn.Module) -> dict[str, int]:
+    """Replace what can be; how many of each kind. Before DeepSpeed and adapters get the model."""
+    known: dict[type, Any] = {}
+    found = {"norms": 0, "gates": 0, "rotations": 0}
+    for module in model.modules():
+        kind = type(module)
+        if kind not in known:
+            known[kind] = "norms" if _is_rms_norm(module) else "gates" if _is_gated(module) else None
+        if known[kind]:
+            found[known[kind]] += 1
+            module.forward = partial(_norm_forward if known[kind] == "norms" else _gated_forward, module)
+    found["rotations"] = _fuse_rotation(sys.modules[type(model).__module__])
+    log.info("trainer.model.fused", **found)
+    return found
+
+
+def is_lean(model: Any, found: dict[str, int]) -> bool:
+    """Whether all norms and gates of a model's layers were replaced, so that they keep little for the backward pass.
+
+    found: what `fuse` did. Experts are no gates.
+    """
+    config = model.config.get_text_config()
+    layers = getattr(config, "num_hidden_layers", 0)
+    has_experts = bool(getattr(config, "num_experts_per_tok", None))
+    return found["gates"] == layers and found["norms"] > 2 * layers and not has_experts
+
+
+def _fuse_rotation(home: Any) -> int:
+    """In the module of transformers that has the model, for all models that it has."""
+    rotation = getattr(home, _ROTATION, None)
+    if rotation is None:
+        return 0
+    if not isinstance(rotation, Kernel):
+        if list(signature(rotation).parameters)[:4] != ["q", "k", "cos", "sin"]:
+            return 0  # of one tensor at a time, or with more than queries and keys
+        setattr(home, _ROTATION, Kernel(rotation, {0: 2, 1: 2, 2: 1, 3: 1}))
+    return 1
+
+
+def _norm_forward(norm: Any, states: torch.Tensor) -> torch.Tensor:
+    rows = states.reshape(-1, states.shape[-1])
+    result: torch.Tensor = _NORM(rows, norm.weight, norm.variance_epsilon).view(states.shape)
+    return result
+
+
+def _gated_forward(mlp: Any, states: torch.Tensor) -> torch.Tensor:
+    """The product is made anew in the backward pass: as large as gate or up, which are kept, and cheap."""
+    rows = states.reshape(-1, states.shape[-1])
+    gate, up = mlp.gate_proj(rows), mlp.up_proj(rows)
+    product = _GATE(gate, up)
+    if not torch.is_grad_enabled() or getattr(mlp, ANEW, False):
+        result = mlp.down_proj(product)
+    else:
+        place, kept = product.data_ptr(), (gate.detach(), up.detach())
+        with saved_tensors_hooks(partial(_without, place), partial(_again, kept)):
+            result = mlp.down_proj(product)
+    shaped: torch.Tensor = result.view(*states.shape[:-1], -1)
+    return shaped
+
+
+def _without(place: int, tensor: torch.Tensor) -> torch.Tensor | torch.Size:
+    """What is kept of a tensor: of that at `place` its shape alone."""
+    return tensor.shape if tensor.data_ptr() == place else tensor
+
+
+@torch.no_grad()
+def _again(kept: tuple[torch.Tensor, torch.Tensor], packed: torch.Tensor | torch.Size) -> torch.Tensor:
+    return packed if isinstance(packed, torch.Tensor) else _GATE(*kept).view(packed)
+
+
+@torch.no_grad()
+def _is_rms_norm(module: nn.Module) -> bool:
+    weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    if not type(module).__name__.endswith("RMSNorm") or weight is None or epsilon is None or weight.dim() != 1:
+        return False
+    states = _numbers(2, len(weight)).to(weight)
+    return torch.equal(module(states), _rms_norm(states, weight, epsilon))
+
+
+@torch.no_grad()
+def _is_gated(module: Any) -> bool:
+    parts: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if not all(isinstance(part, nn.Linear) for part in parts):
+        return False
+    gate, up, down = parts
+    states = _numbers(2, gate.in_features).to(gate.weight)
+    return torch.equal(module(states), down(_gated(gate(states), up(states))))
+
+
+def _numbers(*shape: int) -> torch.Tensor:
+    """Random, and nobody else's random numbers change."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))

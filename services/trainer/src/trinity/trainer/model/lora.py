@@ -1,0 +1,106 @@
+"""Adapters by peft: put into the model that trains, taken out of it, left out for the reference.
+
+The model's own parameters are frozen; the adapters alone have gradients and optimizer states. At the start B is zero,
+so the model computes what its base computes, and A is the same on every rank, in every run, after every restart.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trinity.config.checks.lora import PLACE, select
+from trinity.config.schema.model import LoraConfig
+from trinity.runtime.errors import InvalidInput
+from trinity.weights import Lora, LoraTarget
+
+_ADAPTER = "default"
+_PEFT_PREFIX = "base_model.model."
+_SEED = 0
+
+
+def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype) -> Lora:
+    """Adapt the linear layers that the YAML chooses, in place, and freeze everything else.
+
+    The output projection must not be a linear layer any more. Raises InvalidInput for a layer that does not exist.
+    """
+    if config.lora_dtype not in ("auto", str(dtype).removeprefix("torch.")):
+        raise InvalidInput(f"{PLACE}.lora_dtype", f"is {config.lora_dtype}, but training is in {dtype}; use auto")
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    chosen, problems = select(config, linear)
+    if problems:
+        raise InvalidInput(problems[0].path, problems[0].message)
+    targets = tuple(LoraTarget(f"{name}.weight", tuple(linear[name].weight.shape)) for name in chosen)
+    lora = Lora(config.lora_rank, config.lora_alpha, targets)
+    peft = _import_peft()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        peft.inject_adapter_in_model(_peft_config(peft, lora, ""), model, _ADAPTER)
+    for _, parameter in adapter_weights(model):
+        parameter.data = parameter.data.to(dtype)
+    model.register_state_dict_post_hook(_keep_adapters)
+    return lora
+
+
+def _keep_adapters(_: Any, state: dict[str, Any], prefix: str, __: Any) -> None:
+    """Checkpoints have the adapters alone: DeepSpeed leaves out what is frozen, but not its tied names."""
+    for name in [name for name in state if name.startswith(prefix) and ".lora_" not in name]:
+        del state[name]
+
+
+def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The adapters under the names of peft's files, layer by layer, A before B."""
+    for name, parameter in model.named_parameters():
+        module, found, matrix = name.rpartition(".lora_")
+        if found:
+            yield f"{_PEFT_PREFIX}{module}.lora_{matrix.replace(f'.{_ADAPTER}.', '.')}", parameter
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """The model computes what its base computes.
+
+    The adapters count for nothing instead of being left out: ZeRO-3 prefetches parameters by the order in which modules
+    run, which this does not change.
+    """
+    layers = [module for module in model.modules() if isinstance(module, _import_peft().tuners.lora.LoraLayer)]
+    for layer in layers:
+        layer.set_scale(_ADAPTER, 0)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_scale(_ADAPTER, 1)
+
+
+def write_adapters(folder: Path, lora: Lora, base_model: str, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """A folder as peft reads it: PeftModel.from_pretrained(model, folder)."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().clone() for name, tensor in weights}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    _peft_config(_import_peft(), lora, base_model).save_pretrained(str(folder))
+
+
+def _peft_config(peft: Any, lora: Lora, base_model: str) -> Any:
+    """Named layers in full: they are those that were chosen, whatever a peft of another version would choose."""
+    return peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=[target.name.removesuffix(".weight") for target in lora.targets],
+        base_model_name_or_path=base_model or None,
+        task_type="CAUSAL_LM",
+        inference_mode=bool(base_model),
+    )
+
+
+def _import_peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise InvalidInput("model.lora_configs", "needs peft: pip install -e '.[lora]'") from None
+    return peft

@@ -1,0 +1,188 @@
+"""The policy: a Hugging Face causal language model whose head gives log-probabilities instead of logits."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import structlog
+import torch
+from torch import nn
+
+from trinity.config.schema.model import ModelConfig
+from trinity.runtime.errors import InvalidInput
+from trinity.trainer.data.microbatch import MicroBatch
+from trinity.trainer.model import attention
+from trinity.trainer.model.fused import fuse, is_lean, wants_kernels
+from trinity.trainer.model.logprobs import chunked_logprobs
+from trinity.trainer.model.lora import adapter_weights, add_adapters, without_adapters
+from trinity.trainer.model.sequence_parallel import KEY, SequenceGroup, check_heads
+from trinity.weights import Lora
+
+log = structlog.get_logger(__name__)
+
+
+class _Head(nn.Module):
+    """Takes the output projection's place and owns its weight, so that ZeRO-3 gathers it when it is called."""
+
+    def __init__(self, projection: nn.Linear, chunk: int, in_float32: bool, fused: bool) -> None:
+        super().__init__()
+        self.weight = projection.weight
+        self.chunk = chunk
+        self.in_float32 = in_float32
+        self.fused = fused
+        self.otherwise = False
+
+    def forward(
+        self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        weight, in_float32 = self.weight, self.in_float32
+        if self.otherwise and (in_float32 or hidden.dtype is torch.float32):
+            hidden, weight, in_float32 = hidden.bfloat16(), weight.bfloat16(), False
+        elif self.otherwise:
+            in_float32 = True
+        return chunked_logprobs(hidden, weight, targets, temperatures, self.chunk, in_float32, self.fused)
+
+
+class TokenModel(nn.Module):
+    """A Hugging Face model and what reads hidden states of it where tokens are predicted.
+
+    packed: whether it reads packed micro-batches. lean: whether its layers keep as little as they can (fused.is_lean).
+    Parameter names are the checkpoint's own behind the prefix `model.`.
+    """
+
+    PREFIX = "model."
+
+    def __init__(self, model: Any, packed: bool = False, group: SequenceGroup | None = None) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.packed = packed
+        self.group = group
+        self.lean = False
+
+    def hidden(self, micro: MicroBatch) -> tuple[MicroBatch, torch.Tensor]:
+        """This rank's part of the micro-batch, and the hidden states [n, H] that its n predictions are made from.
+
+        What is made of them goes to its place in [B, R] with `gather`.
+        """
+        if self.group is not None:
+            micro = micro.part(self.group.rank, self.group.size)
+        kind: dict[str, Any] = {"attention_mask": micro.attention_mask}
+        if micro.packed:
+            kind["packing"] = attention.Packing(micro.boundaries, micro.lengths, self.group)
+        states = self.model.base_model(
+            input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False, **kind
+        )[0]
+        return micro, states.reshape(-1, states.shape[-1])[micro.predicting]
+
+    def gather(self, micro: MicroBatch, values: torch.Tensor) -> torch.Tensor:
+        """Values [n] of this rank's part, and those of the ranks that have the other parts, in [B, R]."""
+        spread = micro.spread(values)
+        return spread if self.group is None else self.group.sum(spread)
+
+    def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters by their name in the checkpoint, in checkpoint order, tied ones once."""
+        for name, parameter in self.named_parameters():
+            yield name.removeprefix(self.PREFIX), parameter
+
+
+class PolicyModel(TokenModel):
+    """forward gives the log-probability of every response token."""
+
+    def __init__(
+        self,
+        model: Any,
+        chunk: int,
+        packed: bool = False,
+        group: SequenceGroup | None = None,
+        head_in_float32: bool = False,
+        fused: bool = False,
+    ) -> None:
+        super().__init__(model, packed, group)
+        projection = model.get_output_embeddings()
+        config = model.config
+        if not isinstance(projection, nn.Linear) or projection.bias is not None:
+            raise InvalidInput("model.model_path", "its output projection is not a plain matrix; not supported")
+        for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+            if getattr(config, name, None):
+                raise InvalidInput("model.model_path", f"its config has {name}, which is not supported")
+        model.set_output_embeddings(_Head(projection, chunk, head_in_float32, fused))
+        self.lora: Lora | None = None
+
+    def forward(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of each response token, and the entropy of the distribution it was taken from.
+
+        Both float32 [B, R]; 0 after each response's end.
+        """
+        micro, hidden = self.hidden(micro)
+        head = self.model.get_output_embeddings()
+        logprobs, entropy = head(hidden, micro.targets, micro.token_temperatures)
+        return self.gather(micro, logprobs), self.gather(micro, entropy)
+
+    def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """As TokenModel; with LoRA the adapters alone, by their names in peft's files."""
+        return super().weights() if self.lora is None else adapter_weights(self.model)
+
+    @contextmanager
+    def other_head(self) -> Iterator[None]:
+        """Within it the head computes in bfloat16 if it does in float32 else, and in float32 if it does not."""
+        head = self.model.get_output_embeddings()
+        head.otherwise = True
+        try:
+            yield
+        finally:
+            head.otherwise = False
+
+    def base(self) -> AbstractContextManager[None]:
+        """Within it the model computes without its adapters."""
+        return without_adapters(self.model)
+
+
+def load_policy(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    chunk: int,
+    *,
+    packed: bool = False,
+    group: SequenceGroup | None = None,
+    head_in_float32: bool = False,
+    fused: bool | None = False,
+) -> PolicyModel:
+    """The model in `model_path`. Raises InvalidInput if transformers cannot load it.
+
+    packed: let it read packed micro-batches, if it can; `packed` of the result says whether. chunk: as many logits
+    exist at a time as those of this many tokens. fused: with kernels of its own (see fused.py); None: if it is large
+    enough.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            config.model_path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidInput("model.model_path", f"{config.model_path!r} cannot be loaded: {error}") from None
+    with_kernels = wants_kernels(model, fused)
+    lean = with_kernels and is_lean(model, fuse(model))
+    packed = packed and pack(model, group)
+    policy = PolicyModel(model, chunk, packed, group, head_in_float32, with_kernels)
+    policy.lean = lean
+    if config.lora is not None:
+        policy.lora = add_adapters(policy.model, config.lora, dtype)
+    return policy
+
+
+def pack(model: Any, group: SequenceGroup | None) -> bool:
+    """Whether a transformers model now reads packed micro-batches; if not, the log says why.
+
+    Raises InvalidInput if ranks are to share sequences (`group`), which only packed ones can be.
+    """
+    reason = attention.why_not_packed(model)
+    if group is not None:
+        if reason is not None:
+            raise InvalidInput(KEY, f"needs packed sequences; {reason}")
+        check_heads(model.config.get_text_config(), group.size)
+    if reason is not None:
+        log.warning("trainer.model.padded", reason=reason)
+        return False
+    attention.replace_attention(model)
+    return True
