@@ -1,7 +1,8 @@
 """A run killed at step 7 goes on from checkpoint 5 and trains steps 6 and 7 on the same groups as before (I3).
 
 Twice in one run: first the trainer is killed, then, at step 12, `trinity run` and with it everything but the broker.
-The explorer is a stand-in that answers at once, with other tokens for each task; all else is real.
+The explorer is a stand-in that answers at once, with other tokens for each task; all else is real, forked with
+everything imported (support/forked_run.py).
 """
 
 import asyncio
@@ -15,8 +16,9 @@ import grpc
 import pytest
 
 from support import peers
+from support.forked_run import ForkedRun
 from support.nats import NatsServer
-from support.run import Status, TrinityRun, kill_process, process_of, write_config
+from support.run import Status, kill_process, process_of, write_config
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.runtime import names
 
@@ -50,7 +52,7 @@ class Story:
     everything: Killed
     resumed: list[int]
     code: int
-    run: TrinityRun
+    run: ForkedRun
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def story(
     environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(quickstart_data)}
     server = NatsServer(folder / "nats")
     server.start()
-    run = TrinityRun(config, folder, TRINITY_NATS_URL=server.url, **environment)
+    run = ForkedRun(config, folder, TRINITY_NATS_URL=server.url, **environment)
     try:
         yield asyncio.run(_with_explorer(server.url, lambda: _tell(run)))
     finally:
@@ -84,7 +86,7 @@ async def _with_explorer(url: str, tell: Callable[[], Story]) -> Story:
         return await asyncio.to_thread(tell)
 
 
-def _tell(run: TrinityRun) -> Story:
+def _tell(run: ForkedRun) -> Story:
     run.start()
     status = run.until(lambda s: s["step"], 120, "the first step")
     _until_noted(run, 7)
@@ -110,13 +112,13 @@ def _tell(run: TrinityRun) -> Story:
     return Story(trainer, everything, _resumed(run), code, run)
 
 
-def _noted(run: TrinityRun) -> list[tuple[int, list[int]]]:
+def _noted(run: ForkedRun) -> list[tuple[int, list[int]]]:
     path = run.job / "monitor/batches.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(entry["step"], entry["groups"]) for entry in map(json.loads, lines)]
 
 
-def _until_noted(run: TrinityRun, step: int) -> None:
+def _until_noted(run: ForkedRun, step: int) -> None:
     """Until the trainer's newest note is of this step: polled so often that it is not far beyond."""
     deadline = time.monotonic() + 120
     while not (noted := _noted(run)) or noted[-1][0] < step:
@@ -134,7 +136,7 @@ def _ledger(status: Status, steps: list[int]) -> dict[int, Groups]:
     return {a.entry.step: [(group.log_sequence, group.task_id) for group in a.entry.groups] for a in answers}
 
 
-def _resumed(run: TrinityRun) -> list[int]:
+def _resumed(run: ForkedRun) -> list[int]:
     events = map(json.loads, (run.job / "log/trainer.log").read_text().splitlines())
     return [event["step"] for event in events if event["event"] == "trainer.resumed"]
 

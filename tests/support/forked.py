@@ -127,7 +127,8 @@ def _prepare() -> None:
     """The server imports before it serves; Python 3.11 does not tell it where to look."""
     if forkserver._forkserver._forkserver_address is not None:  # type: ignore[attr-defined]
         return
-    given = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **_OF_THE_SERVER}
+    paths = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
+    given = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path)), **_OF_THE_SERVER}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     _context.set_forkserver_preload(_PRELOADED)
