@@ -20,8 +20,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{_TRAINER}/engine/critic.py",
-        '"critic/value_loss": masked_sum(0.5 * ',
-        '"critic/value_loss": masked_sum(1e40 * ',
+        '"critic/value_loss": ',
+        '"critic/loss": ',
         f"{_ALGORITHMS}[ppo]",
     ),
     Mutation(
