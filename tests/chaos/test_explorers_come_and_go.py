@@ -1,7 +1,8 @@
-"""Explorers with real engines, on three transports at once, while versions are made: they join, hang, die and leave.
+"""Explorers on three transports at once, while versions are made: they join, hang, die and leave.
 
-One party for all cases, in the order of this file: starting an engine takes half a minute. The maker of versions uses
-the trainer's publisher and collective group, without learning; everything else is the real thing.
+One party for all cases, in the order of this file. The explorers are real but for their engines (torch_engine.py), the
+maker of versions uses the trainer's publisher and collective group, without learning. What vLLM makes of a collective
+group is in tests/integration/test_trainer_and_engine_agree.py, of a load that breaks off in test_weights_on_real_vllm.
 """
 
 import os
@@ -52,8 +53,7 @@ def party(
 ) -> Iterator[Party]:
     made = Party(repository, quickstart_model, quickstart_data, tmp_path_factory.mktemp("party"))
     with pytest.MonkeyPatch.context() as patch:
-        # Several engines on one machine: vLLM would bind them all to the same core.
-        for name, value in {**s3.environment, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}.items():
+        for name, value in s3.environment.items():
             patch.setenv(name, value)
         made.start(LEASE_SECONDS="8", CANARY_SECONDS="30")
         made.add(FOLDER, "folder")
@@ -169,7 +169,7 @@ def _kill_when_it_loads(victim: ServiceProcess) -> bool:
 def test_two_join_at_once_in_the_middle_and_enter_the_group_later(party: Party, maker: Maker) -> None:
     party.add(GROUP, "collective,folder")
     party.add(FOLDER, "collective,folder")
-    with party.busy(S3) as served:
+    with party.busy(S3, max_tokens=40) as served:
         for _ in range(3):  # nobody waits for them
             begin = time.monotonic()
             party.until_all_serve(maker.publish(), [S3])

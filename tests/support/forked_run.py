@@ -18,6 +18,7 @@ import psutil
 
 from support.forked import Forked, run_module, server_address, use_server, write_to
 from support.run import TrinityRun
+from support.service import ServiceProcess
 from support.torch_engine import TorchEngine
 from trinity.cli.supervise.job import read_records
 from trinity.runtime.process import is_alive
@@ -41,6 +42,17 @@ class ForkedRun(TrinityRun):
             for process in record.processes:
                 if process.pid not in self.seen and psutil.pid_exists(process.pid):
                     self.seen[process.pid] = psutil.Process(process.pid).create_time()
+
+
+class ForkedService(ServiceProcess):
+    """As ServiceProcess; an explorer samples with transformers."""
+
+    def start(self, wait_seconds: float = 60.0) -> "ForkedService":
+        given = f"trinity.{self.name}.main", ["serve"], self._environment, self.log_file.with_suffix(".out")
+        self._process = Forked(_service, (*given, TorchEngine, os.getpid()))  # type: ignore[assignment]
+        if wait_seconds:
+            self.wait_serving(wait_seconds)
+        return self
 
 
 def trinity(

@@ -26,7 +26,7 @@ from trinity.weights import TensorInfo
 from trinity.weights.collective import Group, Store, receive
 
 VOCABULARY = 96
-_TENSOR_SECONDS = 0.005
+TENSOR_SECONDS = 0.005
 Weights = Mapping[str, np.ndarray]
 
 
@@ -135,7 +135,7 @@ class MemberEngine:
             if name not in self._weights or self._weights[name].shape != tuple(tensor.shape):
                 raise KeyError(f"no tensor {name} of shape {tuple(tensor.shape)} in this model")
             self._weights[name] = tensor.numpy().copy()
-            time.sleep(_TENSOR_SECONDS)
+            time.sleep(TENSOR_SECONDS)
 
     def _given(self, update: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         return self._received(update) if update.get("epoch") else read_tensors(update["files"], update["tensors"])

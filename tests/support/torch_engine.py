@@ -4,6 +4,7 @@ For runs in which the trainer is in question. The explorer around it is the real
 rewards, versions, canaries and log-probabilities are real as well; only speed, and vLLM's kernels, are missing.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from support.member_engine import MemberEngine, read_tensors
+from support.member_engine import TENSOR_SECONDS, MemberEngine, read_tensors
 from trinity.data.experience import SamplingParams
 from trinity.explorer.types import EngineOptions
 from trinity.weights.lora import merged
@@ -55,6 +56,7 @@ class TorchEngine(MemberEngine):
     def _take(self, update: dict[str, Any]) -> None:
         for name, tensor in self._whole(update):
             self._parameters[name].copy_(tensor)
+            time.sleep(TENSOR_SECONDS)  # so that a test can strike in the middle
 
     def _whole(self, update: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         """The model's tensors; adapters are merged into the base model, as the real worker does it."""

@@ -1,6 +1,7 @@
-"""Explorers with real engines and a sync service: with a Maker (weights_maker.py) all of a run but the learning.
+"""Explorers and a sync service: with a Maker (weights_maker.py) all of a run but the learning.
 
-Explorers are asked through their Generate, all the time if wanted. Canaries are computed with transformers.
+Explorers are asked through their Generate, all the time if wanted. They are real but for their engines, which compute
+with transformers as canaries do (torch_engine.py).
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import grpc
 import torch
 from transformers import AutoModelForCausalLM
 
+from support.forked_run import ForkedService
 from support.nats import NatsServer
 from support.run import write_config
 from support.service import ServiceProcess
@@ -69,7 +71,7 @@ class Party(RunView):
         """Start an explorer; it serves once a version is LIVE."""
         place = self.folder / name
         place.mkdir(exist_ok=True)
-        explorer = ServiceProcess(
+        explorer = ForkedService(
             "explorer",
             place,
             CONFIG_FILE=str(self._config),
@@ -108,7 +110,7 @@ class Party(RunView):
         """One completion, without an end token."""
         return generate(self.explorers[name].address, prompt, max_tokens)
 
-    def busy(self, name: str, max_tokens: int = 400) -> contextlib.AbstractContextManager[list[Any]]:
+    def busy(self, name: str, max_tokens: int = 100) -> contextlib.AbstractContextManager[list[Any]]:
         """Completions one after the other, as long as the context lasts; those that came so far."""
         return busy(self.explorers[name].address, [1, 2, 3], max_tokens)
 
