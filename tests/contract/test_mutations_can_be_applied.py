@@ -6,6 +6,8 @@ import pytest
 from mutations.mutation import Mutation
 from mutations.run_mutations import mutate, mutations, problem
 
+pytestmark = pytest.mark.core
+
 A = Mutation("a.py", "x = 1", "x = 2", "test_a.py::test")
 
 
