@@ -246,14 +246,16 @@ def distill(r: Rollouts, kl_coef: float = 1.0) -> Tokens:
     return [[kl_coef * (t - s) for t, s in teacher(r, index)] for index in range(len(r))]
 
 
-def jsd(r: Rollouts, kl_coef: float = 1.0, lambda_coef: float = 0.5) -> Tokens:
-    def term(t: float, s: float) -> float:
-        if lambda_coef in (0, 1):
-            return 0.0
-        p, q = lambda_coef * math.exp(t), (1 - lambda_coef) * math.exp(s)
-        return -kl_coef * (p * (t - math.log(p + q)) + q * (s - math.log(p + q)))
+def jsd(r: Rollouts, kl_coef: float = 1.0, lambda_coef: float = 0.5, temperature: float = 1.0) -> Tokens:
+    b = lambda_coef
 
-    return [[term(t, s) for t, s in teacher(r, index)] for index in range(len(r))]
+    def term(t: float, s: float) -> float:
+        if b == 0:
+            return math.exp(t - s) - 1
+        return t - s if b == 1 else -(1 - b) * (s - math.log(b * math.exp(t) + (1 - b) * math.exp(s)))
+
+    pairs = [[(t / temperature, s / temperature) for t, s in teacher(r, index)] for index in range(len(r))]
+    return [[kl_coef * term(t, s) for t, s in row] for row in pairs]
 
 
 # name -> reference, and arguments to try beside the defaults
@@ -282,7 +284,10 @@ REFERENCES: dict[str, Reference] = {
     "asymre_verl": ASYMRE,
     "rec": (rec, [{"std_normalize": True}]),
     "on_policy_distill": (distill, [{"kl_coef": 0.2}]),
-    "jsd": (jsd, [{"lambda_coef": 0.1, "kl_coef": 2.0}, {"lambda_coef": 0}]),
+    "jsd": (
+        jsd,
+        [{"lambda_coef": 0.1, "kl_coef": 2.0}, {"lambda_coef": 0}, {"lambda_coef": 1, "temperature": 2.0}],
+    ),
 }
 
 

@@ -41,7 +41,7 @@ ADVANTAGES: dict[str, Args] = {
     "asymre_verl": _ASYMRE,
     "rec": {"epsilon": 1e-6, "std_normalize": False, "drop": None},
     "on_policy_distill": {"kl_coef": 1.0},
-    "jsd": {"kl_coef": 1.0, "lambda_coef": 0.5},
+    "jsd": {"kl_coef": 1.0, "lambda_coef": 0.5, "temperature": 1.0},
 }
 
 _CLIP: Args = {"clip_range": 0.2, "clip_range_low": None, "clip_range_high": None}
@@ -140,12 +140,12 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 }
 # Least and greatest value of numbers, both possible; others may be anything finite. Checked elsewhere: of strategies.
 _RANGES: dict[str, tuple[float, float]] = {
-    **dict.fromkeys(("gamma", "lam", "mu", "mu_peak", "mu_valley", "rank_penalty"), (0, 1)),
+    **dict.fromkeys(("gamma", "lam", "lambda_coef", "mu", "mu_peak", "mu_valley", "rank_penalty"), (0, 1)),
     **dict.fromkeys(("epsilon", "clip_range", "clip_range_low", "clip_range_high", "tau", "delta"), (0, math.inf)),
     **dict.fromkeys(("epsilon_low", "epsilon_low_prime"), (0, 1)),
     **dict.fromkeys(("epsilon_high", "epsilon_high_prime", "regularizer_coef", "kl_coef", "alpha"), (0, math.inf)),
     **dict.fromkeys(("m2_threshold", "target_kl", "horizon", "mu_warmup_steps", "mu_decay_steps"), (0, math.inf)),
-    **dict.fromkeys(("temp", "beta", "tau_pos", "tau_neg", "log_ratio_clip"), (1e-9, math.inf)),
+    **dict.fromkeys(("temp", "temperature", "beta", "tau_pos", "tau_neg", "log_ratio_clip"), (1e-9, math.inf)),
     "clip_ratio_c": (1, math.inf),
     "cutoff_prob": (1e-9, 1),
     "label_smoothing": (0, 0.5),

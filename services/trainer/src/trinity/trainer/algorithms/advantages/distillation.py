@@ -9,6 +9,7 @@ import torch
 
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, by_token
+from trinity.trainer.algorithms.policy_losses.ratios import LIMIT
 
 
 def on_policy_distill(rollouts: Rollouts, *, kl_coef: float = 1.0) -> Advantages:
@@ -17,22 +18,33 @@ def on_policy_distill(rollouts: Rollouts, *, kl_coef: float = 1.0) -> Advantages
     return by_token(rollouts, values)
 
 
-def jsd(rollouts: Rollouts, *, kl_coef: float = 1.0, lambda_coef: float = 0.5) -> Advantages:
-    """-kl_coef J at each token, the generalized Jensen-Shannon divergence's terms. After arXiv:2306.13649.
+def jsd(
+    rollouts: Rollouts, *, kl_coef: float = 1.0, lambda_coef: float = 0.5, temperature: float = 1.0
+) -> Advantages:
+    """-kl_coef times the gradient of the generalized Jensen-Shannon divergence JSD_b. GKD, arXiv:2306.13649, section 2.
 
-    J = b P_t (t - log M) + (1 - b) P_s (s - log M), M = b P_t + (1 - b) P_s, P = exp of the log-probabilities of the
-    sampled token, b = lambda_coef. 0 for b outside (0, 1).
+    JSD_b = b KL(P_t || M) + (1 - b) KL(P_s || M), M = b P_t + (1 - b) P_s, b = lambda_coef. Its gradient is the mean,
+    over tokens that the student samples, of (1 - b) (s - log M) times the gradient of s: what else depends on the
+    student adds up to a constant. 1 - b and s - log M are functions of t - s alone. b = 0 is KL(P_t || P_s), the limit
+    of JSD_b / b, and b = 1 is KL(P_s || P_t), that of JSD_b / (1 - b), the advantage of `on_policy_distill`.
+
+    temperature T: of (t - s) / T in place of t - s. With T other than 1 the gradient is that of another f-divergence,
+    which is 0 at P_s = P_t as well.
     """
     values = []
     for index in range(len(rollouts)):
         t, s = _both(rollouts, index)
-        if not 0 < lambda_coef < 1:
-            values.append(torch.zeros_like(s))
-            continue
-        mixture = torch.logaddexp(t + math.log(lambda_coef), s + math.log(1 - lambda_coef))
-        divergence = lambda_coef * t.exp() * (t - mixture) + (1 - lambda_coef) * s.exp() * (s - mixture)
-        values.append(-kl_coef * divergence)
+        values.append(kl_coef * _jsd((t - s) / temperature, lambda_coef))
     return by_token(rollouts, values)
+
+
+def _jsd(distance: torch.Tensor, b: float) -> torch.Tensor:
+    """(1 - b) log(1 - b + b exp(distance)), or what it tends to over b, or over 1 - b."""
+    if b == 0:
+        return distance.clamp(max=LIMIT).expm1()
+    if b == 1:
+        return distance
+    return (1 - b) * torch.logaddexp(distance + math.log(b), torch.full_like(distance, math.log(1 - b)))
 
 
 def _both(rollouts: Rollouts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
