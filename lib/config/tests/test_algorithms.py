@@ -120,7 +120,7 @@ def parsed(algorithm: str, repeat_times: int = 4, more: str = "") -> Config:
         ),
         ("kl_penalty_fn: kl3", "algorithm.kl_penalty_fn: is 'kl3', which is not registered; did you mean 'k3'"),
         ("policy_loss_fn_args: {clip_rang: 0.1}", "ppo has no such argument; did you mean 'clip_range'"),
-        ("algorithm_type: gspo, policy_loss_fn_args: {clip_range: 0.1}", "gspo has no such argument"),
+        ("algorithm_type: cispo, policy_loss_fn_args: {clip_range: 0.1}", "cispo has no such argument"),
         ("algorithm_type: rloo, advantage_fn_args: {epsilon: 0.1}", "rloo has no such argument"),
         ("advantage_fn_args: {epsilon: small}", "advantage_fn_args.epsilon: is 'small', must be a number"),
         ("advantage_fn_args: {std_cal_level: task}", "is 'task', must be one of group, batch, none"),

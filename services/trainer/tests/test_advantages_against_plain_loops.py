@@ -211,14 +211,14 @@ def remax(r: Rollouts) -> Tokens:
     return constant(r, scores)
 
 
-def opmd_reweighted(r: Rollouts, alpha: float = 3.0, **args: Any) -> Tokens:
-    first = [1.0 if reward >= 1 else s for s, reward in zip(opmd_scores(r, **args), r.rewards_N, strict=True)]
-    return constant(r, [alpha * s if s >= 0 else s for s in first])
+def opmd_reweighted(r: Rollouts, alpha: float = 3.0, best: float = 1.0, **args: Any) -> Tokens:
+    scores = zip(opmd_scores(r, **args), r.rewards_N, strict=True)
+    return constant(r, [best if reward >= 1 else alpha * s if s >= 0 else s for s, reward in scores])
 
 
-def grpo_reweighted(r: Rollouts, alpha: float = 3.0, **args: Any) -> Tokens:
+def grpo_reweighted(r: Rollouts, alpha: float = 3.0, best: float = 1.0, **args: Any) -> Tokens:
     scores = zip(grpo_scores(r, **args), r.rewards_N, strict=True)
-    return constant(r, [1.0 if reward >= 1 else alpha * s if s >= 0 else s for s, reward in scores])
+    return constant(r, [best if reward >= 1 else alpha * s if s >= 0 else s for s, reward in scores])
 
 
 def asymre(r: Rollouts, baseline_shift: float = -0.1) -> Tokens:
@@ -279,7 +279,7 @@ REFERENCES: dict[str, Reference] = {
     "rloo": (rloo, []),
     "opmd": OPMD,
     "opmd_verl": OPMD,
-    "opmd_reweight_adv": (opmd_reweighted, [*BASELINES, {"alpha": 1.5}]),
+    "opmd_reweight_adv": (opmd_reweighted, [*BASELINES, {"alpha": 1.5, "best": 1.5}]),
     "asymre": ASYMRE,
     "asymre_verl": ASYMRE,
     "rec": (rec, [{"std_normalize": True}]),

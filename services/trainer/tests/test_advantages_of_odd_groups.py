@@ -32,7 +32,7 @@ def of(name: str, rollouts: Rollouts, **args: Any) -> Advantages:
 
 # What a group of one gets for its reward of 2, where it is not the reward itself.
 ALONE = {"gigpo": 2 / (1 + 1e-6), "ppo": 0.0, "reinforceplusplus": 0.0, "grpo_reweight_adv": 1.0}
-ALONE |= {"opmd_reweight_adv": 3.0, **dict.fromkeys(TEACHER, 0.0)}
+ALONE |= {"opmd_reweight_adv": 1.0, **dict.fromkeys(TEACHER, 0.0)}
 ALONE |= dict.fromkeys(("grpo", "grpo_verl", "step_wise_grpo"), 2 / (1 + 1e-6))
 
 
@@ -56,7 +56,7 @@ def test_equal_rewards(name: str) -> None:
         assert name in (*EQUAL, "ppo", "reinforceplusplus") or not tokens.any(), "exactly"
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("grpo_reweight_adv", 1.0), ("opmd_reweight_adv", 3.0), ("rloo", 0.0)])
+@pytest.mark.parametrize(("name", "wanted"), [("grpo_reweight_adv", 1.0), ("opmd_reweight_adv", 1.0), ("rloo", 0.0)])
 def test_equal_rewards_of_1_count_where_r3l_says_so(name: str, wanted: float) -> None:
     assert of(name, rollouts_of([1.0, 1.0], [0, 0])).scores_N.tolist() == [wanted, wanted]
 

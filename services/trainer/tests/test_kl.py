@@ -57,6 +57,20 @@ def test_values_and_gradients(name: str, dtype: torch.dtype, tolerance: float, s
         assert float(gradient[index]) == pytest.approx(slope, abs=tolerance, rel=tolerance)
 
 
+@pytest.mark.parametrize(("spread", "exact"), [(0.1, True), (2.0, False)])
+def test_corrected_k3_is_the_kl_as_long_as_its_cap_holds_nothing_back(spread: float, exact: bool) -> None:
+    """Over a whole vocabulary, sampled by other weights: value and gradient are those of KL(policy || reference)."""
+    policy, reference, shift = torch.randn(3, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    logits = policy.clone().requires_grad_()
+    lp, ref, old = logits.log_softmax(0), reference.log_softmax(0), (policy + spread * shift).log_softmax(0)
+    wanted = (lp.exp() * (lp - ref)).sum()
+    found = (old.exp() * KL["corrected_k3"](lp, ref, old)).sum()
+    gradients = [torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (found, wanted)]
+    assert (float((lp - old).detach().exp().max()) <= 2) == exact
+    assert torch.allclose(*gradients, atol=1e-12) == exact
+    assert float(found.detach()) == pytest.approx(float(wanted.detach()), abs=1e-12) or (not exact and found < wanted)
+
+
 def plan_of(**changes: object) -> AlgorithmPlan:
     return resolve(AlgorithmConfig.model_validate({"algorithm_type": "grpo", "repeat_times": 2, **changes}))
 

@@ -130,31 +130,37 @@ def clip(value: float, low: float, high: float) -> float:
 
 def ppo(
     lp: float, sg: float, lo: float, a: float, gap: float, clip_range: float = 0.2, clip_range_low: Any = None,
-    clip_range_high: Any = None, clip_ratio_c: float = 3.0, enable_sequence_masking: bool = False, delta: float = 0.1,
+    clip_range_high: Any = None, clip_ratio_c: float = 3.0, enable_sequence_masking: bool = False,
+    delta_sequence_masking: float = 0.1, fallback_to_policy_gradient: bool = False,
 ) -> float:  # fmt: skip
     low, high = clip_range_low or clip_range, clip_range_high or clip_range
+    if fallback_to_policy_gradient:
+        lo, gap = sg, 0.0
     r = math.exp(lp - lo)
     loss = max(-a * r, -a * clip(r, 1 - low, 1 + high))
     if a < 0:
         loss = min(loss, -a * clip_ratio_c)
-    return 0.0 if enable_sequence_masking and a < 0 and -gap > delta else loss
+    return 0.0 if enable_sequence_masking and a < 0 and -gap > delta_sequence_masking else loss
 
 
 def gspo(
-    lp: float, sg: float, lo: float, a: float, gap: float, clip_range_low: float = 3e-4, clip_range_high: float = 4e-4
-) -> float:
+    lp: float, sg: float, lo: float, a: float, gap: float, clip_range: float = 0.0, clip_range_low: float | None = 3e-4,
+    clip_range_high: float | None = 4e-4,
+) -> float:  # fmt: skip
+    clip_range_low = clip_range if clip_range_low is None else clip_range_low
+    clip_range_high = clip_range if clip_range_high is None else clip_range_high
     s = math.exp(lp - sg + gap)
     return max(-a * s, -a * clip(s, 1 - clip_range_low, 1 + clip_range_high))
 
 
 def cispo(
     lp: float, sg: float, lo: float, a: float, gap: float, clip_range_low: float = 1.0, clip_range_high: float = 0.28,
-    enable_masking: bool = True,
+    enable_mask_clip: bool = False, mask_clip_range_low: float = 1.0, mask_clip_range_high: float = 0.28,
 ) -> float:  # fmt: skip
-    r, low, high = math.exp(sg - lo), 1 - clip_range_low, 1 + clip_range_high
-    if enable_masking and ((r > high and a > 0) or (r < low and a < 0)):
+    r = math.exp(sg - lo)
+    if enable_mask_clip and ((r > 1 + mask_clip_range_high and a > 0) or (r < 1 - mask_clip_range_low and a < 0)):
         return 0.0
-    return -a * clip(r, low, high) * lp
+    return -a * clip(r, 1 - clip_range_low, 1 + clip_range_high) * lp
 
 
 def sapo(lp: float, sg: float, lo: float, a: float, gap: float, tau_pos: float = 1.0, tau_neg: float = 1.05) -> float:
@@ -249,10 +255,9 @@ def m2po_of(
             gap, a = v - old[b][t], advantages[b][t]
             if (a > 0 and gap > 0) or (a < 0 and gap < 0):
                 bounded.append((gap**2, b, t))
-    bounded.sort()
-    while bounded and sum(square for square, _, _ in bounded) / len(bounded) > m2_threshold:
-        bounded.pop()
-    keep = {(b, t) for _, b, t in bounded}
+    squares = [square for square, _, _ in bounded]
+    caps = [cap for cap in squares if sum(min(square, cap) for square in squares) <= m2_threshold * len(squares)]
+    keep = {(b, t) for square, b, t in bounded if square <= max(caps, default=-1.0)}
     losses: Rows = []
     for b, row in enumerate(lp):
         losses.append([])
@@ -287,7 +292,10 @@ def sft_phi(lp: float, sg: float, cutoff_prob: float = 1.0) -> float:
     return -min(lp, math.log(cutoff_prob)) * p * (1 - p)
 
 
-def mixed(case: Case, lp: Rows, mu: float, phi: bool, token_level: bool, **clips: Any) -> float:
+def mixed(
+    case: Case, lp: Rows, mu: float, phi: bool, token_level: bool, sft_loss_agg_mode: str | None = None,
+    grpo_loss_agg_mode: str | None = None, **clips: Any,
+) -> float:  # fmt: skip
     old, advantages = case.rows("old_logprobs"), case.rows("advantages")
     losses = [
         [ppo(v, 0.0, old[b][t], advantages[b][t], 0.0, **clips) for t, v in enumerate(row)] for b, row in enumerate(lp)
@@ -296,11 +304,11 @@ def mixed(case: Case, lp: Rows, mu: float, phi: bool, token_level: bool, **clips
     taught = [[sft_phi(v, sg[b][t]) if phi else -v for t, v in enumerate(row)] for b, row in enumerate(lp)]
     rolled_out = [True] * (len(lp) - 1) + [False]
     expert = [not flag for flag in rolled_out]
-    mode = None if token_level else "seq-mean-token-mean"
-    return (1 - mu) * case.mean(losses, None, rolled_out) + mu * case.mean(taught, mode, expert)
+    mode = sft_loss_agg_mode or (None if token_level else "seq-mean-token-mean")
+    return (1 - mu) * case.mean(losses, grpo_loss_agg_mode, rolled_out) + mu * case.mean(taught, mode, expert)
 
 
-def mix(case: Case, lp: Rows, sg: Rows, mu: float = 0.1, use_token_level_loss_in_sft: bool = False, **c: Any) -> float:
+def mix(case: Case, lp: Rows, sg: Rows, mu: float = 0.1, use_token_level_loss_in_sft: bool = True, **c: Any) -> float:
     return mixed(case, lp, mu, False, use_token_level_loss_in_sft, **c)
 
 
@@ -335,11 +343,26 @@ M2PO: list[dict[str, Any]] = [
     *({"log_ratio_clip": bound} for bound in (0.1, 0.5)),
 ]
 SFT: list[dict[str, Any]] = [{"use_token_level_loss": False}]
+AGGREGATED_APART = {"sft_loss_agg_mode": "seq-mean-token-sum", "grpo_loss_agg_mode": "token-mean"}
 SCHEDULE = {"mu_warmup_steps": 3, "mu_decay_steps": 3, "mu_peak": 0.9}
 REFERENCES: dict[str, tuple[Reference, list[dict[str, Any]]]] = {
-    "ppo": (by_token(ppo), [*CLIPS, {"clip_ratio_c": 1.3}, {"enable_sequence_masking": True, "delta": 0.05}]),
-    "gspo": (by_token(gspo), [{"clip_range_low": 0.2, "clip_range_high": 0.3}]),
-    "cispo": (by_token(cispo), [{"clip_range_low": 0.2}, {"enable_masking": False, "clip_range_low": 0.2}]),
+    "ppo": (
+        by_token(ppo),
+        [
+            *CLIPS,
+            {"clip_ratio_c": 1.3},
+            {"enable_sequence_masking": True, "delta_sequence_masking": 0.05},
+            {"fallback_to_policy_gradient": True, "enable_sequence_masking": True},
+        ],
+    ),
+    "gspo": (
+        by_token(gspo),
+        [{"clip_range_low": 0.2, "clip_range_high": 0.3}, {"clip_range": 0.1, "clip_range_low": None}],
+    ),
+    "cispo": (
+        by_token(cispo),
+        [{"clip_range_low": 0.2}, {"enable_mask_clip": True, "clip_range_low": 0.2, "mask_clip_range_low": 0.1}],
+    ),
     "sapo": (by_token(sapo), [{"tau_pos": 0.5, "tau_neg": 3.0}]),
     "topr": (topr, [{"advantage_threshold": 0.5}, {"ratio_level": "sequence"}]),
     "sppo": (by_token(sppo), [{"epsilon": 0.05}]),
@@ -353,8 +376,8 @@ REFERENCES: dict[str, tuple[Reference, list[dict[str, Any]]]] = {
     "sft": (sft_like(lambda lp, sg: -lp), SFT),
     "sft_is": (sft_like(lambda lp, sg: -lp * math.exp(sg)), SFT),
     "sft_phi": (sft_like(sft_phi), [*SFT, {"cutoff_prob": 0.5}]),
-    "mix": (mix, [*CLIPS, {"mu": 0.6, "use_token_level_loss_in_sft": True}]),
-    "mix_chord": (mix_chord, [SCHEDULE, {"enable_phi_function": False, "mu_valley": 0.7}]),
+    "mix": (mix, [*CLIPS, {"mu": 0.6, "use_token_level_loss_in_sft": False}, AGGREGATED_APART]),
+    "mix_chord": (mix_chord, [SCHEDULE, {"enable_phi_function": False, "mu_valley": 0.7}, AGGREGATED_APART]),
 }
 # Of those that are refused with some: what they are tried with.
 ACCEPTED = {"opmd_pairwise": ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"], "m2po": ["token-mean"]}
@@ -429,12 +452,12 @@ def test_gspo_is_that_of_whole_sequences(seed: int) -> None:
         assert row[flags > 0].tolist() == pytest.approx(wanted, abs=1e-6)
 
 
-def test_m2po_keeps_the_longest_prefix_and_what_no_clip_would_touch() -> None:
+def test_m2po_clips_where_the_capped_second_moment_is_reached_and_keeps_what_no_clip_would_touch() -> None:
     squares = [0.01, 0.04, 0.09, 0.5]
     ratios = [torch.tensor([value**0.5, -(value**0.5)]) for value in squares]
     advantages = [torch.tensor([1.0, 1.0])] * 4
     kept = m2po.keep(ratios, advantages, [torch.ones(2)] * 4, 0.05)
-    assert [row.tolist() for row in kept] == [[True, True]] * 3 + [[False, True]]
+    assert [row.tolist() for row in kept] == [[True, True]] * 2 + [[False, True]] * 2
     masked = m2po.keep(ratios, advantages, [torch.tensor([0, 1])] * 4, 0.05)
     assert [row.tolist() for row in masked] == [[False, True]] * 4
     assert m2po.keep([], [], [], 0.05) == []
@@ -446,3 +469,19 @@ def test_a_ratio_beyond_e_to_the_20_is_finite() -> None:
     for name in ("ppo", "gspo", "cispo", "sapo", "topr", "sppo", "rec", "importance_sampling", "m2po"):
         case = with_peers(replace(case_of(1, "token-mean"), x=far), name, {})
         assert math.isfinite(float(loss_of(name, case, {}))), name
+
+
+def test_cispo_trains_the_tokens_that_ppo_would_clip() -> None:
+    """Equations 4 and 5 of its paper: the weight is clipped, and no token is left out."""
+    case, above = case_of(3, "token-mean"), math.log(2.0)
+    x = replace(case.x, old_logprobs=case.x.logprobs.detach() - above, advantages=torch.ones_like(case.x.advantages))
+    case = replace(case, x=x)
+    gradients = {
+        name: torch.autograd.grad(loss_of(name, case, args), x.logprobs, allow_unused=True)[0]
+        for name, args in (("cispo", {}), ("ppo", {}))
+    }
+    share = 1.28 / case.totals.tokens
+    torch.testing.assert_close(gradients["cispo"], -share * x.mask)
+    assert not gradients["ppo"].any()
+    masked = torch.autograd.grad(loss_of("cispo", case, {"enable_mask_clip": True}), x.logprobs)[0]
+    assert not masked.any()

@@ -18,7 +18,7 @@ _ASYMRE: Args = {"baseline_shift": -0.1}
 ADVANTAGES: dict[str, Args] = {
     "grpo": _GRPO,
     "grpo_verl": _GRPO,
-    "grpo_reweight_adv": {"epsilon": 1e-6, "std_cal_level": "group", "alpha": 3.0},
+    "grpo_reweight_adv": {"epsilon": 1e-6, "std_cal_level": "group", "alpha": 3.0, "best": 1.0},
     "step_wise_grpo": {"epsilon": 1e-6, "enable_step_norm": False, "std_threshold": None, "std_cal_level": "group"},
     "gigpo": {
         "omega": 1.0,
@@ -36,7 +36,7 @@ ADVANTAGES: dict[str, Args] = {
     "rloo": {},
     "opmd": _OPMD,
     "opmd_verl": _OPMD,
-    "opmd_reweight_adv": {**_OPMD, "alpha": 3.0},
+    "opmd_reweight_adv": {**_OPMD, "alpha": 3.0, "best": 1.0},
     "asymre": _ASYMRE,
     "asymre_verl": _ASYMRE,
     "rec": {"epsilon": 1e-6, "std_normalize": False, "drop": None},
@@ -47,12 +47,32 @@ ADVANTAGES: dict[str, Args] = {
 _CLIP: Args = {"clip_range": 0.2, "clip_range_low": None, "clip_range_high": None}
 # `loss_agg_mode` of a loss is its own aggregation, where algorithm.loss_agg_mode is null.
 _AGGREGATED: Args = {"loss_agg_mode": None}
-_SFT: Args = {"use_token_level_loss": True}
+_SFT: Args = {"use_token_level_loss": True, **_AGGREGATED}
+_PARTS_OF_MIX: Args = {"sft_loss_agg_mode": None, "grpo_loss_agg_mode": None, **_AGGREGATED}
 POLICY_LOSSES: dict[str, Args] = {
-    "ppo": {**_CLIP, "clip_ratio_c": 3.0, "enable_sequence_masking": False, "delta": 0.1, **_AGGREGATED},
-    "gspo": {"clip_range_low": 3e-4, "clip_range_high": 4e-4, "loss_agg_mode": "seq-mean-token-mean"},
-    "cispo": {"clip_range_low": 1.0, "clip_range_high": 0.28, "enable_masking": True, **_AGGREGATED},
-    "sapo": {"tau_pos": 1.0, "tau_neg": 1.05, **_AGGREGATED},
+    "ppo": {
+        **_CLIP,
+        "clip_ratio_c": 3.0,
+        "enable_sequence_masking": False,
+        "delta_sequence_masking": 0.1,
+        "fallback_to_policy_gradient": False,
+        **_AGGREGATED,
+    },
+    "gspo": {
+        "clip_range": None,
+        "clip_range_low": 3e-4,
+        "clip_range_high": 4e-4,
+        "loss_agg_mode": "seq-mean-token-mean",
+    },
+    "cispo": {
+        "clip_range_low": 1.0,
+        "clip_range_high": 0.28,
+        "enable_mask_clip": False,
+        "mask_clip_range_low": 1.0,
+        "mask_clip_range_high": 0.28,
+        **_AGGREGATED,
+    },
+    "sapo": {"tau_pos": 1.0, "tau_neg": 1.05, "loss_agg_mode": "seq-mean-token-mean"},
     "topr": {"advantage_threshold": 0.0, "ratio_level": "token", **_AGGREGATED},
     "sppo": {"epsilon": 0.3, **_AGGREGATED},
     "rec": {
@@ -77,7 +97,7 @@ POLICY_LOSSES: dict[str, Args] = {
     "sft": _SFT,
     "sft_is": _SFT,
     "sft_phi": {**_SFT, "cutoff_prob": 1.0},
-    "mix": {"mu": 0.1, **_CLIP, "use_token_level_loss_in_sft": False},
+    "mix": {"mu": 0.1, **_CLIP, "use_token_level_loss_in_sft": True, **_PARTS_OF_MIX},
     "mix_chord": {
         "mu_warmup_steps": 0,
         "mu_decay_steps": 0,
@@ -86,6 +106,7 @@ POLICY_LOSSES: dict[str, Args] = {
         "enable_phi_function": True,
         **_CLIP,
         "use_token_level_loss_in_sft": True,
+        **_PARTS_OF_MIX,
     },
 }
 # Losses with a ratio to the policy that sampled; losses with one value for a sequence.
@@ -120,6 +141,7 @@ SAMPLE_STRATEGIES: dict[str, Args] = {
     "dpo": {},
 }
 
+_AGGREGATIONS = (None, "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "std_cal_level": ("group", "batch", "none"),
     "fnorm": ("none", "std"),
@@ -136,12 +158,13 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
         "advantage",
     ),
     "regularizer": ("none", "k2", "forward-kl"),
-    "loss_agg_mode": (None, "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    **dict.fromkeys(("loss_agg_mode", "sft_loss_agg_mode", "grpo_loss_agg_mode"), _AGGREGATIONS),
 }
 # Least and greatest value of numbers, both possible; others may be anything finite. Checked elsewhere: of strategies.
 _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("gamma", "lam", "lambda_coef", "mu", "mu_peak", "mu_valley", "rank_penalty"), (0, 1)),
-    **dict.fromkeys(("epsilon", "clip_range", "clip_range_low", "clip_range_high", "tau", "delta"), (0, math.inf)),
+    **dict.fromkeys(("epsilon", "clip_range", "clip_range_low", "clip_range_high", "tau"), (0, math.inf)),
+    **dict.fromkeys(("delta_sequence_masking", "mask_clip_range_low", "mask_clip_range_high"), (0, math.inf)),
     **dict.fromkeys(("epsilon_low", "epsilon_low_prime"), (0, 1)),
     **dict.fromkeys(("epsilon_high", "epsilon_high_prime", "regularizer_coef", "kl_coef", "alpha"), (0, math.inf)),
     **dict.fromkeys(("m2_threshold", "target_kl", "horizon", "mu_warmup_steps", "mu_decay_steps"), (0, math.inf)),

@@ -209,8 +209,8 @@ def _part(config: AlgorithmConfig, key: str, registry: dict[str, Args], attribut
         return None
     given = getattr(config, f"{key}_args") or {}
     special = chosen.args.get(key, {}) if name == own else {}
-    if "clip_range" in given:  # for both bounds, whatever the algorithm has for each
-        special = {argument: value for argument, value in special.items() if not argument.startswith("clip_range")}
+    if given.get("clip_range") is not None:  # for both bounds, whatever algorithm and loss have for each
+        special = {**special, "clip_range_low": None, "clip_range_high": None}
     return Part(name, {**registry[name], **special, **given})
 
 

@@ -36,6 +36,7 @@ VALUES: dict[str, dict[str, str]] = {
 }
 
 RENAMED: dict[str, str] = {
+    "algorithm.policy_loss_fn_args.delta": "algorithm.policy_loss_fn_args.delta_sequence_masking",
     "explorer.runner_num": "explorer.runner_per_model",
     "explorer.api_port": "explorer.proxy_port",
     "data_processor.experience_pipeline.save_input": "buffer.save_experiences",
@@ -105,6 +106,7 @@ _POLLS = ("max_retry_times", "max_retry_interval")
 _NO_POLL = "experience arrives by subscription; nothing polls"
 
 IGNORED: dict[str, str] = {
+    "algorithm.advantage_fn_args.chunk_size": "advantages need little memory, and change by no chunk",
     "ray_namespace": _NO_RAY,
     "cluster.ray_address": _NO_RAY,
     "ignore_validator_suggestions": "advice never stops a run",

@@ -42,9 +42,10 @@ def absolute(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Te
 
 
 def corrected_k3(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """min(exp(lp - old), 2) k3, the ratio differentiated too: unbiased also for tokens of older weights.
+    """min(exp(lp - old), 2) k3, the ratio differentiated too. DeepSeek-V3.2, arXiv:2512.02556, section 3.1.
 
-    DeepSeek-V3.2, arXiv:2512.02556, section 3.1.
+    Without the cap, value and gradient are unbiased for tokens that other weights sampled, as there. The cap is
+    Trinity-RFT's: where a ratio is above 2 it bounds the variance, and the estimate is too low.
     """
     return (lp - old).clamp(max=20).exp().clamp(max=2.0) * k3(lp, ref, old)
 

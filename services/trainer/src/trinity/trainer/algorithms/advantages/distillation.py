@@ -18,9 +18,7 @@ def on_policy_distill(rollouts: Rollouts, *, kl_coef: float = 1.0) -> Advantages
     return by_token(rollouts, values)
 
 
-def jsd(
-    rollouts: Rollouts, *, kl_coef: float = 1.0, lambda_coef: float = 0.5, temperature: float = 1.0
-) -> Advantages:
+def jsd(rollouts: Rollouts, *, kl_coef: float = 1.0, lambda_coef: float = 0.5, temperature: float = 1.0) -> Advantages:
     """-kl_coef times the gradient of the generalized Jensen-Shannon divergence JSD_b. GKD, arXiv:2306.13649, section 2.
 
     JSD_b = b KL(P_t || M) + (1 - b) KL(P_s || M), M = b P_t + (1 - b) P_s, b = lambda_coef. Its gradient is the mean,

@@ -1,4 +1,8 @@
-"""R3L's positive amplification: rollouts that are better than their group count `alpha` times. arXiv:2601.03715."""
+"""R3L's positive amplification: rollouts that are better than their group count `alpha` times. arXiv:2601.03715.
+
+Rollouts with R >= 1, the best there is, have the advantage `best`: 1 in R3L's code (github.com/shiweijiezero/R3L),
+alpha in its documentation.
+"""
 
 import torch
 
@@ -8,18 +12,21 @@ from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts,
 
 
 def opmd_reweight_adv(
-    rollouts: Rollouts, *, opmd_baseline: str = "mean", tau: float = 1.0, alpha: float = 3.0
+    rollouts: Rollouts, *, opmd_baseline: str = "mean", tau: float = 1.0, alpha: float = 3.0, best: float = 1.0
 ) -> Advantages:
-    """s = R - b as in opmd; 1 if R >= 1; times alpha if it is >= 0 then."""
+    """OPMD's R - b, times alpha if it is >= 0; `best` if R >= 1."""
     scores = opmd_scores(rollouts.returns_N, rollouts.groups_N, opmd_baseline, tau)
-    scores = torch.where(rollouts.rewards_N >= 1, torch.ones_like(scores), scores)
-    return spread(rollouts, torch.where(scores >= 0, alpha * scores, scores))
+    return _amplified(rollouts, scores, alpha, best)
 
 
 def grpo_reweight_adv(
-    rollouts: Rollouts, *, epsilon: float = 1e-6, std_cal_level: str = "group", alpha: float = 3.0
+    rollouts: Rollouts, *, epsilon: float = 1e-6, std_cal_level: str = "group", alpha: float = 3.0, best: float = 1.0
 ) -> Advantages:
-    """GRPO's advantage; exactly 1 if R >= 1, else times alpha if it is >= 0."""
+    """GRPO's advantage, times alpha if it is >= 0; `best` if R >= 1."""
     scores = grpo(rollouts.returns_N, rollouts.groups_N, epsilon=epsilon, std_cal_level=std_cal_level)
-    amplified = torch.where(scores >= 0, alpha * scores, scores)
-    return spread(rollouts, torch.where(rollouts.rewards_N >= 1, torch.ones_like(scores), amplified))
+    return _amplified(rollouts, scores, alpha, best)
+
+
+def _amplified(rollouts: Rollouts, scores_N: torch.Tensor, alpha: float, best: float) -> Advantages:
+    amplified = torch.where(scores_N >= 0, alpha * scores_N, scores_N)
+    return spread(rollouts, torch.where(rollouts.rewards_N >= 1, torch.full_like(scores_N, best), amplified))

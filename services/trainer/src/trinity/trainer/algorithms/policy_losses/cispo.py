@@ -14,18 +14,22 @@ def cispo(
     *,
     clip_range_low: float = 1.0,
     clip_range_high: float = 0.28,
-    enable_masking: bool = True,
+    enable_mask_clip: bool = False,
+    mask_clip_range_low: float = 1.0,
+    mask_clip_range_high: float = 0.28,
 ) -> tuple[torch.Tensor, Report]:
-    """-A sg(clip(r, 1 - low, 1 + high)) M lp. MiniMax-M1, arXiv:2506.13585, equations 4 to 7.
+    """-A sg(clip(r, 1 - low, 1 + high)) lp: every token is trained. MiniMax-M1, arXiv:2506.13585, equations 4 and 5.
 
-    M is 0 where PPO would clip (r > 1 + high and A > 0, or r < 1 - low and A < 0), else 1: the paper's unified form.
-    Without enable_masking M is 1 everywhere: its CISPO.
+    enable_mask_clip: 0 where PPO would clip, r > 1 + mask_high and A > 0, or r < 1 - mask_low and A < 0. That is its
+    unified form, equations 6 and 7.
     """
     ratio = log_ratio(x).exp().detach()
-    low, high = 1 - clip_range_low, 1 + clip_range_high
-    outside = ((ratio > high) & (x.advantages > 0)) | ((ratio < low) & (x.advantages < 0))
-    loss = -x.advantages * ratio.clamp(low, high) * x.logprobs
-    if enable_masking:
+    weight = ratio.clamp(1 - clip_range_low, 1 + clip_range_high)
+    loss = -x.advantages * weight * x.logprobs
+    report = {"pg_clipfrac": masked_sum(weight != ratio, x.mask), "ratio": masked_sum(ratio, x.mask)}
+    if enable_mask_clip:
+        above = (ratio > 1 + mask_clip_range_high) & (x.advantages > 0)
+        outside = above | ((ratio < 1 - mask_clip_range_low) & (x.advantages < 0))
         loss = loss.masked_fill(outside, 0.0)
-    report = {"pg_clipfrac": masked_sum(outside, x.mask), "ratio": masked_sum(ratio, x.mask)}
+        report["masked"] = masked_sum(outside, x.mask)
     return share(loss, x.mask), report

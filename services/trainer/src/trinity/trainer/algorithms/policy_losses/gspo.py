@@ -9,16 +9,26 @@ from trinity.trainer.algorithms.report import Report, masked_sum
 
 
 def gspo(
-    x: LossInputs, share: Share, *, clip_range_low: float = 3e-4, clip_range_high: float = 4e-4
+    x: LossInputs,
+    share: Share,
+    *,
+    clip_range: float | None = None,
+    clip_range_low: float | None = 3e-4,
+    clip_range_high: float | None = 4e-4,
 ) -> tuple[torch.Tensor, Report]:
     """max(-A s, -A clip(s, 1 - low, 1 + high)) with s = exp(lp - sg(lp) + sg(mean over the sequence of lp - lo)).
 
     arXiv:2507.18071, section 4.3 (GSPO-token): where A is the same for all tokens of a sequence and the mean is that of
-    sequences of their tokens' means, value and gradient are GSPO's, whose ratio is exp(mean(lp - lo)).
+    sequences of their tokens' means, value and gradient are GSPO's, whose ratio is exp(mean(lp - lo)). `clip_range`
+    stands for a bound that is None.
     """
     mean = sequence_mean(x.logprobs.detach() - x.old_logprobs, x.mask).clamp(-LIMIT, LIMIT)
     ratio = (x.logprobs - x.logprobs.detach() + mean[:, None]).exp()
-    loss, by_clip = clipped(x.advantages, ratio, clip_range_low, clip_range_high)
+    low = clip_range if clip_range_low is None else clip_range_low
+    high = clip_range if clip_range_high is None else clip_range_high
+    assert low is not None
+    assert high is not None
+    loss, by_clip = clipped(x.advantages, ratio, low, high)
     report = {
         "pg_clipfrac": masked_sum(by_clip, x.mask),
         "ppo_kl": masked_sum(-(x.logprobs - x.old_logprobs).detach(), x.mask),

@@ -1,4 +1,4 @@
-"""M2PO: as many tokens as keep the second moment of the log-ratios of the whole batch below a threshold."""
+"""M2PO: a clip as wide as the second moment of the log-ratios of the whole batch allows."""
 
 import torch
 
@@ -11,7 +11,7 @@ from trinity.trainer.algorithms.report import Report, masked_sum
 def m2po(
     x: LossInputs, share: Share, *, m2_threshold: float = 0.04, log_ratio_clip: float = 20.0
 ) -> tuple[torch.Tensor, Report]:
-    """-A r for the tokens of x.kept, 0 for the others; the mean is over all. arXiv:2510.01161, algorithm 1.
+    """-A r for the tokens of x.kept, 0 for the others; the mean is over all. M2PO, arXiv:2510.01161.
 
     log_ratio_clip bounds the value of lp - lo in r, not its gradient. `keep` says which tokens are kept.
     """
@@ -32,17 +32,19 @@ def keep(
 ) -> list[torch.Tensor]:
     """Tokens that are kept, bool [R] for each sequence; all sequences of the batch together decide.
 
-    Only where PPO's clip might act (A > 0 and lp > lo, or A < 0 and lp < lo) tokens are left out: those with the
-    largest (lp - lo)^2, as many as it takes for the mean over the rest of them to be <= m2_threshold. Equal ones are
-    kept in the order of the batch.
+    Only where PPO's clip might act (A > 0 and lp > lo, or A < 0 and lp < lo) tokens are left out: those whose
+    (lp - lo)^2 is above the largest t of these squares with a mean of min((lp - lo)^2, t) <= m2_threshold. So does the
+    authors' code (github.com/Infini-AI-Lab/M2PO), which clips at exp(+-sqrt(t)). Algorithm 1 of the paper takes the
+    mean over the tokens that are kept, and keeps more of them.
     """
     if not masks:
         return []
     ratios, signs, mask = torch.cat(log_ratios).double(), torch.cat(advantages), torch.cat(masks).bool()
     bounded = torch.nonzero(mask & (((signs > 0) & (ratios > 0)) | ((signs < 0) & (ratios < 0))))[:, 0]
     moments, order = ratios[bounded].square().sort(stable=True)
-    means = moments.cumsum(0) / torch.arange(1, len(moments) + 1)
-    count = int((means <= m2_threshold).sum())  # means of sorted values only grow
+    beyond = torch.arange(len(moments) - 1, -1, -1)
+    capped = moments.cumsum(0) + moments * beyond  # the sum of all, each capped at this one: it only grows
+    count = int((capped <= m2_threshold * len(moments)).sum())
     kept = mask.clone()
     kept[bounded[order[count:]]] = False
     return list(kept.split([len(m) for m in masks]))

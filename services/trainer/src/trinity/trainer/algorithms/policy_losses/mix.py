@@ -1,6 +1,7 @@
 """Rolled-out sequences by PPO beside expert rows by SFT, each part a mean of its own."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -19,11 +20,17 @@ def mix(
     clip_range: float = 0.2,
     clip_range_low: float | None = None,
     clip_range_high: float | None = None,
-    use_token_level_loss_in_sft: bool = False,
+    use_token_level_loss_in_sft: bool = True,
+    sft_loss_agg_mode: str | None = None,
+    grpo_loss_agg_mode: str | None = None,
 ) -> tuple[torch.Tensor, Report]:
-    """(1 - mu) PPO of the rolled-out + mu SFT of the expert sequences. CHORD, arXiv:2508.11408, with a constant mu."""
+    """(1 - mu) PPO of the rolled-out + mu SFT of the expert sequences. CHORD, arXiv:2508.11408, with a constant mu.
+
+    Each part is aggregated among its own sequences, by its own mode if it is given.
+    """
     clip = {"clip_range": clip_range, "clip_range_low": clip_range_low, "clip_range_high": clip_range_high}
-    return _mixed(x, share, mu, clip, False, use_token_level_loss_in_sft)
+    modes = grpo_loss_agg_mode, sft_loss_agg_mode
+    return _mixed(x, share, mu, clip, modes, sft.sft, use_token_level_loss_in_sft)
 
 
 def mix_chord(
@@ -39,6 +46,8 @@ def mix_chord(
     clip_range_low: float | None = None,
     clip_range_high: float | None = None,
     use_token_level_loss_in_sft: bool = True,
+    sft_loss_agg_mode: str | None = None,
+    grpo_loss_agg_mode: str | None = None,
 ) -> tuple[torch.Tensor, Report]:
     """(1 - mu) PPO of the rolled-out + mu sft_phi (or SFT) of the expert sequences. CHORD, arXiv:2508.11408.
 
@@ -46,7 +55,9 @@ def mix_chord(
     """
     mu = mu_at(x.step, mu_warmup_steps, mu_decay_steps, mu_peak, mu_valley)
     clip = {"clip_range": clip_range, "clip_range_low": clip_range_low, "clip_range_high": clip_range_high}
-    return _mixed(x, share, mu, clip, enable_phi_function, use_token_level_loss_in_sft)
+    modes = grpo_loss_agg_mode, sft_loss_agg_mode
+    learn = sft.sft_phi if enable_phi_function else sft.sft
+    return _mixed(x, share, mu, clip, modes, learn, use_token_level_loss_in_sft)
 
 
 def mu_at(step: int, warmup: int, decay: int, peak: float, valley: float) -> float:
@@ -60,11 +71,21 @@ def mu_at(step: int, warmup: int, decay: int, peak: float, valley: float) -> flo
 
 
 def _mixed(
-    x: LossInputs, share: Share, mu: float, clip: dict[str, float | None], phi: bool, token_level: bool
+    x: LossInputs,
+    share: Share,
+    mu: float,
+    clip: dict[str, float | None],
+    modes: tuple[str | None, str | None],
+    learn: Callable[..., tuple[torch.Tensor, Report]],
+    token_level: bool,
 ) -> tuple[torch.Tensor, Report]:
+    """modes: aggregation of the rolled-out and of the expert sequences; None: the share's, and by token_level."""
     rolled_out, expert = replace(x, mask=x.mask * (1 - x.expert)), replace(x, mask=x.mask * x.expert)
-    usual, report = ppo.ppo(rolled_out, share.among(share.totals.rolled_out), **clip)  # type: ignore[arg-type]
-    learn = sft.sft_phi if phi else sft.sft
-    taught, about = learn(expert, share.among(share.totals.expert), use_token_level_loss=token_level)
+    theirs, experts = (
+        share.among(part).by(mode or share.mode)
+        for part, mode in zip((share.totals.rolled_out, share.totals.expert), modes, strict=True)
+    )
+    usual, report = ppo.ppo(rolled_out, theirs, **clip)  # type: ignore[arg-type]
+    taught, about = learn(expert, experts, use_token_level_loss=token_level or modes[1] is not None)
     constant = torch.tensor([mu, 1.0], device=x.mask.device)
     return (1 - mu) * usual + mu * taught, {**report, **about, "mu": constant}

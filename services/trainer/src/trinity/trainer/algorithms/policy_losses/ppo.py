@@ -17,25 +17,27 @@ def ppo(
     clip_range_high: float | None = None,
     clip_ratio_c: float = 3.0,
     enable_sequence_masking: bool = False,
-    delta: float = 0.1,
+    delta_sequence_masking: float = 0.1,
+    fallback_to_policy_gradient: bool = False,
 ) -> tuple[torch.Tensor, Report]:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A c.
 
     PPO, arXiv:1707.06347, equation 7; dual clip, arXiv:1912.09729, equation 5. `clip_range` stands for both bounds
     unless they are given (clip-higher: DAPO, arXiv:2503.14476, equation 10). enable_sequence_masking: tokens with
-    A < 0 of sequences whose mean of lo - lp is above delta have loss 0, and still count in means (DeepSeek-V3.2,
-    arXiv:2512.02556, section 3.1).
+    A < 0 of sequences whose mean of lo - lp is above delta_sequence_masking have loss 0, and still count in means
+    (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). fallback_to_policy_gradient: sg(lp) stands for lo, so that r is 1,
+    nothing is clipped or masked, and the gradient is that of -A lp.
     """
     low = clip_range if clip_range_low is None else clip_range_low
     high = clip_range if clip_range_high is None else clip_range_high
-    exponent = log_ratio(x)
+    exponent = x.logprobs - x.logprobs.detach() if fallback_to_policy_gradient else log_ratio(x)
     ratio = exponent.exp()
     upper, by_clip = clipped(x.advantages, ratio, low, high)
     bound, negative = -x.advantages * clip_ratio_c, x.advantages < 0
     loss = torch.where(negative, torch.minimum(upper, bound), upper)
     report = {}
     if enable_sequence_masking:
-        far = sequence_mean(-exponent.detach(), x.mask) > delta
+        far = sequence_mean(-exponent.detach(), x.mask) > delta_sequence_masking
         loss = loss.masked_fill(negative & far[:, None], 0.0)
         report["sequence_masked"] = masked_sum(negative & far[:, None], x.mask)
     with torch.no_grad():
