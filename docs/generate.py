@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from trinity.config.compatibility.foreign_keys import IGNORED, RENAMED, UNSUPPORTED, VALUES
+from trinity.config.foreign_correction import MEANINGS
 from trinity.config.names import MONITOR_ARGS, REWARD_FUNCTIONS, SELECTOR_ARGS, WORKFLOWS
 from trinity.config.schema import Config
 
@@ -104,6 +105,8 @@ def _others() -> str:
     lines += [
         f"| `{key}`: {', '.join(values)} | {', '.join(values.values())} |" for key, values in VALUES.items() if values
     ]
+    lines += ["| `algorithm.bypass_old_logprobs` | `algorithm.rollout_correction.bypass_mode`, below |"]
+    lines += [f"| `algorithm.rollout_correction.{key}` | {meaning} |" for key, meaning in MEANINGS.items()]
     lines += ["\n### Without effect\n", "| key | why |", "|---|---|"]
     lines += [f"| `{key}` | {reason} |" for key, reason in IGNORED.items()]
     lines += ["\n### Refused, unless the value asks for nothing\n", "| key | why |", "|---|---|"]

@@ -265,10 +265,10 @@ def test_what_is_not_needed_is_said_apart_and_is_in_the_heading(read: Any) -> No
 
 
 def test_what_has_no_counterpart_is_listed_with_its_reason(options: Any) -> None:
-    result = options("trainer.foo=1", "custom_reward_function.path=score.py", "algorithm.norm_adv_by_std_in_grpo=False")
+    result = options("trainer.foo=1", "custom_reward_function.path=score.py", "algorithm.filter_groups.enable=True")
     assert result.line("not mapped: trainer.foo") == "not mapped: trainer.foo=1: no counterpart"
     assert "default_reward_fn_type" in result.line("not mapped: custom_reward_function.path=score.py: ")
-    assert "no counterpart" in result.line("not mapped: algorithm.norm_adv_by_std_in_grpo=False")
+    assert "not filtered" in result.line("not mapped: algorithm.filter_groups.enable=True")
     assert "#   trainer.foo=1: no counterpart" in result.out
 
 
@@ -376,6 +376,12 @@ def test_an_estimator_that_we_do_not_have_is_kept_and_said(options: Any) -> None
     assert "no counterpart" in result.err
 
 
+ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+LOSS_ARGS, ADVANTAGE, AGGREGATION = (
+    "algorithm.policy_loss_fn_args",
+    "algorithm.advantage_fn_args",
+    "algorithm.loss_agg_mode",
+)
 # (options, keys they give)
 CASES: list[tuple[str, dict[str, Any]]] = [
     (
@@ -386,6 +392,41 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         "algorithm.use_kl_in_reward=False algorithm.kl_penalty=k2 algorithm.kl_ctrl.kl_coef=0.01",
         {"algorithm.kl_penalty_fn": "none", "algorithm.kl_penalty_fn_args": "absent"},
     ),
+    ("algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False", {f"{ADVANTAGE}.std_cal_level": "none"}),
+    ("algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=True", {f"{ADVANTAGE}.std_cal_level": "group"}),
+    (f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=k3", {"algorithm.kl_loss_fn": "low_var_kl"}),
+    (f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=k3+", {"algorithm.kl_loss_fn": "k2"}),
+    ("algorithm.use_kl_in_reward=True algorithm.kl_penalty=k3+", {"algorithm.kl_penalty_fn": "low_var_kl"}),
+    (f"{ACTOR}.clip_ratio_high=0.28", {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.28}}),
+    (f"{ACTOR}.clip_ratio=0.1", {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.2}}),
+    (
+        f"{ACTOR}.clip_ratio=0.1 {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null {ACTOR}.clip_ratio_c=4",
+        {LOSS_ARGS: {"clip_range_low": 0.1, "clip_range_high": 0.1, "clip_ratio_c": 4}},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=gspo",
+        {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.2}, AGGREGATION: "seq-mean-token-mean"},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10",
+        {LOSS_ARGS: {"clip_range_low": 10, "clip_range_high": 0.2}, AGGREGATION: "absent"},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=sapo {ACTOR}.tau_neg=1.2",
+        {LOSS_ARGS: {"tau_neg": 1.2}, AGGREGATION: "seq-mean-token-mean"},
+    ),
+    (f"{ACTOR}.policy_loss.loss_mode=gpg", {"algorithm.policy_loss_fn": "opmd", LOSS_ARGS: {"tau": 0}}),
+    (f"{CORRECTION}.bypass_mode=True", {"algorithm.rollout_correction": {"decoupled": False}}),
+    (
+        f"{CORRECTION}.rollout_is=token {CORRECTION}.rollout_is_threshold=3.0",
+        {"algorithm.rollout_correction": {"decoupled": True, "token_cap": 3.0}},
+    ),
+    (
+        f"{CORRECTION}.rollout_rs=seq_mean_k1 {CORRECTION}.rollout_rs_threshold=0.5_2.0",
+        {"algorithm.rollout_correction": {"decoupled": True, "geometric_range": [0.5, 2.0]}},
+    ),
+    (f"{ACTOR}.tis_imp_ratio_cap=2", {"algorithm.rollout_correction": {"decoupled": True, "token_cap": 2.0}}),
+    (f"{CORRECTION}.rollout_is=null", {"algorithm.rollout_correction": "absent"}),
     ("trainer.total_training_steps=100", {"buffer.total_steps": 100}),
     ("trainer.total_training_steps=null", {"buffer.total_steps": "absent"}),
     ("trainer.project_name=12 trainer.experiment_name=true", {"project": "12", "name": "true"}),
@@ -418,6 +459,19 @@ def test_options_and_their_keys(options: Any, given: str, expected: dict[str, An
     result = options(given)
     assert {path: result.at(path) for path in expected} == expected
     assert "not mapped" not in result.err
+
+
+def test_what_has_no_effect_or_no_counterpart_in_a_loss_is_said(options: Any) -> None:
+    result = options(
+        f"{ACTOR}.clip_ratio=0.1",
+        f"{ACTOR}.policy_loss.loss_mode=gspo",
+        f"{ACTOR}.loss_agg_mode=token-mean",
+        f"{CORRECTION}.rollout_rs=token_k3",
+        f"{CORRECTION}.rollout_rs_threshold=0.1",
+    )
+    assert "clip_ratio_low and clip_ratio_high decide" in result.line(f"not needed: {ACTOR}.clip_ratio=0.1")
+    assert "KL and entropy terms alone" in result.line(f"not mapped: {ACTOR}.loss_agg_mode=token-mean")
+    assert "token_k3 is not there" in result.line(f"not mapped: {CORRECTION}.rollout_rs=token_k3")
 
 
 def test_steps_of_verl_are_larger_and_that_is_said(options: Any) -> None:

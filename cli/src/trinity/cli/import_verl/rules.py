@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
+from trinity.cli.import_verl.losses import aggregation, arguments, correction
 from trinity.cli.import_verl.run import Run
 from trinity.cli.import_verl.tables import (
     ACTOR,
-    KL,
+    KL_IN_LOSS,
+    KL_IN_REWARD,
     LOGGERS,
     NAME,
     PASSED,
@@ -36,7 +38,7 @@ def _kl_penalty(run: Run) -> Node:
         for name in ("algorithm.kl_penalty", "algorithm.kl_ctrl."):
             run.not_needed[name] = "algorithm.use_kl_in_reward is off"
         return Leaf("none", "algorithm.use_kl_in_reward=False")
-    return run.named("algorithm.kl_penalty", "kl", KL)
+    return run.named("algorithm.kl_penalty", "kl", KL_IN_REWARD)
 
 
 def _kl_penalty_args(run: Run) -> Node | None:
@@ -51,7 +53,7 @@ def _kl_penalty_args(run: Run) -> Node | None:
 
 def _kl_loss(run: Run) -> Node:
     if is_true(run.take(f"{ACTOR}.use_kl_loss") or "False"):
-        return run.named(f"{ACTOR}.kl_loss_type", "low_var_kl", KL)
+        return run.named(f"{ACTOR}.kl_loss_type", "low_var_kl", KL_IN_LOSS)
     for name in ("kl_loss_type", "kl_loss_coef"):
         run.not_needed[f"{ACTOR}.{name}"] = f"{ACTOR}.use_kl_loss is off"
     return Leaf("none", f"{ACTOR}.use_kl_loss=False")
@@ -226,6 +228,9 @@ RULES: Mapping[str, Callable[[Run], Node | None]] = {
     "algorithm.kl_penalty_fn_args": _kl_penalty_args,
     "algorithm.kl_loss_fn": _kl_loss,
     "algorithm.kl_loss_fn_args": _kl_loss_args,
+    "algorithm.policy_loss_fn_args": arguments,
+    "algorithm.loss_agg_mode": aggregation,
+    "algorithm.rollout_correction": correction,
     "buffer.train_batch_size": _train_batch,
     "buffer.explorer_input.tasksets": _tasksets,
     "buffer.explorer_input.eval_tasksets": _eval_tasksets,

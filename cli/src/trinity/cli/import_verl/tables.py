@@ -36,11 +36,23 @@ ESTIMATORS = {
     "remax": "remax",
     "opmd": "opmd",
 }
-KL = {"kl": "k1", "mse": "k2"} | {name: name for name in ("k1", "k2", "k3", "abs", "low_var_kl")}
-LOSSES = {"vanilla": "ppo", "gspo": "gspo", "sapo": "sapo", "cispo": "cispo"}
+# veRL's k3 is bounded, as low_var_kl is. A `+` takes the gradient of k2: so does k2 itself, and a reward has none.
+KL = {"kl": "k1", "mse": "k2", "k3": "low_var_kl"} | {name: name for name in ("k1", "k2", "abs", "low_var_kl")}
+KL_IN_LOSS = KL | {f"{name}+": "k2" for name in KL}
+KL_IN_REWARD = KL | {f"{name}+": ours for name, ours in KL.items()}
+LOSSES = {"vanilla": "ppo", "gspo": "gspo", "sapo": "sapo", "cispo": "cispo", "gpg": "opmd"}
+# Of the losses in veRL's words: options that are arguments, beside the clips; its own default where ours is another.
+LOSS_ARGS: Mapping[str, Mapping[str, str]] = {
+    "vanilla": {"clip_ratio_c": "clip_ratio_c"},
+    "sapo": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
+}
+CLIPPED = ("vanilla", "gspo", "cispo")
+BY_SEQUENCE = ("gspo", "sapo")
+CORRECTION = "algorithm.rollout_correction"
 LOGGERS = ("wandb", "tensorboard", "mlflow", "swanlab")
 _OPTIM = f"{ACTOR}.optim"
 _OPTIMIZER = "algorithm.optimizer"
+_BY_STD = {"True": "group", "true": "group", "False": '"none"', "false": '"none"'}  # a text, not null
 _RESUME = {"auto": "true", "disable": "false", "resume_path": "true"}
 
 # A key alone is a rule of `rules.RULES`: its value depends on more than one option.
@@ -62,16 +74,17 @@ LAYOUT: tuple[Row | str, ...] = (
     Row("algorithm.advantage_fn", "algorithm.adv_estimator", "gae", ESTIMATORS, only=True),
     Row("algorithm.advantage_fn_args.gamma", "algorithm.gamma", when=("ppo", "reinforceplusplus")),
     Row("algorithm.advantage_fn_args.lam", "algorithm.lam", when=("ppo",)),
+    Row(
+        "algorithm.advantage_fn_args.std_cal_level", "algorithm.norm_adv_by_std_in_grpo", None, _BY_STD, when=("grpo",)
+    ),
     "algorithm.kl_penalty_fn",
     "algorithm.kl_penalty_fn_args",
     "algorithm.kl_loss_fn",
     "algorithm.kl_loss_fn_args",
     Row("algorithm.policy_loss_fn", f"{ACTOR}.policy_loss.loss_mode", None, LOSSES, only=True),
-    Row("algorithm.policy_loss_fn_args.clip_range", f"{ACTOR}.clip_ratio"),
-    Row("algorithm.policy_loss_fn_args.clip_range_low", f"{ACTOR}.clip_ratio_low"),
-    Row("algorithm.policy_loss_fn_args.clip_range_high", f"{ACTOR}.clip_ratio_high"),
-    Row("algorithm.policy_loss_fn_args.clip_ratio_c", f"{ACTOR}.clip_ratio_c"),
-    Row("algorithm.loss_agg_mode", f"{ACTOR}.loss_agg_mode"),
+    "algorithm.policy_loss_fn_args",
+    "algorithm.loss_agg_mode",
+    "algorithm.rollout_correction",
     Row("algorithm.entropy_loss_fn_args.entropy_coef", f"{ACTOR}.entropy_coeff"),
     Row("model.model_path", "actor_rollout_ref.model.path"),
     Row("model.critic_model_path", "critic.model.path", when=("ppo",)),

@@ -6,7 +6,7 @@ from trinity.cli.import_verl.rules import RULES
 from trinity.cli.import_verl.run import Run
 from trinity.cli.import_verl.script import Call
 from trinity.cli.import_verl.tables import LAYOUT, NO_COUNTERPART, NOT_NEEDED, ROLLOUT, Row, reason
-from trinity.cli.import_verl.values import Leaf, Node, is_null, is_true, node_of, text_leaf, texts_of
+from trinity.cli.import_verl.values import Leaf, Node, is_null, node_of, text_leaf, texts_of
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,6 @@ def _sort(option: str, run: Run) -> None:
     why = reason(run.not_needed, option) or (reason(NOT_NEEDED, option) if option not in NO_COUNTERPART else None)
     if why is None and row is not None and row.when:
         why = f"{run.advantage} has no use for it"
-    if why is None and option == "algorithm.norm_adv_by_std_in_grpo" and is_true(value):
-        why = "grpo divides by the standard deviation, always"
     if why is None and option.startswith(f"{ROLLOUT}.val_kwargs."):
         why = "there are no files to evaluate on"
     if why is not None:

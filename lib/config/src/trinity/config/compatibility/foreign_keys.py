@@ -200,7 +200,7 @@ IGNORED: dict[str, str] = {
     **_under(
         f"{_ACTOR}.actor",
         "shuffle fix_actor_microbatch_loss_scale entropy_from_logits_with_chunking entropy_checkpointing "
-        "data_loader_seed load_weight policy_loss.** profile.** profiler.** router_replay.** loss_agg_mode "
+        "data_loader_seed load_weight policy_loss.** profile.** profiler.** loss_agg_mode "
         "clip_ratio clip_ratio_low clip_ratio_high entropy_coeff use_kl_loss",
         "Trinity's algorithm section says it",
     ),
@@ -291,7 +291,13 @@ IGNORED: dict[str, str] = {
     },
 }
 
+_NO_ROUTES = (
+    "engines do not record which experts a token took; rollout_correction.token_range leaves out tokens that differ"
+)
+
 UNSUPPORTED: dict[str, str] = {
+    "algorithm.enable_router_replay": _NO_ROUTES,
+    f"{_ACTOR}.actor.router_replay.**": _NO_ROUTES,
     **_under("cod", "task_pack_size eval_task_pack_size cod_workflow_args.**", "packs of tasks are not supported"),
     "data_processor.task_pipeline.config_path": "put the operators themselves under operators",
     **_under(

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trinity.config.compatibility.foreign_keys import FOREIGN_SECTIONS, IGNORED, RENAMED, UNSUPPORTED, VALUES
+from trinity.config.foreign_correction import MEANINGS, translated
 from trinity.config.stages import SECTIONS
 
 # Values that ask for nothing.
-_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "auto", 1, 1.0)
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "auto", "disabled", 1, 1.0)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def translate(document: dict[str, Any]) -> Translation:
 
 
 def _translate(values: dict[str, Any], prefix: str, result: Translation) -> None:
+    _correction(values, prefix, result)
     for pattern, names in VALUES.items():
         for holder, path in _holders(values, pattern.split("."), ""):
             _rename_value(holder, f"{prefix}{path}", names, result)
@@ -59,6 +61,35 @@ def _translate(values: dict[str, Any], prefix: str, result: Translation) -> None
                 take(values, prefix, path, value, what, whole, result)
     for section in FOREIGN_SECTIONS:
         _prune(values, section.split("."), prefix, result)
+
+
+def _correction(values: dict[str, Any], prefix: str, result: Translation) -> None:
+    """Keys of veRL's rollout_correction in Trinity-RFT's, and its bypass_old_logprobs, which says bypass_mode."""
+    algorithm = values.get("algorithm")
+    if not isinstance(algorithm, dict):
+        return
+    section = algorithm.get("rollout_correction")
+    names = {key: f"rollout_correction.{key}" for key in MEANINGS}
+    theirs = {key: section.pop(key) for key in MEANINGS if key in section} if isinstance(section, dict) else {}
+    if "bypass_old_logprobs" in algorithm:
+        bypass = algorithm.pop("bypass_old_logprobs")
+        if theirs.setdefault("bypass_mode", bypass) != bypass:
+            message = f"is {bypass!r}, but rollout_correction.bypass_mode is {theirs['bypass_mode']!r}; give one"
+            result.refused.append(Notice(f"{prefix}algorithm.bypass_old_logprobs", message))
+        names["bypass_mode"] = "bypass_old_logprobs"
+    if not theirs:
+        return
+    found = translated(theirs)
+    if section is None:
+        section = algorithm["rollout_correction"] = {}
+    for ours, value in found.values.items():
+        if section.setdefault(ours, value) != value:
+            message = f"is {section[ours]!r}, but keys of veRL beside it ask for {value!r}; give one of them"
+            result.refused.append(Notice(f"{prefix}algorithm.rollout_correction.{ours}", message))
+    for key, why in found.refused.items():
+        result.refused.append(Notice(f"{prefix}algorithm.{names[key]}", f"is {theirs.get(key)!r}: {why}"))
+    for key, what in found.taken.items():
+        result.notices.append(Notice(f"{prefix}algorithm.{names[key]}", what))
 
 
 def _holders(node: Any, parts: list[str], at: str) -> Iterator[tuple[dict[str, Any], str]]:

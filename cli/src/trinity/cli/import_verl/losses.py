@@ -1,0 +1,74 @@
+"""Arguments of veRL's policy losses, how it aggregates them, and its correction for what sampled."""
+
+import yaml
+
+from trinity.cli.import_verl.run import Run
+from trinity.cli.import_verl.tables import ACTOR, BY_SEQUENCE, CLIPPED, CORRECTION, LOSS_ARGS
+from trinity.cli.import_verl.values import Leaf, Node, is_null, node_of, texts_of
+from trinity.config.foreign_correction import MEANINGS, translated
+
+_CLIP = "0.2"  # veRL's own, of clip_ratio, clip_ratio_low and clip_ratio_high
+_OLD_CAP = f"{ACTOR}.tis_imp_ratio_cap"
+
+
+def _loss(run: Run) -> str:
+    return texts_of(run.take(f"{ACTOR}.policy_loss.loss_mode") or "vanilla")[0]
+
+
+def arguments(run: Run) -> Node | None:
+    """With veRL's clips wherever the loss has others by itself: they are 0.2 for every loss there."""
+    loss = _loss(run)
+    args: dict[str, Node] = {}
+    if loss in CLIPPED:
+        args = {f"clip_range_{side}": _bound(run, side) for side in ("low", "high")}
+        given = [run.take(f"{ACTOR}.{name}") for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high")]
+        if loss == "vanilla" and all(value is None for value in given):
+            args = {}  # ours are the same
+        if given[0] is not None and not any(value is not None and is_null(value) for value in given[1:]):
+            why = "in veRL clip_ratio_low and clip_ratio_high decide, 0.2 unless given; null leaves it to clip_ratio"
+            run.unneeded.append(f"{ACTOR}.clip_ratio={given[0]}: {why}")
+    if loss == "gpg":
+        args["tau"] = Leaf("0", "veRL's gpg is -A log p")
+    return {**args, **run.picked(ACTOR, LOSS_ARGS.get(loss, {}))} or None
+
+
+def _bound(run: Run, side: str) -> Node:
+    option = f"{ACTOR}.clip_ratio_{side}"
+    given, both = run.take(option), run.take(f"{ACTOR}.clip_ratio")
+    if given is None:
+        return Leaf(_CLIP, f"{option}, veRL's default")
+    return node_of(both or _CLIP, f"{ACTOR}.clip_ratio") if is_null(given) else node_of(given, option)
+
+
+def aggregation(run: Run) -> Node | None:
+    """gspo and sapo are means over sequences there, whatever is given."""
+    option, loss = f"{ACTOR}.loss_agg_mode", _loss(run)
+    given = run.take(option)
+    if loss not in BY_SEQUENCE:
+        return None if given is None or is_null(given) else node_of(given, option)
+    if given is not None and given != "seq-mean-token-mean":
+        why = f"veRL's {loss} has it for its KL and entropy terms alone; all terms have the loss's aggregation here"
+        run.unmapped.append(f"{option}={given}: {why}")
+    return Leaf("seq-mean-token-mean", f"veRL's {loss}, always")
+
+
+def correction(run: Run) -> Node | None:
+    """What means the same here; an older option for a cap on tokens counts where the section says nothing of one."""
+    given = {key: run.take(f"{CORRECTION}.{key}") for key in MEANINGS}
+    theirs = {key: yaml.safe_load(value) for key, value in given.items() if value is not None and not is_null(value)}
+    cap = run.take(_OLD_CAP)
+    if cap is not None and "rollout_is" not in theirs and float(yaml.safe_load(cap)) > 0:
+        theirs |= {"rollout_is": "token", "rollout_is_threshold": float(yaml.safe_load(cap))}
+    found = translated(theirs)
+    run.unmapped += [f"{CORRECTION}.{key}={given[key]}: {why}" for key, why in found.refused.items()]
+    quiet = [key for key in theirs if found.taken.get(key, "").startswith("has no effect")]
+    run.unneeded += [f"{CORRECTION}.{key}={given[key]}: {found.taken[key]}" for key in quiet]
+    if "decoupled" in found.values and "bypass_mode" not in theirs:
+        run.notes.append(
+            "veRL's caps and ranges weigh what the trainer's weights were before a batch against the engine; here each "
+            "mini-batch is a step, and they weigh the weights before each step"
+        )
+    return {
+        ours: node_of(str(value).lower() if isinstance(value, bool) else str(value), CORRECTION)
+        for ours, value in found.values.items()
+    } or None
