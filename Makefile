@@ -54,6 +54,7 @@ proto: $(BIN)/.installed ## make the stubs from the .proto files again
 
 docs: $(BIN)/.installed ## write what follows from the sources into docs/ again
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/generate_algorithms.py
 	cd tests && ../$(BIN)/python -m support.when_vllm_moves
 
 clean: ## remove what was made (not the checkpoints)

@@ -26,3 +26,13 @@ def test_the_configuration_page_is_what_the_schema_says(repository: Path) -> Non
         [sys.executable, "docs/generate.py", "--check"], cwd=repository, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_tables_of_algorithms_are_what_is_measured(repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/generate_algorithms.py", "--check"],
+        cwd=repository, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

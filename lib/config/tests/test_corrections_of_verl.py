@@ -9,6 +9,8 @@ from trinity.config import Config, ConfigError
 from trinity.config.algorithms import resolve
 from trinity.config.load import parse
 
+pytestmark = pytest.mark.core
+
 
 def run_with(**algorithm: Any) -> Config:
     return parse(

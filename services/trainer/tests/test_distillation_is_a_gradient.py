@@ -11,6 +11,8 @@ from trinity.trainer.algorithms.aggregation import Share, Totals
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses.ppo import ppo
 
+pytestmark = pytest.mark.core
+
 TOKENS, LENGTH = 3, 2
 RESPONSES = torch.tensor(list(itertools.product(range(TOKENS), repeat=LENGTH)))  # [9, 2]
 # A tabular policy has one distribution for the first token and one for the second after each first.

@@ -1,0 +1,131 @@
+"""Write the measured tables of docs/algorithms.md: `make docs`. A test compares the page with what this writes.
+
+Each loss and advantage is held against a loop in plain floats (tests/support), and against what others compute.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support import peer_algorithms, plain_advantages, plain_losses  # noqa: E402
+from support.loss_cases import MODES, case_of, gradient_of, slopes, with_peers  # noqa: E402
+from support.plain_advantages import rollouts_of  # noqa: E402
+from trinity.config.algorithm_parts import ADVANTAGES as ADVANTAGE_ARGS  # noqa: E402
+from trinity.trainer.algorithms.advantages import compute  # noqa: E402
+
+TARGET = ROOT / "docs/algorithms.md"
+BEGIN, END = "<!-- measured tables: written by `make docs` -->", "<!-- end of the measured tables -->"
+BATCHES = 24
+NOTHING = 1e-13
+Pair = tuple[float, float]
+
+
+def document() -> str:
+    """The page with its tables measured again."""
+    before, rest = TARGET.read_text().split(BEGIN)
+    return f"{before}{BEGIN}\n" + "\n".join(_tables()) + f"\n{END}{rest.split(END)[1]}"
+
+
+def _tables() -> Iterator[str]:
+    yield from header("policy loss", "value, float64", "gradient, float64", "value, float32", "gradient, float32")
+    for name in plain_losses.REFERENCES:
+        both = [of_loss(name, dtype) for dtype in (torch.float64, torch.float32)]
+        yield f"| `{name}` | {' | '.join(power(value) for pair in both for value in pair)} |"
+    yield from header("", "advantage", "value, float64")
+    for name in plain_advantages.REFERENCES:
+        yield f"| `{name}` | {power(of_advantage(name))} |"
+    yield from header("", "name", "whose", "settings here", "largest difference", "without these settings, and why")
+    for peer in peer_algorithms.LOSSES:
+        yield _row(peer, _against(peer.name, peer.theirs, peer.settings, [peer.mode], torch.float64)[1])
+    for peer in peer_algorithms.ADVANTAGES:
+        yield _row(peer, _advantage(peer.name, peer.theirs, peer.settings))
+
+
+def header(*names: str) -> Iterator[str]:
+    """An empty name first: a blank line above."""
+    columns = [name for name in names if name]
+    yield from [""] * (len(names) - len(columns))
+    yield f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+
+
+def _row(peer: peer_algorithms.Peer, difference: float) -> str:
+    shown = {"None": "null"}
+    settings = ", ".join(f"`{key}: {shown.get(str(value), value)}`" for key, value in peer.settings.items())
+    return (
+        f"| `{peer.name}` | {peer.whose} | {settings or 'defaults'} | {power(difference)} | {peer.why or 'the same'} |"
+    )
+
+
+def of_loss(name: str, dtype: torch.dtype) -> Pair:
+    """Largest difference of value and of gradient to the loop, over batches, arguments and aggregations."""
+    reference, variants = plain_losses.REFERENCES[name]
+    modes = plain_losses.ACCEPTED.get(name, MODES)
+    found = [_against(name, reference, args, modes, dtype, True) for args in [{}, *variants]]
+    return max(value for value, _ in found), max(gradient for _, gradient in found)
+
+
+def _against(
+    name: str,
+    loop: Callable[..., float],
+    args: Mapping[str, Any],
+    modes: list[str],
+    dtype: torch.dtype,
+    own: bool = False,
+) -> Pair:
+    """own: the loop takes the arguments too."""
+    values, gradients = [0.0], [0.0]
+    for seed in range(BATCHES):
+        case = with_peers(case_of(seed, modes[seed % len(modes)], dtype), name, dict(args))
+        value, gradient = gradient_of(name, case, dict(args))
+        sg, given = case.rows("logprobs"), args if own else {}
+        values.append(abs(float(value) - loop(case, sg, sg, **given)))
+        wanted = slopes(lambda lp: loop(case, lp, sg, **given), sg)  # noqa: B023
+        for row, flags, numbers in zip(gradient, case.x.mask, wanted, strict=True):
+            gradients += [abs(float(g) - w) for g, w in zip(row[flags > 0], numbers, strict=True)]
+    return max(values), max(gradients)
+
+
+def of_advantage(name: str) -> float:
+    reference, variants = plain_advantages.REFERENCES[name]
+    return max(_advantage(name, reference, args, True) for args in [{}, *variants])
+
+
+def _advantage(name: str, loop: Callable[..., Any], args: Mapping[str, Any], own: bool = False) -> float:
+    differences = [0.0]
+    for seed in range(BATCHES):
+        rollouts = rollouts_of(seed, seed % 2 > 0 and own, seed % 3 > 0 and own)
+        found = compute(name, {**ADVANTAGE_ARGS[name], **args}, rollouts)
+        wanted = loop(rollouts, **(args if own else {}))
+        for tokens, mask, numbers in zip(found.tokens, rollouts.masks, wanted, strict=True):
+            differences += [abs(float(t) - w) for t, w in zip(tokens[mask], numbers, strict=True)]
+    return max(differences)
+
+
+def power(value: float) -> str:
+    """The next power of ten, which seldom depends on a processor's last bits; 0 for rounding in float64."""
+    if value < NOTHING:
+        return "0"
+    return f"{value:.2g}" if value > 0.01 else f"1e{math.ceil(math.log10(value))}"
+
+
+def agree(page: str, measured: str) -> bool:
+    """Whether all but powers of ten is equal, and these but for one: another processor rounds otherwise."""
+    powers = [re.findall(r"\| (1e-\d+|0)(?= \|)", text) for text in (page, measured)]
+    rest = [re.sub(r"\| (1e-\d+|0)(?= \|)", "|", text) for text in (page, measured)]
+    logs = [[math.log10(float(number) or NOTHING) for number in found] for found in powers]
+    return rest[0] == rest[1] and all(abs(a - b) < 1.5 for a, b in zip(*logs, strict=True))
+
+
+if __name__ == "__main__":
+    text = document()
+    if "--check" in sys.argv:
+        sys.exit(not agree(TARGET.read_text(), text) and "docs/algorithms.md is old; run `make docs`")
+    TARGET.write_text(text)
