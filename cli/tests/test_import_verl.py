@@ -415,6 +415,18 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         f"{ACTOR}.policy_loss.loss_mode=sapo {ACTOR}.tau_neg=1.2",
         {LOSS_ARGS: {"tau_neg": 1.2}, AGGREGATION: "seq-mean-token-mean"},
     ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=geo_mean {ACTOR}.clip_ratio_low=0.4",
+        {"algorithm.policy_loss_fn": "gmpo", LOSS_ARGS: {"clip_range_low": 0.4, "clip_range_high": 0.2}},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=kl_cov {ACTOR}.policy_loss.kl_cov_ratio=0.002",
+        {"algorithm.policy_loss_fn": "kl_cov", LOSS_ARGS: {"ppo_kl_coef": 0.1, "kl_cov_ratio": 0.002}},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=clip_cov {ACTOR}.policy_loss.clip_cov_lb=0.5",
+        {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.2, "clip_cov_lb": 0.5}},
+    ),
     (f"{ACTOR}.policy_loss.loss_mode=gpg", {"algorithm.policy_loss_fn": "opmd", LOSS_ARGS: {"tau": 0}}),
     (f"{CORRECTION}.bypass_mode=True", {"algorithm.rollout_correction": {"decoupled": False}}),
     (

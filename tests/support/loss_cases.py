@@ -14,7 +14,7 @@ import torch
 from trinity.config.algorithm_parts import POLICY_LOSSES as NAMES
 from trinity.trainer.algorithms.aggregation import Share, Totals
 from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES, dpo, m2po, opmd
+from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES, covariance, dpo, m2po, opmd
 
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LIMIT = 8  # max_response_tokens of the run
@@ -90,6 +90,14 @@ def with_peers(case: Case, name: str, args: dict[str, Any]) -> Case:
     if name == "m2po":
         ratios = list((x.logprobs - x.old_logprobs).detach().double())
         kept = m2po.keep(ratios, list(x.advantages.double()), list(mask), args.get("m2_threshold", 0.04))
+        return replace(case, x=replace(x, kept=torch.stack(kept).to(x.mask.dtype)))
+    if name in ("clip_cov", "kl_cov"):
+        logprobs, ratios = list(x.logprobs.detach().double()), list((x.logprobs - x.old_logprobs).detach().double())
+        numbers, given = list(x.advantages.double()), {**NAMES[name], **args}
+        if name == "clip_cov":
+            kept = covariance.chosen_to_clip(logprobs, ratios, numbers, list(mask), given, x.step)
+        else:
+            kept = covariance.chosen_to_hold(logprobs, numbers, list(mask), given["kl_cov_ratio"])
         return replace(case, x=replace(x, kept=torch.stack(kept).to(x.mask.dtype)))
     if name == "dpo":
         assert x.reference_logprobs is not None

@@ -57,6 +57,19 @@ SAPO = by_token(lambda lp, sg, lo, a, gap: -a * gate(math.exp(lp - lo), a))
 GATED = by_token(lambda lp, sg, lo, a, gap: -a * gate(math.exp(sg - lo), a) * lp)
 
 
+def geo_mean(case: Case, lp: Rows, sg: Rows) -> float:
+    """Of log-ratios clipped at 0.2; the mean is over sequences with tokens."""
+    total, count = 0.0, 0
+    for row, old, advantages in zip(lp, case.rows("old_logprobs"), case.rows("advantages"), strict=True):
+        if row:
+            signs = [math.copysign(1, a) for a in advantages]
+            gaps = [v - o for v, o in zip(row, old, strict=True)]
+            inside = [s * min(s * d, s * clip(d, -0.2, 0.2)) for s, d in zip(signs, gaps, strict=True)]
+            total -= sum(advantages) / len(row) * math.exp(sum(inside) / len(row))
+            count += 1
+    return total / max(count, 1)
+
+
 def m2po(case: Case, lp: Rows, sg: Rows) -> float:
     """One clip for the batch, as far out as a mean of capped squares of 0.04 allows; its constant is in the value."""
     old, advantages = case.rows("old_logprobs"), case.rows("advantages")
@@ -111,6 +124,14 @@ LOSSES = (
         GATED,
         why="multiplies lp by the gate, which is no gradient of the paper's objective, and twice as much at r = 1; "
         "`token-mean` there, sequences' means in the paper",
+    ),
+    Peer(
+        "gmpo",
+        "veRL",
+        geo_mean,
+        {"clip_range_low": 0.2, "clip_range_high": 0.2},
+        "seq-mean-token-sum",
+        "clips at 0.2 there; the paper's are 0.4",
     ),
     Peer(
         "topr",

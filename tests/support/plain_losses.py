@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from support.loss_cases import LIMIT, Case, Reference, Rows
 
 
@@ -63,6 +65,59 @@ def cispo(
 def sapo(lp: float, sg: float, lo: float, a: float, gap: float, tau_pos: float = 1.0, tau_neg: float = 1.05) -> float:
     tau = tau_pos if a > 0 else tau_neg
     return -a * 4 / tau / (1 + math.exp(-tau * (math.exp(lp - lo) - 1)))
+
+
+def gmpo(case: Case, lp: Rows, sg: Rows, clip_range_low: float = 0.4, clip_range_high: float = 0.4) -> float:
+    old, advantages, losses = case.rows("old_logprobs"), case.rows("advantages"), []
+    for b, row in enumerate(lp):
+        logs = [
+            min(v - o, clip_range_high) if a > 0 else max(v - o, -clip_range_low) if a < 0 else 0.0
+            for v, o, a in zip(row, old[b], advantages[b], strict=True)
+        ]
+        count = max(len(row), 1)
+        losses.append(-sum(advantages[b]) / count * math.exp(sum(logs) / count))
+    return case.mean(as_rows(case, losses, lp))
+
+
+def covariances(case: Case, sg: Rows) -> list[tuple[float, int, int]]:
+    """(covariance, row, place) of every trained token."""
+    advantages = case.rows("advantages")
+    flat = [(a, v, b, t) for b, row in enumerate(sg) for t, (v, a) in enumerate(zip(row, advantages[b], strict=True))]
+    middle_a, middle_v = (sum(item[i] for item in flat) / max(len(flat), 1) for i in (0, 1))
+    return [((a - middle_a) * (v - middle_v), b, t) for a, v, b, t in flat]
+
+
+def clip_cov(
+    case: Case, lp: Rows, sg: Rows, clip_cov_ratio: float = 0.0002, clip_cov_lb: float = 1.0, clip_cov_ub: float = 5.0,
+    **clips: Any,
+) -> float:  # fmt: skip
+    old, advantages = case.rows("old_logprobs"), case.rows("advantages")
+    low, high = clips.get("clip_range_low", 0.2), clips.get("clip_range_high", 0.2)
+    chosen = []
+    for cov, b, t in covariances(case, sg):
+        r, a = math.exp(sg[b][t] - old[b][t]), advantages[b][t]
+        touched = (a > 0 and r > 1 + high) or (a < 0 and r < 1 - low)
+        if clip_cov_lb < cov < clip_cov_ub and not touched:
+            chosen.append((b, t))
+    count = max(int(clip_cov_ratio * sum(map(len, sg))), 1)
+    drawn = {chosen[i] for i in np.random.default_rng(case.x.step).permutation(len(chosen))[:count]}
+    losses: Rows = []
+    for b, row in enumerate(lp):
+        both = [(math.exp(v - o), a) for v, o, a in zip(row, old[b], advantages[b], strict=True)]
+        values = [max(-a * r, -a * clip(r, 1 - low, 1 + high)) for r, a in both]
+        losses.append([0.0 if (b, t) in drawn else value for t, value in enumerate(values)])
+    return case.mean(losses)
+
+
+def kl_cov(case: Case, lp: Rows, sg: Rows, kl_cov_ratio: float = 0.0002, ppo_kl_coef: float = 1.0) -> float:
+    old, advantages = case.rows("old_logprobs"), case.rows("advantages")
+    found = sorted(covariances(case, sg), key=lambda item: -item[0])  # of equal ones the first
+    held = {(b, t) for _, b, t in found[: max(int(kl_cov_ratio * len(found)), 1)]}
+    losses: Rows = []
+    for b, row in enumerate(lp):
+        both = enumerate(zip(row, old[b], advantages[b], strict=True))
+        losses.append([ppo_kl_coef * abs(v - o) * ((b, t) in held) - a * math.exp(v - o) for t, (v, o, a) in both])
+    return case.mean(losses)
 
 
 def topr(case: Case, lp: Rows, sg: Rows, advantage_threshold: float = 0.0, ratio_level: str = "token") -> float:
@@ -261,6 +316,12 @@ REFERENCES: dict[str, tuple[Reference, list[dict[str, Any]]]] = {
         [{"clip_range_low": 0.2}, {"enable_mask_clip": True, "clip_range_low": 0.2, "mask_clip_range_low": 0.1}],
     ),
     "sapo": (by_token(sapo), [{"tau_pos": 0.5, "tau_neg": 3.0}]),
+    "gmpo": (gmpo, [{"clip_range_low": 0.05, "clip_range_high": 0.1}]),
+    "clip_cov": (
+        clip_cov,
+        [{"clip_cov_lb": 0.0, "clip_cov_ratio": 0.3}, {"clip_cov_lb": 0.1, "clip_range_high": 0.05}],
+    ),
+    "kl_cov": (kl_cov, [{"kl_cov_ratio": 0.4, "ppo_kl_coef": 0.3}]),
     "topr": (topr, [{"advantage_threshold": 0.5}, {"ratio_level": "sequence"}]),
     "sppo": (by_token(sppo), [{"epsilon": 0.05}]),
     "rec": (rec_of, REC),

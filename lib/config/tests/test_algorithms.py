@@ -69,7 +69,7 @@ def test_every_algorithm_is_made_of_registered_parts(name: str) -> None:
 
 def test_every_part_belongs_to_an_algorithm_or_is_a_choice_of_its_own() -> None:
     used = {value for a in ALGORITHMS.values() for value in (a.advantage, a.policy_loss)}
-    assert set(POLICY_LOSSES) - used == {"importance_sampling", "sft_is", "sft_phi"}
+    assert set(POLICY_LOSSES) - used == {"importance_sampling", "sft_is", "sft_phi", "gmpo", "clip_cov", "kl_cov"}
     assert set(ADVANTAGES) - used == {"opmd_verl", "asymre_verl"}
 
 

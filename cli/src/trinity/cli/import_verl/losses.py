@@ -29,6 +29,8 @@ def arguments(run: Run) -> Node | None:
             run.unneeded.append(f"{ACTOR}.clip_ratio={given[0]}: {why}")
     if loss == "gpg":
         args["tau"] = Leaf("0", "veRL's gpg is -A log p")
+    if loss == "kl_cov":
+        args["ppo_kl_coef"] = Leaf("0.1", f"{ACTOR}.policy_loss.ppo_kl_coef, veRL's default")
     return {**args, **run.picked(ACTOR, LOSS_ARGS.get(loss, {}))} or None
 
 
@@ -44,6 +46,8 @@ def aggregation(run: Run) -> Node | None:
     """gspo and sapo are means over sequences there, whatever is given."""
     option, loss = f"{ACTOR}.loss_agg_mode", _loss(run)
     given = run.take(option)
+    if loss == "geo_mean":
+        return None  # one value for a sequence, and their mean, there and here
     if loss not in BY_SEQUENCE:
         return None if given is None or is_null(given) else node_of(given, option)
     if given is not None and given != "seq-mean-token-mean":

@@ -73,6 +73,9 @@ POLICY_LOSSES: dict[str, Args] = {
         **_AGGREGATED,
     },
     "sapo": {"tau_pos": 1.0, "tau_neg": 1.05, "loss_agg_mode": "seq-mean-token-mean"},
+    "gmpo": {"clip_range_low": 0.4, "clip_range_high": 0.4, "loss_agg_mode": "seq-mean-token-sum"},
+    "clip_cov": {**_CLIP, "clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0, **_AGGREGATED},
+    "kl_cov": {"kl_cov_ratio": 0.0002, "ppo_kl_coef": 1.0, **_AGGREGATED},
     "topr": {"advantage_threshold": 0.0, "ratio_level": "token", **_AGGREGATED},
     "sppo": {"epsilon": 0.3, **_AGGREGATED},
     "rec": {
@@ -110,8 +113,11 @@ POLICY_LOSSES: dict[str, Args] = {
     },
 }
 # Losses with a ratio to the policy that sampled; losses with one value for a sequence.
-RATIO_LOSSES = ("ppo", "gspo", "cispo", "sapo", "topr", "importance_sampling", "m2po", "mix", "mix_chord")
-SEQUENCE_LOSSES = ("opmd_kimi", "opmd_pairwise", "dpo")
+RATIO_LOSSES = (
+    "ppo", "gspo", "cispo", "sapo", "gmpo", "clip_cov", "kl_cov", "topr", "importance_sampling", "m2po", "mix",
+    "mix_chord",
+)  # fmt: skip
+SEQUENCE_LOSSES = ("gmpo", "opmd_kimi", "opmd_pairwise", "dpo")
 # Losses that train the expert rows of a batch (sample_strategy mix).
 EXPERT_LOSSES = ("mix", "mix_chord", "sft", "sft_is", "sft_phi")
 
@@ -169,6 +175,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("epsilon_high", "epsilon_high_prime", "regularizer_coef", "kl_coef", "alpha"), (0, math.inf)),
     **dict.fromkeys(("m2_threshold", "target_kl", "horizon", "mu_warmup_steps", "mu_decay_steps"), (0, math.inf)),
     **dict.fromkeys(("temp", "temperature", "beta", "tau_pos", "tau_neg", "log_ratio_clip"), (1e-9, math.inf)),
+    **dict.fromkeys(("clip_cov_ratio", "kl_cov_ratio"), (1e-9, 1)),
+    "ppo_kl_coef": (0, math.inf),
     "clip_ratio_c": (1, math.inf),
     "cutoff_prob": (1e-9, 1),
     "label_smoothing": (0, 0.5),

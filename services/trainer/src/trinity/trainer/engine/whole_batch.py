@@ -14,7 +14,7 @@ import torch
 from trinity.config.algorithms import AlgorithmPlan
 from trinity.trainer.algorithms.correction import decouples
 from trinity.trainer.algorithms.kl import KL
-from trinity.trainer.algorithms.policy_losses import dpo, m2po, opmd
+from trinity.trainer.algorithms.policy_losses import covariance, dpo, m2po, opmd
 from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
 
 Ragged = Sequence[np.ndarray]
@@ -44,11 +44,12 @@ def penalised(
 
 def needs_policy(plan: AlgorithmPlan) -> bool:
     """Whether `informed` has anything to say."""
-    return plan.policy_loss.name in ("m2po", "dpo", "opmd_pairwise")
+    return plan.policy_loss.name in ("m2po", "dpo", "opmd_pairwise", "clip_cov", "kl_cov")
 
 
 def informed(plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: Ragged | None) -> TrainBatch:
-    """With `kept` (m2po: tokens that are kept) or `peers` (dpo, opmd_pairwise: what the pair or group adds up to).
+    """With `kept` (m2po, clip_cov, kl_cov: tokens that are not chosen) or `peers` (dpo, opmd_pairwise: what the pair or
+    group adds up to).
 
     reference: for dpo alone.
     """
@@ -69,10 +70,17 @@ def informed(plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: 
     if name == "opmd_pairwise":
         groups = [s.group for s in sequences]
         return _with_peers(batch, opmd.group_means(advantages, ratios, masks, groups, args["tau"]))
+    logprobs = [torch.from_numpy(np.asarray(p, np.float64)) for p in policy]
+    rolled_out = [mask & (not s.expert) for mask, s in zip(masks, sequences, strict=True)]
     if name == "m2po":
         kept = m2po.keep(ratios, advantages, masks, args["m2_threshold"])
-        return replace(batch, sequences=tuple(replace(s, kept=k.numpy()) for s, k in zip(sequences, kept, strict=True)))
-    return batch
+    elif name == "clip_cov":
+        kept = covariance.chosen_to_clip(logprobs, ratios, advantages, rolled_out, args, batch.step)
+    elif name == "kl_cov":
+        kept = covariance.chosen_to_hold(logprobs, advantages, rolled_out, args["kl_cov_ratio"])
+    else:
+        return batch
+    return replace(batch, sequences=tuple(replace(s, kept=k.numpy()) for s, k in zip(sequences, kept, strict=True)))
 
 
 def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -> np.ndarray:

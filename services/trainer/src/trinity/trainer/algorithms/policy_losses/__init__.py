@@ -12,7 +12,9 @@ import torch
 
 from trinity.trainer.algorithms.policy_losses import (
     cispo,
+    covariance,
     dpo,
+    gmpo,
     gspo,
     importance_sampling,
     m2po,
@@ -34,6 +36,9 @@ POLICY_LOSSES: dict[str, PolicyLossFn] = {
     "gspo": gspo.gspo,
     "cispo": cispo.cispo,
     "sapo": sapo.sapo,
+    "gmpo": gmpo.gmpo,
+    "clip_cov": covariance.clip_cov,
+    "kl_cov": covariance.kl_cov,
     "topr": topr.topr,
     "sppo": sppo.sppo,
     "rec": rec.rec,

@@ -1,0 +1,28 @@
+"""GMPO: the geometric mean of a sequence's ratios, each of them clipped."""
+
+import torch
+
+from trinity.trainer.algorithms.aggregation import Share
+from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.policy_losses.ratios import log_ratio, sequence_mean
+from trinity.trainer.algorithms.report import Report, masked_sum
+
+
+def gmpo(
+    x: LossInputs, share: Share, *, clip_range_low: float = 0.4, clip_range_high: float = 0.4
+) -> tuple[torch.Tensor, Report]:
+    """-A exp(mean over the sequence of d), d = min(lp - lo, high) for A > 0 and max(lp - lo, -low) for A < 0.
+
+    GMPO, arXiv:2507.20673: the clip is of log-ratios. A is the mean of the advantages of the sequence's tokens;
+    a token whose advantage is 0 has d = 0.
+    """
+    exponent = log_ratio(x)
+    above, below = exponent.clamp(max=clip_range_high), exponent.clamp(min=-clip_range_low)
+    clipped = torch.where(x.advantages > 0, above, below) * (x.advantages != 0)
+    ratio = sequence_mean(clipped, x.mask).exp()
+    report = {
+        "pg_clipfrac": masked_sum((clipped != exponent) & (x.advantages != 0), x.mask),
+        "ppo_kl": masked_sum(-exponent.detach(), x.mask),
+        "ratio": masked_sum(ratio.detach(), x.mask.sum(-1) > 0),
+    }
+    return share.of_sequences(-sequence_mean(x.advantages, x.mask) * ratio, x.mask), report
