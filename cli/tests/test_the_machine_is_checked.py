@@ -52,7 +52,7 @@ def test_check_says_what_does_not_fit_and_what_would(
 ) -> None:
     seen(monkeypatch, tmp_path, 80, 2)
     done = CliRunner().invoke(app, ["check", "--deep", str(config)])
-    assert done.exit_code == 0, done.stderr
+    assert done.exit_code == 2, done.stderr
     assert (
         "big: not on this machine: trainer.deepspeed.zero_stage: is 2: weights and training states of 7.00 billion"
         in (done.stdout)
@@ -62,7 +62,9 @@ def test_check_says_what_does_not_fit_and_what_would(
 def test_what_fits_is_not_spoken_of(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen(monkeypatch, tmp_path, 140, 2)
     assert machine_problems(make_plan(load(config))) == []
-    assert "not on this machine" not in CliRunner().invoke(app, ["check", "--deep", str(config)]).stdout
+    done = CliRunner().invoke(app, ["check", "--deep", str(config)])
+    assert done.exit_code == 0, done.stderr
+    assert "not on this machine" not in done.stdout
 
 
 @pytest.mark.timeout(120)

@@ -70,7 +70,10 @@ def check(
     arguments: Arguments = None,
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the resolved configuration")] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="Look at the model and the data as well")] = False,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Look at model, data and this machine too; exit code 2 if it cannot run here"),
+    ] = False,
     plugin_dir: PluginDirs = None,
 ) -> None:
     """Check a YAML and say what it would do. Needs no GPU, no network, no model and no data."""

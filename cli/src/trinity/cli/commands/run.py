@@ -118,9 +118,10 @@ def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
                 for line in describe_tasks(tasks, with_paths=False):
                     print(f"{name}: {line}")
                 print(f"{name}: model and data are there; {steps} optimizer steps")
-            for stage in stages:
-                for problem in machine_problems(make_plan(stage)):
-                    print(f"{stage.name}: not on this machine: {problem}")
+            unfit = [f"{stage.name}: not on this machine: {problem}"
+                     for stage in stages for problem in machine_problems(make_plan(stage))]  # fmt: skip
+            print(*unfit, sep="\n", end="\n" if unfit else "")
+            return 2 if unfit else 0  # as `run` would end
         return 0
 
     return ending_well(action)
