@@ -1,0 +1,311 @@
+"""A real model learns: GRPO through all services on word problems that it half knows, and TRL for as many GPU minutes.
+
+    python benchmarks/gpu/real_model.py --model FOLDER         two GPUs; about 25 minutes, TRL and judge included
+    python benchmarks/gpu/real_model.py --cpu --tiny           the quickstart's model, which learns nothing here
+    python benchmarks/gpu/real_model.py --folder F --picture P.svg    of what --folder has; needs matplotlib
+
+FOLDER has a small instruct model. The data is made by word_problems.py, or is there (--data). Accuracy is that of
+greedy replies on problems that no run is trained on: of templates that the training has, with other numbers and names,
+and of templates that it has none of. The curves are the runs' own evaluations; before and after are counted again by
+plain vLLM on the folders, with twice the room for a reply (real_model_judge.py). Problems of one template are alike, so
+intervals are those of a bootstrap over templates. Every part is a file in --folder, and is not played again. TRL begins
+no step after the time that the first seed needed for its last one, from the command on.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import whole_run
+from buffer_table import Table
+from real_model_judge import SPLITS
+from word_problems import make
+
+from support.run import TrinityRun
+
+FULL = {"tasks": 64, "group": 8, "steps": 48, "every": 12, "tokens": 512, "train": 6400, "test": 512, "seeds": 2}
+TINY = {"tasks": 2, "group": 2, "steps": 2, "every": 2, "tokens": 16, "train": 40, "test": 20, "seeds": 1}
+PROMPT, TINY_PROMPT = 256, 1024  # tokens; the quickstart's model has one for each character
+WARMUP = 5
+TRL_ROWS = 16  # of a micro-batch
+RUN_SECONDS, JUDGE_SECONDS = 900.0, 280.0
+WORDS = {"same": "templates of the training", "new": "templates it never saw"}
+PARTS = ("wait", "buffer", "step", "publish", "save")
+TRL_MORE_SECONDS = 150.0  # than its last step may need to begin
+_RESAMPLES = 2000
+
+Part = dict[str, Any]
+
+
+def parsed() -> argparse.Namespace:
+    made = whole_run.parser(__doc__)
+    made.add_argument("--model", type=Path, help="a Hugging Face folder; not needed with --tiny")
+    made.add_argument("--data", type=Path, help="what word_problems.py made; else it is made")
+    made.add_argument("--lr", type=float, default=5e-6)
+    made.add_argument("--picture", type=Path, help="draw this file of what --folder has, and play nothing")
+    for name, value in FULL.items():
+        made.add_argument(f"--{name}", type=int, default=value)
+    args = made.parse_args()
+    if args.tiny:
+        vars(args).update(TINY)
+    elif args.model is None and args.picture is None:
+        made.error("--model is needed")
+    return args
+
+
+def config(args: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:
+    """The YAML of a run: explorers one step ahead, weights by the collective group, answers in a box."""
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    taskset = {
+        "name": "train",
+        "path": str(args.data / "train.jsonl"),
+        "format": columns,
+        "default_workflow_type": "math_boxed_workflow",
+        "data_selector": {"selector_type": "shuffle", "seed": seed},
+    }
+    evaluated = [
+        {
+            "name": name,
+            "path": str(args.data / f"{name}.jsonl"),
+            "format": columns,
+            "rollout_args": {"temperature": 0.0},
+            "default_workflow_type": "math_eval_workflow",
+        }
+        for name in SPLITS
+    ]
+    return {
+        "project": "benchmark",
+        "name": f"seed-{seed}",
+        "checkpoint_root_dir": str(folder / "jobs"),
+        "model": {"model_path": str(args.model), "max_prompt_tokens": TINY_PROMPT if args.tiny else PROMPT,
+                  "max_response_tokens": args.tokens},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": args.group, "kl_loss_fn": "none",
+                      "optimizer": {"lr": args.lr, "lr_warmup_steps": min(WARMUP, args.steps)}},
+        "buffer": {"batch_size": args.tasks, "total_steps": args.steps, "save_experiences": False,
+                   "explorer_input": {"taskset": taskset, "eval_tasksets": evaluated}},
+        "explorer": {"runner_per_model": 4 * args.tasks, "eval_interval": args.every, "max_timeout": RUN_SECONDS,
+                     "rollout_model": {"seed": seed, "max_num_seqs": 1024}},
+        "synchronizer": {"sync_method": "nccl", "sync_offset": 1},
+        "monitor": {"monitor_type": "none"},
+    }  # fmt: skip
+
+
+def play(args: argparse.Namespace, folder: Path, seed: int) -> Part:
+    """One run: its curve, its steps, its cost, and the folder of what it learnt."""
+    values = config(args, folder, seed)
+    run = TrinityRun(whole_run.write_yaml(folder / f"seed-{seed}.yaml", values), folder, **whole_run.environment(args))
+    begin = time.time()
+    with whole_run.started(run):
+        whole_run.ends_well(run, RUN_SECONDS)
+    seconds = time.time() - begin
+    summary, steps = json.loads((run.job / "summary.json").read_text()), whole_run.trained(run.job)
+    learnt = next(run.job.glob(f"global_step_{args.steps}/actor/huggingface"))
+    model = shutil.copytree(learnt, folder / f"models/seed-{seed}", dirs_exist_ok=True)
+    for left in [run.job / "weights", *run.job.glob("global_step_*")]:
+        shutil.rmtree(left, ignore_errors=True)
+    return {
+        "model": str(model),
+        "seconds": seconds,
+        "gpu_seconds": 2 * seconds,
+        "trained_after": steps[-1]["time"] - begin,
+        "tokens_generated": summary["tokens_generated"],
+        "tokens_trained": summary["tokens_trained"],
+        "curve": [{"step": e["step"], "split": e["taskset"], "accuracy": e["metrics"]["accuracy/mean@1"]}
+                  for e in evaluations(summary)],
+        "steps": [{"step": s["step"], "seconds": s["time"] - begin, "reward": s["sample/reward_mean"],
+                   "tokens": s["sample/response_tokens"] / (args.tasks * args.group)} for s in steps],
+        "parts": {part: sum(s[f"time/{part}"] for s in steps) for part in PARTS},
+    }  # fmt: skip
+
+
+def evaluations(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    return [e for stage in summary.get("stages") or [summary] for e in stage["evaluations"]]
+
+
+def play_trl(args: argparse.Namespace, folder: Path, seconds: float) -> Part:
+    """TRL on the same GPUs, for as many seconds from its command on. Without TRL: why there is nothing."""
+    if importlib.util.find_spec("trl") is None:
+        return {"missing": "trl is not installed"}
+    out, began = folder / "trl", time.time()
+    out.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1" if args.cpu else "2",
+               "--standalone", str(Path(__file__).with_name("real_model_trl.py"))]  # fmt: skip
+    given = {"model": args.model, "data": args.data, "out": out, "tasks": args.tasks, "group": args.group,
+             "steps": args.steps if args.tiny else 10_000, "tokens": args.tokens, "seed": 1, "rows": TRL_ROWS,
+             "lr": args.lr, "warmup": WARMUP, "seconds": seconds}  # fmt: skip
+    command += [part for name, value in given.items() for part in (f"--{name}", str(value))]
+    own = {"HF_HUB_OFFLINE": "1", "REAL_MODEL_BEGAN": str(began)}
+    with (folder / "trl.out").open("w") as log:
+        peer = subprocess.Popen([*command, *(["--cpu"] if args.cpu else [])], stdout=log, stderr=log, process_group=0,
+                                env={**os.environ, **whole_run.environment(args), **own})  # fmt: skip
+        try:
+            peer.wait(seconds + TRL_MORE_SECONDS)
+        except subprocess.TimeoutExpired:
+            print(f"  TRL: not within {seconds + TRL_MORE_SECONDS:.0f} s", file=sys.stderr)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(peer.pid, signal.SIGKILL)
+    took = time.time() - began
+    if peer.wait() or not (out / "model/config.json").exists():
+        return {"missing": f"TRL ended with {peer.returncode}: see {folder / 'trl.out'}"}
+    steps = json.loads((out / "steps.json").read_text())
+    tokens = int(sum(step["tokens"] for step in steps) * args.tasks * args.group)
+    return {"model": str(out / "model"), "seconds": took, "gpu_seconds": 2 * took, "steps": steps,
+            "tokens_generated": tokens, "tokens_trained": tokens}  # fmt: skip
+
+
+def judge(args: argparse.Namespace, folder: Path, models: dict[str, str]) -> None:
+    """judged-NAME.json of each model, two at a time on GPUs."""
+    script, running = Path(__file__).with_name("real_model_judge.py"), []
+    for index, (name, model) in enumerate(models.items()):
+        out = folder / f"judged-{name}.json"
+        if out.exists():
+            continue
+        tokenizer = Path(model) / "tokenizer.json"
+        if not tokenizer.exists():
+            shutil.copy(args.model / "tokenizer.json", tokenizer)
+        gpu = {} if args.cpu else {"CUDA_VISIBLE_DEVICES": str(index % 2)}
+        command = [sys.executable, str(script), model, str(args.data), str(out), "--tokens", str(2 * args.tokens)]
+        with (folder / f"judged-{name}.out").open("w") as log:
+            running.append(subprocess.Popen([*command, *(["--cpu"] if args.cpu else [])], stdout=log, stderr=log,
+                                            env={**os.environ, **gpu}))  # fmt: skip
+        if args.cpu or index % 2 or index == len(models) - 1:
+            for process in running:
+                try:
+                    process.wait(JUDGE_SECONDS)
+                finally:
+                    process.kill()
+            running.clear()
+
+
+def part(folder: Path, name: str, play_it: Any) -> Part:
+    """What the file has, else what is played and then in the file."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        print(f"  {time.strftime('%H:%M:%S')} {name}", file=sys.stderr, flush=True)
+        path.write_text(json.dumps(play_it(), indent=1))
+    found: Part = json.loads(path.read_text())
+    return found
+
+
+def played(args: argparse.Namespace, folder: Path) -> dict[str, Part]:
+    """Every run by its name; the model before has the name `before` and no run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if args.tiny:
+        args.model = whole_run.make_model(folder, "tiny", args.cpu)
+    args.data = args.data or make(folder / "problems", args.train, args.test)
+    runs = {}
+    for name in [*(f"seed-{seed}" for seed in range(1, args.seeds + 1)), "trl"]:
+        if name == "trl":
+            run = part(folder, name, lambda: play_trl(args, folder, runs["seed-1"]["trained_after"]))
+        else:
+            run = part(folder, name, lambda name=name: play(args, folder, int(name.removeprefix("seed-"))))
+        runs[name] = run
+        models = {name: run["model"] for name, run in runs.items() if "model" in run}
+        if name in ("seed-1", "trl"):  # two at a time: before and the first run, then the others
+            judge(args, folder, {"before": str(args.model), **models})
+    return runs
+
+
+def gain(after: list[Part], before: list[Part] | None = None) -> tuple[float, float, float]:
+    """Accuracy, or its gain over `before`, with the ends of its 95 % interval: a bootstrap over templates."""
+    by_template: dict[int, list[float]] = defaultdict(list)
+    for index, row in enumerate(after):
+        by_template[int(row["template"])].append(row["right"] - (before[index]["right"] if before else 0.0))
+    groups = [(sum(values), len(values)) for values in by_template.values()]
+    rng, means = random.Random(0), []
+    for _ in range(_RESAMPLES):
+        drawn = rng.choices(groups, k=len(groups))
+        means.append(sum(total for total, _ in drawn) / sum(count for _, count in drawn))
+    means.sort()
+    mean = sum(total for total, _ in groups) / sum(count for _, count in groups)
+    return mean, means[int(0.025 * _RESAMPLES)], means[int(0.975 * _RESAMPLES) - 1]
+
+
+def tables(folder: Path, runs: dict[str, Part]) -> tuple[Table, Table]:
+    judged = {path.stem.removeprefix("judged-"): json.loads(path.read_text()) for path in folder.glob("judged-*.json")}
+    learnt = Table("accuracy of greedy replies, counted by plain vLLM on the folders; [95 % over templates]",
+                   ("", "before", "after", "gain", "limit", "of TRL's gain"))  # fmt: skip
+    for split, words in WORDS.items():
+        peer = gain(judged["trl"][split], judged["before"][split])[0] if "trl" in judged else None
+        for name in (name for name in runs if name in judged):
+            more, low, high = gain(judged[name][split], judged["before"][split])
+            ratio = f"{more / peer:.2f}" if peer and name != "trl" else ""
+            learnt.rows.append((
+                f"{name}, {words}", _with_ends(*gain(judged["before"][split])), _with_ends(*gain(judged[name][split])),
+                f"{more:+.3f} [{low:+.3f}, {high:+.3f}]", "> 0" if low > 0 else "> 0 MISSED", ratio,
+            ))  # fmt: skip
+    cost = Table("what it took", ("", "steps", "generated tokens", "minutes", "GPU minutes", "reward, first and last"))
+    for name, run in runs.items():
+        if "missing" in run:
+            cost.rows.append((f"{name}: {run['missing']}", "", "", "", "", ""))
+            continue
+        rewards = [step["reward"] for step in run["steps"]]
+        some = max(1, len(rewards) // 10)
+        first, last = sum(rewards[:some]) / some, sum(rewards[-some:]) / some
+        cost.rows.append((name, str(len(rewards)), f"{run['tokens_generated']:,}", f"{run['seconds'] / 60:.1f}",
+                          f"{run['gpu_seconds'] / 60:.1f}", f"{first:.3f}, {last:.3f}"))  # fmt: skip
+    return learnt, cost
+
+
+def _with_ends(mean: float, low: float, high: float) -> str:
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def draw(folder: Path, target: Path) -> None:
+    """Left: accuracy at each evaluation; right: reward of each step over the minutes since the command."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "real_model"  # the same picture from the same files
+    from matplotlib import pyplot as plt
+
+    runs = {
+        path.stem: json.loads(path.read_text()) for path in [*sorted(folder.glob("seed-*.json")), folder / "trl.json"]
+    }
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    for index, (name, run) in enumerate(runs.items()):
+        for split, style in zip(SPLITS, ("-o", "--s"), strict=True):
+            points = sorted((e["step"], e["accuracy"]) for e in run.get("curve", ()) if e["split"] == split)
+            if points:
+                left.plot(
+                    *zip(*points, strict=True), style, color=f"C{index}", markersize=4, label=f"{name}, {WORDS[split]}"
+                )
+        steps = run.get("steps", ())
+        right.plot([s["seconds"] / 60 for s in steps], [s["reward"] for s in steps], color=f"C{index}", linewidth=1.2,
+                   label="TRL" if name == "trl" else name)  # fmt: skip
+    left.set(xlabel="optimizer steps", ylabel="accuracy, greedy, unseen problems")
+    right.set(xlabel="minutes since the command, two GPUs", ylabel="reward of the step's 512 replies")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None)
+
+
+def main() -> None:
+    args = parsed()
+    if args.picture is not None:
+        draw(args.folder, args.picture)
+        return
+    with whole_run.working_folder(args.folder) as folder:
+        runs = played(args, folder)
+        where = "the CPU, float32, gloo" if args.cpu else "two GPUs, bfloat16 with a float32 head, NCCL"
+        print(f"{args.model.name}, {args.steps} steps of {args.tasks} x {args.group}, lr {args.lr:g}, {where}")
+        for table in tables(folder, runs):
+            table.show()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Greedy replies of a model folder by plain vLLM, and which of them are right: nothing of a run takes part in this.
+
+python benchmarks/gpu/real_model_judge.py MODEL DATA OUT.json [--cpu]
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+SPLITS = ("same", "new")
+# As math_eval_workflow asks.
+SYSTEM = "You solve mathematical problems. Reason step by step, and put your final answer inside \\boxed{}."
+
+
+def messages(question: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+
+
+def verdict(reward: str, reply: str, answer: str) -> float:
+    """1 where this reward function takes the reply for right."""
+    from trinity.environments.scorers import SCORERS, ScoreItem
+
+    return float(SCORERS[reward](ScoreItem("", reply, answer), {}).metrics["accuracy"])
+
+
+def judged(row: dict[str, Any], reply: Any) -> dict[str, float]:
+    """Right wherever the answer stands; `boxed`: as the training rewards it."""
+    return {
+        "template": row["template"],
+        "right": verdict("accuracy_reward", reply.text, row["answer"]),
+        "boxed": verdict("math_boxed_reward", reply.text, row["answer"]),
+        "tokens": len(reply.token_ids),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tokens", type=int, default=1024, help="of a reply, at most")
+    parser.add_argument("--cpu", action="store_true")
+    args = parser.parse_args()
+
+    from vllm import LLM, SamplingParams
+
+    own = (
+        {"dtype": "float32", "gpu_memory_utilization": 0.1} if args.cpu else {"dtype": "bfloat16", "max_num_seqs": 1024}
+    )
+    llm = LLM(str(args.model), max_model_len=2048, enforce_eager=True, generation_config="vllm", **own)
+    rows = {split: [json.loads(line) for line in (args.data / f"{split}.jsonl").read_text().splitlines()]
+            for split in SPLITS}  # fmt: skip
+    asked = [messages(row["question"]) for split in SPLITS for row in rows[split]]
+    replies = iter(llm.chat(asked, SamplingParams(temperature=0.0, max_tokens=args.tokens), use_tqdm=False))
+    found = {split: [judged(row, next(replies).outputs[0]) for row in rows[split]] for split in SPLITS}
+    args.out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
