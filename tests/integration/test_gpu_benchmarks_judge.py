@@ -31,9 +31,12 @@ def scripts(repository: Path) -> Iterator[dict[str, ModuleType]]:
     import membership
     import membership_audit
     import membership_party
+    import real_model
     import whole_run
+    import word_problems
 
-    yield {m.__name__: m for m in (async_vs_sync, membership, membership_audit, membership_party, whole_run)}
+    modules = (async_vs_sync, membership, membership_audit, membership_party, real_model, whole_run, word_problems)
+    yield {m.__name__: m for m in modules}
     sys.path[:] = before
 
 
@@ -111,3 +114,59 @@ def test_every_violation_is_found(scripts: dict[str, ModuleType], changes: dict[
     found = scripts["membership_audit"].violations(records(**changes), COUNTS)
     assert found
     assert all(what.startswith(invariant) for what in found), found
+
+
+def judged(*accuracies: float) -> list[dict[str, float]]:
+    """Fifty problems of each template, of which these parts are right."""
+    return [
+        {"template": template, "right": float(number < 50 * accuracy)}
+        for template, accuracy in enumerate(accuracies)
+        for number in range(50)
+    ]
+
+
+def test_problems_of_one_template_count_as_one_when_an_interval_is_made(scripts: dict[str, ModuleType]) -> None:
+    gain = scripts["real_model"].gain
+    assert gain(judged(1.0, 0.0), judged(0.0, 0.0)) == (0.5, 0.0, 1.0)
+    assert gain(judged(0.6, 0.6), judged(0.2, 0.2)) == pytest.approx((0.4, 0.4, 0.4))
+    assert gain(judged(0.5)) == (0.5, 0.5, 0.5)
+
+
+def test_a_gain_that_may_be_none_misses_its_limit(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    real_model = scripts["real_model"]
+    found = {"before": judged(0.2, 0.2, 0.2), "seed-1": judged(0.5, 0.5, 0.5), "trl": judged(0.1, 0.2, 0.9)}
+    for name, rows in found.items():
+        (tmp_path / f"judged-{name}.json").write_text(json.dumps(dict.fromkeys(real_model.SPLITS, rows)))
+    run = {"steps": [{"reward": 0.5}], "tokens_generated": 1, "seconds": 60.0, "gpu_seconds": 120.0}
+    learnt, cost = real_model.tables(tmp_path, {"seed-1": run, "trl": run})
+    ours, peer = learnt.rows[:2]
+    assert ours[2:5] == ("0.500 [0.500, 0.500]", "+0.300 [+0.300, +0.300]", "> 0")
+    assert ours[5].startswith("+0.100 [")
+    assert (peer[4], peer[5]) == ("> 0 MISSED", "")
+    assert cost.rows[0] == ("seed-1", "1", "1", "1.0", "2.0", "0.500, 0.500")
+
+
+def test_the_picture_is_drawn_of_what_the_folder_has(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    steps = [{"step": step, "seconds": 60.0 * step, "reward": 0.1 * step} for step in (1, 2)]
+    curve = [{"step": step, "split": "same", "accuracy": 0.1 * step} for step in (0, 2)]
+    (tmp_path / "seed-1.json").write_text(json.dumps({"steps": steps, "curve": curve}))
+    (tmp_path / "trl.json").write_text(json.dumps({"missing": "not installed"}))
+    scripts["real_model"].draw(tmp_path, tmp_path / "picture.svg")
+    assert "seed-1, templates of the training" in (tmp_path / "picture.svg").read_text()
+
+
+def test_no_problem_is_in_two_files_and_new_templates_are_new(scripts: dict[str, ModuleType], tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        scripts["word_problems"].make(folder, train=200, test=50)
+    rows = {}
+    for name in ("train", "same", "new"):
+        text = (tmp_path / f"a/{name}.jsonl").read_text()
+        assert text == (tmp_path / f"b/{name}.jsonl").read_text()
+        rows[name] = [json.loads(line) for line in text.splitlines()]
+    assert [len(found) for found in rows.values()] == [200, 50, 50]
+    assert len({row["question"] for found in rows.values() for row in found}) == 300
+    known, same, new = ({row["template"] for row in found} for found in rows.values())
+    assert same <= known
+    assert not new & known
