@@ -147,6 +147,12 @@ def damaged(task: Task) -> dict[str, bytes]:
 
     text = experience_pb2.Outcome.FromString(encode_outcome(good))
     text.group.experiences[1].token_ids.dtype = "str"
+
+    def changed(change: Callable[[Any], None]) -> bytes:
+        message = experience_pb2.Outcome.FromString(encode_outcome(good))
+        change(message.group.experiences[0])
+        return message.SerializeToString()
+
     longer = np.append(first.logprobs, np.float32(-1))
     return {
         "logprobs": group(logprobs=np.full_like(first.logprobs, np.nan)),
@@ -157,6 +163,9 @@ def damaged(task: Task) -> dict[str, bytes]:
         "task.run": encode_outcome(replace(good, task=replace(task, run="another"))),
         "task.task_id": encode_outcome(replace(good, task=replace(task, task_id="never/fed"))),
         "is not a trinity": b"\xff\xfe nonsense",
+        "task.repeat_times": encode_outcome(replace(good, task=replace(task, repeat_times=4000))),
+        "truncation": changed(lambda e: setattr(e, "truncation", 9)),
+        "info_json": group(info_json="not json"),
         "holds nothing": b"",
     }
 
@@ -165,14 +174,14 @@ async def test_what_cannot_be_right_is_refused_with_its_field_and_the_task_is_a_
     async with started(steps=4) as (run, trainer), connect_to(run) as broker:
         stats = await until(lambda s: s.fed >= 16, trainer)
         run_names = names.RunNames(run.run)
-        tasks = [await task_at(broker, run_names, ordinal) for ordinal in range(1, 11)]
+        tasks = [await task_at(broker, run_names, ordinal) for ordinal in range(1, 14)]
         expected = {}
         for task, (reason, data) in zip(tasks, damaged(tasks[0]).items(), strict=False):
             data = list(damaged(task).values())[len(expected)]
             await put(broker, run_names, task.ordinal, data)
             expected[task.ordinal] = reason
-        await put(broker, run_names, tasks[9].ordinal, encode_outcome(make_group(tasks[9])), crc="12345")
-        expected[tasks[9].ordinal] = "checksum"
+        await put(broker, run_names, tasks[12].ordinal, encode_outcome(make_group(tasks[12])), crc="12345")
+        expected[tasks[12].ordinal] = "checksum"
         await put(broker, run_names, 99_999, encode_outcome(make_group(make_task(99_999, run=run.run))))
         await put(broker, run_names, -1, b"\x00", crc="x")
         stats = await until(lambda s: s.refused == 2 and s.dead_letters == len(expected), trainer)
@@ -182,6 +191,8 @@ async def test_what_cannot_be_right_is_refused_with_its_field_and_the_task_is_a_
             assert reason in found[ordinal].error, (reason, found[ordinal].error)
             assert found[ordinal].cause == "invalid_experience"
             assert found[ordinal].task.task_id == tasks[ordinal - 1].task_id
+            readable = ordinal < tasks[12].ordinal and reason not in ("is not a trinity", "holds nothing")
+            assert (found[ordinal].explorer_id, found[ordinal].attempt) == (("tester", 1) if readable else ("", 0))
         async with explorer(run.nats.url, run.run):
             await trainer.batch(4)
         stats = await trainer.stats()
@@ -245,7 +256,8 @@ async def test_a_full_log_holds_the_explorers_and_grows_for_a_batch_that_would_n
         return make_group(task, response=4000)
 
     held: list[bool] = []
-    async with started(settings={"LOG_GIB": str(limit)}, steps=3) as (run, trainer):
+    changes: dict[str, Any] = {"model": {"max_response_tokens": 4000}}
+    async with started(settings={"LOG_GIB": str(limit)}, steps=3, **changes) as (run, trainer):
         async with explorer(run.nats.url, run.run, answer, on_wait=held.append):
             await until(lambda s: s.stored == 3, trainer)
             await asyncio.sleep(1.0)
@@ -282,6 +294,7 @@ async def test_nothing_that_a_checkpoint_or_an_archive_needs_is_let_go(started: 
     changes: dict[str, Any] = {"buffer": {"trainer_input": {"experience_buffer": source}, "batch_size": 4}}
     changes["buffer"]["total_steps"] = 4
     changes["synchronizer"] = {"sync_interval": 1}
+    changes["model"] = {"max_response_tokens": 300_000}
     async with started(**changes) as (run, trainer), connect_to(run) as broker:
         run_names = names.RunNames(run.run)
         async with explorer(run.nats.url, run.run, answer):

@@ -37,9 +37,17 @@ def parameters_of(model_path: str) -> tuple[float, str] | None:
 def _model_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+def vocabulary_of(model_path: str) -> int:
+    """Token ids of the model are below this number; 0 where its config.json is not on this machine or does not say."""
+    config = _model_config(Path(model_path).expanduser())
+    text = config.get("text_config")
+    size = (text if isinstance(text, dict) else config).get("vocab_size")
+    return size if isinstance(size, int) and size > 0 else 0
 
 
 def _dtype(folder: Path) -> str:

@@ -5,7 +5,6 @@ Life of a task: fed by the buffer -> leased by an explorer -> ended as exactly o
 """
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
@@ -14,6 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from trinity.runtime.errors import FailureCause, InvalidInput
+
+ROLLOUTS_PER_REPEAT = 2
+LONGEST_NAME = 256
+# Rewards and metrics are summed and squared: the largest float32 leaves room for both in float64.
+LARGEST_NUMBER = 3.4e38
+_LATEST_SECONDS = 1e11  # Unix time of the year 5138
 
 
 @dataclass(frozen=True)
@@ -98,11 +103,22 @@ class Task:
 def _json_object(text: str, name: str) -> dict[str, Any]:
     try:
         value = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(name, f"is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidInput(name, f"must be a JSON object, is {type(value).__name__}")
     return value
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run allows of one experience: `tokens` in all, and token ids below `vocabulary`. 0: not known."""
+
+    tokens: int = 0
+    vocabulary: int = 0
+
+
+UNLIMITED = Limits()
 
 
 @dataclass(frozen=True)
@@ -147,21 +163,33 @@ class Experience:
     def response_length(self) -> int:
         return len(self.token_ids) - self.prompt_length
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, limits: Limits = UNLIMITED) -> None:
         """Raise InvalidInput naming the first field of this experience that cannot be right (invariants I5, I8)."""
         length = self.response_length
+        for part, number in (("rollout", self.rollout), ("step", self.step)):
+            if number < 0:
+                raise InvalidInput(f"{name}.{part}", f"is {number}, must be >= 0")
+        if limits.tokens and len(self.token_ids) > limits.tokens:
+            raise InvalidInput(
+                f"{name}.token_ids", f"has {len(self.token_ids)} tokens, the model takes {limits.tokens}"
+            )
         if not 1 <= self.prompt_length <= len(self.token_ids):
             problem = f"is {self.prompt_length}, must be in [1, {len(self.token_ids)}]"
             raise InvalidInput(f"{name}.prompt_length", problem)
         if len(self.token_ids) and int(self.token_ids.min()) < 0:
             raise InvalidInput(f"{name}.token_ids", f"has {int(self.token_ids.min())}; ids are >= 0")
+        if limits.vocabulary and len(self.token_ids) and int(self.token_ids.max()) >= limits.vocabulary:
+            problem = f"has {int(self.token_ids.max())}; ids of this model are below {limits.vocabulary}"
+            raise InvalidInput(f"{name}.token_ids", problem)
         if len(self.action_mask) != length:
             problem = f"has {len(self.action_mask)} elements, the response has {length} tokens"
             raise InvalidInput(f"{name}.action_mask", problem)
         for part in ("logprobs", "teacher_logprobs"):
             self._check_logprobs(name, part, length)
-        if not math.isfinite(self.reward):
-            raise InvalidInput(f"{name}.reward", f"is {self.reward}, must be finite")
+        for part, value in (("reward", self.reward), *((f"metrics[{key!r}]", v) for key, v in self.metrics.items())):
+            if not is_number(value):
+                raise InvalidInput(f"{name}.{part}", f"is {value}, must be finite and fit into float32")
+        _json_object(self.info_json, f"{name}.info_json")
         self._check_spans(name, length)
 
     def _check_logprobs(self, name: str, part: str, length: int) -> None:
@@ -185,6 +213,74 @@ class Experience:
             at, newest = span.end, span.version
         if at != length:
             raise InvalidInput(f"{name}.version_spans", f"cover [0, {at}), the response has {length} tokens")
+
+
+def is_number(value: float) -> bool:
+    """Whether a reward or a metric can be calculated with: NaN and infinity cannot."""
+    return -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+
+
+class Numbered(Protocol):
+    """An Experience, or the message of one."""
+
+    @property
+    def rollout(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+
+class Attempted(Protocol):
+    """A Group, an AttemptFailure, or the message of one."""
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def explorer_id(self) -> str: ...
+
+
+class Timed(Attempted, Protocol):
+    """A Group, or the message of one."""
+
+    @property
+    def started_at_seconds(self) -> float: ...
+
+    @property
+    def finished_at_seconds(self) -> float: ...
+
+
+def check_rollouts(repeat_times: int, experiences: Iterable[Numbered]) -> None:
+    """Raise InvalidInput unless the rollouts are about as many as the task asks for, each of its steps once.
+
+    A workflow may fail to make all of them, or add one experience to each: R3L keeps what led to a second attempt.
+    """
+    most = ROLLOUTS_PER_REPEAT * repeat_times
+    seen = set()
+    for index, experience in enumerate(experiences):
+        if experience.rollout >= most:
+            problem = f"is {experience.rollout}; a task with repeat_times {repeat_times} has at most {most} rollouts"
+            raise InvalidInput(f"group.experiences[{index}].rollout", problem)
+        if (key := (experience.rollout, experience.step)) in seen:
+            raise InvalidInput(f"group.experiences[{index}].step", f"{key[1]} of rollout {key[0]} is there twice")
+        seen.add(key)
+
+
+def check_attempt(name: str, outcome: Attempted) -> None:
+    """Raise InvalidInput unless the attempt and the explorer that made it can be told."""
+    if outcome.attempt < 1:
+        raise InvalidInput(f"{name}.attempt", f"is {outcome.attempt}, must be >= 1")
+    if not 1 <= len(outcome.explorer_id) <= LONGEST_NAME:
+        problem = f"has {len(outcome.explorer_id)} characters, must have 1 to {LONGEST_NAME}"
+        raise InvalidInput(f"{name}.explorer_id", problem)
+
+
+def check_header(group: Timed) -> None:
+    """Raise InvalidInput naming a field of the group that is no experience's."""
+    check_attempt("group", group)
+    for name in ("started_at_seconds", "finished_at_seconds"):
+        if not 0 <= getattr(group, name) <= _LATEST_SECONDS:
+            raise InvalidInput(f"group.{name}", f"is {getattr(group, name)}, must be Unix time")
 
 
 class KeptExperience(Protocol):
@@ -211,12 +307,14 @@ class Group:
     started_at_seconds: float
     finished_at_seconds: float
 
-    def check(self) -> None:
+    def check(self, limits: Limits = UNLIMITED) -> None:
         """Raise InvalidInput unless this group may enter the log."""
         if not self.experiences:
             raise InvalidInput("group.experiences", "is empty")
+        check_header(self)
+        check_rollouts(self.task.repeat_times, self.experiences)
         for index, experience in enumerate(self.experiences):
-            experience.check(f"group.experiences[{index}]")
+            experience.check(f"group.experiences[{index}]", limits)
 
     def as_kept(self, kept: Iterable[KeptExperience]) -> "Group":
         """The group as the ledger has it: what is kept, with its reward; no token of a masked one is trained.

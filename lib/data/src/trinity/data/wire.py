@@ -1,5 +1,7 @@
 """Between the shared domain types and their protobuf messages. Decoding checks what it reads (invariant I8)."""
 
+import math
+
 import numpy as np
 from google.protobuf.message import DecodeError
 
@@ -20,6 +22,11 @@ from trinity.runtime.errors import FailureCause, InvalidInput
 
 _KINDS = {TaskKind.TRAIN: task_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATION: task_pb2.TASK_KIND_EVALUATION}
 _KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
+TRUNCATIONS = {0, *(int(value) for value in Truncation)}
+MOST_ROLLOUTS = 65_536
+LONGEST_ERROR = 4000  # characters of a failure's text
+LONGEST_TIMEOUT_SECONDS = 1e9
+_CAUSES = {cause.value for cause in FailureCause}
 _PLAIN_TASK_FIELDS = (
     "run",
     "task_id",
@@ -80,8 +87,11 @@ def task_from_proto(message: task_pb2.Task) -> Task:
     for name, least in (("repeat_times", 1), ("max_attempts", 1), ("gate_step", 0)):
         if getattr(message, name) < least:
             raise InvalidInput(f"task.{name}", f"is {getattr(message, name)}, must be >= {least}")
-    if not message.timeout_seconds > 0:
-        raise InvalidInput("task.timeout_seconds", f"is {message.timeout_seconds}, must be > 0")
+    if message.repeat_times > MOST_ROLLOUTS:
+        raise InvalidInput("task.repeat_times", f"is {message.repeat_times}, must be <= {MOST_ROLLOUTS}")
+    if not 0 < message.timeout_seconds <= LONGEST_TIMEOUT_SECONDS:
+        problem = f"is {message.timeout_seconds}, must be in (0, {LONGEST_TIMEOUT_SECONDS:g}]"
+        raise InvalidInput("task.timeout_seconds", problem)
     plain = {name: getattr(message, name) for name in _PLAIN_TASK_FIELDS}
     return Task(**plain, kind=_KINDS_BACK[message.kind], sampling=sampling_from_proto(message.sampling))
 
@@ -104,7 +114,9 @@ def _fill_experience(message: experience_pb2.Experience, experience: Experience)
 
 
 def experience_from_proto(message: experience_pb2.Experience, name: str = "experience") -> Experience:
-    """Decode without judging the content: see Experience.check. Raises InvalidInput for a malformed array."""
+    """Decode without judging the content: see Experience.check. Raises InvalidInput for a malformed array or enum."""
+    if message.truncation not in TRUNCATIONS:
+        raise InvalidInput(f"{name}.truncation", f"is {message.truncation}, must be one of {sorted(TRUNCATIONS)}")
     return Experience(
         rollout=message.rollout,
         step=message.step,
@@ -157,13 +169,18 @@ def failure_to_proto(failure: AttemptFailure) -> experience_pb2.AttemptFailure:
         attempt=failure.attempt,
         explorer_id=failure.explorer_id,
         cause=failure.cause,
-        error=failure.error[:4000],
+        error=failure.error[:LONGEST_ERROR],
         final=failure.final,
         failed_at_seconds=failure.failed_at_seconds,
     )
 
 
 def failure_from_proto(message: experience_pb2.AttemptFailure) -> AttemptFailure:
+    """Raises InvalidInput if the task is malformed or the cause unknown."""
+    if message.cause not in _CAUSES:
+        raise InvalidInput("failure.cause", f"is {message.cause[:80]!r}, must be one of {', '.join(sorted(_CAUSES))}")
+    if not math.isfinite(message.failed_at_seconds):
+        raise InvalidInput("failure.failed_at_seconds", f"is {message.failed_at_seconds}, must be Unix time")
     return AttemptFailure(
         task=task_from_proto(message.task),
         attempt=message.attempt,

@@ -7,6 +7,7 @@ import grpc.aio
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.api.common.v1 import task_pb2
+from trinity.buffer.log.validator import check_fence
 from trinity.buffer.run import Run
 from trinity.data.wire import task_from_proto
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unavailable
@@ -107,8 +108,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
 
     async def Fence(self, request: pb.FenceRequest, context: grpc.aio.ServicerContext) -> pb.FenceResponse:
         run = self._of(request.run)
-        if any(version < 1 for version in request.versions):
-            raise InvalidInput("versions", f"are {list(request.versions)}; version 0 and lower cannot be withdrawn")
+        check_fence(request.versions)
         return pb.FenceResponse(dropped=await run.fence(request.versions))
 
 

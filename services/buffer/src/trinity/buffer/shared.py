@@ -4,9 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from trinity.buffer.lineage import Lineage
 from trinity.config import Plan
+from trinity.config.memory import vocabulary_of
+from trinity.data.experience import Limits
 from trinity.runtime.broker import Broker
 from trinity.runtime.names import RunNames
 from trinity.weights.pointer import Live, Rollback
@@ -97,6 +100,11 @@ class RunContext:
     @property
     def run(self) -> str:
         return self.names.run
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What a group of this run may hold. Reads the model's config.json once, if this machine has it."""
+        return Limits(self.plan.lengths.model, vocabulary_of(self.plan.config.model.model_path))
 
     @property
     def live_step(self) -> int:

@@ -11,8 +11,9 @@ import structlog
 
 from trinity import plugins
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
+from trinity.config.memory import vocabulary_of
 from trinity.config.service import load_plan
-from trinity.data.experience import Group, Task, TaskKind
+from trinity.data.experience import Group, Limits, Task, TaskKind
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import choose, has_nccl
@@ -119,6 +120,7 @@ class ExplorerService:
         addressed = [(given.name, given.address) for given in explorer.environments if given.address != "attached"]
         environment = EnvironmentClient(self._settings.environment_address, addressed, explorer.environment_wait)
         lengths = self._plan.lengths
+        self._limits = Limits(lengths.model, vocabulary_of(self._plan.config.model.model_path))
         self._tools = ExplorerTools(self.pool, self.tokenizer, environment, auxiliary, lengths.prompt, lengths.model)
         try:
             async with await connect(self._settings.nats_url, f"trinity-explorer-{self.explorer_id}") as broker:
@@ -252,7 +254,9 @@ class ExplorerService:
                 if message.deliveries > task.max_attempts + _SILENT_DEATHS:
                     outcome: attempt.Outcome = attempt.lease_lost(task, message.deliveries, self.explorer_id)
                 else:
-                    outcome = await attempt.explore(task, message.deliveries, self.explorer_id, self._tools)
+                    outcome = await attempt.explore(
+                        task, message.deliveries, self.explorer_id, self._tools, self._limits
+                    )
                 receipt = await attempt.store(broker, run, outcome, self._note_room)
                 if isinstance(outcome, Group):
                     told = {"task": task.task_id, "ordinal": task.ordinal, "kind": str(task.kind), **asdict(receipt)}

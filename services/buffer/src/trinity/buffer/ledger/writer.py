@@ -3,7 +3,7 @@
 import asyncio
 import time
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -17,6 +17,8 @@ from trinity.buffer.policy import policy_of
 from trinity.buffer.shared import RunContext
 from trinity.buffer.window import Dropped, StoredGroup, Verdict, Window
 from trinity.buffer.wire import Pool, cursor_of, dropped_to_proto, group_to_proto, window_at
+from trinity.data.experience import LONGEST_NAME
+from trinity.data.wire import LONGEST_ERROR
 from trinity.runtime import tracing
 from trinity.runtime.broker import Message, tail
 from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
@@ -90,26 +92,20 @@ class Keeper:
 
     async def _take(self, message: Message) -> Verdict:
         with tracing.span("buffer.judge", parent=tracing.extract(message.headers)) as span:
+            outcome = experience_pb2.Outcome()
             try:
-                verdict = await self._judge_outcome(message)
+                outcome = await self._judge.read(message)
+                verdict = await self._judge_outcome(message.sequence, outcome)
             except InvalidInput as error:
-                verdict = await self._refuse(message, error)
+                verdict = await self._refuse(message, outcome, error)
             span.set_attribute("verdict", str(verdict))
         JUDGED.labels(verdict).inc()
         return verdict
 
-    async def _judge_outcome(self, message: Message) -> Verdict:
-        sequence = message.sequence
-        outcome = await self._judge.read(message)
-        kind = outcome.WhichOneof("outcome")
+    async def _judge_outcome(self, sequence: int, outcome: experience_pb2.Outcome) -> Verdict:
+        kind = self._judge.check_kind(outcome)
         if kind == "failure":
-            failure = outcome.failure
-            if not self.window.has_ended(failure.task.ordinal):
-                await self._judge.check_fed(failure.task)
-            verdict = self.window.failure(sequence, failure.task.ordinal, failure.task.max_attempts, failure.final)
-            if verdict is Verdict.DEAD:
-                await self._bury(failure)
-            return verdict
+            return await self._judge_failure(sequence, outcome.failure)
         if kind == "revival":
             return self.window.revive(sequence, outcome.revival.task.ordinal)
         if kind == "fence":
@@ -121,16 +117,29 @@ class Keeper:
         self._observer.stored(group, outcome.group)
         return verdict
 
-    async def _refuse(self, message: Message, error: InvalidInput) -> Verdict:
+    async def _judge_failure(self, sequence: int, failure: experience_pb2.AttemptFailure) -> Verdict:
+        task = failure.task
+        if not self.window.has_ended(task.ordinal):
+            task = await self._judge.check_failure(failure)
+        verdict = self.window.failure(sequence, task.ordinal, task.max_attempts, failure.final)
+        if verdict is Verdict.DEAD:
+            await self._bury(failure)
+        return verdict
+
+    async def _refuse(self, message: Message, outcome: experience_pb2.Outcome, error: InvalidInput) -> Verdict:
         """An entry that cannot be used ends its task as a dead letter: retrying would make the same again."""
-        ordinal = self._judge.ordinal(message)
-        log.warning("buffer.log.refused", sequence=message.sequence, ordinal=ordinal, reason=str(error))
+        ordinal, made_by = self._judge.ordinal(message), _maker(outcome)
+        log.warning("buffer.log.refused", sequence=message.sequence, ordinal=ordinal, reason=str(error), **made_by)
         if not ordinal:
             return self.window.skip(message.sequence)
         verdict = self.window.failure(message.sequence, ordinal, max_attempts=1, final=True)
         if verdict is Verdict.DEAD:
             failure = experience_pb2.AttemptFailure(
-                cause=FailureCause.INVALID_EXPERIENCE, error=str(error), final=True, failed_at_seconds=time.time()
+                cause=FailureCause.INVALID_EXPERIENCE,
+                error=str(error)[:LONGEST_ERROR],
+                final=True,
+                failed_at_seconds=time.time(),
+                **made_by,
             )
             failure.task.CopyFrom(await self._judge.task(ordinal))
             await self._bury(failure)
@@ -208,3 +217,12 @@ class Keeper:
         drops.clear()
         entry.cursor.CopyFrom(cursor_of(self.window, self._pool))
         return entry
+
+
+def _maker(outcome: experience_pb2.Outcome) -> dict[str, Any]:
+    """Explorer and attempt, as far as a refused entry says them: a name of printable characters, as short as allowed."""
+    made = getattr(outcome, kind) if (kind := outcome.WhichOneof("outcome")) in ("group", "failure") else None
+    if made is None:
+        return {}
+    name = "".join(c if c.isprintable() else "?" for c in made.explorer_id[:LONGEST_NAME])
+    return {"explorer_id": name, "attempt": max(0, made.attempt)}

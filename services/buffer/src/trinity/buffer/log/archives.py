@@ -75,11 +75,11 @@ class Mirror:
             outcome = await self._reader.take(message.sequence, message.data, message.headers)
             if outcome.WhichOneof("outcome") != "group" or outcome.group.task.run != self._context.run:
                 return
+            stored = summarise(message.sequence, outcome.group, self._context.limits)
             group = group_from_proto(outcome.group)
             key = group.task.ordinal, group.task.life
             if key in self._seen or group.task.kind is not TaskKind.TRAIN:
                 return
-            stored = summarise(message.sequence, outcome.group)
             if self._pipeline.names:
                 stored, dropped_by = processed(stored, self._pipeline.run(group))
                 if dropped_by:

@@ -1,30 +1,35 @@
 """What the ledger must know of a group, and whether it may enter at all, read off the message itself.
 
-The arrays of all rollouts are judged together: a group costs a few numpy calls, whatever its size. Only a group that
-does not pass is taken apart, to name the field.
+The arrays of all rollouts are checked together: a group costs a few numpy calls, independent of its size. Only a group
+that does not pass is decoded, to name the field.
 """
 
-import math
+import json
 from collections.abc import Iterable
 
 import numpy as np
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.window import StoredGroup
-from trinity.data.wire import group_from_proto, task_from_proto
-from trinity.runtime.errors import InvalidInput
+from trinity.data.experience import UNLIMITED, Limits, check_header, check_rollouts, is_number
+from trinity.data.wire import TRUNCATIONS, group_from_proto, task_from_proto
+
+_ANY_LENGTH, _ANY_ID = 2**31, 2**31
 
 
-def summarise(sequence: int, message: experience_pb2.Group, task_is_sound: bool = False) -> StoredGroup:
-    """Raises InvalidInput naming the first field that cannot be right (see Experience.check).
+def summarise(
+    sequence: int, message: experience_pb2.Group, limits: Limits = UNLIMITED, task_is_sound: bool = False
+) -> StoredGroup:
+    """Raises InvalidInput naming the first field that cannot be right (see Group.check).
 
     `task_is_sound`: it is word for word what the buffer fed.
     """
-    if not _plausible(message):
-        group_from_proto(message).check()
-        raise InvalidInput("group", "its arrays do not fit together")
     if not task_is_sound:
         task_from_proto(message.task)
+    check_header(message)
+    check_rollouts(message.task.repeat_times, message.experiences)
+    if not _plausible(message, limits):
+        group_from_proto(message).check(limits)
     return without_check(sequence, message)
 
 
@@ -44,9 +49,10 @@ def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
     )
 
 
-def _plausible(message: experience_pb2.Group) -> bool:
-    """Whether every experience passes Experience.check; never raises."""
+def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
+    """Whether every experience surely passes Experience.check; never raises."""
     all_tokens, all_logprobs, all_masks = [], [], []
+    longest = limits.tokens or _ANY_LENGTH
     for experience in message.experiences:
         ids, logs, actions = experience.token_ids, experience.logprobs, experience.action_mask
         tokens, logprobs, mask = ids.data, logs.data, actions.data
@@ -57,7 +63,13 @@ def _plausible(message: experience_pb2.Group) -> bool:
             return False
         if len(tokens) != 4 * length or len(logprobs) != 4 * response:
             return False
-        if prompt < 1 or prompt + response != length or not math.isfinite(experience.reward):
+        if prompt < 1 or prompt + response != length or length > longest or not is_number(experience.reward):
+            return False
+        if experience.rollout < 0 or experience.step < 0 or experience.truncation not in TRUNCATIONS:
+            return False
+        if experience.HasField("teacher_logprobs") or not _is_json_object(experience.info_json):
+            return False  # the first is rare
+        if not all(map(is_number, experience.metrics.values())):
             return False
         if not _covers(experience.version_spans, response):
             return False
@@ -69,7 +81,15 @@ def _plausible(message: experience_pb2.Group) -> bool:
     sampled = np.frombuffer(b"".join(all_logprobs), np.float32)[np.frombuffer(b"".join(all_masks), bool)]
     # NaN fails both comparisons.
     plausible = ((sampled <= 1e-4) & (sampled > -np.inf)).all()
-    return bool(plausible and np.frombuffer(b"".join(all_tokens), np.int32).min() >= 0)
+    ids = np.frombuffer(b"".join(all_tokens), np.int32)
+    return bool(plausible and ids.min() >= 0 and ids.max() < (limits.vocabulary or _ANY_ID))
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return not text or isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _covers(spans: Iterable[experience_pb2.VersionSpan], response: int) -> bool:

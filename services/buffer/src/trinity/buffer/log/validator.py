@@ -10,10 +10,15 @@ from trinity.buffer.log.summary import summarise
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.shared import RunContext
 from trinity.buffer.window import Kept, StoredGroup
-from trinity.data.wire import group_from_proto
+from trinity.data.experience import check_attempt
+from trinity.data.wire import failure_from_proto, group_from_proto
 from trinity.runtime import headers
 from trinity.runtime.broker import Message
 from trinity.runtime.errors import InvalidInput, NotFound
+
+# Far more than lie between two checkpoints; their list is part of every later cursor.
+MOST_FENCED = 10_000
+_SHOWN = 80
 
 FedTask = Callable[[task_pb2.Task], Awaitable[task_pb2.Task]]
 
@@ -43,27 +48,43 @@ class Judge:
         return self._pipeline.names
 
     async def read(self, message: Message) -> experience_pb2.Outcome:
-        """The outcome in a message. Raises DataLoss or InvalidInput."""
-        outcome = await self._reader.take(message.sequence, message.data, message.headers)
+        """The outcome in a message. Raises InvalidInput."""
+        return await self._reader.take(message.sequence, message.data, message.headers)
+
+    def check_kind(self, outcome: experience_pb2.Outcome) -> str:
+        """Which kind of entry it is. Raises InvalidInput for one that is not of this log."""
         kind = outcome.WhichOneof("outcome")
         if kind is None:
             raise InvalidInput("outcome", "holds nothing")
-        if kind != "fence":
-            task = getattr(outcome, kind).task
-            if task.run != self._context.run:
-                raise InvalidInput("task.run", f"is {task.run!r}, this log is of {self._context.run!r}")
-            if task.kind != task_pb2.TASK_KIND_TRAIN:
-                raise InvalidInput("task.kind", f"is {task.kind}; only training tasks enter this log")
-        return outcome
+        if kind == "fence":
+            check_fence(outcome.fence.versions)
+            return kind
+        task = getattr(outcome, kind).task
+        if task.run != self._context.run:
+            raise InvalidInput("task.run", f"is {task.run!r}, this log is of {self._context.run!r}")
+        if task.kind != task_pb2.TASK_KIND_TRAIN:
+            raise InvalidInput("task.kind", f"is {task.kind}; only training tasks enter this log")
+        return kind
 
     async def check_fed(self, task: task_pb2.Task) -> task_pb2.Task:
-        """The task as it was fed. Raises InvalidInput unless it is this very one."""
+        """The task as it was fed. Raises InvalidInput unless it is this very one, in this life or an earlier one."""
         try:
             fed = await self._fed_task(task)
         except NotFound:
             raise InvalidInput("task.ordinal", f"is {task.ordinal}; no such task was fed") from None
-        if fed.task_id != task.task_id:
-            raise InvalidInput("task.task_id", f"is {task.task_id!r}; task {task.ordinal} is {fed.task_id!r}")
+        if task != fed:
+            for field in task_pb2.Task.DESCRIPTOR.fields:
+                found, expected = getattr(task, field.name), getattr(fed, field.name)
+                if found != expected and not (field.name == "life" and 0 <= found < expected):
+                    problem = f"is {_shortened(found)}; task {task.ordinal} was fed with {_shortened(expected)}"
+                    raise InvalidInput(f"task.{field.name}", problem)
+        return fed
+
+    async def check_failure(self, failure: experience_pb2.AttemptFailure) -> task_pb2.Task:
+        """Its task as it was fed. Raises InvalidInput."""
+        fed = await self.check_fed(failure.task)
+        failure_from_proto(failure)
+        check_attempt("failure", failure)
         return fed
 
     def ordinal(self, message: Message) -> int:
@@ -83,8 +104,8 @@ class Judge:
         self, sequence: int, message: experience_pb2.Group, fenced: Collection[int]
     ) -> tuple[StoredGroup, str]:
         """The group as it may enter a batch, and the operator that keeps it out of all. Raises InvalidInput."""
-        fed = await self.check_fed(message.task)
-        stored = summarise(sequence, message, task_is_sound=message.task == fed)
+        await self.check_fed(message.task)
+        stored = summarise(sequence, message, self._context.limits, task_is_sound=True)
         await self._check_versions(stored, message.task.gate_step, fenced)
         if not self._pipeline.names:
             return stored, ""
@@ -102,6 +123,19 @@ class Judge:
             raise InvalidInput(
                 "version_spans", f"name version {group.newest_version}; the newest that was ever LIVE is {newest}"
             )
+
+
+def check_fence(versions: Collection[int]) -> None:
+    """Raises InvalidInput for versions that no rollback withdraws."""
+    if len(versions) > MOST_FENCED:
+        raise InvalidInput("versions", f"are {len(versions)}; at most {MOST_FENCED} can be fenced in one call")
+    if any(version < 1 for version in versions):
+        raise InvalidInput("versions", f"hold {min(versions)}; version 0 and lower cannot be withdrawn")
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def processed(group: StoredGroup, result: Processed) -> tuple[StoredGroup, str]:

@@ -15,7 +15,16 @@ from typing import Any, TypeVar
 import structlog
 
 from trinity.api.common.v1 import experience_pb2
-from trinity.data.experience import AttemptFailure, Experience, Group, Outcome, Task, TaskKind
+from trinity.data.experience import (
+    UNLIMITED,
+    AttemptFailure,
+    Experience,
+    Group,
+    Limits,
+    Outcome,
+    Task,
+    TaskKind,
+)
 from trinity.data.wire import encode_outcome
 from trinity.explorer.environments import slots as environment_places
 from trinity.explorer.environments.client import EnvironmentFailed, ScorerFailed
@@ -67,8 +76,8 @@ class Receipt:
     duplicate: bool
 
 
-async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox) -> Outcome:
-    """The task's group, or why there is none. Only cancellation and a dead engine are raised."""
+async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox, limits: Limits = UNLIMITED) -> Outcome:
+    """The task's group, within `limits`, or why there is none. Only cancellation and a dead engine are raised."""
     begin = time.time()
     try:
         with tracing.span("task.explore", task_id=task.task_id, attempt=attempt, explorer=explorer_id):
@@ -78,7 +87,7 @@ async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox) ->
             experiences = await _run(workflow, task, tools)
             group = Group(task, attempt, explorer_id, tuple(experiences), begin, time.time())
             try:
-                group.check()
+                group.check(limits)
             except InvalidInput as error:
                 return _failure(task, attempt, explorer_id, FailureCause.INVALID_EXPERIENCE, error, final=True)
             return group

@@ -1,0 +1,202 @@
+"""What the log takes: every field that the trainer reads is checked, by the fast look and by the slow one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.experience import make_group, make_task
+from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.log.summary import _plausible, summarise
+from trinity.buffer.log.validator import MOST_FENCED, check_fence
+from trinity.data.experience import Limits
+from trinity.data.wire import encode_outcome, group_from_proto
+from trinity.runtime.errors import InvalidInput
+
+pytestmark = pytest.mark.core
+
+LIMITS = Limits(tokens=40, vocabulary=100)
+FIRST = "group.experiences[0]"
+
+Change = Callable[[experience_pb2.Group], Any]
+
+
+def sound() -> experience_pb2.Group:
+    return experience_pb2.Outcome.FromString(encode_outcome(make_group(make_task(), response=12))).group
+
+
+def put(field: str, value: Any) -> Change:
+    """Sets a field of the group, or one of its first experience after `e.`."""
+
+    def change(group: experience_pb2.Group) -> None:
+        holder: Any = group
+        *path, name = field.split(".")
+        for part in path:
+            holder = group.experiences[0] if part == "e" else getattr(holder, part)
+        if isinstance(value, list):
+            del getattr(holder, name)[:]
+            getattr(holder, name).extend(value)
+        else:
+            setattr(holder, name, value)
+
+    return change
+
+
+def token(value: int) -> Change:
+    def change(group: experience_pb2.Group) -> None:
+        ids = group.experiences[0].token_ids
+        array = np.frombuffer(ids.data, np.int32).copy()
+        array[-1] = value
+        ids.data = array.tobytes()
+
+    return change
+
+
+def logprob(value: float, field: str = "logprobs") -> Change:
+    def change(group: experience_pb2.Group) -> None:
+        first = group.experiences[0]
+        tensor = getattr(first, field)
+        tensor.CopyFrom(first.logprobs)
+        array = np.frombuffer(tensor.data, np.float32).copy()
+        array[3] = value
+        tensor.data = array.tobytes()
+
+    return change
+
+
+def longer(group: experience_pb2.Group) -> None:
+    task = make_task()
+    group.CopyFrom(experience_pb2.Outcome.FromString(encode_outcome(make_group(task, response=60))).group)
+
+
+def doubled(group: experience_pb2.Group) -> None:
+    group.experiences.add().CopyFrom(group.experiences[0])
+
+
+def as_float64(group: experience_pb2.Group) -> None:
+    logprob(-1.0, "teacher_logprobs")(group)
+    teacher = group.experiences[0].teacher_logprobs
+    teacher.dtype, teacher.data = "float64", np.full(12, -1.0).tobytes()
+
+
+WRONG: list[tuple[str, Change]] = [
+    ("group.attempt", put("attempt", 0)),
+    ("group.explorer_id", put("explorer_id", "")),
+    ("group.explorer_id", put("explorer_id", "x" * 300)),
+    ("group.started_at_seconds", put("started_at_seconds", float("nan"))),
+    ("group.finished_at_seconds", put("finished_at_seconds", 1e300)),
+    ("group.experiences[0].rollout", put("e.rollout", 8)),
+    (f"{FIRST}.rollout", put("e.rollout", -1)),
+    (f"{FIRST}.step", put("e.step", -1)),
+    ("group.experiences[4].step", doubled),
+    (f"{FIRST}.token_ids", longer),
+    (f"{FIRST}.token_ids", token(100)),
+    (f"{FIRST}.token_ids", token(2**31 - 1)),
+    (f"{FIRST}.token_ids", token(-1)),
+    (f"{FIRST}.token_ids.dtype", put("e.token_ids.dtype", "int64")),
+    (f"{FIRST}.token_ids.shape", put("e.token_ids.shape", [1, 13])),
+    (f"{FIRST}.token_ids.data", put("e.token_ids.shape", [2**60])),
+    (f"{FIRST}.prompt_length", put("e.prompt_length", 0)),
+    (f"{FIRST}.logprobs", logprob(float("nan"))),
+    (f"{FIRST}.logprobs", logprob(float("-inf"))),
+    (f"{FIRST}.logprobs", logprob(0.5)),
+    (f"{FIRST}.logprobs.dtype", put("e.logprobs.dtype", "float16")),
+    (f"{FIRST}.action_mask.dtype", put("e.action_mask.dtype", "int32")),
+    (f"{FIRST}.action_mask.data", put("e.action_mask.data", b"\1")),
+    (f"{FIRST}.teacher_logprobs", logprob(float("nan"), "teacher_logprobs")),
+    (f"{FIRST}.teacher_logprobs.dtype", as_float64),
+    (f"{FIRST}.reward", put("e.reward", float("nan"))),
+    (f"{FIRST}.reward", put("e.reward", 1e300)),
+    (f"{FIRST}.metrics['m']", lambda group: group.experiences[0].metrics.update(m=float("inf"))),
+    (f"{FIRST}.info_json", put("e.info_json", "not json")),
+    (f"{FIRST}.info_json", put("e.info_json", "[1]")),
+    (f"{FIRST}.info_json", put("e.info_json", "[" * 100_000)),
+    (f"{FIRST}.truncation", put("e.truncation", 9)),
+    (f"{FIRST}.version_spans", lambda group: group.experiences[0].version_spans.add(version=0, start=12, end=14)),
+    (f"{FIRST}.version_spans", lambda group: group.experiences[0].version_spans.pop()),
+    ("group.experiences", lambda group: group.ClearField("experiences")),
+    ("task.repeat_times", put("task.repeat_times", 0)),
+    ("task.timeout_seconds", put("task.timeout_seconds", float("inf"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "change"), WRONG, ids=[f"{i}-{field}" for i, (field, _) in enumerate(WRONG)])
+def test_what_the_trainer_could_not_use_is_refused_by_field(field: str, change: Change) -> None:
+    group = sound()
+    summarise(1, group, LIMITS)
+    change(group)
+    with pytest.raises(InvalidInput) as refused:
+        summarise(1, group, LIMITS)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("field", ["token_ids", "logprobs", "action_mask", "teacher_logprobs"])
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_the_fast_look_takes_nothing_that_the_slow_one_refuses(field: str, data: st.DataObject) -> None:
+    """And no array of another type, shape or length passes either of them unseen."""
+    group = sound()
+    tensor = getattr(group.experiences[0], field)
+    if field == "teacher_logprobs":
+        tensor.CopyFrom(group.experiences[0].logprobs)
+    tensor.dtype = data.draw(st.sampled_from(["int32", "int64", "float32", "float64", "bool", "object", ""]))
+    del tensor.shape[:]
+    tensor.shape.extend(data.draw(st.lists(st.sampled_from([-1, 0, 12, 13, 2**40]), max_size=2)))
+    tensor.data = data.draw(st.one_of(st.just(tensor.data), st.binary(max_size=80)))
+    agree(group)
+
+
+_NUMBERS = st.one_of(st.integers(-3, 20), st.sampled_from([2**31 - 1, -(2**31)]))
+_FLOATS = st.one_of(st.floats(), st.sampled_from([0.0, 1.0, 1e300]))
+_TEXTS = st.sampled_from(["", "{}", "[]", "null", '{"a": 1}', "{", '{"a": NaN}'])
+_MUTATIONS = st.one_of(
+    st.builds(put, st.sampled_from(["e.rollout", "e.step", "e.prompt_length", "e.truncation"]), _NUMBERS),
+    st.builds(put, st.just("e.reward"), _FLOATS),
+    st.builds(put, st.just("e.info_json"), _TEXTS),
+    st.builds(token, st.integers(-5, 120)),
+    st.builds(logprob, st.floats(width=32), st.sampled_from(["logprobs", "teacher_logprobs"])),
+    st.builds(lambda value: lambda g: g.experiences[0].metrics.update(m=value), _FLOATS),
+    st.builds(
+        lambda v, s, e: lambda g: g.experiences[0].version_spans.add(version=v, start=s, end=e),
+        st.integers(-1, 3), st.integers(-1, 14), st.integers(-1, 14),
+    ),
+    st.just(doubled),
+)  # fmt: skip
+
+
+@given(st.lists(_MUTATIONS, min_size=1, max_size=3))
+@settings(max_examples=200, deadline=None)
+def test_both_looks_agree_on_random_changes_of_a_sound_group(changes: list[Change]) -> None:
+    group = sound()
+    for change in changes:
+        change(group)
+    agree(group)
+
+
+def agree(group: experience_pb2.Group) -> None:
+    """The fast look may doubt what is sound (it has teacher's log-probabilities), and never the other way round."""
+    passes_slowly = True
+    try:
+        for index, experience in enumerate(group_from_proto(group).experiences):
+            experience.check(f"group.experiences[{index}]", LIMITS)
+    except InvalidInput:
+        passes_slowly = False
+    doubts = any(experience.HasField("teacher_logprobs") for experience in group.experiences)
+    passes_fast = _plausible(group, LIMITS)
+    assert passes_fast == passes_slowly or (doubts and not passes_fast)
+
+
+def test_a_sound_group_with_a_teacher_is_taken() -> None:
+    group = sound()
+    logprob(-0.5, "teacher_logprobs")(group)
+    assert summarise(1, group, LIMITS).num_experiences == 4
+
+
+@pytest.mark.parametrize("versions", [[0], [-1], range(1, MOST_FENCED + 2)])
+def test_fences_are_bounded(versions: list[int]) -> None:
+    with pytest.raises(InvalidInput, match="versions"):
+        check_fence(versions)
+    check_fence(range(1, MOST_FENCED + 1))
