@@ -24,7 +24,7 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture
 async def run(tmp_path: Path, nats_server: NatsServer) -> AsyncIterator[BufferRun]:
-    started = BufferRun(tmp_path, nats_server).start()
+    started = BufferRun(tmp_path, nats_server, model={"max_response_tokens": 300_000}).start()
     yield started
     started.stop()
 

@@ -1,22 +1,22 @@
-"""What is wrong with one run's records ends that run's part, and no other's."""
+"""What is wrong with one run's records ends neither that run's part nor any other's."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from support.sync_instances import RUN, base_manifest, instance, make_manifest, make_member, served, until
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import DataLoss, InvalidInput
-from trinity.runtime.names import MEMBERS_BUCKET, RunNames
+from trinity.runtime.names import MEMBERS_BUCKET, VERSIONS_BUCKET, RunNames
 from trinity.sync.runs import Run
 from trinity.sync.settings import SyncSettings
 from trinity.sync.store import records
 from trinity.weights import manifest_to_proto
+from trinity.weights.pointer import decode_live, encode_live
 
 pytestmark = pytest.mark.core
 
@@ -48,26 +48,49 @@ async def test_a_candidate_that_cannot_be_read_does_not_end_the_judging(
     await until(lambda: run.state.candidate.version == 1)
 
 
-async def test_a_run_that_cannot_be_read_is_refused_and_the_others_are_served(nats_url: str) -> None:
-    member = pb.JoinRequest(explorer_id="a", pid=1, host="h", capabilities=pb.Capabilities(transports=["folder"]))
+GARBAGE = [b"", b"\xff\xfe", b"null", b"[]", b"[" * 100_000, b"{}", b'{"version": "1"}', b'{"state": 7, "members": 3}']
+
+
+async def test_garbage_under_every_key_is_stepped_over_and_what_was_there_stays(nats_url: str) -> None:
+    names = RunNames(RUN)
+    keys = [names.live_key, names.claim_key, names.candidate_key, names.epoch_key, names.version_key(0)]
+    keys += [f"{RUN}.version.x", f"{RUN}.version.9", f"{RUN}.nothing"]
     async with await connect(nats_url, "test") as broker, served(nats_url) as stub:
-        for name in (RUN, "other"):
-            await stub.Stage(pb.StageRequest(manifest=manifest_to_proto(base_manifest(name))), timeout=20)
-        member.run = RUN
+        await stub.Stage(pb.StageRequest(manifest=manifest_to_proto(base_manifest())), timeout=20)
+        await stub.Commit(pb.CommitRequest(run=RUN, version=0), timeout=20)
+        member = pb.JoinRequest(run=RUN, explorer_id="a", pid=1, host="h")
         lease = (await stub.Join(member, timeout=20)).lease_id
-        watch = stub.Watch(pb.WatchRequest(run=RUN, lease_id=lease))
-        await watch.read()
-        members = await Bucket.open(broker, MEMBERS_BUCKET)
-        await members.put_if(f"{RunNames(RUN).members}.b", b'{"capabilities": {}}', 0)
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await asyncio.wait_for(watch.read(), 20)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.ListVersions(pb.ListVersionsRequest(run=RUN), timeout=20)
-        for error in (ended, refused):
-            assert error.value.code() is grpc.StatusCode.DATA_LOSS
-            assert f"run: {RUN} cannot be served" in str(error.value.details())
-        listed = await stub.ListVersions(pb.ListVersionsRequest(run="other"), timeout=20)
-        assert [version.manifest.version for version in listed.versions] == [0]
+        claim = (await stub.Claim(pb.ClaimRequest(run=RUN, trainer_id="t", pid=1, host="h"), timeout=20)).lease_id
+        versions, members = await Bucket.open(broker, VERSIONS_BUCKET), await Bucket.open(broker, MEMBERS_BUCKET)
+        before = decode_live((await versions.get(names.live_key)).value)
+        for value in GARBAGE[1:]:
+            for bucket, key in [*((versions, key) for key in keys), (members, names.member_key("a"))]:
+                await bucket.update(key, lambda _, value=value: value)  # type: ignore[misc]
+            await members.update(f"{names.members}.b", lambda _, value=value: value)  # type: ignore[misc]
+            listed = await stub.ListVersions(pb.ListVersionsRequest(run=RUN), timeout=20)
+            assert [v.manifest.version for v in listed.versions] == [0]
+            await stub.Report(pb.ReportRequest(run=RUN, lease_id=lease, state="running"), timeout=20)
+            await stub.Claim(pb.ClaimRequest(run=RUN, trainer_id="t", lease_id=claim), timeout=20)
+        known = (await stub.ListMembers(pb.ListMembersRequest(run=RUN), timeout=20)).members
+        assert [m.explorer_id for m in known] == ["a"]
+        async with asyncio.timeout(20):
+            while (await versions.get(names.live_key)).value != encode_live(before):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_service_that_starts_steps_over_what_cannot_be_read(nats_url: str) -> None:
+    names = RunNames(RUN)
+    async with await connect(nats_url, "test") as broker:
+        versions, members = await Bucket.open(broker, VERSIONS_BUCKET), await Bucket.open(broker, MEMBERS_BUCKET)
+        for key in (names.live_key, names.claim_key, names.candidate_key, names.epoch_key, f"{RUN}.version.x"):
+            await versions.put_if(key, b"[]", 0)
+        await members.put_if(names.member_key("a"), b"{", 0)
+        async with served(nats_url) as stub:
+            await stub.Stage(pb.StageRequest(manifest=manifest_to_proto(base_manifest())), timeout=20)
+            committed = await stub.Commit(pb.CommitRequest(run=RUN, version=0), timeout=20)
+            assert committed.state == pb.VERSION_STATE_LIVE
+            await stub.Join(pb.JoinRequest(run=RUN, explorer_id="a", pid=1, host="h"), timeout=20)
+        assert decode_live((await versions.get(names.live_key)).value).version == 0
 
 
 async def test_a_manifest_longer_than_nats_takes_is_refused_with_the_setting(run: Run, tmp_path: Path) -> None:

@@ -210,7 +210,11 @@ def parse_outcome(data: bytes) -> experience_pb2.Outcome:
 
 def decode_outcome(data: bytes) -> Outcome:
     """Inverse of encode_outcome. Raises InvalidInput for anything else, a blob reference included."""
-    message = parse_outcome(data)
+    return outcome_from_proto(parse_outcome(data))
+
+
+def outcome_from_proto(message: experience_pb2.Outcome) -> Outcome:
+    """A group or a failure. Raises InvalidInput for anything else."""
     kind = message.WhichOneof("outcome")
     if kind == "group":
         return group_from_proto(message.group)

@@ -11,9 +11,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trinity.runtime.errors import DataLoss
 from trinity.weights.manifest import VersionState
 
 MOST_ROLLBACKS = 20
+# What decoding a value of KV raises that no sync service wrote.
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -69,26 +72,45 @@ def encode_live(live: Live) -> bytes:
 
 
 def decode_live(value: bytes) -> Live:
-    """The pointer; that of a run without one for an empty value. Fields of a newer writer are left out."""
-    if not value:
-        return Live()
-    fields = json.loads(value)
+    """The pointer; that of a run without one for an empty value. Fields of a newer writer are left out.
+
+    DataLoss for a value that no sync service wrote.
+    """
+    try:
+        return _decode_live(json.loads(value)) if value else Live()
+    except UNREADABLE as error:
+        raise DataLoss(f"the pointer to the LIVE version cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _decode_live(fields: dict[str, Any]) -> Live:
     step = fields.get("step", -1)
-    return Live(
-        version=fields.get("version", -1),
+    live = Live(
+        version=fields["version"],
         step=step,
         gate_step=fields.get("gate_step", step),
         rollbacks=tuple(Rollback(**_known(rollback)) for rollback in fields.get("rollbacks", ())),
         withdrawn=tuple((after, newest) for after, newest in fields.get("withdrawn", ())),
-        newest_version=fields.get("newest_version", fields.get("version", -1)),
+        newest_version=fields.get("newest_version", fields["version"]),
         newest_step=fields.get("newest_step", step),
         claim=fields.get("claim", 0),
     )
+    numbers = [live.version, step, live.gate_step, live.newest_version, live.newest_step, live.claim]
+    numbers += [number for span in live.withdrawn for number in span]
+    numbers += [number for r in live.rollbacks for number in (r.number, r.version, r.newest_version, r.newest_step)]
+    if not all(type(number) is int for number in numbers):
+        raise TypeError("versions and steps must be whole numbers")
+    return live
 
 
 def verdict_of(record: bytes) -> VersionState | None:
-    """STAGED, VERIFIED or REJECTED, of a version's record under `RunNames.version_key`; None if there is none."""
-    return VersionState(json.loads(record)["state"]) if record else None
+    """STAGED, VERIFIED or REJECTED, of a version's record under `RunNames.version_key`; None if there is none.
+
+    DataLoss for a value that no sync service wrote.
+    """
+    try:
+        return VersionState(json.loads(record)["state"]) if record else None
+    except UNREADABLE as error:
+        raise DataLoss(f"the record of a version cannot be read: {type(error).__name__}: {error}") from None
 
 
 def _known(fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,22 +1,30 @@
 """Evaluations: every row of every evaluation taskset, once for a version that is due, beside the training tasks."""
 
+import contextlib
 import math
 import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
+from google.protobuf.message import DecodeError
 
+from trinity.api.common.v1 import experience_pb2, task_pb2
+from trinity.buffer.log.reader import whole_outcome
 from trinity.buffer.shared import RunContext
+from trinity.buffer.streams import append_past_others, newest_of_ours
 from trinity.buffer.tasks.source import TaskSource
-from trinity.data.experience import AttemptFailure, Group
-from trinity.data.wire import decode_outcome, task_to_proto
+from trinity.data.experience import AttemptFailure, Group, Outcome, Task, TaskKind
+from trinity.data.wire import outcome_from_proto, task_from_proto, task_to_proto
 from trinity.runtime import headers, tracing
-from trinity.runtime.broker import tail
-from trinity.runtime.errors import InvalidInput
+from trinity.runtime.broker import Message, StoredMessage, tail
+from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
 
 log = structlog.get_logger(__name__)
+
+_LONGEST_MARK = 16  # digits
 
 
 @dataclass
@@ -130,10 +138,9 @@ class Evaluator:
     async def recover(self) -> None:
         """Read from the stream which evaluation was fed last, and how far."""
         names = self._context.names
-        state = await self._context.broker.state(names.evaluation_tasks_stream)
-        self._fed = state.last_sequence
-        if state.messages:
-            newest = await self._context.broker.get(names.evaluation_tasks_stream, self._fed)
+        self._fed = (await self._context.broker.state(names.evaluation_tasks_stream)).last_sequence
+        newest = await newest_of_ours(self._context.broker, names.evaluation_tasks_stream, self._is_fed)
+        if newest is not None and self._rows:
             self._step = self._recovered = int(newest.headers[headers.EVALUATION_STEP])
             self._index = (int(newest.headers[headers.EVALUATION_INDEX]) + 1) % len(self._rows)
             for source in self._sources:
@@ -169,14 +176,20 @@ class Evaluator:
         source, row = self._rows[index]
         names, task = self._context.names, source.evaluation_task(row, self._fed + 1, self._step)
         self._tally(task.evaluation_step, task.taskset)
+
+        def data(sequence: int) -> bytes:
+            return task_to_proto(replace(task, ordinal=sequence)).SerializeToString()
+
         marks = {headers.EVALUATION_STEP: str(self._step), headers.EVALUATION_INDEX: str(index)}
         with tracing.span("evaluation.feed", task_id=task.task_id):
-            self._fed = await self._context.broker.append(
+            self._fed = await append_past_others(
+                self._context.broker,
                 names.evaluation_task(task.taskset),
                 names.evaluation_tasks_stream,
-                task_to_proto(task).SerializeToString(),
+                data,
                 message_id=task.task_id,
                 last_sequence=self._fed,
+                is_ours=self._is_fed,
                 headers=tracing.inject(marks),
             )
         self._index = index + 1
@@ -185,13 +198,54 @@ class Evaluator:
         expected = sum(len(s.rows) for s in self._sources if s.taskset.name == taskset)
         return self.tallies.setdefault((step, taskset), Tally(step, taskset, expected))
 
+    async def _is_fed(self, message: StoredMessage) -> bool:
+        """Whether it is a task that a buffer of this run fed."""
+        marks = [message.headers.get(name, "") for name in (headers.EVALUATION_STEP, headers.EVALUATION_INDEX)]
+        task = _task_in(message.data)
+        is_here = message.subject == self._context.names.evaluation_task(task.taskset) and task.run == self._context.run
+        return is_here and all(mark.isdecimal() and len(mark) < _LONGEST_MARK for mark in marks)
+
+    async def _read(self, message: Message) -> Outcome | None:
+        """A result; one that cannot be used is a failure of its task for good; None if it is of no task."""
+        found = experience_pb2.Outcome()
+        try:
+            found, _ = await whole_outcome(self._context, message.data)
+            outcome = outcome_from_proto(found)
+            await self._check_fed(outcome.task)
+            if isinstance(outcome, Group):
+                outcome.check(self._context.limits)
+            return outcome
+        except InvalidInput as error:
+            log.warning("buffer.evaluation.refused", sequence=message.sequence, reason=str(error))
+            kind, cause = found.WhichOneof("outcome"), FailureCause.INVALID_EXPERIENCE
+            with contextlib.suppress(InvalidInput):
+                task = task_from_proto(getattr(found, kind).task if kind in ("group", "failure") else task_pb2.Task())
+                await self._check_fed(task)
+                return AttemptFailure(task, 1, "", cause, str(error), True, time.time())
+            return None
+
+    async def _check_fed(self, task: Task) -> None:
+        """Raises InvalidInput unless the task is one of an evaluation that was fed."""
+        source = next((s for s in self._sources if s.taskset.name == task.taskset), None)
+        if task.run != self._context.run or task.kind is not TaskKind.EVALUATION or source is None:
+            raise InvalidInput("task", f"{task.task_id[:80]!r} is of no evaluation of this run")
+        step = task.evaluation_step
+        if not 0 <= task.row < len(source.rows) or task.task_id != source.evaluation_task(task.row, 0, step).task_id:
+            raise InvalidInput("task.task_id", f"is {task.task_id[:80]!r}; no such task was fed")
+        if (step, task.taskset) in self.tallies:
+            return
+        stream = self._context.names.evaluation_tasks_stream  # fed by an earlier process
+        with contextlib.suppress(NotFound):
+            fed = _task_in((await self._context.broker.get(stream, max(1, task.ordinal))).data)
+            if (fed.run, fed.task_id) == (task.run, task.task_id):
+                return
+        raise InvalidInput("task.evaluation_step", f"is {step}; no such evaluation was fed")
+
     async def collect(self) -> None:
         """Follow the results from the first one."""
         async for message in tail(self._context.broker, self._context.names.evaluations_stream, 0):
-            try:
-                outcome = decode_outcome(message.data)
-            except InvalidInput as error:
-                log.warning("buffer.evaluation.refused", sequence=message.sequence, reason=str(error))
+            outcome = await self._read(message)
+            if outcome is None:
                 continue
             tally = self._tally(outcome.task.evaluation_step, outcome.task.taskset)
             was_complete = tally.complete
@@ -205,3 +259,11 @@ class Evaluator:
                 if tally.step >= self._recovered:  # earlier ones were reported before a restart
                     self._on_complete(tally)
                 await self._context.bell.ring()
+
+
+def _task_in(data: bytes) -> task_pb2.Task:
+    """The task in a message; an empty one if there is none."""
+    try:
+        return task_pb2.Task.FromString(data)
+    except DecodeError:
+        return task_pb2.Task()

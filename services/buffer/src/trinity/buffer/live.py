@@ -1,9 +1,12 @@
 """What the buffer hears of the run's versions: which one is LIVE, which were withdrawn. Only sync writes it."""
 
+import contextlib
+
 import structlog
 
 from trinity.buffer.shared import RunContext
 from trinity.runtime.broker import Bucket
+from trinity.runtime.errors import DataLoss
 from trinity.weights import VersionState
 from trinity.weights.pointer import Live, decode_live, verdict_of
 
@@ -29,7 +32,11 @@ class LiveVersions:
             await self._take(entry.value)
 
     async def _take(self, value: bytes) -> None:
-        live = decode_live(value)
+        try:
+            live = decode_live(value)
+        except DataLoss as error:  # sync writes what it was once more
+            log.warning("buffer.live.refused", reason=str(error), version=self._context.live.version)
+            return
         if live == self._context.live:
             return
         if live.rollback is not None and live.rollback != self._context.live.rollback:
@@ -63,6 +70,7 @@ class LiveVersions:
         """Whether the version of a gate was rejected, long ago perhaps: sync's record says so for ever."""
         if version not in self._rejected:
             entry = await self._versions.get(self._context.names.version_key(version))
-            if verdict_of(entry.value) is VersionState.REJECTED:
-                self._rejected.add(version)
+            with contextlib.suppress(DataLoss):
+                if verdict_of(entry.value) is VersionState.REJECTED:
+                    self._rejected.add(version)
         return version in self._rejected

@@ -21,6 +21,7 @@ from trinity.buffer.run import Run
 from trinity.buffer.servicer import BufferServicer, stats_of
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.shared import RunContext
+from trinity.buffer.tasks.feeder import newest_fed
 from trinity.runtime import headers
 from trinity.runtime.errors import Conflict, DataLoss, NotFound
 
@@ -98,9 +99,8 @@ class ReadOnlyRun(Run):
         for name in _COUNTS:
             setattr(response, name, getattr(cursor, name))
         response.dropped.update(cursor.dropped)
-        tasks = self.context.names.tasks_stream
-        if sequence := (await self.context.broker.state(tasks)).last_sequence:
-            response.fed = int((await self.context.broker.get(tasks, sequence)).headers[headers.FED])
+        if (newest := await newest_fed(self.context)) is not None:
+            response.fed = int(newest.headers[headers.FED])
         response.outstanding = response.fed - response.stored - response.dead_letters
 
 

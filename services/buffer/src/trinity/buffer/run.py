@@ -5,6 +5,8 @@ import contextlib
 import json
 from collections.abc import Iterable
 
+import structlog
+
 from trinity.api.common.v1 import task_pb2
 from trinity.buffer.evaluation import Evaluator
 from trinity.buffer.ledger.auxiliary import Auxiliary
@@ -34,6 +36,8 @@ from trinity.runtime import files
 from trinity.runtime.broker import Bucket
 from trinity.runtime.errors import DataLoss, NotFound
 from trinity.runtime.monitor import MonitorOptions, open_monitor
+
+log = structlog.get_logger(__name__)
 
 
 class Run:
@@ -93,13 +97,12 @@ class Run:
             open_monitor, MonitorOptions(**fields), self.ledger.newest_step
         )
         commit = await self._runs.get(self.context.names.commit_key)
-        value = json.loads(commit.value) if commit.revision else {"step": 0, "oldest_kept_step": 0}
-        self.context.committed_step = value["step"]
+        self.context.committed_step, oldest_kept_step = _committed(commit.value)
         await self._versions.look()
         if self.keeper is not None and self.feeder is not None and self.retention is not None:
             await self.keeper.recover()
             await self.feeder.recover()
-            await self.retention.open(value["oldest_kept_step"])
+            await self.retention.open(oldest_kept_step)
             await self._remind_selectors()
         if self.evaluator is not None:
             await self.evaluator.recover()
@@ -184,3 +187,16 @@ class Run:
         """The last step is committed and every evaluation has ended."""
         done = 0 < self.context.last_step <= self.context.committed_step
         return done and (self.evaluator is None or self.evaluator.idle)
+
+
+def _committed(value: bytes) -> tuple[int, int]:
+    """The step of the newest checkpoint and of the oldest kept one, as `Run.commit` wrote them; zeros if it did not."""
+    if not value:
+        return 0, 0
+    try:
+        found = json.loads(value)
+        step, oldest = int(found["step"]), int(found["oldest_kept_step"])
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        log.warning("buffer.commit.refused", reason=f"{type(error).__name__}: {error}")
+        return 0, 0  # nothing is released before the next checkpoint
+    return (step, oldest) if 0 <= oldest <= step else (0, 0)

@@ -48,7 +48,12 @@ class Members:
     def __init__(self, bucket: Bucket, run: str, lease_seconds: float) -> None:
         self._names = RunNames(run)
         self._mirror = Mirror(
-            bucket, self._names.members, self._on_change, every_seconds=_POLL_SECONDS, keep_when_lost=True
+            bucket,
+            self._names.members,
+            self._on_change,
+            every_seconds=_POLL_SECONDS,
+            keep_when_lost=True,
+            check=self._check,
         )
         self._held: dict[str, _Held] = {}
         self._ends: dict[str, asyncio.Future[None]] = {}
@@ -106,6 +111,12 @@ class Members:
             self._end(before.member.lease_id)
         elif before.member.state != member.state:
             self.changed.ring()
+
+    def _check(self, key: str, value: bytes) -> None:
+        """Raise what is wrong with a value."""
+        name = records.decode_member(value).explorer_id
+        if key != self._names.member_key(name):
+            raise ValueError(f"it is the entry of explorer {name[:80]!r}")
 
     def all(self) -> list[Member]:
         """Members whose lease is alive, by name."""

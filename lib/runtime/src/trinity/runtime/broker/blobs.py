@@ -6,16 +6,21 @@ written or an error.
 
 import asyncio
 import hashlib
+import re
 import zlib
 from collections.abc import Callable
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.runtime.broker import Broker
-from trinity.runtime.errors import DataLoss
+from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import RunNames
+from trinity.runtime.rpc import MAX_MESSAGE_BYTES
 
 CHUNK_BYTES = 512 * 1024
+# A stored group travels to the trainer in one message of its batch, with a few fields beside it.
+LARGEST_BYTES = MAX_MESSAGE_BYTES - 64 * 1024
 _IN_FLIGHT = 16
+_KEY = re.compile(r"[0-9a-f]{32}")
 
 
 async def store(
@@ -35,7 +40,8 @@ async def store(
 
 
 async def fetch(broker: Broker, names: RunNames, reference: experience_pb2.BlobReference) -> bytes:
-    """The payload of a reference. DataLoss if a chunk is gone or the content is not what was stored."""
+    """The payload of a reference. NotFound if a chunk is gone; InvalidInput if it is not what the reference says."""
+    check(reference)
     gate = asyncio.Semaphore(_IN_FLIGHT)
 
     async def get(index: int) -> bytes:
@@ -44,5 +50,17 @@ async def fetch(broker: Broker, names: RunNames, reference: experience_pb2.BlobR
 
     data = b"".join(await asyncio.gather(*(get(index) for index in range(reference.chunks))))
     if len(data) != reference.size_bytes or zlib.crc32(data) != reference.crc32:
-        raise DataLoss(f"blob {reference.key} has {len(data)} bytes and another checksum than its reference says")
+        problem = f"{reference.key} has {len(data)} bytes and another checksum than its reference says"
+        raise InvalidInput("blob", problem)
     return data
+
+
+def check(reference: experience_pb2.BlobReference) -> None:
+    """Raise InvalidInput unless `store` can have made this reference. Nothing is fetched before."""
+    if not _KEY.fullmatch(reference.key):
+        raise InvalidInput("blob.key", f"is {reference.key[:80]!r}, must be 32 hexadecimal digits")
+    if not 0 < reference.size_bytes <= LARGEST_BYTES:
+        raise InvalidInput("blob.size_bytes", f"is {reference.size_bytes}, must be in [1, {LARGEST_BYTES}]")
+    chunks = -(-reference.size_bytes // CHUNK_BYTES)
+    if reference.chunks != chunks:
+        raise InvalidInput("blob.chunks", f"is {reference.chunks}; {reference.size_bytes} bytes are {chunks} chunks")

@@ -35,7 +35,9 @@ class PublishRefused(Full):
 
 
 class SequenceConflict(TrinityError):
-    """Somebody else wrote at the expected sequence."""
+    """Another process wrote at the expected sequence; or the message id is known, `stored_at` another sequence."""
+
+    stored_at = 0
 
 
 @dataclass(frozen=True)
@@ -202,20 +204,24 @@ class Broker:
 
         A retry after a lost answer finds its own message there and succeeds. SequenceConflict if another one is.
         """
+        stored_at = 0
         try:
             stored = await self.publish(
                 subject, data, message_id=message_id, expected_last_sequence=last_sequence, **kwargs
             )
             if stored.sequence == last_sequence + 1:
                 return stored.sequence
-            problem = f"message id {message_id} is stored at {stored.sequence} already"
+            stored_at = stored.sequence
+            problem = f"message id {message_id} is stored at {stored_at} already"
         except SequenceConflict as error:
             problem = str(error)
         with contextlib.suppress(NotFound):
             there = await self.get(stream, last_sequence + 1)
             if there.headers.get(Header.MSG_ID.value) == message_id:
                 return there.sequence
-        raise SequenceConflict(f"{stream} at {last_sequence + 1}: {problem}")
+        conflict = SequenceConflict(f"{stream} at {last_sequence + 1}: {problem}")
+        conflict.stored_at = stored_at
+        raise conflict
 
     async def request(self, call: Any, what: str, deadline_seconds: float = 30.0) -> Any:
         """Await `call()` again until NATS answers; Unavailable after the deadline. For calls that may be repeated.

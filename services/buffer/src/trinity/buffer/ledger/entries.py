@@ -1,16 +1,21 @@
 """The ledger: which experience each optimizer step consumes. Written once, read for ever.
 
 One message per step, appended at exactly the next sequence of the stream: two buffers can never both write a step.
+A message counts if it is an entry of this run under its step's subject, the first one there; others are stepped over.
 """
 
 from collections import OrderedDict
 
+from google.protobuf.message import DecodeError
+
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.shared import RunContext
+from trinity.buffer.streams import append_past_others, newest_of_ours
+from trinity.runtime.broker import StoredMessage
 from trinity.runtime.errors import DataLoss, NotFound
 
 _CACHED_ENTRIES = 64
-# A cursor longer than this is kept in a short ring of its own: only the newest one is ever read again.
+# A cursor longer than this is kept in a stream of its own: only the newest one is ever read again.
 _LONG_CURSOR_BYTES = 32 * 1024
 
 
@@ -30,12 +35,48 @@ class Ledger:
 
     async def open(self) -> None:
         """Find the newest entry."""
-        state = await self._context.broker.state(self._stream)
-        self._sequence = state.last_sequence
-        if state.messages:
-            message = await self._context.broker.get(self._stream, state.last_sequence)
-            self.newest = pb.LedgerEntry.FromString(message.data)
+        self._sequence = (await self._context.broker.state(self._stream)).last_sequence
+        message = await newest_of_ours(self._context.broker, self._stream, self._is_in_the_chain)
+        if message is not None:
+            self.newest = self._entry(message)
+            assert self.newest is not None
             self._remember(self.newest)
+
+    def _entry(self, message: StoredMessage) -> pb.LedgerEntry | None:
+        """The entry in a message, if it is one of this run that may stand where it does."""
+        try:
+            entry = pb.LedgerEntry.FromString(message.data)
+        except DecodeError:
+            return None
+        fits = entry.run == self._context.run and 1 <= entry.step <= message.sequence  # every earlier step lies below
+        return entry if fits and message.subject == self._context.names.batch(entry.step) else None
+
+    async def _first(self, step: int) -> tuple[StoredMessage, pb.LedgerEntry] | None:
+        """The entry of a step, and its message. What came later under the same subject does not count."""
+        sequence = 1
+        while True:
+            try:
+                message = await self._context.broker.next(self._stream, self._context.names.batch(step), sequence)
+            except NotFound:
+                return None
+            entry = self._entry(message)
+            if entry is not None:
+                return message, entry
+            sequence = message.sequence + 1
+
+    async def _is_in_the_chain(self, message: StoredMessage) -> bool:
+        """Whether it is the first entry of its step, and follows that of the step before."""
+        entry = self._entry(message)
+        if entry is None:
+            return False
+        first = await self._first(entry.step)
+        before = await self._first(entry.step - 1) if entry.step > 1 else None
+        follows = entry.step == 1 or (before is not None and before[0].sequence < message.sequence)
+        return follows and first is not None and first[0].sequence == message.sequence
+
+    async def _is_next(self, message: StoredMessage) -> bool:
+        entry = self._entry(message)
+        return entry is not None and entry.step == self.newest_step + 1
 
     async def cursor(self) -> pb.LedgerCursor:
         """Where the reader of the log stood at the newest entry."""
@@ -46,9 +87,9 @@ class Ledger:
         stream = self._context.names.cursors_stream
         try:
             message = await self._context.broker.get(stream, self.newest.cursor_sequence)
-        except NotFound:
+            return pb.LedgerCursor.FromString(message.data)
+        except (NotFound, DecodeError):
             raise DataLoss(f"{stream}: the cursor of step {self.newest_step} is gone") from None
-        return pb.LedgerCursor.FromString(message.data)
 
     async def append(self, entry: pb.LedgerEntry) -> None:
         """Write the entry of the next step. SequenceConflict if another buffer wrote meanwhile."""
@@ -57,14 +98,18 @@ class Ledger:
         if entry.cursor.ByteSize() > _LONG_CURSOR_BYTES:
             await self._put_cursor_aside(entry)
         data = entry.SerializeToString()
-        self._sequence = await self._context.broker.append(
+        self._sequence = await append_past_others(
+            self._context.broker,
             self._context.names.batch(entry.step),
             self._stream,
-            data,
+            lambda _: data,
             message_id=f"batch/{entry.step}",
             last_sequence=self._sequence,
+            is_ours=self._is_next,
         )
-        # Read anew: a message that held a long cursor keeps its memory.
+        if entry.cursor_sequence:
+            await self._context.broker.purge_below(self._context.names.cursors_stream, entry.cursor_sequence)
+        # Decoded again: a message that held a long cursor keeps its memory.
         self.newest = pb.LedgerEntry.FromString(data)
         self._remember(self.newest)
 
@@ -84,13 +129,11 @@ class Ledger:
             return self._cache[step]
         if step < 1 or step > self.newest_step:
             raise NotFound(f"step: {step} has no ledger entry; the newest is {self.newest_step}")
-        try:
-            message = await self._context.broker.last(self._stream, self._context.names.batch(step))
-        except NotFound:
-            raise DataLoss(f"step: the ledger entry of step {step} is gone from {self._stream}") from None
-        entry = pb.LedgerEntry.FromString(message.data)
-        self._remember(entry)
-        return entry
+        found = await self._first(step)
+        if found is None:
+            raise DataLoss(f"step: the ledger entry of step {step} is gone from {self._stream}")
+        self._remember(found[1])
+        return found[1]
 
     def _remember(self, entry: pb.LedgerEntry) -> None:
         self._cache[entry.step] = entry

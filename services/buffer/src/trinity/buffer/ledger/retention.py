@@ -18,7 +18,7 @@ from trinity.buffer.shared import RunContext
 from trinity.buffer.streams import stream_specs
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.data.wire import parse_outcome
-from trinity.runtime.broker import Broker, ensure_streams
+from trinity.runtime.broker import Broker, blobs, ensure_streams
 from trinity.runtime.errors import InvalidInput, NotFound
 from trinity.runtime.metrics import Gauge
 from trinity.runtime.names import RunNames
@@ -177,5 +177,6 @@ class Retention:
                 return
             with contextlib.suppress(InvalidInput):
                 reference = parse_outcome(message.data).blob
+                blobs.check(reference)  # its key is part of a filter
                 await broker.purge_subject(names.blobs_stream, names.blob_chunks(reference.key))
             sequence = message.sequence + 1

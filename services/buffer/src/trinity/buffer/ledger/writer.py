@@ -11,6 +11,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.log.dead_letters import letter_in
 from trinity.buffer.log.summary import without_check
 from trinity.buffer.log.validator import Judge
 from trinity.buffer.policy import policy_of
@@ -153,8 +154,8 @@ class Keeper:
         letter.final = True
         subject = names.dead_letter(task.ordinal)
         try:
-            there = await self._context.broker.last(names.dead_letters_stream, subject)
-            buried = experience_pb2.AttemptFailure.FromString(there.data).task.life >= task.life
+            there = letter_in(names, await self._context.broker.last(names.dead_letters_stream, subject))
+            buried = there is not None and there.task.life >= task.life
         except NotFound:
             buried = False
         if not buried:
@@ -220,7 +221,7 @@ class Keeper:
 
 
 def _maker(outcome: experience_pb2.Outcome) -> dict[str, Any]:
-    """Explorer and attempt, as far as a refused entry says them: a name of printable characters, as short as allowed."""
+    """Explorer and attempt, as far as a refused entry says them; the name in printable characters, cut if too long."""
     made = getattr(outcome, kind) if (kind := outcome.WhichOneof("outcome")) in ("group", "failure") else None
     if made is None:
         return {}

@@ -2,10 +2,15 @@
 
 from collections.abc import Callable, Iterable
 
+from google.protobuf.message import DecodeError
+
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.shared import RunContext
 from trinity.runtime.broker import StoredMessage
 from trinity.runtime.errors import Conflict, NotFound
+from trinity.runtime.names import RunNames
+
+_Found = tuple[StoredMessage, experience_pb2.AttemptFailure]
 
 
 class DeadLetters:
@@ -18,22 +23,20 @@ class DeadLetters:
 
     async def show(self, limit: int, ordinal: int = 0) -> list[experience_pb2.AttemptFailure]:
         """Oldest first; of one task alone if an ordinal is given. NotFound if that has none."""
-        if ordinal:
-            return [_letter(await self._of(ordinal))]
-        return [_letter(message) for message in await self._all(limit)]
+        found = [await self._of(ordinal)] if ordinal else await self._all(limit)
+        return [letter for _, letter in found]
 
     async def retry(self, ordinals: Iterable[int]) -> list[int]:
         """Feed these tasks again (all, if none is named). NotFound if one has no letter; then nothing happens."""
-        messages = await self._asked(ordinals)
-        letters = [_letter(message) for message in messages]
-        for letter in letters:
+        found = await self._asked(ordinals)
+        for _, letter in found:
             if not letter.task.task_id:
                 raise Conflict(f"ordinals: nothing but the ordinal is known of task {letter.task.ordinal}; drop it")
-        for message, letter in zip(messages, letters, strict=True):
+        for message, letter in found:
             if self._is_dead(letter.task.ordinal):  # else an earlier call was cut off here
                 await self._revive(letter)
             await self._context.broker.delete(self._stream, message.sequence)
-        return [letter.task.ordinal for letter in letters]
+        return [letter.task.ordinal for _, letter in found]
 
     async def _revive(self, letter: experience_pb2.AttemptFailure) -> None:
         """Write into the log that the task lives again; the keeper and the feeder follow the log."""
@@ -48,35 +51,42 @@ class DeadLetters:
 
     async def drop(self, ordinals: Iterable[int]) -> list[int]:
         """Take letters away (all, if none is named). NotFound as for retry."""
-        messages = await self._asked(ordinals)
-        for message in messages:
+        found = await self._asked(ordinals)
+        for message, _ in found:
             await self._context.broker.delete(self._stream, message.sequence)
-        return [_letter(message).task.ordinal for message in messages]
+        return [letter.task.ordinal for _, letter in found]
 
-    async def _asked(self, ordinals: Iterable[int]) -> list[StoredMessage]:
+    async def _asked(self, ordinals: Iterable[int]) -> list[_Found]:
         wanted = sorted(set(ordinals))
         return [await self._of(ordinal) for ordinal in wanted] if wanted else await self._all()
 
-    async def _of(self, ordinal: int) -> StoredMessage:
-        try:
-            return await self._context.broker.last(self._stream, self._context.names.dead_letter(ordinal))
-        except NotFound:
-            raise NotFound(f"ordinals: task {ordinal} has no dead letter") from None
+    async def _of(self, ordinal: int) -> _Found:
+        found = await self._all(None, self._context.names.dead_letter(ordinal))
+        if not found:
+            raise NotFound(f"ordinals: task {ordinal} has no dead letter")
+        return found[-1]
 
-    async def _all(self, limit: int | None = None) -> list[StoredMessage]:
-        found: list[StoredMessage] = []
+    async def _all(self, limit: int | None = None, subject: str = "") -> list[_Found]:
+        """Those of a subject, or all. What is no letter is stepped over."""
+        found: list[_Found] = []
         sequence = 1
         while limit is None or len(found) < limit:
             try:
                 message = await self._context.broker.next(
-                    self._stream, self._context.names.subjects("deadletters"), sequence
+                    self._stream, subject or self._context.names.subjects("deadletters"), sequence
                 )
             except NotFound:
                 break
-            found.append(message)
+            if (letter := letter_in(self._context.names, message)) is not None:
+                found.append((message, letter))
             sequence = message.sequence + 1
         return found
 
 
-def _letter(message: StoredMessage) -> experience_pb2.AttemptFailure:
-    return experience_pb2.AttemptFailure.FromString(message.data)
+def letter_in(names: RunNames, message: StoredMessage) -> experience_pb2.AttemptFailure | None:
+    """The dead letter in a message; None if it holds none of its subject's task."""
+    try:
+        letter = experience_pb2.AttemptFailure.FromString(message.data)
+    except DecodeError:
+        return None
+    return letter if message.subject == names.dead_letter(letter.task.ordinal) and letter.final else None

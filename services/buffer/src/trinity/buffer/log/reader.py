@@ -22,16 +22,10 @@ class LogReader:
         self._cached = 0
 
     async def take(self, sequence: int, data: bytes, header: Mapping[str, str]) -> experience_pb2.Outcome:
-        """The outcome in a message of the log, whole. Raises DataLoss or InvalidInput."""
+        """The outcome in a message of the log, whole. Raises InvalidInput."""
         if header.get(headers.CRC32) not in (None, str(zlib.crc32(data))):
             data = await self._once_more(sequence)
-        outcome = parse_outcome(data)
-        if outcome.WhichOneof("outcome") == "blob":
-            try:
-                data = await blobs.fetch(self._context.broker, self._context.names, outcome.blob)
-            except NotFound as error:
-                raise InvalidInput("blob", f"{outcome.blob.key} is not there: {error}") from None
-            outcome = parse_outcome(data)
+        outcome, data = await whole_outcome(self._context, data)
         if outcome.WhichOneof("outcome") == "group":
             self._remember(sequence, data, header.get(headers.TRACEPARENT, ""))
         return outcome
@@ -52,7 +46,10 @@ class LogReader:
                 message = await self._context.broker.get(stream, sequence)
             except NotFound:
                 raise DataLoss(f"{stream} {sequence}: the group is gone") from None
-            await self.take(sequence, message.data, message.headers)
+            try:
+                await self.take(sequence, message.data, message.headers)
+            except InvalidInput as error:
+                raise DataLoss(f"{stream} {sequence}: {error}") from None
         if sequence not in self._cache:
             raise DataLoss(f"{stream} {sequence} is no group")
         self._cache.move_to_end(sequence)
@@ -66,3 +63,18 @@ class LogReader:
         while self._cached > self._cache_bytes and len(self._cache) > 1:
             _, (gone, _) = self._cache.popitem(last=False)
             self._cached -= len(gone)
+
+
+async def whole_outcome(context: RunContext, data: bytes) -> tuple[experience_pb2.Outcome, bytes]:
+    """The outcome in a payload, and its own payload if it lies in a blob. Raises InvalidInput."""
+    outcome = parse_outcome(data)
+    if outcome.WhichOneof("outcome") != "blob":
+        return outcome, data
+    try:
+        data = await blobs.fetch(context.broker, context.names, outcome.blob)
+    except NotFound as error:
+        raise InvalidInput("blob", f"{outcome.blob.key} is not there: {error}") from None
+    outcome = parse_outcome(data)
+    if (kind := outcome.WhichOneof("outcome")) not in ("group", "failure"):
+        raise InvalidInput("blob", f"holds {kind or 'nothing'}; only groups and failures lie in blobs")
+    return outcome, data

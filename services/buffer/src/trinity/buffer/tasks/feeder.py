@@ -12,15 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.buffer.shared import RunContext
+from trinity.buffer.streams import append_past_others, newest_of_ours
 from trinity.buffer.tasks.mixture import Mixture
 from trinity.buffer.window import Window
 from trinity.data.experience import Task
 from trinity.data.wire import task_to_proto
 from trinity.runtime import headers, tracing
-from trinity.runtime.broker import SequenceConflict
+from trinity.runtime.broker import SequenceConflict, StoredMessage
 from trinity.runtime.errors import NotFound
 from trinity.runtime.metrics import Gauge
 
@@ -29,6 +31,8 @@ log = structlog.get_logger(__name__)
 FED = Gauge("trinity_buffer_tasks_fed", "Training tasks fed")
 
 _REMEMBERED = 4096
+_COUNTS = (headers.FED, headers.POSITION)
+_LONGEST_COUNT = 16  # digits
 _READ_AHEAD = 256
 # Id, log-probability and mask.
 _BYTES_PER_TOKEN = 9
@@ -67,8 +71,8 @@ class Feeder:
         """Read from the stream how far feeding came."""
         stream = self._context.names.tasks_stream
         self._sequence = (await self._context.broker.state(stream)).last_sequence
-        if self._sequence:
-            newest = await self._context.broker.get(stream, self._sequence)
+        newest = await newest_fed(self._context)
+        if newest is not None:
             self._context.fed = int(newest.headers[headers.FED])
             self._position = int(newest.headers[headers.POSITION])
             log.info("buffer.feeder.recovered", fed=self.fed, position=self._position)
@@ -83,18 +87,33 @@ class Feeder:
         names = self._context.names
         tasksets = [asked.taskset] if asked.taskset else [source.taskset.name for source in self._source.sources]
         for taskset in tasksets:
-            with contextlib.suppress(NotFound):
-                message = await self._context.broker.last(names.tasks_stream, names.task(taskset, asked.ordinal))
+            found = await self._newest(names.task(taskset, asked.ordinal))
+            if found is not None:
                 if asked.ordinal + 1 not in self._tasks:
-                    await self._read_ahead(message.sequence + 1)
-                return self._remember(task_pb2.Task.FromString(message.data))
+                    await self._read_ahead(found.sequence + 1)
+                return self._remember(task_pb2.Task.FromString(found.data))
         raise NotFound(f"task {asked.ordinal} is not in the queue")
+
+    async def _newest(self, subject: str) -> StoredMessage | None:
+        """The newest message with the task of a subject: a revived task is there once for each life."""
+        broker, stream = self._context.broker, self._context.names.tasks_stream
+        with contextlib.suppress(NotFound):
+            found: StoredMessage | None = await broker.last(stream, subject)
+            if found is not None and task_in(self._context, found) is None:
+                sequence, found = 1, None
+                with contextlib.suppress(NotFound):
+                    while True:
+                        message = await broker.next(stream, subject, sequence)
+                        found = message if task_in(self._context, message) else found
+                        sequence = message.sequence + 1
+            return found
+        return None
 
     async def _read_ahead(self, sequence: int) -> None:
         """After a restart groups come of tasks near by: one question for many of them, not one for each."""
         for message in await self._context.broker.several(self._context.names.tasks_stream, sequence, _READ_AHEAD):
-            task = task_pb2.Task.FromString(message.data)
-            if task.ordinal not in self._tasks and not self._window.has_ended(task.ordinal):
+            task = task_in(self._context, message)
+            if task is not None and task.ordinal not in self._tasks and not self._window.has_ended(task.ordinal):
                 self._remember(task)
 
     def _remember(self, task: task_pb2.Task) -> task_pb2.Task:
@@ -159,8 +178,8 @@ class Feeder:
             names, task = self._context.names, task_pb2.Task(ordinal=ordinal)
             with contextlib.suppress(NotFound):
                 subject = names.task((await self.task(task)).taskset, ordinal)
-                message = await self._context.broker.last(names.tasks_stream, subject)
-                if message.sequence < self._sequence:
+                message = await self._newest(subject)
+                if message is not None and message.sequence < self._sequence:
                     await self._context.broker.delete(names.tasks_stream, message.sequence)
                     self._tasks.pop(ordinal, None)
 
@@ -195,7 +214,7 @@ class Feeder:
             await self._store(task, self._position)
             fresh = True
         except SequenceConflict as error:
-            if "stored at" not in str(error):
+            if not error.stored_at:
                 raise
             fresh = False
         if not injected.stored.done():
@@ -211,15 +230,22 @@ class Feeder:
     async def _put(self, task: task_pb2.Task, message_id: str, position: int, fed: int) -> None:
         names = self._context.names
         counts = {headers.POSITION: str(position), headers.FED: str(fed)}
-        self._sequence = await self._context.broker.append(
+        data = task.SerializeToString()
+        self._sequence = await append_past_others(
+            self._context.broker,
             names.task(task.taskset, task.ordinal),
             names.tasks_stream,
-            task.SerializeToString(),
+            lambda _: data,
             message_id=message_id,
             last_sequence=self._sequence,
+            is_ours=self._is_fed,
             headers=tracing.inject(counts),
         )
         self._remember(task)
+
+    async def _is_fed(self, message: StoredMessage) -> bool:
+        """Whether it is a task that a buffer of this run fed, and not a copy of an earlier one."""
+        return is_fed(self._context, message) and int(message.headers[headers.FED]) >= self.fed
 
     async def _feed_again(self, ordinal: int, sequence: int) -> None:
         """Put a revived task into the queue, unless an earlier buffer did."""
@@ -227,11 +253,38 @@ class Feeder:
         entry = await broker.get(names.experiences_stream, sequence)
         task = experience_pb2.Outcome.FromString(entry.data).revival.task
         life = 0
-        with contextlib.suppress(NotFound):
-            there = await broker.last(names.tasks_stream, names.task(task.taskset, ordinal))
+        there = await self._newest(names.task(task.taskset, ordinal))
+        if there is not None:
             life = task_pb2.Task.FromString(there.data).life
         if life < task.life:
             await self._put(task, f"{task.task_id}/life/{task.life}", self._position, self.fed)
             log.info("buffer.task.revived", task=task.task_id, ordinal=ordinal, life=task.life)
         self._remember(task)
         self._revived.add(sequence)
+
+
+def task_in(context: RunContext, message: StoredMessage) -> task_pb2.Task | None:
+    """The training task in a message of the queue; None if it holds none of this run under its own subject."""
+    try:
+        task = task_pb2.Task.FromString(message.data)
+    except DecodeError:
+        return None
+    is_here = message.subject == context.names.task(task.taskset, task.ordinal)
+    return task if is_here and task.run == context.run and task.kind == task_pb2.TASK_KIND_TRAIN else None
+
+
+def is_fed(context: RunContext, message: StoredMessage) -> bool:
+    """Whether a buffer of this run fed it: its counts are part of the message."""
+    task, counts = task_in(context, message), [message.headers.get(name, "") for name in _COUNTS]
+    if task is None or not all(count.isdecimal() and len(count) < _LONGEST_COUNT for count in counts):
+        return False
+    return 1 <= task.ordinal <= int(message.headers[headers.FED])
+
+
+async def newest_fed(context: RunContext) -> StoredMessage | None:
+    """The task that was fed last, with the counts in its headers."""
+
+    async def is_ours(message: StoredMessage) -> bool:
+        return is_fed(context, message)
+
+    return await newest_of_ours(context.broker, context.names.tasks_stream, is_ours)

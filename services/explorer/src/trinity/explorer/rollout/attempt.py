@@ -170,6 +170,12 @@ async def store(
         held = True
         on_wait(True)
 
+    if len(data) > blobs.LARGEST_BYTES and isinstance(outcome, Group):
+        error = InvalidInput("group", f"has {len(data)} bytes; a batch takes groups of up to {blobs.LARGEST_BYTES}")
+        outcome = _failure(
+            task, outcome.attempt, outcome.explorer_id, FailureCause.INVALID_EXPERIENCE, error, final=True
+        )
+        data = encode_outcome(outcome)
     too_long = len(data) > broker.client.max_payload - _HEADROOM_BYTES
     if too_long:
         reference = await _until_stored(lambda: blobs.store(broker, names, data, hold), hold)

@@ -11,12 +11,17 @@ from collections.abc import Callable
 
 import nats.errors
 import nats.js.errors
+import structlog
 
 from trinity.runtime.broker import ABSENT, Bucket, Change, Entry, SequenceConflict
 from trinity.runtime.errors import TrinityError, Unavailable
 from trinity.sync.store import clock
+from trinity.weights.pointer import UNREADABLE
+
+log = structlog.get_logger(__name__)
 
 _AGAIN_SECONDS = 0.01
+_REASON = 500  # characters
 _CATCH_UP_SECONDS = 10.0
 # How often a value whose writers collide is tried before somebody is told; a hundred collisions are no accident.
 _ATTEMPTS = 1000
@@ -25,7 +30,8 @@ _ATTEMPTS = 1000
 class Mirror:
     """Keys and values under one prefix. `run` keeps it up to date; `ready` is set once it has all that was there.
 
-    `keep_when_lost`: the values outlive the bucket, to be written again by whoever changes them next.
+    `keep_when_lost`: the values outlive the bucket, to be written again by the process that changes them next.
+    `check(key, value)` raises what is wrong with a value: the one before it stays, and is written again.
     """
 
     def __init__(
@@ -36,6 +42,7 @@ class Mirror:
         *,
         every_seconds: float | None = None,
         keep_when_lost: bool = False,
+        check: Callable[[str, bytes], None] = lambda key, value: None,
     ) -> None:
         self._bucket = bucket
         self._prefix = prefix
@@ -45,6 +52,8 @@ class Mirror:
         self._entries: dict[str, Entry] = {}
         self._revisions: dict[str, int] = {}  # of deleted keys too: nothing older may come back
         self._seen_at: dict[str, float] = {}
+        self._check = check
+        self._damaged: set[str] = set()
         self._followed = 0  # all changes up to this revision are in the copy
         self.ready = asyncio.Event()
 
@@ -56,6 +65,7 @@ class Mirror:
                 self._apply(change)
                 self._followed = max(self._followed, change.revision)
             self.ready.set()
+            await self._mend()
 
     def _forget(self) -> None:
         self._revisions.clear()
@@ -71,12 +81,37 @@ class Mirror:
         if change.revision <= self._revisions.get(change.key, 0):
             return
         self._revisions[change.key] = change.revision
+        if change.value is not None and not self._is_sound(change):
+            self._entries[change.key] = Entry(self.known(change.key).value, change.revision)
+            return
         self._seen_at[change.key] = clock.now()
         if change.value is None:
             self._entries.pop(change.key, None)
         else:
             self._entries[change.key] = Entry(change.value, change.revision)
         self._on_change(change.key, change.value)
+
+    def _is_sound(self, change: Change) -> bool:
+        try:
+            self._check(change.key, change.value or b"")
+        except (TrinityError, *UNREADABLE) as error:
+            reason = f"{type(error).__name__}: {error}"[:_REASON]
+            log.error("sync.value.refused", key=change.key, revision=change.revision, reason=reason)
+            if self.known(change.key).value:
+                self._damaged.add(change.key)
+            return False
+        return True
+
+    async def _mend(self) -> None:
+        """Write what was there before a value that could not be read: other processes read it too."""
+        for key in list(self._damaged):
+            self._damaged.discard(key)
+            entry = self.known(key)
+            with contextlib.suppress(
+                SequenceConflict, Unavailable
+            ):  # what another process wrote meanwhile is read next
+                if entry.value and entry.revision:
+                    await self.put_if(key, entry.value, entry.revision)
 
     async def catches_up(self) -> bool:
         """Until the copy has all that is older than its newest value; whether it had. Unavailable if NATS is slow."""
@@ -109,7 +144,7 @@ class Mirror:
             self._apply(Change(key, entry.value, entry.revision))
         known = self.known(key)
         outlived = not entry.revision and known is not ABSENT and not known.revision
-        return known if outlived or known.revision > entry.revision else entry
+        return known if outlived or known.revision >= entry.revision else entry
 
     async def put_if(self, key: str, value: bytes, revision: int) -> None:
         """Write if the key is still at `revision`. SequenceConflict otherwise; Unavailable if NATS does not answer."""

@@ -5,14 +5,16 @@ anything else after that. LIVE, RETIRED and withdrawn follow from the pointer: s
 """
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
 
 from trinity.weights import VersionState
-from trinity.weights.pointer import verdict_of
+from trinity.weights.pointer import UNREADABLE, verdict_of
 
-# What decoding raises for a value of a newer or a much older service.
-UNREADABLE = (ValueError, TypeError, KeyError)
+__all__ = ["UNREADABLE"]  # what decoding raises for a value that no sync service wrote; and DataLoss
+
+_Made = TypeVar("_Made")
+_PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
 
 @dataclass(frozen=True)
@@ -156,31 +158,46 @@ def encode_member(member: Member) -> bytes:
 
 
 def decode_record(value: bytes) -> Record:
-    fields = json.loads(value)
-    fields["state"] = verdict_of(value)
-    fields["measured"] = Measured(**fields["measured"]) if fields["measured"] else None
-    fields["failures"] = tuple(Failure(**failure) for failure in fields["failures"])
-    return Record(**fields)
+    fields_ = json.loads(value)
+    fields_["state"] = verdict_of(value)
+    fields_["measured"] = _made(Measured, fields_["measured"]) if fields_["measured"] else None
+    fields_["failures"] = tuple(_made(Failure, failure) for failure in fields_["failures"])
+    return _made(Record, fields_)
 
 
 def decode_claim(value: bytes) -> Claim:
-    return Claim(**json.loads(value)) if value else Claim()
+    return _made(Claim, json.loads(value)) if value else Claim()
 
 
 def decode_candidate(value: bytes) -> Candidate:
-    return Candidate(**json.loads(value)) if value else Candidate()
+    return _made(Candidate, json.loads(value)) if value else Candidate()
 
 
 def decode_epoch(value: bytes) -> Epoch:
     if not value:
         return Epoch()
-    fields = json.loads(value)
-    fields["members"] = tuple(EpochMember(**member) for member in fields["members"])
-    return Epoch(**fields)
+    fields_ = json.loads(value)
+    fields_["members"] = tuple(_made(EpochMember, member) for member in fields_["members"])
+    return _made(Epoch, fields_)
 
 
 def decode_member(value: bytes) -> Member:
-    fields = json.loads(value)
-    able = fields.pop("capabilities")
-    able["transports"] = tuple(able["transports"])
-    return Member(**fields, capabilities=Capabilities(**able))
+    fields_ = json.loads(value)
+    able = fields_["capabilities"]
+    able["transports"] = tuple(map(str, able["transports"]))
+    return _made(Member, {**fields_, "capabilities": _made(Capabilities, able)})
+
+
+def _made(kind: type[_Made], values: dict[str, Any]) -> _Made:
+    """One of its kind, without the fields of a newer service. TypeError for a field of another type.
+
+    A service of any age writes the first field of each kind; the others have defaults.
+    """
+    if fields(kind)[0].name not in values:  # type: ignore[arg-type]
+        raise KeyError(fields(kind)[0].name)  # type: ignore[arg-type]
+    made = kind(**{one.name: values[one.name] for one in fields(kind) if one.name in values})
+    for one in fields(kind):  # type: ignore[arg-type]
+        value = getattr(made, one.name)
+        if type(value) not in _PLAIN.get(one.type, (type(value),)):
+            raise TypeError(f"{kind.__name__}.{one.name} is {str(value)[:80]!r}")
+    return made

@@ -54,7 +54,7 @@ class RunState:
 
     def __init__(self, bucket: Bucket, run: str) -> None:
         self.names = RunNames(run)
-        self.mirror = Mirror(bucket, run, self._on_change)
+        self.mirror = Mirror(bucket, run, self._on_change, check=self._check)
         self.changed = Signal()
         self._decoders: dict[str, Callable[[bytes], object]] = {
             self.names.live_key: decode_live,
@@ -70,18 +70,24 @@ class RunState:
 
     def _on_change(self, key: str, value: bytes | None) -> None:
         name = key.rpartition(".")[2]
-        try:
-            if key in self._decoders:
-                setattr(self, name, self._decoders[key](value or b""))
-            elif value is None:
-                self.records.pop(int(name), None)
-            else:
-                self.records[int(name)] = records.decode_record(value)
-        except records.UNREADABLE as error:
-            log.error("sync.record.unreadable", key=key, reason=f"{type(error).__name__}: {error}")
+        if key in self._decoders:
+            setattr(self, name, self._decoders[key](value or b""))
+        elif value is not None:
+            self.records[int(name)] = records.decode_record(value)
+        elif name.isdecimal():
+            self.records.pop(int(name), None)
         for derived in ("newest_first", "rejected"):
             self.__dict__.pop(derived, None)
         self.changed.ring()
+
+    def _check(self, key: str, value: bytes) -> None:
+        """Raise what is wrong with a value. The mirror holds nothing else than what passes."""
+        if key in self._decoders:
+            self._decoders[key](value)
+            return
+        version = records.decode_record(value).version
+        if key != self.names.version_key(version) or not 0 <= version < 2**63:
+            raise ValueError(f"it is the record of version {version}")
 
     @cached_property
     def newest_first(self) -> list[Record]:
@@ -96,7 +102,7 @@ class RunState:
     async def record(self, version: int) -> Record:
         """As it is in KV now. NotFound if there is no such version."""
         entry = await self.mirror.fresh(self.names.version_key(version))
-        if not entry.revision:
+        if not entry.value:
             raise NotFound(f"version: this run has no version {version}")
         return records.decode_record(entry.value)
 
