@@ -338,3 +338,25 @@ def test_a_wrong_command_is_one_sentence(
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_step_that_a_checkpoint_holds_is_not_skipped(
+    stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = subject_of(stopped())
+    monkeypatch.setattr(batch, "complete_steps", lambda folder: [4])
+
+    async def skip(subject: Subject, step: int, reason: str) -> pb.LedgerEntry:
+        entry = make_entry()
+        entry.skip_reason = reason
+        return entry
+
+    monkeypatch.setattr(batch, "_skip", skip)
+    with pytest.raises(RunError, match="step 4 is learnt: a checkpoint of step 4 holds it"):
+        batch.skip_batch(subject, 4, "late")
+    assert "step 5 is skipped (a bad \\x1b group); its 1 groups are not trained" in batch.skip_batch(
+        subject, 5, "a bad \x1b group"
+    )
+    entry = make_entry()
+    entry.skip_reason = "why"
+    assert "; skipped: why" in batch.render("p/n", batch.describe(entry))

@@ -128,3 +128,42 @@ async def test_a_run_that_never_was_is_not_made(nats_server: NatsServer, tmp_pat
     assert process.wait(60) == 1
     assert f"knows no run '{unborn.run}'" in str(process.events()[-1])
     assert await _stored(unborn) == {}
+
+
+async def test_a_skipped_step_is_served_without_its_groups_by_every_buffer_from_then_on(
+    run: BufferRun, reader: FakeTrainer
+) -> None:
+    owner = run.trainer()
+    before = await owner.entry(5)
+    request = pb.SkipStepRequest(run=run.run, step=5, reason="a group cannot be decoded")
+    for wrong, code in (
+        (pb.SkipStepRequest(run=run.run, step=99, reason="x"), grpc.StatusCode.NOT_FOUND),
+        (pb.SkipStepRequest(run=run.run, step=5), grpc.StatusCode.INVALID_ARGUMENT),
+        (pb.SkipStepRequest(run=run.run, step=5, reason="x" * 501), grpc.StatusCode.INVALID_ARGUMENT),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await owner.buffer.SkipStep(wrong, timeout=20)
+        assert refused.value.code() is code
+    stream = owner.buffer.StreamBatches(pb.StreamBatchesRequest(run=run.run, from_step=5))
+    await stream.read()
+    with pytest.raises(grpc.aio.AioRpcError, match="is being read by a trainer"):
+        await owner.buffer.SkipStep(request, timeout=20)
+    stream.cancel()
+    skipped = (await reader.buffer.SkipStep(request, timeout=20)).entry
+    assert skipped.skip_reason == "a group cannot be decoded"
+    assert list(skipped.groups) == list(before.groups), "they stay counted"
+    run.buffer.kill()
+    run.buffer.start()
+    again = pb.SkipStepRequest(run=run.run, step=5, reason="another reason")
+    assert (await owner.buffer.SkipStep(again, timeout=20)).entry.skip_reason == "a group cannot be decoded"
+    for client in (owner, reader):
+        parts = [pb.BatchPart.FromString(part).WhichOneof("part") for part in await client.batch(5)]
+        assert parts == ["entry", "end"]
+        assert len(await client.batch(6)) == 2 + run.groups
+    stats = await owner.stats()
+    assert list(stats.skipped_steps) == [5]
+    assert stats.fed == stats.stored + stats.dead_letters + stats.outstanding
+    await owner.buffer.CommitStep(pb.CommitStepRequest(run=run.run, step=6, oldest_kept_step=6), timeout=20)
+    with pytest.raises(grpc.aio.AioRpcError, match="a checkpoint of step 6 holds it"):
+        await owner.buffer.SkipStep(pb.SkipStepRequest(run=run.run, step=6, reason="late"), timeout=20)
+    await owner.close()

@@ -10,12 +10,13 @@ import torch
 from support.experience import make_group, make_task
 from support.training import BASE
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.common.v1 import experience_pb2
 from trinity.config import make_plan
 from trinity.config.schema import Config
 from trinity.data.wire import encode_outcome
 from trinity.trainer.control import Control
 from trinity.trainer.data import kept
-from trinity.trainer.data.bad_steps import NotFinite, OutOfMemory
+from trinity.trainer.data.bad_steps import NotFinite, OutOfMemory, Undecodable
 from trinity.trainer.data.batch import TrainBatch
 from trinity.trainer.data.client import RawBatch
 from trinity.trainer.loop import TrainLoop
@@ -30,6 +31,7 @@ class Engine:
     """Cannot learn, and says which group is to blame."""
 
     device = torch.device("cpu")
+    micro_batch_tokens = 64
 
     def __init__(self, problem: Exception) -> None:
         self._problem = problem
@@ -112,6 +114,34 @@ def test_a_reward_that_is_not_finite_never_reaches_the_models(tmp_path: Path) ->
     loop = loop_of(AssertionError("the engine was asked"), "stop", tmp_path)
     with pytest.raises(NotFinite, match=r"step 3: the reward is not finite; groups 2 of the batch"):
         loop._learn(raw)
+
+
+@pytest.mark.parametrize("damage", ["info_json", "bytes", "index"])
+def test_a_group_that_cannot_be_decoded_is_named_with_its_explorer(tmp_path: Path, damage: str) -> None:
+    raw = raw_batch()
+    outcome = experience_pb2.Outcome.FromString(raw.groups[1].outcome)
+    outcome.group.experiences[0].info_json = "[1]" if damage == "info_json" else ""
+    raw.groups[1].outcome = b"\xff" if damage == "bytes" else outcome.SerializeToString()
+    if damage == "index":
+        raw.entry.groups[1].experiences.add(index=9, reward=1.0)
+    loop = loop_of(AssertionError("the engine was asked"), "stop", tmp_path)
+    task = raw.entry.groups[1].task_id
+    with pytest.raises(Undecodable, match=f"step 3: the group of task '{task}'") as raised:
+        loop._learn(raw)
+    assert ("of explorer 'tester', attempt 1," in str(raised.value)) == (damage != "bytes")
+    assert str(raised.value).endswith("; groups 1 of the batch; `trinity batch skip 3 --reason TEXT` passes it")
+    assert raised.value.for_good
+    assert kept.read_batch(tmp_path, STEP).groups == raw.groups
+    report = json.loads((tmp_path / f"bad_steps/step_{STEP}/report.json").read_text())
+    assert report["blamed"] == [{"group": 1, "task_id": task, "log_sequence": 11}]
+
+
+def test_a_step_that_an_operator_skips_is_passed_untrained(tmp_path: Path) -> None:
+    raw = RawBatch(raw_batch().entry)
+    raw.entry.skip_reason = "a bad group"
+    loop = loop_of(AssertionError("the engine was asked"), "stop", tmp_path)
+    assert loop._learn(raw) == (TrainBatch(STEP, ()), {"skipped_step": 1.0})
+    assert loop._train(raw) == STEP
 
 
 def test_a_step_that_was_not_kept_has_no_batch(tmp_path: Path) -> None:

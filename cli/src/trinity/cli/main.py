@@ -202,6 +202,21 @@ def show_batch(
     sys.exit(looking(config, job, stage, lambda subject: show_batch(subject, step, texts, as_json)))
 
 
+@batch.command("skip")
+def skip_batch(
+    step: Annotated[int, typer.Argument(min=1, help="Optimizer step")],
+    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept in the ledger")],
+    config: RunOption = None,
+    job: JobOption = None,
+    stage: StageOption = "",
+) -> None:
+    """Have the trainer pass a step that it cannot learn from, when the run goes on and in every replay."""
+    from trinity.cli.commands.batch import skip_batch
+    from trinity.cli.commands.reader import looking
+
+    sys.exit(looking(config, job, stage, lambda subject: skip_batch(subject, step, reason)))
+
+
 @app.command()
 def explorers(
     config: RunOption = None, job: JobOption = None, stage: StageOption = "", as_json: AsJson = False

@@ -19,6 +19,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.tail import visible
 from trinity.data.experience import Group
 from trinity.data.wire import decode_outcome
+from trinity.weights.checkpoints import complete_steps
 
 _WIDTH = 140
 _CALL_SECONDS = 60.0
@@ -33,6 +34,22 @@ def show_batch(subject: Subject, step: int, texts: int, as_json: bool) -> str:
     if as_json:
         return json.dumps(batch, indent=1).replace("\x7f", "\\u007f")
     return render(subject.name, batch)
+
+
+def skip_batch(subject: Subject, step: int, reason: str) -> str:
+    """What was written into the ledger. RunError if the step has no entry, or a checkpoint holds it."""
+    newest = max(complete_steps(subject.folder), default=0)
+    if step <= newest:
+        raise RunError(f"step {step} is learnt: a checkpoint of step {newest} holds it; `trinity rollback` goes back")
+    entry = asyncio.run(_skip(subject, step, reason))
+    what = f"step {step} is skipped ({visible(entry.skip_reason)}); its {len(entry.groups)} groups are not trained"
+    return f"{subject.name}: {what}. `trinity run` with the same YAML goes on"
+
+
+async def _skip(subject: Subject, step: int, reason: str) -> pb.LedgerEntry:
+    async with any_buffer(subject) as reader:
+        request = pb.SkipStepRequest(run=subject.run, step=step, reason=reason)
+        return (await answer(reader.stub.SkipStep(request, timeout=_CALL_SECONDS))).entry
 
 
 async def _read(subject: Subject, step: int, texts: int) -> Batch:
@@ -94,6 +111,7 @@ def describe(entry: pb.LedgerEntry) -> Batch:
         "step": entry.step,
         "policy": entry.policy,
         "partial": entry.partial,
+        "skip_reason": entry.skip_reason,
         "written_at_seconds": entry.created_at_seconds,
         "reward_mean": entry.reward_mean,
         "operators": list(entry.operators),
@@ -153,6 +171,7 @@ def _title(name: str, batch: Batch) -> str:
         kept = sum(group["kept"] for group in batch["groups"])
         what = f"{len(batch['groups'])} groups, {kept} experiences, mean reward {batch['reward_mean']:.3f}"
     partial = "; partial: max_read_timeout was over" if batch["partial"] else ""
+    partial += f"; skipped: {visible(batch['skip_reason'])}" if batch["skip_reason"] else ""
     return f"{name}, step {batch['step']}: {what}; {batch['policy']}, {when(batch['written_at_seconds'])}{partial}"
 
 

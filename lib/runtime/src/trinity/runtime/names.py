@@ -100,6 +100,15 @@ class RunNames:
     def batch(self, step: int) -> str:
         return f"trinity.{self.run}.batches.{step}"
 
+    def skip(self, step: int) -> str:
+        """Subject of an operator's word that a step is passed; in the stream of batches."""
+        return f"trinity.{self.run}.batches.skip.{step}"
+
+    @property
+    def skips(self) -> str:
+        """All of them, for a filter."""
+        return f"trinity.{self.run}.batches.skip.*"
+
     @property
     def cursor(self) -> str:
         return f"trinity.{self.run}.cursors.window"

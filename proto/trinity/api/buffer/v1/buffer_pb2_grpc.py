@@ -60,6 +60,11 @@ class BufferServiceStub(object):
                 request_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.GetLedgerEntryRequest.SerializeToString,
                 response_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.GetLedgerEntryResponse.FromString,
                 _registered_method=True)
+        self.SkipStep = channel.unary_unary(
+                '/trinity.api.buffer.v1.BufferService/SkipStep',
+                request_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.SkipStepRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.SkipStepResponse.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/trinity.api.buffer.v1.BufferService/Stats',
                 request_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.StatsRequest.SerializeToString,
@@ -129,6 +134,15 @@ class BufferServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SkipStep(self, request, context):
+        """Have the trainer pass a step whose batch it cannot use; resuming and replaying pass it as well. Answered also by a
+        buffer that only reads. Again for the same step: the first reason stays. NOT_FOUND if the step has no entry,
+        FAILED_PRECONDITION if a checkpoint holds it or a trainer is reading it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """Counts of everything, and what the buffer waits for.
         """
@@ -192,6 +206,11 @@ def add_BufferServiceServicer_to_server(servicer, server):
                     servicer.GetLedgerEntry,
                     request_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.GetLedgerEntryRequest.FromString,
                     response_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.GetLedgerEntryResponse.SerializeToString,
+            ),
+            'SkipStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.SkipStep,
+                    request_deserializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.SkipStepRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.SkipStepResponse.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -355,6 +374,33 @@ class BufferService(object):
             '/trinity.api.buffer.v1.BufferService/GetLedgerEntry',
             trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.GetLedgerEntryRequest.SerializeToString,
             trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.GetLedgerEntryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SkipStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.buffer.v1.BufferService/SkipStep',
+            trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.SkipStepRequest.SerializeToString,
+            trinity_dot_api_dot_buffer_dot_v1_dot_buffer__pb2.SkipStepResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -105,7 +105,7 @@ class ReadOnlyRun(Run):
 
 
 class ReadOnlyServicer(BufferServicer):
-    """Refuses whatever would change the run, and does not wait for steps that are not there."""
+    """Refuses what would change the run, a skipped step excepted, and does not wait for steps that are not there."""
 
     async def StreamBatches(
         self, request: pb.StreamBatchesRequest, context: grpc.aio.ServicerContext

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import structlog
 
+from trinity.api.buffer.v1.buffer_pb2 import LedgerEntry
 from trinity.api.common.v1 import task_pb2
 from trinity.buffer.evaluation import Evaluator
 from trinity.buffer.ledger.auxiliary import Auxiliary
@@ -34,7 +35,7 @@ from trinity.data.experience import TaskKind
 from trinity.data.selectors import DifficultyBased
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket
-from trinity.runtime.errors import DataLoss, NotFound
+from trinity.runtime.errors import Conflict, DataLoss, NotFound
 from trinity.runtime.monitor import MonitorOptions, open_monitor
 
 log = structlog.get_logger(__name__)
@@ -168,6 +169,15 @@ class Run:
         if self.retention is None:
             return 1
         return await self.retention.released(oldest_kept_step) + 1
+
+    async def skip(self, step: int, reason: str) -> LedgerEntry:
+        """The entry of a step that the trainer passes from now on. Conflict if it is too late for that."""
+        if step <= self.context.committed_step:
+            held = f"a checkpoint of step {self.context.committed_step} holds it"
+            raise Conflict(f"step: {step} cannot be skipped, {held}; roll back, or begin from an older checkpoint")
+        if self.batches.is_read(step):
+            raise Conflict(f"step: {step} is being read by a trainer; end the run, skip the step, and start it again")
+        return await self.ledger.skip(step, reason)
 
     async def fence(self, versions: Iterable[int]) -> int:
         """Keep what these versions sampled out of later batches. Returns the groups that fences have dropped so far."""

@@ -14,6 +14,7 @@ from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unava
 
 _DEFAULT_LIMIT = 100
 _INJECT_SECONDS = 30.0
+_LONGEST_REASON = 500
 
 
 class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
@@ -83,6 +84,13 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
     ) -> pb.GetLedgerEntryResponse:
         return pb.GetLedgerEntryResponse(entry=await self._of(request.run).ledger.get(request.step))
 
+    async def SkipStep(self, request: pb.SkipStepRequest, context: grpc.aio.ServicerContext) -> pb.SkipStepResponse:
+        run = self._of(request.run)
+        if not 1 <= len(request.reason) <= _LONGEST_REASON:
+            problem = f"has {len(request.reason)} characters, must have 1 to {_LONGEST_REASON}"
+            raise InvalidInput("reason", problem)
+        return pb.SkipStepResponse(entry=await run.skip(request.step, request.reason))
+
     async def Stats(self, request: pb.StatsRequest, context: grpc.aio.ServicerContext) -> pb.StatsResponse:
         return await stats_of(self._of(request.run))
 
@@ -124,6 +132,7 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         groups_per_step=shared.plan.groups_per_step,
         live_step=shared.live_step,
         finished=run.finished,
+        skipped_steps=sorted(run.ledger.skipped),
     )
     if newest is not None:
         response.reward_mean = newest.reward_mean

@@ -199,7 +199,7 @@ class TrainLoop:
         begin = time.monotonic()
         step = raw.entry.step
         batch, metrics = self._learn(raw)
-        learnt = "bad_step" not in metrics
+        learnt = not metrics.keys() & {"bad_step", "skipped_step"}
         self._tokens_trained += batch.response_tokens if learnt else 0
         seconds = time.monotonic() - begin
         SECONDS.labels("train").observe(seconds)
@@ -216,6 +216,9 @@ class TrainLoop:
         """The batch, and what came of it; where the policy is to skip bad ones, nothing may have. Raises BadStep."""
         step = raw.entry.step
         batch = TrainBatch(step, ())
+        if raw.entry.skip_reason:
+            log.warning("trainer.step.skipped", step=step, reason=raw.entry.skip_reason)
+            return batch, {"skipped_step": 1.0}
         try:
             batch = self._batch(raw)
             self._releases.see(batch)
@@ -228,6 +231,7 @@ class TrainLoop:
             policy = self._plan.config.trainer.on_bad_step
             self._keep(raw, batch, error, policy)
             if policy == "stop":
+                error.hint = f"; `trinity batch skip {step} --reason TEXT` passes it"
                 self._save_before(step, error)
                 raise
         return batch, {"bad_step": 1.0}

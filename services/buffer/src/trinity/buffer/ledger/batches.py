@@ -32,9 +32,23 @@ class BatchServer:
         self._keeper = keeper
         self._offline = offline
         self._auxiliary = auxiliary
+        self._streams = self._sent = 0
 
     async def parts(self, from_step: int) -> AsyncIterator[pb.BatchPart]:
         """The parts of every batch from `from_step` to the run's last step."""
+        self._streams += 1
+        try:
+            async for part in self._parts(from_step):
+                yield part
+        finally:
+            self._streams -= 1
+            self._sent = self._sent if self._streams else 0
+
+    def is_read(self, step: int) -> bool:
+        """Whether a trainer that is connected has this step's batch, or is about to get it."""
+        return self._streams > 0 and step <= self._sent
+
+    async def _parts(self, from_step: int) -> AsyncIterator[pb.BatchPart]:
         step, waited = from_step, False
         while not self._context.last_step or step <= self._context.last_step:
             await self._context.want(step, anew=step == from_step and not waited)
@@ -42,6 +56,7 @@ class BatchServer:
             if not await self._context.bell.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
                 yield pb.BatchPart(waiting=self.waiting(step))
                 continue
+            self._sent = max(self._sent, step)
             async for part in self._batch(await self._ledger.get(step)):
                 yield part
             step += 1
@@ -54,6 +69,9 @@ class BatchServer:
         head.CopyFrom(entry)
         head.ClearField("cursor")  # of no use to the trainer, and long
         yield pb.BatchPart(entry=head)
+        if entry.skip_reason:
+            yield pb.BatchPart(end=pb.BatchEnd(step=entry.step))
+            return
         for member in entry.groups if self._offline is None else ():
             outcome, traceparent = await self._reader.payload(member.log_sequence)
             yield pb.BatchPart(group=pb.BatchGroup(outcome=outcome, traceparent=traceparent, ordinal=member.ordinal))

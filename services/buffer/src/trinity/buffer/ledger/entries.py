@@ -4,6 +4,8 @@ One message per step, appended at exactly the next sequence of the stream: two b
 A message counts if it is an entry of this run under its step's subject, the first one there; others are stepped over.
 """
 
+import contextlib
+import time
 from collections import OrderedDict
 
 from google.protobuf.message import DecodeError
@@ -28,6 +30,7 @@ class Ledger:
         self._sequence = 0
         self._cache: OrderedDict[int, pb.LedgerEntry] = OrderedDict()
         self.newest: pb.LedgerEntry | None = None
+        self.skipped: dict[int, str] = {}  # step -> reason
 
     @property
     def newest_step(self) -> int:
@@ -41,6 +44,30 @@ class Ledger:
             self.newest = self._entry(message)
             assert self.newest is not None
             self._remember(self.newest)
+        await self._read_skips()
+
+    async def _read_skips(self) -> None:
+        sequence = 1
+        with contextlib.suppress(NotFound):
+            while True:
+                message = await self._context.broker.next(self._stream, self._context.names.skips, sequence)
+                sequence = message.sequence + 1
+                with contextlib.suppress(DecodeError):
+                    skip = pb.SkippedStep.FromString(message.data)
+                    if skip.run == self._context.run and message.subject == self._context.names.skip(skip.step):
+                        self.skipped.setdefault(skip.step, skip.reason)
+
+    async def skip(self, step: int, reason: str) -> pb.LedgerEntry:
+        """Have the trainer pass a step, in every replay too; the first reason stays. NotFound without an entry."""
+        await self.get(step)
+        if step not in self.skipped:
+            now = time.time()
+            skip = pb.SkippedStep(run=self._context.run, step=step, reason=reason, skipped_at_seconds=now)
+            await self._context.broker.publish(
+                self._context.names.skip(step), skip.SerializeToString(), message_id=f"skip/{step}/{now}"
+            )
+            await self._read_skips()
+        return await self.get(step)
 
     def _entry(self, message: StoredMessage) -> pb.LedgerEntry | None:
         """The entry in a message, if it is one of this run that may stand where it does."""
@@ -125,6 +152,11 @@ class Ledger:
 
     async def get(self, step: int) -> pb.LedgerEntry:
         """NotFound if the step has no entry yet; DataLoss if it had one and it is gone."""
+        entry = await self._get(step)
+        entry.skip_reason = self.skipped.get(step, "")
+        return entry
+
+    async def _get(self, step: int) -> pb.LedgerEntry:
         if step in self._cache:
             return self._cache[step]
         if step < 1 or step > self.newest_step:

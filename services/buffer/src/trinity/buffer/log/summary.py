@@ -81,8 +81,8 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
     sampled = np.frombuffer(b"".join(all_logprobs), np.float32)[np.frombuffer(b"".join(all_masks), bool)]
     # NaN fails both comparisons.
     plausible = ((sampled <= 1e-4) & (sampled > -np.inf)).all()
-    ids = np.frombuffer(b"".join(all_tokens), np.int32)
-    return bool(plausible and ids.min() >= 0 and ids.max() < (limits.vocabulary or _ANY_ID))
+    joined = np.frombuffer(b"".join(all_tokens), np.int32)
+    return bool(plausible and joined.min() >= 0 and joined.max() < (limits.vocabulary or _ANY_ID))
 
 
 def _is_json_object(text: str) -> bool:

@@ -5,7 +5,7 @@ anything else after that. LIVE, RETIRED and withdrawn follow from the pointer: s
 """
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from trinity.weights import VersionState
@@ -193,10 +193,11 @@ def _made(kind: type[_Made], values: dict[str, Any]) -> _Made:
 
     A service of any age writes the first field of each kind; the others have defaults.
     """
-    if fields(kind)[0].name not in values:  # type: ignore[arg-type]
-        raise KeyError(fields(kind)[0].name)  # type: ignore[arg-type]
-    made = kind(**{one.name: values[one.name] for one in fields(kind) if one.name in values})
-    for one in fields(kind):  # type: ignore[arg-type]
+    known: tuple[Field[Any], ...] = fields(kind)  # type: ignore[arg-type]
+    if known[0].name not in values:
+        raise KeyError(known[0].name)
+    made = kind(**{one.name: values[one.name] for one in known if one.name in values})
+    for one in known:
         value = getattr(made, one.name)
         if type(value) not in _PLAIN.get(one.type, (type(value),)):
             raise TypeError(f"{kind.__name__}.{one.name} is {str(value)[:80]!r}")

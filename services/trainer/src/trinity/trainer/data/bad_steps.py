@@ -14,6 +14,7 @@ class BadStep(TrinityError):
     for_good = True  # the ledger has the same batch for the next attempt
     updates = 0
     among: Sequence[int] = ()
+    hint = ""
 
     def __init__(self, problem: str, step: int, groups: Sequence[int] = ()) -> None:
         self.problem = problem
@@ -27,7 +28,7 @@ class BadStep(TrinityError):
             named = f"; groups {_listed(self.groups)} of the batch"
         elif self.among:
             named = f"; no single group can be blamed, the update was of groups {_listed(self.among)} of the batch"
-        return f"step {self.step}: {self.problem}{named}"
+        return f"step {self.step}: {self.problem}{named}{self.hint}"
 
 
 def _listed(groups: Sequence[int], most: int = 20) -> str:
@@ -40,6 +41,10 @@ class NotFinite(BadStep):
 
     def __init__(self, what: str, step: int, groups: Sequence[int] = ()) -> None:
         super().__init__(f"the {what} is not finite", step, groups)
+
+
+class Undecodable(BadStep):
+    """A group of the batch is not what the buffer should have let into the log."""
 
 
 class OutOfMemory(BadStep):

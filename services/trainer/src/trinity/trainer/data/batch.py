@@ -1,5 +1,6 @@
 """A step's batch as the trainer sees it: sequences, from the log's groups; those of datasets are in `examples`."""
 
+import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +12,12 @@ import torch
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithm_parts import EXPERT_LOSSES
 from trinity.config.algorithms import AlgorithmPlan
-from trinity.data.experience import Experience, Group
-from trinity.data.wire import decode_outcome
+from trinity.data.experience import LONGEST_NAME, Experience, Group
+from trinity.data.wire import decode_outcome, parse_outcome
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms import advantages
 from trinity.trainer.algorithms.aggregation import Totals
-from trinity.trainer.data.bad_steps import NotFinite
+from trinity.trainer.data.bad_steps import NotFinite, Undecodable
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,16 @@ def from_groups(
     sequences: list[TrainSequence] = []
     made_at = 0.0
     for index, (member, data) in enumerate(zip(entry.groups, groups, strict=True)):
-        group = decode_outcome(data)
-        if not isinstance(group, Group):
-            raise InvalidInput("batch.group", f"{index} of step {entry.step} holds no group")
-        made_at = max(made_at, group.finished_at_seconds)
-        sequences.extend(_sequences_of(group.as_kept(member.experiences), index, entry.step - 1))
+        try:
+            group = decode_outcome(data)
+            if not isinstance(group, Group):
+                raise InvalidInput("batch.group", "is a failure")
+            made_at = max(made_at, group.finished_at_seconds)
+            found = _sequences_of(group.as_kept(member.experiences), index, entry.step - 1)
+            _baseline_groups(found)
+        except (InvalidInput, LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise _undecodable(entry.step, index, member, data, error) from error
+        sequences.extend(found)
     sequences = _paired(sequences, plan)
     experts = experts if plan.policy_loss.name in EXPERT_LOSSES else ()
     staleness = [member.staleness_steps for member in entry.groups] or [0]
@@ -128,6 +134,16 @@ def from_groups(
         staleness_max=float(max(staleness)),
         made_at_seconds=made_at,
     )
+
+
+def _undecodable(step: int, index: int, member: pb.LedgerGroup, data: bytes, error: Exception) -> Undecodable:
+    """Names the task, and the explorer that made the group if as much can be read."""
+    with contextlib.suppress(InvalidInput):
+        made = parse_outcome(data).group
+        if made.explorer_id:
+            by = f" of explorer {made.explorer_id[:LONGEST_NAME]!r}, attempt {made.attempt},"
+            return Undecodable(f"the group of task {member.task_id!r}{by} cannot be decoded: {error}", step, [index])
+    return Undecodable(f"the group of task {member.task_id!r} cannot be decoded: {error}", step, [index])
 
 
 def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]:
