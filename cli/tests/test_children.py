@@ -12,7 +12,7 @@ import structlog
 
 from trinity.cli.supervise import children
 from trinity.cli.supervise.children import Child, stop_all
-from trinity.runtime.errors import EXIT_FOR_GOOD
+from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED
 
 pytestmark = pytest.mark.core
 
@@ -59,6 +59,17 @@ async def test_a_child_that_would_end_the_same_way_again_is_started_once(tmp_pat
     reason = await asyncio.wait_for(child.keep_running(asyncio.Event()), 30)
     assert reason == "child cannot go on: model_path: is no folder"
     assert (child.restarts, child.finished) == (0, False)
+
+
+async def test_a_child_that_ends_twice_by_the_same_unexpected_error_is_given_up(tmp_path: Path) -> None:
+    same = make(tmp_path, f"print('ValueError: betas'); raise SystemExit({EXIT_UNEXPECTED})")
+    same.start()
+    reason = await asyncio.wait_for(same.keep_running(asyncio.Event()), 30)
+    assert reason == "child ended twice in a row by the same error: ValueError: betas"
+    assert same.restarts == 1
+    other = make(tmp_path, f"import os; print(os.getpid()); raise SystemExit({EXIT_UNEXPECTED})")
+    other.start()
+    assert "died 6 times in a row" in await asyncio.wait_for(other.keep_running(asyncio.Event()), 60)
 
 
 async def test_the_reason_is_of_this_start(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from trinity.data.wire import encode_outcome
 from trinity.explorer.rollout import attempt
 from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect, ensure_streams
+from trinity.runtime.errors import EXIT_FOR_GOOD
 
 pytestmark = pytest.mark.core
 
@@ -89,6 +90,34 @@ async def test_a_dead_task_that_is_retried_completes_the_count_also_over_a_kill(
         assert await letters(trainer) == []
     assert adds_up(stats)
     assert stats.stored == stats.fed == run.steps * run.groups + 2
+
+
+async def test_where_every_task_dies_of_one_cause_the_run_ends_with_it_and_can_be_mended(started: Started) -> None:
+    changes: dict[str, Any] = {"explorer": {"max_retry_times": 0, "max_dead_letters_in_a_row": 6}}
+    async with started(steps=2, **changes) as (run, trainer):
+        async with explorer(run.nats.url, run.run, a_failure):
+            assert await asyncio.to_thread(run.buffer.wait, 60) == EXIT_FOR_GOOD
+        (reason,) = [str(event["reason"]) for event in run.buffer.events() if event["event"] == "service.failed"]
+        assert "6 tasks in a row died of workflow_error and no group was stored between them" in reason
+        assert "on explorer tester: it always fails" in reason
+        run.buffer.start()
+        async with explorer(run.nats.url, run.run):
+            await trainer.batch(2)
+        stats = await trainer.stats()
+    assert adds_up(stats)
+    assert 6 <= stats.dead_letters <= 6 + 16, "and those that were on their way"
+
+
+async def test_failing_attempts_are_told_with_their_causes(started: Started) -> None:
+    def answer(task: Task, deliveries: int) -> Outcome:
+        return a_failure(task, deliveries) if task.ordinal % 2 else a_group(task, deliveries)
+
+    changes: dict[str, Any] = {"explorer": {"max_retry_times": 0, "max_dead_letters_in_a_row": 3}}
+    async with started(steps=2, **changes) as (run, trainer), explorer(run.nats.url, run.run, answer):
+        await trainer.batch(2)
+        stats = await trainer.stats()
+    assert stats.failure_causes["workflow_error"] == stats.failed_attempts >= 4, "groups came between them"
+    assert stats.last_failure == "it always fails"
 
 
 async def test_a_dropped_letter_is_gone_and_its_task_stays_counted(started: Started) -> None:

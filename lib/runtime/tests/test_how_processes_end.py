@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trinity.runtime import files
-from trinity.runtime.errors import EXIT_FOR_GOOD
+from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED
 
 pytestmark = pytest.mark.core
 
@@ -76,6 +76,9 @@ def announced(log: Path) -> dict[str, object]:
         ("errors.InvalidInput('model.model_path', 'is no folder')", EXIT_FOR_GOOD, "model.model_path: is no folder"),
         ("errors.Unavailable('nobody answers')", 1, "nobody answers"),
         ("OSError('a disk')", 1, "OSError: a disk"),
+        ("RuntimeError('a card')", 1, "RuntimeError: a card"),
+        ("KeyError('betas')", EXIT_UNEXPECTED, "KeyError: 'betas'"),
+        ("ValueError('betas')", EXIT_UNEXPECTED, "betas"),
     ],
 )
 def test_only_what_a_restart_would_not_mend_says_so(failure: str, code: int, reason: str, tmp_path: Path) -> None:

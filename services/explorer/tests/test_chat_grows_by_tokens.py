@@ -149,6 +149,12 @@ def test_templates_that_rewrite_history_are_found(folder: Path, template: str, p
     assert bool(found) == bool(problem)
 
 
+def test_a_template_that_does_not_compile_is_refused_at_the_start(folder: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"model.custom_chat_template: does not compile: line 2: ") as refused:
+        chat(folder, "text\n{% if messages %}")
+    assert refused.value.for_good
+
+
 def test_a_template_that_refuses_a_message_is_bad_input(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="one message only"):
         chat(folder, ONE_TURN).next_turn(user("more"))

@@ -16,7 +16,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise.nats import wait_until_open
 from trinity.cli.supervise.services import Addresses
-from trinity.cli.supervise.watch import Watcher
+from trinity.cli.supervise.watch import Watcher, failing
 from trinity.cli.tail import visible
 from trinity.cli.weight_text import brief, error_text, member_facts
 from trinity.config import Config
@@ -124,6 +124,8 @@ async def collect(folder: Path) -> dict[str, Any]:
             "dead_letters": stats.dead_letters,
             "outstanding": stats.outstanding,
             "duplicates_dropped": stats.duplicates_dropped,
+            "failed_attempts": stats.failed_attempts,
+            "failing": failing(stats),
         }
         if stats
         else None,
@@ -191,7 +193,16 @@ def render(found: dict[str, Any]) -> str:
     with console.capture() as capture:
         console.print(table)
         console.print(f"step {found['step']}/{found['last_step']} ({found['trainer_state']}) {found['waiting_for']}")
-    return "\n".join([capture.get().rstrip(), *_about_weights(found)])
+    return "\n".join([capture.get().rstrip(), *_about_failures(found), *_about_weights(found)])
+
+
+def _about_failures(found: dict[str, Any]) -> list[str]:
+    """A line if attempts fail or tasks died."""
+    groups = found["groups"] or {}
+    lines = [groups["failing"]] if groups.get("failing") else []
+    if groups.get("dead_letters"):
+        lines.append(f"{groups['dead_letters']} dead letters: `trinity deadletters list` shows them")
+    return [visible(line) for line in lines]
 
 
 def _about_weights(found: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ import structlog
 
 from trinity.cli.supervise.job import ProcessRecord
 from trinity.runtime import files
-from trinity.runtime.errors import EXIT_FOR_GOOD
+from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ _BACKOFF_SECONDS = (0.5, 15.0)
 class Child:
     """One supervised process. `once`: it has work that ends, and writes `announce_file` when it is finished.
 
-    One that ends with EXIT_FOR_GOOD says that it would do so again.
+    One that ends with EXIT_FOR_GOOD says that it would do so again; EXIT_UNEXPECTED twice for the same reason, too.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Child:
     finished: bool = False
     process: "subprocess.Popen[bytes] | None" = None
     _quick_deaths: int = 0
+    _died_of: str = ""
     _started_at: float = field(default=0.0)
     _begins: dict[Path, int] = field(default_factory=dict)
 
@@ -114,6 +115,9 @@ class Child:
             log.warning("run.process.died", name=self.name, pid=self.pid, how=_describe(code), reason=reason)
             if code == EXIT_FOR_GOOD:
                 return f"{self.name} cannot go on: {reason}"
+            if code == EXIT_UNEXPECTED and reason == self._died_of:
+                return f"{self.name} ended twice in a row by the same error: {reason}"
+            self._died_of = reason
             if self._quick_deaths > MAX_RESTARTS:
                 return f"{self.name} died {self._quick_deaths} times in a row; its last error: {reason}"
             await asyncio.sleep(min(_BACKOFF_SECONDS[0] * 2 ** (self._quick_deaths - 1), _BACKOFF_SECONDS[1]))

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from trinity.cli.supervise.watch import View
+from trinity.cli.supervise.watch import View, failing
 
 
 class Display(Protocol):
@@ -39,6 +39,8 @@ def facts(view: View) -> dict[str, str]:
     if buffer is not None and buffer.groups_per_step and buffer.fed:
         shown["reward"] = f"{buffer.reward_mean:.3f}"
         shown["staleness"] = f"{buffer.staleness_max}/{buffer.max_staleness_steps}"
+        if failures := failing(buffer):
+            shown["failing"] = failures
         shown["groups"] = f"{buffer.stored} stored, {buffer.outstanding} out, {buffer.dead_letters} dead"
     if buffer is not None and buffer.evaluations_outstanding:
         shown["evaluating"] = f"{buffer.evaluations_outstanding} tasks left"
@@ -93,7 +95,7 @@ class PlainDisplay:
 
     def show(self, view: View, title: str) -> None:
         shown = facts(view)
-        key = tuple(shown.get(name, "") for name in ("step", "eval", "explorers"))
+        key = (*(shown.get(name, "") for name in ("step", "eval", "explorers")), str("failing" in shown))
         now = time.monotonic()
         if (key != self._seen and now - self._at >= 2) or now - self._at > 60:
             self._seen, self._at = key, now

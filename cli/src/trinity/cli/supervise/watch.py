@@ -10,9 +10,11 @@ from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 from trinity.cli.supervise.services import Addresses
+from trinity.cli.tail import visible
 from trinity.runtime import rpc
 
 _CALL_SECONDS = 2.0
+_SHOWN_ERROR = 200  # characters
 
 
 @dataclass
@@ -30,6 +32,16 @@ class View:
     @property
     def finished(self) -> bool:
         return self.buffer is not None and self.buffer.finished
+
+
+def failing(stats: buffer_pb2.StatsResponse) -> str:
+    """How many attempts failed since the buffer started, their commonest cause and the newest error; else empty."""
+    if not stats.failure_causes:
+        return ""
+    cause = max(stats.failure_causes, key=lambda name: (stats.failure_causes[name], name))
+    count = sum(stats.failure_causes.values())
+    error = visible(" ".join(stats.last_failure.split()))[:_SHOWN_ERROR]
+    return f"{count} attempts failed, mostly of {visible(cause)}; the newest: {error}"
 
 
 class Watcher:

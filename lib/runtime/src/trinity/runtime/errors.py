@@ -10,6 +10,9 @@ import grpc
 
 # A service process ends with it when starting it again would end the same way; with 1 after any other failure.
 EXIT_FOR_GOOD = 2
+# Ended by an error that nothing outside the process explains: the same one twice in a row would come a third time.
+EXIT_UNEXPECTED = 4
+UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError, NotImplementedError)
 
 
 class TrinityError(Exception):

@@ -19,7 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trinity.runtime import files, logs, metrics, process, rpc, tracing
-from trinity.runtime.errors import EXIT_FOR_GOOD, TrinityError, Unavailable
+from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED, UNEXPECTED, TrinityError, Unavailable
 from trinity.runtime.settings import ServiceSettings, split_address
 
 log = structlog.get_logger(__name__)
@@ -46,7 +46,8 @@ class Service(Protocol):
 
 def main(service: Service, settings: ServiceSettings) -> NoReturn:
     """Run the service until SIGTERM, and end the process. Exit code 0 after a drain, and when the work is finished; 1
-    after a failure, which is logged; EXIT_FOR_GOOD after one that a restart would not mend."""
+    after a failure, which is logged; EXIT_FOR_GOOD after one that a restart would not mend, EXIT_UNEXPECTED after one
+    that it may not mend."""
     if settings.stop_with_parent:
         process.die_with_parent()
     logs.configure(service.name, level=settings.log_level, file=settings.log_file)
@@ -60,10 +61,16 @@ def main(service: Service, settings: ServiceSettings) -> NoReturn:
             log.error("service.failed", reason=str(reason))
         else:
             log.exception("service.failed", reason=f"{type(reason).__name__}: {reason}")
-        code = EXIT_FOR_GOOD if isinstance(reason, TrinityError) and reason.for_good else 1
+        code = _exit_code(reason)
     finally:
         tracing.shutdown()
     process.end(code)
+
+
+def _exit_code(reason: BaseException) -> int:
+    if isinstance(reason, TrinityError):
+        return EXIT_FOR_GOOD if reason.for_good else 1
+    return EXIT_UNEXPECTED if isinstance(reason, UNEXPECTED) else 1
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -150,6 +150,8 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         response.response_tokens = window.response_tokens
         response.dropped.update(window.dropped)
         response.refused = window.refused
+        response.failure_causes.update(run.keeper.failures.causes)
+        response.last_failure = run.keeper.failures.newest
     if run.retention is not None:
         response.log_bytes = run.retention.log_bytes
         response.log_limit_bytes = shared.room.limit_bytes

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
+
+log = structlog.get_logger(__name__)
 
 Message = dict[str, Any]
 
@@ -39,6 +42,18 @@ class ChatTokenizer:
             raise InvalidInput(
                 "model.model_path", f"{model.model_path} has no chat template; set model.custom_chat_template"
             )
+        self._check_syntax("model.chat_template_path" if model.chat_template_path else "model.custom_chat_template")
+
+    def _check_syntax(self, key: str) -> None:
+        """InvalidInput for a template that does not compile; it may refuse this conversation."""
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            self._tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
+        except TemplateSyntaxError as error:
+            raise InvalidInput(key, f"does not compile: line {error.lineno}: {error.message}") from None
+        except Exception as error:  # Jinja templates raise what they like
+            log.info("explorer.template.refuses", reason=f"{type(error).__name__}: {error}")
 
     def prompt(
         self,

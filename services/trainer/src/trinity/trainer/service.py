@@ -11,7 +11,7 @@ import structlog
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 from trinity.config.service import load_plan
 from trinity.runtime import tracing
-from trinity.runtime.errors import TrinityError
+from trinity.runtime.errors import UNEXPECTED, TrinityError
 from trinity.trainer.build import run_id_of, train
 from trinity.trainer.control import Control
 from trinity.trainer.ranks import launch_others, ranks_from_environment
@@ -64,7 +64,7 @@ class TrainerService:
         await asyncio.wait([self._training, died], return_when=asyncio.FIRST_COMPLETED)
         if died.done():
             await asyncio.wait([self._training], timeout=_WORDS_SECONDS)
-            if not (self._training.done() and isinstance(self._training.exception(), TrinityError)):
+            if not (self._training.done() and isinstance(self._training.exception(), (TrinityError, *UNEXPECTED))):
                 log.error("service.failed", reason=str(died.exception()))
                 _exit_now(1)
         await self._training

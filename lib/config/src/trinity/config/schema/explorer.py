@@ -55,6 +55,11 @@ class ExplorerConfig(Section):
     runner_per_model: PositiveInt = Field(8, description="Tasks worked on at the same time, per engine")
     max_timeout: PositiveFloat = Field(1800, description="Longest attempt at a task, in seconds")
     max_retry_times: NonNegativeInt = Field(2, description="Attempts after the first before a task is given up")
+    max_dead_letters_in_a_row: NonNegativeInt = Field(
+        32,
+        description="The run ends when so many tasks in a row have died of the same cause and no group was stored "
+        "between them; 0: never",
+    )
     eval_interval: PositiveInt = Field(100, description="Optimizer steps between evaluations")
     eval_on_startup: bool = Field(True, description="Evaluate the base model first")
     bench_on_latest_checkpoint: bool = Field(False, description="Mode bench: the newest checkpoint alone")

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter as Counts
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from trinity.data.experience import LONGEST_NAME
 from trinity.data.wire import LONGEST_ERROR
 from trinity.runtime import tracing
 from trinity.runtime.broker import Message, tail
-from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
+from trinity.runtime.errors import FailureCause, InvalidInput, NotFound, TrinityError
 from trinity.runtime.metrics import Counter
 
 log = structlog.get_logger(__name__)
@@ -33,6 +34,7 @@ JUDGED = Counter("trinity_buffer_log_entries_total", "Log entries judged", ["ver
 # chooses as late as it can.
 _AHEAD = {"fifo": 2, "arrival": 2, "replay": 0}
 _CLOCK_SECONDS = 0.25
+_SHOWN = 500  # characters of an error
 
 
 class Observer(Protocol):
@@ -41,6 +43,44 @@ class Observer(Protocol):
     def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None: ...
 
     def written(self, entry: pb.LedgerEntry) -> None: ...
+
+
+class TasksFail(TrinityError):
+    """Task after task dies of the same cause: feeding more of them would go on for ever."""
+
+    for_good = True
+
+
+class Failures:
+    """What has failed since this process began to follow the log; `limit` tasks in a row may die of one cause."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.since = 0  # log entries up to here were there before: an operator may have mended what failed
+        self._in_a_row, self._cause = 0, ""
+        self.causes: Counts[str] = Counts()
+        self.newest = ""
+
+    def note(self, sequence: int, cause: str, error: str) -> None:
+        if sequence > self.since:
+            self.causes[cause] += 1
+            self.newest = error[:LONGEST_ERROR]
+
+    def stored(self) -> None:
+        self._in_a_row = 0
+
+    def dead(self, sequence: int, failure: experience_pb2.AttemptFailure) -> None:
+        """A task has died by its explorers' word. Raises TasksFail at the limit."""
+        if sequence <= self.since or not self._limit:
+            return
+        self._in_a_row = self._in_a_row + 1 if failure.cause == self._cause else 1
+        self._cause = failure.cause
+        if self._in_a_row >= self._limit:
+            raise TasksFail(
+                f"{self._in_a_row} tasks in a row died of {self._cause} and no group was stored between them; the "
+                f"newest on explorer {failure.explorer_id}: {failure.error[:_SHOWN]} (`trinity deadletters list` shows "
+                "all, explorer.max_dead_letters_in_a_row is the limit)"
+            )
 
 
 class Keeper:
@@ -58,6 +98,7 @@ class Keeper:
         self._policy = policy_of(context.plan)
         self._read_timeout_seconds = context.plan.experience_buffer.max_read_timeout
         self._pool = Pool()
+        self.failures = Failures(context.plan.config.explorer.max_dead_letters_in_a_row)
         self.window = Window(self._policy)
 
     async def recover(self) -> None:
@@ -65,6 +106,8 @@ class Keeper:
         if self._ledger.newest is not None:
             self.window = window_at(await self._ledger.cursor(), self._policy)
             log.info("buffer.keeper.recovered", step=self._ledger.newest_step, log_sequence=self.window.log_sequence)
+        stream = self._context.names.experiences_stream
+        self.failures.since = (await self._context.broker.state(stream)).last_sequence
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -115,6 +158,7 @@ class Keeper:
             return self.window.group(without_check(sequence, outcome.group))
         group, dropped_by = await self._judge.group(sequence, outcome.group, self.window.fenced)
         verdict = self.window.group(group, dropped_by)
+        self.failures.stored()
         self._observer.stored(group, outcome.group)
         return verdict
 
@@ -123,14 +167,18 @@ class Keeper:
         if not self.window.has_ended(task.ordinal):
             task = await self._judge.check_failure(failure)
         verdict = self.window.failure(sequence, task.ordinal, task.max_attempts, failure.final)
+        if verdict is not Verdict.LATE_FAILURE:
+            self.failures.note(sequence, failure.cause, failure.error)
         if verdict is Verdict.DEAD:
             await self._bury(failure)
+            self.failures.dead(sequence, failure)
         return verdict
 
     async def _refuse(self, message: Message, outcome: experience_pb2.Outcome, error: InvalidInput) -> Verdict:
         """An entry that cannot be used ends its task as a dead letter: retrying would make the same again."""
         ordinal, made_by = self._judge.ordinal(message), _maker(outcome)
         log.warning("buffer.log.refused", sequence=message.sequence, ordinal=ordinal, reason=str(error), **made_by)
+        self.failures.note(message.sequence, FailureCause.INVALID_EXPERIENCE, str(error))
         if not ordinal:
             return self.window.skip(message.sequence)
         verdict = self.window.failure(message.sequence, ordinal, max_attempts=1, final=True)
