@@ -1,9 +1,11 @@
 """The thin layer around nats-py: every publish resolves, refusals are back-pressure, gaps and losses are loud."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ from trinity.runtime.broker import (
     ensure_streams,
     tail,
 )
-from trinity.runtime.errors import DataLoss, PermissionDenied, Unavailable
+from trinity.runtime.errors import InvalidInput, PermissionDenied, Unavailable
 
 pytestmark = pytest.mark.core
 
@@ -179,7 +181,7 @@ async def test_a_blob_comes_back_whole_or_not_at_all(broker: Broker) -> None:
     assert reference.chunks > 1
     assert await blobs.fetch(broker, run, reference) == data
     await broker.publish(run.blob(reference.key, 1), b"damaged", message_id="damage")
-    with pytest.raises(DataLoss, match=reference.key):
+    with pytest.raises(InvalidInput, match=reference.key):
         await blobs.fetch(broker, run, reference)
 
 
@@ -212,3 +214,39 @@ authorization {
             assert (await rollout.state("F")).messages == 0, "what is permitted works"
     finally:
         server.kill()
+
+
+async def test_a_cancellation_that_the_client_forgets_still_ends_the_task(broker: Broker) -> None:
+    """nats-py answers a request whose message comes at the moment of the cancellation as if there was none."""
+
+    async def forgetful() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(30)
+        return "the answer"
+
+    asking = asyncio.create_task(broker.request(forgetful, "a question"))
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asking, 10)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("blob.chunks", {"chunks": 2**31 - 1}), ("blob.chunks", {"chunks": 0}), ("blob.key", {"key": "> *"}),
+        ("blob.size_bytes", {"size_bytes": 2**40}), ("blob.size_bytes", {"size_bytes": 0, "chunks": 0}),
+        ("blob", {"crc32": 1}),
+    ],
+)  # fmt: skip
+async def test_a_blob_that_contradicts_its_reference_is_refused(
+    broker: Broker, field: str, changes: dict[str, Any]
+) -> None:
+    run = names.RunNames("blobs")
+    await ensure_streams(broker, [StreamSpec(run.blobs_stream, (run.subjects("blobs"),))])
+    reference = await blobs.store(broker, run, b"a payload")
+    for name, value in changes.items():
+        setattr(reference, name, value)
+    with pytest.raises(InvalidInput) as refused:
+        await blobs.fetch(broker, run, reference)
+    assert refused.value.field == field

@@ -4,9 +4,16 @@ Every publish resolves: stored, refused, or timed out after being retried under 
 back-pressure. A permission error is an error and not a time-out. Fetches are bounded in messages and in bytes.
 """
 
-from trinity.runtime.broker.connection import Broker, PublishRefused, SequenceConflict, StoredMessage, connect
+from trinity.runtime.broker.connection import (
+    Broker,
+    PublishRefused,
+    SequenceConflict,
+    StoredMessage,
+    connect,
+    is_cancelled,
+)
 from trinity.runtime.broker.consume import Gap, Message, PullConsumer, tail
-from trinity.runtime.broker.kv import ABSENT, Bucket, Change, Changes, Entry, is_cancelled
+from trinity.runtime.broker.kv import ABSENT, Bucket, Change, Changes, Entry
 from trinity.runtime.broker.streams import StreamSpec, ensure_streams
 
 __all__ = [

@@ -66,6 +66,12 @@ class StreamState:
     bytes: int
 
 
+def is_cancelled() -> bool:
+    """Whether this task was cancelled: nats-py forgets it if a message comes at the same moment."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 class _Acks:
     """JetStream's answers to publishes, told apart by their reply subject: one future and one timer each, no task."""
 
@@ -232,7 +238,10 @@ class Broker:
         deadline = begin + deadline_seconds
         while True:
             try:
-                return await call()
+                answer = await call()
+                if is_cancelled():
+                    raise asyncio.CancelledError
+                return answer
             except (nats.js.errors.NotFoundError, nats.js.errors.BadRequestError):
                 raise
             except nats.js.errors.ServerError as error:

@@ -12,7 +12,7 @@ import structlog
 from nats.js.api import KeyValueConfig, StorageType
 from nats.js.kv import KeyValue
 
-from trinity.runtime.broker.connection import Broker, SequenceConflict, StoredMessage
+from trinity.runtime.broker.connection import Broker, SequenceConflict, StoredMessage, is_cancelled
 from trinity.runtime.errors import Unavailable
 
 log = structlog.get_logger(__name__)
@@ -210,12 +210,6 @@ class Bucket:
             if subscription is not None:
                 with contextlib.suppress(Exception):
                     await subscription.unsubscribe()
-
-
-def is_cancelled() -> bool:
-    """Whether this task was cancelled: nats-py forgets it if a message comes at the same moment."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 class _Tail:
