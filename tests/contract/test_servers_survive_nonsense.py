@@ -13,10 +13,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.buffer_run import BufferRun
 from support.nats import NatsServer
 from support.service import ServiceProcess
+from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
+from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
-from trinity.explorer.servicer import ExplorerServicer
+from trinity.data.experience import Limits
+from trinity.explorer.servicer import ExplorerServicer, check_prompt
 from trinity.runtime import rpc
+from trinity.runtime.errors import InvalidInput, to_status
 from trinity.trainer.control import Control
 from trinity.trainer.servicer import TrainerServicer
 
@@ -125,3 +129,68 @@ async def test_reflection_names_the_service(servers: dict[str, str], service: st
             names = [found.name for found in answer.list_services_response.service]
             assert f"trinity.api.{service}.v1.{service.capitalize()}Service" in names
             break
+
+
+async def test_deep_json_and_endless_fences_are_the_callers_mistake(
+    servers: dict[str, str], edges: dict[str, str]
+) -> None:
+    deep = "[" * 200_000
+    async with rpc.channel(servers["buffer"]) as channel:
+        request = buffer_pb2.FenceRequest(run="x", versions=range(1, 100_001))
+        stub = buffer_pb2_grpc.BufferServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Fence(request, timeout=20)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND  # of the run, before all else
+    assert to_status(RecursionError("too deep")) == (
+        grpc.StatusCode.INVALID_ARGUMENT, "request: is nested too deeply",
+    )  # fmt: skip
+    async with rpc.channel(servers["environment"]) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        call = stub.Episode(timeout=20)
+        await call.write(
+            environment_pb2.EpisodeRequest(reset=environment_pb2.Reset(environment="frozen_lake", task_json=deep))
+        )
+        assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_refused_calls_write_a_bounded_number_of_lines(servers: dict[str, str], tmp_path: Path) -> None:
+    environment = ServiceProcess("environment", tmp_path).start()
+    try:
+        async with rpc.channel(environment.address) as channel:
+            for _ in range(300):
+                await _code(channel, _path("environment", "Score"), NONSENSE)
+        lines = [event for event in environment.events() if str(event["event"]).startswith("rpc.refused")]
+        assert 0 < len(lines) <= 100
+    finally:
+        environment.kill()
+
+
+async def test_open_episodes_are_bounded(tmp_path: Path) -> None:
+    environment = ServiceProcess("environment", tmp_path, MAX_EPISODES="3").start()
+    try:
+        async with rpc.channel(environment.address) as channel:
+            stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+            reset = environment_pb2.EpisodeRequest(reset=environment_pb2.Reset(environment="frozen_lake"))
+            calls = [stub.Episode(timeout=30) for _ in range(4)]
+            for call in calls[:3]:
+                await call.write(reset)
+                assert (await call.read()).turn == 0
+            await calls[3].write(reset)
+            assert await asyncio.wait_for(calls[3].code(), 20) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            calls[0].cancel()
+            async with asyncio.timeout(20):
+                while True:
+                    again = stub.Episode(timeout=30)
+                    await again.write(reset)
+                    if (await again.read()) is not grpc.aio.EOF:
+                        break
+                    await asyncio.sleep(0.05)
+    finally:
+        environment.kill()
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [100], [1] * 64])
+def test_prompts_that_the_engine_cannot_continue_are_refused(ids: list[int]) -> None:
+    with pytest.raises(InvalidInput, match="prompt_token_ids"):
+        check_prompt(ids, Limits(tokens=64, vocabulary=100), "prompt_token_ids")
+    check_prompt([99] * 63, Limits(tokens=64, vocabulary=100), "prompt_token_ids")

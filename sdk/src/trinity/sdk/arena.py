@@ -12,7 +12,7 @@ import grpc
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import contract
 from trinity.sdk.environment import EnvironmentClass
-from trinity.sdk.errors import Away, Failed, InvalidInput, Lying, NotFound, OutOfTurn, status_of
+from trinity.sdk.errors import Away, Failed, Full, InvalidInput, Lying, NotFound, OutOfTurn, status_of
 from trinity.sdk.players import Message, Player
 from trinity.sdk.scoring import Scorer, Scoring
 from trinity.sdk.sources import ClassSource, Source
@@ -30,7 +30,9 @@ class Arena:
         environments: Iterable[EnvironmentClass] = (),
         scorers: Mapping[str, Scorer] | None = None,
         scoring_threads: int = 16,
+        most_episodes: int = 0,
     ) -> None:
+        self._most_episodes = most_episodes  # of all environments together; 0: no limit
         self.sources: dict[str, Source] = {}
         for kind in environments:
             source = ClassSource(kind)
@@ -55,6 +57,8 @@ class Arena:
         if source is None:
             known = ", ".join(sorted(self.sources))
             raise NotFound(f"reset.environment: no environment is named {name[:200]!r}; known: {known}")
+        if self._most_episodes and self.episodes >= self._most_episodes:
+            raise Full(f"{self.episodes} episodes are open, the most of this service; try again later")
         return Episode(self, source)
 
     async def score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:

@@ -24,6 +24,8 @@ SERVER_OPTIONS = [
 ]
 # An episode whose client sends nothing for so long is over.
 IDLE_SECONDS = 3600.0
+# So is a stream that does not begin with its reset within this time.
+RESET_SECONDS = 60.0
 
 
 class ProviderServicer(environment_pb2_grpc.EnvironmentServiceServicer):
@@ -53,7 +55,7 @@ class ProviderServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     ) -> AsyncIterator[pb.EpisodeResponse]:
         async with self.edge(context):
             stream = aiter(requests)
-            first = await self._next(stream)
+            first = await self._next(stream, min(RESET_SECONDS, self._idle_seconds))
             if first is None:
                 return
             if first.WhichOneof("message") != "reset":
@@ -66,17 +68,17 @@ class ProviderServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     async def _turns(
         self, episode: PlayedEpisode, requests: AsyncIterator[pb.EpisodeRequest]
     ) -> AsyncIterator[pb.EpisodeResponse]:
-        while (request := await self._next(requests)) is not None:
+        while (request := await self._next(requests, self._idle_seconds)) is not None:
             if request.WhichOneof("message") != "action":
                 raise InvalidInput("action", "is missing; after reset every message is an action")
             yield await episode.step(request.action)
 
-    async def _next(self, requests: AsyncIterator[pb.EpisodeRequest]) -> pb.EpisodeRequest | None:
+    async def _next(self, requests: AsyncIterator[pb.EpisodeRequest], seconds: float) -> pb.EpisodeRequest | None:
         try:
-            async with asyncio.timeout(self._idle_seconds):
+            async with asyncio.timeout(seconds):
                 return await anext(requests, None)
         except TimeoutError:
-            raise TimedOut(f"the client sent nothing for {self._idle_seconds:g} s; the episode is over") from None
+            raise TimedOut(f"the client sent nothing for {seconds:g} s; the episode is over") from None
 
     async def Score(self, request: pb.ScoreRequest, context: grpc.aio.ServicerContext) -> pb.ScoreResponse:
         async with self.edge(context):

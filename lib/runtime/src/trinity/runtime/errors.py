@@ -89,7 +89,12 @@ class FailureCause(StrEnum):
 
 
 def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
-    """gRPC code and message for an error; an unexpected one is INTERNAL with its type and text."""
+    """gRPC code and message for an error; an unexpected one is INTERNAL with its type and text.
+
+    Python's stack is deep enough for all that our own clients send: what exceeds it is the caller's input.
+    """
+    if isinstance(error, RecursionError):
+        return grpc.StatusCode.INVALID_ARGUMENT, "request: is nested too deeply"
     if isinstance(error, TrinityError):
         return error.code, str(error)
     return grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"

@@ -18,6 +18,9 @@ from trinity.runtime.metrics import RPC_SECONDS
 log = structlog.get_logger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_WINDOW_SECONDS, _MOST_LINES = 10.0, 20
+_LONGEST_REASON = 500  # characters
+_LONGEST_STATUS = 4000  # characters: a status travels in headers, which have room for 8 KiB
 _COMMON: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -52,6 +55,27 @@ def channel(address: str) -> grpc.aio.Channel:
 
 def blocking_channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+
+
+class _RefusalLog:
+    """At most `_MOST_LINES` lines for refused calls of a method in `_WINDOW_SECONDS`; the rest is counted."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, tuple[float, int]] = {}
+
+    def note(self, method: str, code: str, reason: str) -> None:
+        now = time.monotonic()
+        begin, count = self._windows.get(method, (now, 0))
+        if now - begin > _WINDOW_SECONDS:
+            if count > _MOST_LINES:
+                log.warning("rpc.refused.more", method=method, calls=count - _MOST_LINES, seconds=round(now - begin))
+            begin, count = now, 0
+        self._windows[method] = begin, count + 1
+        if count < _MOST_LINES:
+            log.info("rpc.refused", method=method, code=code, reason=reason[:_LONGEST_REASON])
+
+
+_refusals = _RefusalLog()
 
 
 class Edge(grpc.aio.ServerInterceptor):
@@ -125,9 +149,9 @@ async def _edge(method: str, context: grpc.aio.ServicerContext) -> AsyncIterator
     except Exception as error:
         code, message = to_status(error)
         if isinstance(error, TrinityError):
-            log.info("rpc.refused", method=method, code=code.name, reason=message)
+            _refusals.note(method, code.name, message)
         else:
             log.exception("rpc.failed", method=method)
-        await context.abort(code, message)
+        await context.abort(code, message[:_LONGEST_STATUS])
     finally:
         RPC_SECONDS.labels(method, code.name).observe(time.perf_counter() - begin)

@@ -29,7 +29,7 @@ class EnvironmentService:
     def __init__(self, settings: EnvironmentSettings) -> None:
         plugins.load([folder for folder in settings.plugin_dirs.split(os.pathsep) if folder])
         self._settings = settings
-        self._arena = Arena(ENVIRONMENTS.values(), _scorers(), settings.threads)
+        self._arena = Arena(ENVIRONMENTS.values(), _scorers(), settings.threads, settings.max_episodes)
         self._hub = Hub(self._arena, settings.attach_token)
         for name, source in self._arena.sources.items():
             EPISODES.labels(name).set_function(partial(getattr, source, "open"))

@@ -55,6 +55,7 @@ class ExplorerService:
         config = self._plan.config
         self.run_id = names.run_id(config.project, config.name, config.group)
         self.explorer_id = settings.name.format(host=socket.gethostname()) or config.explorer.name
+        self.limits = Limits(self._plan.lengths.model, vocabulary_of(config.model.model_path))
         self.groups_stored = 0
         self.failed_attempts = 0
         self.draining = False
@@ -120,7 +121,6 @@ class ExplorerService:
         addressed = [(given.name, given.address) for given in explorer.environments if given.address != "attached"]
         environment = EnvironmentClient(self._settings.environment_address, addressed, explorer.environment_wait)
         lengths = self._plan.lengths
-        self._limits = Limits(lengths.model, vocabulary_of(self._plan.config.model.model_path))
         self._tools = ExplorerTools(self.pool, self.tokenizer, environment, auxiliary, lengths.prompt, lengths.model)
         try:
             async with await connect(self._settings.nats_url, f"trinity-explorer-{self.explorer_id}") as broker:
@@ -255,7 +255,7 @@ class ExplorerService:
                     outcome: attempt.Outcome = attempt.lease_lost(task, message.deliveries, self.explorer_id)
                 else:
                     outcome = await attempt.explore(
-                        task, message.deliveries, self.explorer_id, self._tools, self._limits
+                        task, message.deliveries, self.explorer_id, self._tools, self.limits
                     )
                 receipt = await attempt.store(broker, run, outcome, self._note_room)
                 if isinstance(outcome, Group):

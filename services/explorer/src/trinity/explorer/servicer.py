@@ -1,6 +1,7 @@
 """The gRPC edge of the explorer."""
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import grpc.aio
@@ -9,6 +10,7 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.api.explorer.v1 import explorer_pb2 as pb
 from trinity.api.explorer.v1 import explorer_pb2_grpc
 from trinity.data.arrays import to_tensor
+from trinity.data.experience import Limits
 from trinity.data.wire import sampling_from_proto
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
@@ -30,18 +32,21 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> pb.GenerateResponse:
         pool, tokenizer = self._engines()
-        completions = await pool.generate(list(request.prompt_token_ids), sampling_from_proto(request.sampling))
+        prompt = list(request.prompt_token_ids)
+        check_prompt(prompt, self._service.limits, "prompt_token_ids")
+        completions = await pool.generate(prompt, sampling_from_proto(request.sampling))
         return pb.GenerateResponse(completions=[_completion(c, tokenizer) for c in completions])
 
     async def Chat(self, request: pb.ChatRequest, context: grpc.aio.ServicerContext) -> pb.ChatResponse:
         pool, tokenizer = self._engines()
         try:
             messages = json.loads(request.messages_json)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput("messages_json", f"is not JSON: {error}") from None
         if not isinstance(messages, list) or not messages:
             raise InvalidInput("messages_json", "must be a JSON list of at least one message")
         prompt = tokenizer.prompt(messages)
+        check_prompt(prompt, self._service.limits, "messages_json")
         completions = await pool.generate(prompt, sampling_from_proto(request.sampling))
         return pb.ChatResponse(prompt_token_ids=prompt, completions=[_completion(c, tokenizer) for c in completions])
 
@@ -69,6 +74,14 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
             weight_updates=follower.updates if follower else 0,
             last_pause_seconds=follower.last_pause_seconds if follower else 0.0,
         )
+
+
+def check_prompt(token_ids: Sequence[int], limits: Limits, field: str) -> None:
+    """Raises InvalidInput for a prompt that the engine cannot continue."""
+    if not 1 <= len(token_ids) < (limits.tokens or len(token_ids) + 1):
+        raise InvalidInput(field, f"has {len(token_ids)} tokens, must have 1 to {limits.tokens - 1}")
+    if min(token_ids) < 0 or max(token_ids) >= (limits.vocabulary or 2**31):
+        raise InvalidInput(field, f"has token id {max(token_ids)}; ids of this model are below {limits.vocabulary}")
 
 
 def _completion(completion: Completion, tokenizer: ChatTokenizer) -> pb.Completion:
