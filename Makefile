@@ -6,7 +6,7 @@ PYPROJECTS := $(wildcard VERSION hatch_build.py pyproject.toml proto/pyproject.t
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
 PYTORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu
 
-.PHONY: help run test test-all test-fifth fifths quicktest chaos lint proto docs lock wheels clean
+.PHONY: help run test test-all test-fifth fifths quicktest chaos fuzz lint proto docs lock wheels clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -36,6 +36,9 @@ quicktest: $(BIN)/.installed ## the core tests that take no more than seconds
 
 chaos: $(BIN)/.installed build/quickstart/.made ## kill, stop and damage at random moments, many times; a table of what did not hold
 	$(BIN)/python tests/chaos/run_chaos.py $(CHAOS)
+
+fuzz: $(BIN)/.installed ## malformed messages at every RPC and every subject; a table of what did not hold
+	$(BIN)/python tests/security/fuzz.py $(FUZZ)
 
 # trinity-* are left to tests/contract; data-juicer and WebShop are installed by hand, as their error messages say.
 DEPTRY := $(abspath $(BIN))/deptry . --no-ansi --known-first-party trinity --ignore DEP002 \

@@ -31,6 +31,9 @@ class ServiceProcess:
         assert self._process is not None
         return self._process.pid
 
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self, wait_seconds: float = 60.0) -> "ServiceProcess":
         """Returns once it is SERVING; pass 0 not to wait."""
         with self.log_file.with_suffix(".out").open("ab") as out:

@@ -1,0 +1,351 @@
+"""Malformed messages at every RPC and every subject: no crash, no hang, no INTERNAL, no growth over 10 %.
+
+    python tests/security/fuzz.py [--calls 10000] [--messages 2000] [--seed 0]
+
+Buffer, sync and environment are processes of their own on a real nats-server; of trainer and explorer the gRPC edges
+run here, without their engines. After the messages the buffer is started again and has to serve the run's steps.
+Prints one table; exit code 1 on a violation.
+"""
+
+import argparse
+import asyncio
+import importlib
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import grpc
+import grpc.aio
+import psutil
+import structlog
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from rich.console import Console
+from rich.table import Table
+
+from support.buffer_run import BufferRun
+from support.nats import NatsServer
+from support.peers import explorer
+from support.service import ServiceProcess
+from trinity.api.explorer.v1 import explorer_pb2_grpc
+from trinity.api.trainer.v1 import trainer_pb2_grpc
+from trinity.explorer.servicer import ExplorerServicer
+from trinity.runtime import headers, names, rpc
+from trinity.runtime.broker import connect
+from trinity.trainer.control import Control
+from trinity.trainer.servicer import TrainerServicer
+
+SERVICES = ("buffer", "sync", "environment", "explorer", "trainer")
+BAD_CODES = ("INTERNAL", "UNKNOWN")
+GROWTH = 1.10
+_CALL_SECONDS = 5.0
+_STREAM_SECONDS = 0.3
+_AT_ONCE = 32
+_CLIENTS_OWN = "Internal error from Core"  # no server says it
+_STEPS = 3
+# They wait by their contract: for room, for the log, for the end of a step or of running tasks.
+_MAY_WAIT = ("PublishTasks", "Fence", "Drain", "StreamBatches", "Watch", "Attach", "Episode", "Pause", "Checkpoint")
+
+
+@dataclass
+class Row:
+    """What became of the messages at one place."""
+
+    place: str
+    sent: int = 0
+    codes: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+
+class Maker:
+    """Messages of a type with random content, and what becomes of their bytes when some are changed."""
+
+    def __init__(self, seed: int, run: str) -> None:
+        self._random = random.Random(seed)
+        self._run = run
+
+    def data(self, kind: Descriptor) -> bytes:
+        chance = self._random.random()
+        if chance < 0.1:
+            return self._random.randbytes(self._random.randrange(200))
+        data = bytearray(self._message(kind, 0).SerializeToString())
+        if chance < 0.5 and data:
+            for _ in range(self._random.randrange(1, 4)):
+                data[self._random.randrange(len(data))] = self._random.randrange(256)
+        return bytes(data[: self._random.randrange(len(data) + 1)]) if 0.5 <= chance < 0.6 else bytes(data)
+
+    def _message(self, kind: Descriptor, depth: int) -> Any:
+        message = message_factory.GetMessageClass(kind)()
+        for one in kind.fields:
+            if self._random.random() < 0.4 or depth > 4:
+                continue
+            if one.message_type is not None and one.message_type.GetOptions().map_entry:
+                continue
+            try:
+                self._fill(message, one, depth)
+            except (ValueError, TypeError, UnicodeEncodeError):
+                continue  # protobuf itself refuses it
+        return message
+
+    def _fill(self, message: Any, one: FieldDescriptor, depth: int) -> None:
+        if one.is_repeated:
+            for _ in range(self._random.choice((0, 1, 2, 20))):
+                if one.message_type is not None:
+                    getattr(message, one.name).add().CopyFrom(self._message(one.message_type, depth + 1))
+                else:
+                    getattr(message, one.name).append(self._value(one))
+        elif one.message_type is not None:
+            getattr(message, one.name).CopyFrom(self._message(one.message_type, depth + 1))
+        else:
+            setattr(message, one.name, self._value(one))
+
+    def _value(self, one: FieldDescriptor) -> Any:
+        if one.name == "run" and self._random.random() < 0.8:
+            return self._run
+        match one.cpp_type:
+            case FieldDescriptor.CPPTYPE_STRING if one.type == FieldDescriptor.TYPE_BYTES:
+                return self._random.randbytes(self._random.randrange(60))
+            case FieldDescriptor.CPPTYPE_STRING:
+                texts = (
+                    "",
+                    "x",
+                    "a b",
+                    "../..",
+                    "{}",
+                    "[" * 3000,
+                    "null",
+                    '{"a": NaN}',
+                    "\0\x1b[31m",
+                    "sums",
+                    "é" * 300,
+                )
+                return self._random.choice(texts)
+            case FieldDescriptor.CPPTYPE_BOOL:
+                return self._random.random() < 0.5
+            case FieldDescriptor.CPPTYPE_FLOAT | FieldDescriptor.CPPTYPE_DOUBLE:
+                return self._random.choice((0.0, -1.0, 0.5, 1e30, 1e308, float("inf"), float("nan")))
+            case _:
+                return self._random.choice((0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, -(2**63)))
+
+    def outcome(self) -> bytes:
+        """For a subject of any kind."""
+        kinds = [("experience_pb2", "Outcome"), ("task_pb2", "Task"), ("experience_pb2", "AttemptFailure")]
+        module, name = self._random.choice(kinds)
+        pb: Any = importlib.import_module(f"trinity.api.common.v1.{module}")
+        return self.data(getattr(pb, name).DESCRIPTOR)
+
+    def header(self) -> dict[str, str]:
+        known = (headers.CRC32, headers.ORDINAL, headers.POSITION, headers.FED, headers.EVALUATION_STEP, "traceparent")
+        values = ("", "x", "-1", "9" * 40, "1")
+        return {name: self._random.choice(values) for name in known if self._random.random() < 0.3}
+
+
+def methods_of(service: str) -> list[MethodDescriptor]:
+    pb: Any = importlib.import_module(f"trinity.api.{service}.v1.{service}_pb2")
+    return list(pb.DESCRIPTOR.services_by_name[f"{service.capitalize()}Service"].methods)
+
+
+async def call(channel: grpc.aio.Channel, method: MethodDescriptor, maker: Maker) -> str:
+    """The status of one call; "HANGS" for one that should have ended."""
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    many_in, many_out = method.client_streaming, method.server_streaming
+    messages = [maker.data(method.input_type) for _ in range(3 if many_in else 1)]
+    seconds = _STREAM_SECONDS if method.name in _MAY_WAIT else _CALL_SECONDS
+    try:
+        if not many_in and not many_out:
+            await channel.unary_unary(path)(messages[0], timeout=seconds)
+            return "OK"
+        stream: Any = (
+            channel.stream_stream(path)(timeout=_CALL_SECONDS)
+            if many_in
+            else channel.unary_stream(path)(messages[0], timeout=_CALL_SECONDS)
+        )
+        try:
+            async with asyncio.timeout(_STREAM_SECONDS):
+                for message in messages if many_in else ():
+                    await stream.write(message)
+                while await stream.read() is not grpc.aio.EOF:
+                    pass
+                return str((await stream.code()).name)
+        except TimeoutError:
+            stream.cancel()
+            return "OPEN"
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return "WAITS" if method.name in _MAY_WAIT else "HANGS"
+        if error.details() == _CLIENTS_OWN:  # the server had ended the stream that was written to
+            return "ENDED"
+        return error.code().name
+    except asyncio.InvalidStateError:  # as above
+        return "ENDED"
+
+
+async def fuzz_method(address: str, method: MethodDescriptor, calls: int, maker: Maker) -> Row:
+    row = Row(f"{method.containing_service.name}.{method.name}")
+    gate = asyncio.Semaphore(_AT_ONCE)
+    async with rpc.channel(address) as channel:
+
+        async def one() -> None:
+            async with gate:
+                row.codes[await call(channel, method, maker)] += 1
+                row.sent += 1
+
+        for begin in range(0, calls, 1000):
+            await asyncio.gather(*(one() for _ in range(min(1000, calls - begin))))
+    row.problems += [f"{row.codes[code]} {code}" for code in BAD_CODES if row.codes[code]]
+    if row.codes["HANGS"]:
+        row.problems.append(f"{row.codes['HANGS']} calls did not end in {_CALL_SECONDS:g} s")
+    if row.codes["UNAVAILABLE"] and method.name not in _MAY_WAIT and row.codes["UNAVAILABLE"] == row.sent:
+        row.problems.append("the service does not answer any more")
+    return row
+
+
+async def fuzz_rpcs(
+    addresses: dict[str, str], processes: dict[str, ServiceProcess], calls: int, maker: Maker
+) -> list[Row]:
+    rows = []
+    for service in SERVICES:
+        found = [await fuzz_method(addresses[service], m, max(1, calls // 10), maker) for m in methods_of(service)]
+        before = _resident(processes.get(service))  # warm: what is loaded on the first call is no growth
+        for row, method in zip(found, methods_of(service), strict=True):
+            again = await fuzz_method(addresses[service], method, calls - row.sent, maker)
+            row.sent, row.codes = row.sent + again.sent, row.codes + again.codes
+            row.problems += again.problems
+        rows += found
+        rows.append(_size(service, processes.get(service), before))
+    return [row for row in rows if row.sent or row.problems]
+
+
+def _resident(process: ServiceProcess | None) -> int:
+    return int(psutil.Process(process.pid).memory_info().rss) if process is not None and process.is_running() else 0
+
+
+def _size(service: str, process: ServiceProcess | None, before: int) -> Row:
+    row = Row(f"{service}: memory")
+    if process is None:
+        return row
+    if not process.is_running():
+        row.problems.append("the process has ended")
+        return row
+    after, row.sent = _resident(process), 1
+    row.codes[f"{before >> 20} to {after >> 20} MiB"] = 1
+    if before and after > GROWTH * before:
+        row.problems.append(f"grew by {after / before - 1:.0%}")
+    return row
+
+
+def subjects(run: str) -> list[str]:
+    one = names.RunNames(run)
+    return [
+        one.task("sums", 1), one.evaluation_task("sums"), one.experience(0, "sums"),
+        one.experience(0, "sums", blob=True),
+        one.failure("sums"), one.control, one.evaluation("sums"), one.batch(1), one.batch(7), one.skip(1), one.cursor,
+        one.dead_letter(1), one.blob("0" * 32, 0),
+    ]  # fmt: skip
+
+
+async def fuzz_subjects(run: BufferRun, messages: int, maker: Maker) -> list[Row]:
+    """While the run trains: its steps must come, also from a buffer that starts afterwards."""
+    rows, trainer = [], run.trainer()
+    await trainer.begin()
+    async with await connect(run.nats.url, "fuzz") as broker, explorer(run.nats.url, run.run):
+        for subject in subjects(run.run):
+            row = Row(subject.removeprefix(f"trinity.{run.run}."))
+            for number in range(messages):
+                message_id = f"fuzz/{subject}/{number}/{time.time()}"
+                await broker.publish(subject, maker.outcome(), message_id=message_id, headers=maker.header())
+                row.sent += 1
+            if not run.buffer.is_running():
+                row.problems.append("the buffer has ended")
+            rows.append(row)
+        row = Row("the run goes on")
+        for step in range(1, _STEPS + 1):
+            if step == _STEPS - 1:
+                run.buffer.kill()
+                run.buffer.start()
+            try:
+                row.sent += len(await trainer.batch(step, seconds=120)) > 0
+            except (TimeoutError, grpc.aio.AioRpcError) as error:
+                row.problems.append(f"step {step}: {type(error).__name__} {error}"[:200])
+        stats = await trainer.stats()
+        if stats.fed != stats.stored + stats.dead_letters + stats.outstanding:
+            row.problems.append(f"fed {stats.fed} is not stored + dead letters + outstanding (I4)")
+    await trainer.close()
+    return [*rows, row]
+
+
+async def fuzz(calls: int, messages: int, seed: int) -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="trinity-fuzz-") as name:
+        folder = Path(name)
+        nats = NatsServer(folder / "nats")
+        nats.start()
+        changes: dict[str, Any] = {"explorer": {"max_dead_letters_in_a_row": 0}}
+        run = BufferRun(folder, nats, steps=_STEPS, **changes).start()
+        environment = ServiceProcess("environment", folder).start()
+        server = grpc.aio.server(interceptors=[rpc.Edge()], options=rpc.SERVER_OPTIONS)
+        explorer_pb2_grpc.add_ExplorerServiceServicer_to_server(ExplorerServicer(_NoEngine()), server)  # type: ignore[arg-type]
+        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(TrainerServicer(Control(), run.run, 1, folder), server)
+        here = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        processes = {"buffer": run.buffer, "sync": run.sync, "environment": environment}
+        addresses = {name: process.address for name, process in processes.items()}
+        try:
+            rows = await fuzz_subjects(run, messages, Maker(seed, run.run)) if messages else []
+            addresses |= {"explorer": here, "trainer": here, "buffer": run.buffer.address}
+            return rows + (await fuzz_rpcs(addresses, processes, calls, Maker(seed + 1, run.run)) if calls else [])
+        finally:
+            await server.stop(grace=0)
+            environment.kill()
+            run.stop()
+            nats.stop()
+
+
+class _NoEngine:
+    """An explorer that is still starting."""
+
+    pool = tokenizer = follower = None
+    explorer_id = run_id = "fuzz"
+    groups_stored = failed_attempts = running_tasks = 0
+    draining = False
+
+    def state(self) -> str:
+        return "starting"
+
+    async def drain_tasks(self, grace_seconds: float) -> tuple[int, int]:
+        return 0, 0
+
+
+def table(rows: list[Row]) -> Table:
+    found = Table(title="malformed messages")
+    for column in ("place", "sent", "answers", "problem"):
+        found.add_column(column, overflow="fold")
+    for row in rows:
+        answers = ", ".join(f"{count} {code}" for code, count in row.codes.most_common())
+        found.add_row(row.place, str(row.sent), answers, "; ".join(row.problems) or "-")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=10_000, help="of each RPC")
+    parser.add_argument("--messages", type=int, default=2_000, help="at each subject")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    rows = asyncio.run(fuzz(args.calls, args.messages, args.seed))
+    Console(width=160).print(table(rows))
+    violations = sum(bool(row.problems) for row in rows)
+    print(f"{sum(row.sent for row in rows)} messages, {violations} places with violations")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
