@@ -68,7 +68,7 @@ def groups(draw: st.DrawFn) -> Group:
         row_json=draw(_texts),
         kind=draw(st.sampled_from(list(TaskKind))),
         sampling=SamplingParams(seed=draw(st.none() | _int64), stop=tuple(draw(st.lists(_texts, max_size=2)))),
-        timeout_seconds=draw(st.floats(1e-300, 1e300)),
+        timeout_seconds=draw(st.floats(1e-300, 1e9)),
     )
     members = tuple(draw(experiences(index)) for index in range(draw(st.integers(1, 3))))
     seconds = st.floats(0, 2e9)

@@ -25,7 +25,7 @@ _KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
 TRUNCATIONS = {0, *(int(value) for value in Truncation)}
 MOST_ROLLOUTS = 65_536
 LONGEST_ERROR = 4000  # characters of a failure's text
-LONGEST_TIMEOUT_SECONDS = 1e9
+LONGEST_TIMEOUT_SECONDS = 1e9  # asyncio adds it to a clock
 _CAUSES = {cause.value for cause in FailureCause}
 _PLAIN_TASK_FIELDS = (
     "run",
