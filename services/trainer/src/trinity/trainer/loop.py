@@ -5,8 +5,8 @@
 After a crash it resumes from the newest whole checkpoint, and the ledger answers with the same batches as before.
 Versions that went out before the crash stay as they are: weights of a step are published once.
 
-A rollback is applied between steps: the older version's weights, the step count as it was, and a checkpoint at once.
-Where a crash has taken the trainer back behind that version, it is applied once its step is reached again.
+A rollback is applied between steps: it loads the older version's weights, keeps the step count, and saves a checkpoint
+at once. If a crash took the trainer back behind that version, the rollback waits until its step is reached again.
 """
 
 import contextlib
@@ -49,17 +49,17 @@ SECONDS = Histogram(
     "trinity_trainer_step_seconds", "Parts of a step, in seconds", ["part"], buckets=(0.01, 0.1, 0.5, 1, 5, 30, 120)
 )
 
-# Instead of a batch: the buffer, or somebody, asks for a checkpoint while the batch is not there yet; an operator has
-# gone back to an older version.
+# Instead of a batch: a request for a checkpoint while the batch is not there yet, or a rollback by an
+# operator.
 _INSTEAD: dict[bytes, Literal["save", "roll back"]] = {b"save": "save", b"roll back": "roll back"}
 
 
-# Ranks that wait for a batch hear as often that there is none yet; torch would end them after ten minutes of silence.
+# Ranks that wait for a batch are told this often that there is none yet: torch ends a collective after ten minutes.
 _NEWS_SECONDS = 20.0
 
 
 class TrainLoop:
-    """`run` once. `buffer` and `publisher` exist on rank 0 alone; no publisher: nobody follows the weights.
+    """`run` once. `buffer` and `publisher` exist on rank 0 alone; without a publisher no process follows the weights.
 
     Checkpoints and monitor files go to `folder`: the job folder, unless another is given.
     """
@@ -141,16 +141,16 @@ class TrainLoop:
             step=step, last_step=self._last_step, checkpoint_step=step, tokens_trained=self._tokens_trained
         )
         self._releases.open(step, state.rollback if state else 0)
-        if self._releases.rollback_is_due(step):  # it happened while no trainer was there
+        if self._releases.rollback_is_due(step):  # it happened while no trainer ran
             self._roll_back(step)
         elif step:
-            self._publish(step)  # nothing, unless a version was lost
+            self._publish(step)  # does nothing unless a version was lost
         return step
 
     def _roll_back(self, step: int) -> None:
-        """Go on from an older version's weights. The checkpoint says so from now on; at step 0 there is none yet.
+        """Continue from an older version's weights. Checkpoints record it from now on; at step 0 there is none yet.
 
-        A version that was due and could not be published meanwhile is made of them: the next batch may wait for it.
+        A version that was due and could not be published meanwhile gets these weights: the next batch may wait for it.
         """
         self._releases.roll_back(self._store)
         if step:
@@ -158,7 +158,7 @@ class TrainLoop:
             self._publish(step)
 
     def _receive(self, step: int) -> RawBatch | Literal["save", "roll back"] | None:
-        """The batch of a step, on every rank; a word if something is to be done first, None if the loop is to stop."""
+        """The batch of a step, on every rank; "save" or "roll back" if that comes first; None to stop."""
         begin, began = time.monotonic(), time.time()
         shared = share_when_known(lambda: self._wait_for_batch(step), self._ranks, self._engine.device)
         batch = decode_batch(shared) if shared and shared not in _INSTEAD else None
@@ -170,7 +170,7 @@ class TrainLoop:
     def _wait_for_batch(self, step: int) -> bytes | None:
         """Rank 0: the encoded batch; empty to stop, None after a while. Serves requests for a pause or a checkpoint.
 
-        Raises what must end the trainer: another one has the run, or a version was rejected.
+        Raises errors that end the trainer: another trainer claimed the run, or a version was rejected.
         """
         assert self._buffer is not None
         unsaved = self._saved_step < step - 1
@@ -213,7 +213,7 @@ class TrainLoop:
         return step
 
     def _learn(self, raw: RawBatch) -> tuple[TrainBatch, dict[str, float]]:
-        """The batch, and what came of it; where the policy is to skip bad ones, nothing may have. Raises BadStep."""
+        """The batch and the step's metrics; a skipped bad step has none. Raises BadStep if none are skipped."""
         step = raw.entry.step
         batch = TrainBatch(step, ())
         try:
@@ -233,7 +233,7 @@ class TrainLoop:
         return batch, {"bad_step": 1.0}
 
     def _keep(self, raw: RawBatch, batch: TrainBatch, error: BadStep, policy: str) -> None:
-        """The batch and what each of its groups does, into the job folder. Names the groups that are not finite."""
+        """Write the batch and statistics of each group to the job folder. Names the groups that are not finite."""
         groups: list[dict[str, Any]] = []
         if batch.sequences and isinstance(error, NotFinite):
             with contextlib.suppress(BadStep):  # an advantage
@@ -246,16 +246,16 @@ class TrainLoop:
                       kept=str(folder))  # fmt: skip
 
     def _save_before(self, step: int, error: BadStep) -> None:
-        """Nothing that was learnt is lost with the run that ends here."""
+        """Save a checkpoint, so that the run that ends here loses no finished step."""
         if not error.updates and 0 < step - 1 != self._saved_step:
             self._save(step - 1)
 
     def _schedule_end(self, step: int) -> int:
-        """The step at which the learning rate's schedule ends, as it is seen from this one."""
+        """The step at which the learning rate's schedule ends, as known at this step."""
         return self._last_step
 
     def _circumstances(self, step: int) -> dict[str, Any]:
-        """What, beside batch and weights, decides about the bits of a step's result: a replay needs the same."""
+        """All that determines the bits of a step's result beside batch and weights; a replay needs the same."""
         return {
             "last_step": self._schedule_end(step),
             "ranks": self._ranks.world_size,
@@ -371,7 +371,7 @@ class TrainLoop:
             write_huggingface_index(folder, *found)
 
     def _save_adapters(self, folder: Path) -> None:
-        """Of LoRA, for peft: they are small, so every checkpoint has them. A collective under ZeRO-3."""
+        """LoRA adapters for peft: they are small, so every checkpoint has them. A collective under ZeRO-3."""
         lora, weights = self._engine.lora, self._engine.weights()
         if lora is None:
             return
@@ -404,7 +404,7 @@ def _contexts(raw: RawBatch) -> list[trace.SpanContext]:
 
 
 def _close_traces(raw: RawBatch, step: int, span: trace.Span) -> None:
-    """The last span of every task's trace: its experience was learnt from, in the step that is linked."""
+    """The last span of every task's trace: its experience was trained, in the linked step."""
     link = trace.Link(span.get_span_context())
     for member, group in zip(raw.entry.groups, raw.groups, strict=True):
         if group.traceparent:

@@ -1,4 +1,4 @@
-"""The models that train: all updates of one step from a batch, whatever the ZeRO stage and the number of ranks.
+"""The models that train: all updates of one step from a batch, for every ZeRO stage and number of ranks.
 
 The loss of a micro-batch is its share of the global batch's loss, times the number of ranks because DeepSpeed averages
 over them. Backward passes only accumulate (managed_gradient_accumulation is off); `step` reduces and updates. So the
@@ -135,7 +135,7 @@ class TrainEngine:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """At most, on each GPU, where micro-batches are made by tokens."""
+        """Token limit of each GPU, where micro-batches are planned by tokens."""
         return self._sharing.tokens_per_gpu
 
     @property
@@ -154,7 +154,7 @@ class TrainEngine:
     def train(self, batch: TrainBatch, last_step: int) -> dict[str, float]:
         """All updates of one step; returns metrics over the whole batch. The same batch must be given on every rank.
 
-        Raises BadStep if there is nothing to be learnt from the batch; no weight was changed by the update it is about.
+        Raises BadStep if the batch cannot be trained; the failed update has changed no weight.
         """
         plan, trainer = self._plan.algorithm, self._plan.config.trainer
         with memory_for(batch, self._ranks.world_size):
@@ -181,7 +181,7 @@ class TrainEngine:
         return metrics
 
     def figures(self, batch: TrainBatch) -> Groups:
-        """What each group does to the loss of the batch, which was not trained. A collective; changes nothing."""
+        """Statistics of each group of a batch that was not trained. A collective; changes nothing."""
         batch = self._of_mini_batch(self._of_whole_batch(batch)[0])
         loss_of = self._policys_loss(batch)
         return group_figures(batch, self._passes, lambda micro: self._model(micro)[0], loss_of)
@@ -190,7 +190,7 @@ class TrainEngine:
         return self._critic is None or step > self._plan.config.trainer.critic.warmup_steps
 
     def _of_whole_batch(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
-        """With what the models say of it before the first update: advantages, returns, proximal log-probabilities."""
+        """The batch with advantages, returns and proximal log-probabilities, computed before the first update."""
         plan, trainer = self._plan.algorithm, self._plan.config.trainer
         metrics: dict[str, float] = {}
         values = None
@@ -212,7 +212,7 @@ class TrainEngine:
         return batch, metrics
 
     def _of_mini_batch(self, batch: TrainBatch) -> TrainBatch:
-        """With what its loss needs of all of it (algorithms.whole_batch)."""
+        """The batch with the statistics that its loss needs (engine.whole_batch)."""
         plan = self._plan.algorithm
         if not needs_policy(plan):
             return batch
@@ -233,7 +233,7 @@ class TrainEngine:
         plan, totals, reference_of = self._plan.algorithm, batch.totals, self._reference_of(batch)
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
-            reference = reference_of(sequences, micro)  # the same module with LoRA: not between here and backward
+            reference = reference_of(sequences, micro)  # with LoRA the same module: not between here and backward
             logprobs, entropy = self._model(micro)
             inputs = LossInputs(
                 logprobs=logprobs,
@@ -267,7 +267,7 @@ class TrainEngine:
         return loss_of
 
     def _reference_of(self, batch: TrainBatch) -> Callable[[Sequence[TrainSequence], MicroBatch], torch.Tensor | None]:
-        """What the reference says of a micro-batch, [B, R]. Offloaded it is asked here, once for all of the batch."""
+        """The reference's log-probabilities of a micro-batch, [B, R]. Offloaded, it computed them once per batch."""
         reference = self.reference
         if isinstance(reference, OffloadedReference):
             found = dict(zip(map(id, batch.sequences), self._references(batch), strict=True))
@@ -283,7 +283,7 @@ class TrainEngine:
     def probe_logprobs(self, sequences: Sequence[Sequence[int]], other_head: bool = False) -> list[list[float]]:
         """Of each sequence's tokens but the first, at temperature 1. A collective under ZeRO-3; changes nothing.
 
-        `other_head`: with the output projection in bfloat16 if it is in float32 else, and the other way round.
+        `other_head`: with the output projection in bfloat16 if it is usually in float32, and vice versa.
         """
         self._model.engine.eval()
         with self.policy.other_head() if other_head else contextlib.nullcontext():
@@ -291,7 +291,7 @@ class TrainEngine:
         return [row[: len(tokens) - 1] for row, tokens in zip(logprobs.tolist(), sequences, strict=True)]
 
     def layout(self) -> list[TensorInfo]:
-        """What `weights` gives: names, dtypes and shapes, in its order."""
+        """The layout of `weights`: names, dtypes and shapes, in its order."""
         return self._weights.layout()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -300,23 +300,23 @@ class TrainEngine:
 
     @property
     def lora(self) -> Lora | None:
-        """How adapters, which `weights` gives then, change the base model; None: `weights` are the whole model."""
+        """How adapters, if `weights` yields them, change the base model; None: `weights` are the whole model."""
         return self.policy.lora
 
     def whole_weights(self) -> tuple[Sequence[TensorInfo], Iterator[tuple[str, torch.Tensor]]]:
-        """Layout and tensors of a whole model, adapters merged. Rank 0, while the other ranks go through `weights`."""
+        """Layout and tensors of a whole model, adapters merged. Rank 0, while other ranks iterate over `weights`."""
         return self._weights.whole()
 
     def load_weights(self, weights: Weights | None) -> None:
-        """Inverse of `weights`, from rank 0's to every rank; the optimizer begins anew. A collective."""
+        """Inverse of `weights`, from rank 0's to every rank; resets the optimizer. A collective."""
         self._weights.load(weights)
 
     def base_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the run began with, for `load_weights`. Rank 0 alone."""
+        """The run's initial weights, for `load_weights`. Rank 0 alone."""
         return self._weights.base()
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Everything that trains, of all ranks, into `folder`; a critic into the folder `critic` beside it."""
+        """Write all trained models, of all ranks, to `folder`; a critic to the folder `critic` beside it."""
         if self._critic is not None:
             self._critic.model.save(folder.with_name("critic"), {})
         self._model.save(folder, {**state, "kl_coefficients": asdict(self._kl)})

@@ -1,4 +1,4 @@
-"""What each group of a batch does to the loss, with the weights as they are: for who looks for the one at fault."""
+"""Statistics of each group of a batch under the current weights, to find the group that causes a bad step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,10 +23,10 @@ Groups = list[dict[str, Any]]
 def group_figures(
     batch: TrainBatch, passes: Passes, logprobs: Callable[[MicroBatch], torch.Tensor], loss_of: LossOf
 ) -> Groups:
-    """One entry for each group, in the order of the batch: how many sequences and tokens, mean reward and advantage,
-    its share of the batch's loss, mean and greatest ratio to what sampled; `finite`: whether all of these are.
+    """One entry for each group, in the order of the batch: numbers of sequences and tokens, mean reward and advantage,
+    its share of the batch's loss, mean and maximum ratio to the behaviour policy; `finite`: whether all of these are.
 
-    `loss_of` is of the whole batch. A collective: the same batch on every rank.
+    `loss_of` is the loss of the whole batch. A collective: the same batch on every rank.
     """
     found = []
     for number in dict.fromkeys(sequence.group for sequence in batch.sequences):

@@ -1,6 +1,6 @@
-"""One update of a model: gradients of micro-batches, that add up to the gradient of the mini-batch, then one step.
+"""One update of a model: gradients of micro-batches add up to the gradient of the mini-batch, then one step.
 
-An update that cannot be right is not made: the weights stay as they are, and what is raised says why.
+Non-finite updates are skipped: the weights stay unchanged, and NotFinite says why.
 """
 
 import math
@@ -24,12 +24,12 @@ LossOf = Callable[[Sequence[TrainSequence], MicroBatch], tuple[torch.Tensor, Rep
 
 
 def _one(value: float) -> torch.Tensor:
-    """An entry of a report, of one update."""
+    """A report's entry for one update."""
     return torch.tensor([value, 1.0], dtype=torch.float64)
 
 
 class Learner:
-    """A model that learns, by shares of a loss. `name` is what errors and metrics call it: empty for the policy."""
+    """A trained model. Losses come as shares. `name` prefixes errors and metrics: empty for the policy."""
 
     def __init__(self, model: DeepSpeedModel, passes: Passes, name: str = "") -> None:
         self.model = model
@@ -38,15 +38,15 @@ class Learner:
         self._subject = f"{name}'s " if name else ""
 
     def update(self, batch: TrainBatch, rate: float, loss_of: LossOf) -> Report:
-        """Learn from the batch once; its report over all ranks. Without a token to learn from nothing is done.
+        """One update from the batch; returns its report over all ranks. Does nothing if no token is to be trained.
 
-        Raises NotFinite and OutOfMemory; the weights are what they were then. OutOfMemoryAlone ends the trainer.
+        Raises NotFinite and OutOfMemory with unchanged weights. OutOfMemoryAlone ends the trainer.
         """
         if not batch.totals.tokens:
             return {}
         self.model.engine.train()
         report = self._passes.total(self._gradient(batch, loss_of))
-        # Asked for behind the update, which the guard keeps from the weights: here it would be waited for.
+        # Read after the update, which the guard skips if needed: reading it here would wait for the GPU.
         sound = torch.isfinite(report.pop("loss")).all()
         norm = self.model.step(rate, sound)
         if not sound:
@@ -59,13 +59,13 @@ class Learner:
         return report
 
     def _gradient(self, batch: TrainBatch, loss_of: LossOf) -> Report:
-        """The gradient of all micro-batches, accumulated. If memory is not enough, once more in halves of them."""
+        """Accumulate the gradient of all micro-batches. Out of memory: retry once with each of them halved."""
         whole = self._passes.sharing.micro_batches(batch.sequences)
         found, problem = None, ""
         try:
             found = self._accumulate(batch, whole, loss_of)
         except torch.OutOfMemoryError as error:
-            problem = str(error)  # not the error itself: its traceback holds the tensors
+            problem = str(error)  # not the error itself: its traceback references the tensors
             if self._others_wait:
                 raise OutOfMemoryAlone(too_large(batch, problem)) from None
         if not self._passes.anywhere(found is None):
@@ -89,7 +89,7 @@ class Learner:
     def _accumulate(
         self, batch: TrainBatch, micro_batches: Iterator[tuple[list[int], MicroBatch]], loss_of: LossOf
     ) -> Report:
-        """Of this rank's micro-batches. torch.OutOfMemoryError says which one was too large."""
+        """The gradient of this rank's micro-batches. torch.OutOfMemoryError says which one was too large."""
         reports = []
         for indices, micro in micro_batches:
             try:
@@ -113,7 +113,7 @@ class Learner:
 
     @property
     def _others_wait(self) -> bool:
-        """Under ZeRO 2 and 3, and with shared sequences, other ranks are in an exchange that this one will not join."""
+        """Under ZeRO 2 and 3, and with shared sequences, other ranks wait in a collective for this one."""
         return self._passes.ranks > 1 and (self.model.zero_stage > 1 or self._passes.sharing.copies > 1)
 
 
@@ -131,7 +131,7 @@ def too_large(batch: TrainBatch, problem: str) -> OutOfMemory:
 
 @contextmanager
 def memory_for(batch: TrainBatch, ranks: int) -> Iterator[None]:
-    """Within it models look at a batch and learn nothing; memory that is not enough names the batch."""
+    """Within it models run a batch without training; an out-of-memory error names the batch."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,4 +1,4 @@
-"""Forward passes over all sequences of a batch, without gradients: each rank does its share, all have the result."""
+"""Forward passes over all sequences of a batch, without gradients. Each rank computes its share; all get the result."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -29,7 +29,7 @@ class Passes:
     def tokens(
         self, sequences: Sequence[TrainSequence], model: Callable[[MicroBatch], torch.Tensor]
     ) -> list[np.ndarray]:
-        """What the model gives for each response token, [B, R] of a micro-batch; float32 [R] for every sequence."""
+        """The model's value of each response token, float32 [R] for every sequence. `model` returns [B, R]."""
         if not sequences:
             return []
         ends = np.cumsum([sequence.response_length for sequence in sequences])
@@ -51,9 +51,9 @@ class Passes:
         sequences: Sequence[TrainSequence],
         model: Callable[[MicroBatch], torch.Tensor],
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """What the model gives for a micro-batch, with the indices of its rows: in halves if memory is not enough.
+        """The model's output for a micro-batch, with the indices of its rows; in halves if memory is not enough.
 
-        Only where no other rank has to do the same.
+        Halving needs a single rank: others would have to do the same.
         """
         try:
             found = model(micro)
