@@ -84,9 +84,9 @@ def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine")
     from trinity.trainer.weights.claim import Claim
     from trinity.trainer.weights.client import SyncClient
     from trinity.trainer.weights.collective import CollectiveSender
-    from trinity.trainer.weights.places import Places
+    from trinity.trainer.weights.places import VersionStores
     from trinity.trainer.weights.publisher import Publisher
-    from trinity.trainer.weights.verdicts import Verdicts
+    from trinity.trainer.weights.verdicts import VerificationResults
     from trinity.weights.stores import open_store
 
     run, sync, folder = run_id_of(plan), plan.config.synchronizer, weights_dir_of(plan, settings)
@@ -107,8 +107,8 @@ def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine")
     return Publisher(
         client,
         claim,
-        Verdicts(client, newest_rollback, sync.on_rejected == "stop", allowed_by(plan, engine)),
-        Places(folder, run, stores, sync.full_interval if engine.lora is None else 1, settings.nats_url),
+        VerificationResults(client, newest_rollback, sync.on_rejected == "stop", allowed_by(plan, engine)),
+        VersionStores(folder, run, stores, sync.full_interval if engine.lora is None else 1, settings.nats_url),
         sync.versions_to_keep,
         removes_files=sync.sync_method == "memory",
         collective=collective,

@@ -35,7 +35,7 @@ from trinity.trainer.data.examples import experts_of, from_examples
 from trinity.trainer.data.exchange import decode_batch, encode_batch, share_bytes, share_when_known
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.model.lora import write_adapters
-from trinity.trainer.publishing import Releases
+from trinity.trainer.publishing import VersionPublisher
 from trinity.trainer.ranks import Ranks
 from trinity.trainer.times import StepTimes
 from trinity.trainer.weights import CHECKPOINT_SHARD_BYTES, write_huggingface_index, write_shards
@@ -82,7 +82,7 @@ class TrainLoop:
         self._engine = engine
         self._control = control
         self._buffer = buffer
-        self._releases = Releases(plan, ranks, engine, control, publisher)
+        self._versions = VersionPublisher(plan, ranks, engine, control, publisher)
         self._store = CheckpointStore(self._folder)
         self._tokenizer: Any = None
         self._monitor: Monitor | None = None
@@ -120,10 +120,10 @@ class TrainLoop:
             step = self._train(raw)
             self._publish(step)
             self._save_if_due(step)
-        if self._releases.rollback_is_due(step):
+        if self._versions.rollback_is_due(step):
             self._roll_back(step)
         self._control.update(state="finished", waiting_for="")
-        self._releases.finish()
+        self._versions.finish()
         log.info("trainer.finished", step=step)
 
     def _resume(self) -> int:
@@ -140,8 +140,8 @@ class TrainLoop:
         self._control.update(
             step=step, last_step=self._last_step, checkpoint_step=step, tokens_trained=self._tokens_trained
         )
-        self._releases.open(step, state.rollback if state else 0)
-        if self._releases.rollback_is_due(step):  # it happened while no trainer ran
+        self._versions.open(step, state.rollback if state else 0)
+        if self._versions.rollback_is_due(step):  # it happened while no trainer ran
             self._roll_back(step)
         elif step:
             self._publish(step)  # does nothing unless a version was lost
@@ -152,7 +152,7 @@ class TrainLoop:
 
         A version that was due and could not be published meanwhile gets these weights: the next batch may wait for it.
         """
-        self._releases.roll_back(self._store)
+        self._versions.roll_back(self._store)
         if step:
             self._save(step)
             self._publish(step)
@@ -182,7 +182,7 @@ class TrainLoop:
                 self._control.update(state="paused")
                 time.sleep(0.05)
                 continue
-            if self._releases.look(step - 1):
+            if self._versions.poll(step - 1):
                 return b"roll back"
             self._control.update(state="waiting", waiting_for=self._buffer.waiting_for or f"the batch of step {step}")
             if unsaved and (self._buffer.checkpoint_wanted or self._control.take_checkpoint_request()):
@@ -218,7 +218,7 @@ class TrainLoop:
         batch = TrainBatch(step, ())
         try:
             batch = self._batch(raw)
-            self._releases.see(batch)
+            self._versions.see(batch)
             links = [trace.Link(context) for context in _contexts(raw)]
             with tracing.span("trainer.step", links=links, step=step) as span:
                 metrics = self._engine.train(batch, self._schedule_end(step))
@@ -237,7 +237,7 @@ class TrainLoop:
         groups: list[dict[str, Any]] = []
         if batch.sequences and isinstance(error, NotFinite):
             with contextlib.suppress(BadStep):  # an advantage
-                groups = self._engine.figures(batch)
+                groups = self._engine.per_group_stats(batch)
         blamed = sorted({*error.groups, *(group["group"] for group in groups if not group["finite"])})
         error.groups = blamed
         if self._ranks.is_first:
@@ -262,7 +262,7 @@ class TrainLoop:
             "device": self._engine.device.type,
             "threads": torch.get_num_threads(),
             "micro_batch_tokens": self._engine.micro_batch_tokens,
-            "rollback": self._releases.rollback,
+            "rollback": self._versions.rollback,
         }
 
     def _batch(self, raw: RawBatch) -> TrainBatch:
@@ -303,7 +303,7 @@ class TrainLoop:
 
     def _publish(self, step: int) -> None:
         begin = time.monotonic()
-        if self._releases.publish(step, due=self._plan.staleness.publishes(step, self._last_step)):
+        if self._versions.publish(step, due=self._plan.staleness.publishes(step, self._last_step)):
             if self._ranks.is_first:
                 files.write_atomic(self._plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())
             seconds = time.monotonic() - begin
@@ -337,7 +337,7 @@ class TrainLoop:
             tokens_trained=self._tokens_trained,
             world_size=self._ranks.world_size,
             zero_stage=self._engine.zero_stage,
-            rollback=self._releases.rollback,
+            rollback=self._versions.rollback,
         )
         oldest = self._store.finish(state, self._plan.config.trainer.max_checkpoints_to_keep)
         committing = time.monotonic()

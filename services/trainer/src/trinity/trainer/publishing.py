@@ -1,6 +1,6 @@
 """Weight versions for the training loop, on every rank; rank 0 publishes them.
 
-    open -> (see -> publish)* , with a roll_back between steps where `look` asks for one -> finish
+    open -> (see -> publish)* , with a roll_back between steps where `poll` asks for one -> finish
 
 Without a publisher on rank 0 (learning from disk) no process follows the weights, and every call does nothing.
 """
@@ -36,7 +36,7 @@ from trinity.weights import Canary
 log = structlog.get_logger(__name__)
 
 
-class Releases:
+class VersionPublisher:
     """`publisher` exists on rank 0 alone. `rollback` is the number of the newest rollback applied to the weights."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Releases:
             return
         opening: dict[str, Any] = {}
         if self._publisher is not None:
-            with self._ends_in_words():
+            with self._reporting_end():
                 found = self._publisher.open(rollback)
                 self._publisher.check_lost(step)
             opening = {"is_new": found.is_new, "probe": found.probe}
@@ -94,7 +94,7 @@ class Releases:
         canary = self._canary(self._probe or pseudo_random_probe(self._engine.vocabulary), step)
         weights, again = self._engine.weights(), False
         if self._publisher is not None:
-            with self._ends_in_words():
+            with self._reporting_end():
                 again = self._publisher.publish(step, self._engine.layout(), weights, canary)
         for _ in weights:
             pass
@@ -122,7 +122,7 @@ class Releases:
             allowed = widened(allowed, logprobs, engine.probe_logprobs(probe, other_head=True))
         return make_canary(probe, logprobs, allowed, step)
 
-    def look(self, step: int) -> bool:
+    def poll(self, step: int) -> bool:
         """Rank 0, after a step: whether a rollback is to be applied now. Raises errors that end the trainer.
 
         After a crash that took it back behind the rollback's version the trainer first trains the batches up to it
@@ -130,15 +130,15 @@ class Releases:
         """
         if self._publisher is None:
             return False
-        with self._ends_in_words():
-            self._publisher.look()
+        with self._reporting_end():
+            self._publisher.poll()
         self._show()
         due = self._publisher.due_rollback
         return due is not None and due.version <= step
 
     def rollback_is_due(self, step: int) -> bool:
-        """`look`, on every rank together."""
-        return self._exist and bool(self._shared(self.look(step)))
+        """`poll`, on every rank together."""
+        return self._exist and bool(self._shared(self.poll(step)))
 
     def roll_back(self, checkpoints: CheckpointStore) -> None:
         """Put the weights of the newest rollback's version into the engine, on every rank together.
@@ -172,12 +172,12 @@ class Releases:
         """All steps are done: wait for the last version's verification while an explorer can do it."""
         if self._publisher is None:
             return
-        with self._ends_in_words():
+        with self._reporting_end():
             self._publisher.settle(self._plan.config.synchronizer.sync_timeout, lambda: self._control.stopping)
         self._show()
 
     @contextlib.contextmanager
-    def _ends_in_words(self) -> Iterator[None]:
+    def _reporting_end(self) -> Iterator[None]:
         """Reports in the trainer's status that it ends."""
         try:
             yield

@@ -1,4 +1,4 @@
-"""How token losses become one number. Always over the global batch, whatever micro-batch or rank a token is in."""
+"""Aggregation of token losses to one number, over the global batch for every split into micro-batches and ranks."""
 
 from dataclasses import dataclass, replace
 

@@ -25,10 +25,10 @@ class TrainSequence:
 
     token_ids int32 [T]; old_logprobs float32 [R], under the weights that sampled them; mask bool [R], tokens to train.
     token_advantages float32 [R]: where None, each token's is `advantage`, which otherwise is only reported.
-    fresh bool [R]: tokens sampled by the weights that this step begins with, as all before them in the response, whose
-    keys and values the engine reuses; None: none. proximal_logprobs float32 [R]: under the trainer's weights before
-    the first mini-batch of the step; None: those of the loss itself.
-    pair: k > 0 for the chosen one of preference pair k, -k for the rejected one. kept bool [R] and `peers`:
+    on_policy_mask bool [R]: tokens sampled by the weights that this step begins with, as all before them in the
+    response, whose keys and values the engine reuses; None: none. proximal_logprobs float32 [R]: under the trainer's
+    weights before the first mini-batch of the step; None: those of the loss itself.
+    pair: k > 0 for the chosen one of preference pair k, -k for the rejected one. keep_mask bool [R] and `peers`:
     statistics of the whole batch for the loss (engine.whole_batch). values and returns float32 [R]: the critic's values
     before the step, and its targets; None without a critic.
     """
@@ -44,10 +44,10 @@ class TrainSequence:
     expert: bool = False
     experience: Experience | None = None  # as in the log
     token_advantages: np.ndarray | None = None
-    fresh: np.ndarray | None = None
+    on_policy_mask: np.ndarray | None = None
     proximal_logprobs: np.ndarray | None = None
     pair: int = 0
-    kept: np.ndarray | None = None
+    keep_mask: np.ndarray | None = None
     peers: float = 0.0
     values: np.ndarray | None = None
     returns: np.ndarray | None = None
@@ -143,19 +143,19 @@ def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]
             reward=experience.reward,
             temperature=temperature,
             experience=experience,
-            fresh=_wholly_by(experience, version),
+            on_policy_mask=_wholly_by(experience, version),
         )
         for experience in group.experiences
     ]
 
 
 def _wholly_by(experience: Experience, version: int) -> np.ndarray:
-    fresh = np.zeros(experience.response_length, bool)
+    on_policy_mask = np.zeros(experience.response_length, bool)
     for span in experience.version_spans:
         if span.version != version:
             break
-        fresh[span.start : span.end] = True
-    return fresh
+        on_policy_mask[span.start : span.end] = True
+    return on_policy_mask
 
 
 def _paired(sequences: list[TrainSequence], plan: AlgorithmPlan) -> list[TrainSequence]:

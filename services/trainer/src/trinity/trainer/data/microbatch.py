@@ -22,8 +22,8 @@ class MicroBatch:
     and `places` int64 [N] its index in [B, R] flattened (see `spread`).
 
     The loss reads the rest, in the order of the sequences: expert, pairs and peers float32 [B]; mask, old_logprobs,
-    advantages, fresh, kept and proximal_logprobs float32 [B, R], 0 after each response's end; mask is 0 outside trained
-    tokens. They become LossInputs of the same names.
+    advantages, on_policy_mask, keep_mask and proximal_logprobs float32 [B, R], 0 after each response's end; mask is 0
+    outside trained tokens. They become LossInputs of the same names.
     """
 
     input_ids: torch.Tensor
@@ -38,8 +38,8 @@ class MicroBatch:
     mask: torch.Tensor
     old_logprobs: torch.Tensor
     advantages: torch.Tensor
-    fresh: torch.Tensor
-    kept: torch.Tensor
+    on_policy_mask: torch.Tensor
+    keep_mask: torch.Tensor
     proximal_logprobs: torch.Tensor | None
     expert: torch.Tensor
     pairs: torch.Tensor
@@ -135,8 +135,8 @@ def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = Fal
         mask=aligned("mask"),
         old_logprobs=aligned("old_logprobs"),
         advantages=aligned("advantages"),
-        fresh=aligned("fresh"),
-        kept=aligned("kept"),
+        on_policy_mask=aligned("on_policy_mask"),
+        keep_mask=aligned("keep_mask"),
         proximal_logprobs=aligned("proximal_logprobs") if has_proximal else None,
         expert=of_sequences([float(s.expert) for s in sequences]),
         pairs=of_sequences([float(np.sign(s.pair)) for s in sequences]),

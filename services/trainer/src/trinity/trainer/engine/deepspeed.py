@@ -9,8 +9,8 @@ from torch import nn
 
 from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.config.schema.trainer import TrainerConfig
-from trinity.trainer.engine.guard import Guard
-from trinity.trainer.engine.sums import Sums
+from trinity.trainer.engine.guard import FiniteStepGuard
+from trinity.trainer.engine.sums import Fp32GradAccumulator
 
 _TAG = "deepspeed"
 _BUCKET_ELEMENTS = 100_000_000  # of gradients in flight; DeepSpeed's default takes 2 GB of the GPU in float32
@@ -37,8 +37,8 @@ class DeepSpeedModel:
         deepspeed = import_deepspeed(device)
         config = deepspeed_config(trainer, dtype, device, grad_clip)
         self.engine, *_ = deepspeed.initialize(model=module, optimizer=self.optimizer, config=config)
-        self._guard = Guard(self.optimizer, self.engine)
-        self._sums = Sums(module.parameters() if self.zero_stage < 2 else ())
+        self._finite_guard = FiniteStepGuard(self.optimizer, self.engine)
+        self._fp32_grads = Fp32GradAccumulator(module.parameters() if self.zero_stage < 2 else ())
         self._deepspeed = deepspeed
         self._accumulated = False
         if self.zero_stage == 0 and dtype is torch.float32:
@@ -55,7 +55,7 @@ class DeepSpeedModel:
         """Accumulate the gradient of a share of the batch's loss. DeepSpeed averages over ranks; shares add up."""
         self._accumulated = True
         self.engine.backward(loss * self.engine.world_size, scale_wrt_gas=False)
-        self._sums.take()
+        self._fp32_grads.accumulate()
 
     def step(self, rate: float, sound: torch.Tensor | bool = True) -> float | None:
         """Update with what has accumulated, at this learning rate; returns the gradient's norm before clipping.
@@ -65,21 +65,21 @@ class DeepSpeedModel:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self._accumulated = False
-        self._sums.give()
-        self._guard.sound = sound
+        self._fp32_grads.write_back()
+        self._finite_guard.sound = sound
         self.engine.step()
-        norm = self._guard.norm
+        norm = self._finite_guard.norm
         return None if norm is None else float(norm)
 
     def drop(self) -> None:
         """Discard the accumulated gradients."""
-        self._guard.closed = True
+        self._finite_guard.closed = True
         self._accumulated = False
-        self._sums.give()
+        self._fp32_grads.write_back()
         try:
             self.engine.step()
         finally:
-            self._guard.closed = False
+            self._finite_guard.closed = False
 
     def abandon(self) -> None:
         """Discard the accumulated gradients after an error within a forward or backward pass.
@@ -95,7 +95,7 @@ class DeepSpeedModel:
                 sharded.independent_gradient_partition_epilogue()
         for parameter in self.module.parameters():
             parameter.grad = None
-        self._sums.clear()
+        self._fp32_grads.clear()
         if self.zero_stage == 3:
             sharded.empty_partition_cache()  # parameters still gathered
         if self.zero_stage == 1:
@@ -184,9 +184,9 @@ def deepspeed_config(
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": grad_clip,
-        # Guard finds a non-finite gradient by its norm; DeepSpeed would check each parameter's.
+        # FiniteStepGuard finds a non-finite gradient by its norm; DeepSpeed would check each parameter's.
         "bf16": {"enabled": dtype is torch.bfloat16, "check_grad_overflow": False},
-        # Under ZeRO 0 and 1 DeepSpeed would refuse, or use another optimizer: see Sums.
+        # Under ZeRO 0 and 1 DeepSpeed would refuse, or use another optimizer: see Fp32GradAccumulator.
         "data_types": {"grad_accum_dtype": "fp32" if trainer.deepspeed.zero_stage >= 2 else None},
         "steps_per_print": 10**9,
     }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-class Guard:
+class FiniteStepGuard:
     """Wraps `optimizer.step`. A skipped update leaves weights and optimizer states unchanged."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, engine: Any) -> None:

@@ -15,7 +15,7 @@ from trinity.trainer.data.bad_steps import NotFinite, OutOfMemory, OutOfMemoryAl
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
-from trinity.trainer.engine.passes import Passes
+from trinity.trainer.engine.passes import NoGradForward
 
 log = structlog.get_logger(__name__)
 
@@ -31,9 +31,9 @@ def _one(value: float) -> torch.Tensor:
 class Learner:
     """A trained model. Losses come as shares. `name` prefixes errors and metrics: empty for the policy."""
 
-    def __init__(self, model: DeepSpeedModel, passes: Passes, name: str = "") -> None:
+    def __init__(self, model: DeepSpeedModel, no_grad: NoGradForward, name: str = "") -> None:
         self.model = model
-        self._passes = passes
+        self._no_grad = no_grad
         self._prefix = f"{name}/" if name else ""
         self._subject = f"{name}'s " if name else ""
 
@@ -45,7 +45,7 @@ class Learner:
         if not batch.totals.tokens:
             return {}
         self.model.engine.train()
-        report = self._passes.total(self._gradient(batch, loss_of))
+        report = self._no_grad.total(self._gradient(batch, loss_of))
         # Read after the update, which the guard skips if needed: reading it here would wait for the GPU.
         sound = torch.isfinite(report.pop("loss")).all()
         norm = self.model.step(rate, sound)
@@ -60,7 +60,7 @@ class Learner:
 
     def _gradient(self, batch: TrainBatch, loss_of: LossOf) -> Report:
         """Accumulate the gradient of all micro-batches. Out of memory: retry once with each of them halved."""
-        whole = self._passes.sharing.micro_batches(batch.sequences)
+        whole = self._no_grad.planner.micro_batches(batch.sequences)
         found, problem = None, ""
         try:
             found = self._accumulate(batch, whole, loss_of)
@@ -68,7 +68,7 @@ class Learner:
             problem = str(error)  # not the error itself: its traceback references the tensors
             if self._others_wait:
                 raise OutOfMemoryAlone(too_large(batch, problem)) from None
-        if not self._passes.anywhere(found is None):
+        if not self._no_grad.anywhere(found is None):
             assert found is not None
             return found
         del whole
@@ -80,7 +80,7 @@ class Learner:
             found = self._accumulate(batch, self._halves(batch), loss_of)
         except torch.OutOfMemoryError as error:
             found, problem = None, str(error)
-        if not self._passes.anywhere(found is None):
+        if not self._no_grad.anywhere(found is None):
             assert found is not None
             return found
         self.model.abandon()
@@ -105,16 +105,16 @@ class Learner:
 
     def _halves(self, batch: TrainBatch) -> Iterator[tuple[list[int], MicroBatch]]:
         """Each micro-batch in two, of which the second one may be empty: as many on every rank."""
-        sharing = self._passes.sharing
-        for indices, _ in sharing.micro_batches(batch.sequences):
+        planner = self._no_grad.planner
+        for indices, _ in planner.micro_batches(batch.sequences):
             middle = -(-len(indices) // 2)
             for half in (indices[:middle], indices[middle:]):
-                yield half, sharing.one([batch.sequences[index] for index in half])
+                yield half, planner.one([batch.sequences[index] for index in half])
 
     @property
     def _others_wait(self) -> bool:
         """Under ZeRO 2 and 3, and with shared sequences, other ranks wait in a collective for this one."""
-        return self._passes.ranks > 1 and (self.model.zero_stage > 1 or self._passes.sharing.copies > 1)
+        return self._no_grad.ranks > 1 and (self.model.zero_stage > 1 or self._no_grad.planner.copies > 1)
 
 
 def too_large(batch: TrainBatch, problem: str) -> OutOfMemory:

@@ -9,15 +9,15 @@ import torch.distributed as dist
 from trinity.trainer.algorithms.report import Report
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
-from trinity.trainer.engine.sharing import Sharing
+from trinity.trainer.engine.sharing import MicroBatchPlanner
 from trinity.trainer.ranks import Ranks
 
 
-class Passes:
+class NoGradForward:
     """Collectives: every rank calls them with the same sequences."""
 
-    def __init__(self, sharing: Sharing, ranks: Ranks, device: torch.device) -> None:
-        self.sharing = sharing
+    def __init__(self, planner: MicroBatchPlanner, ranks: Ranks, device: torch.device) -> None:
+        self.planner = planner
         self._ranks = ranks
         self._device = device
 
@@ -34,14 +34,14 @@ class Passes:
             return []
         ends = np.cumsum([sequence.response_length for sequence in sequences])
         flat = torch.zeros(int(ends[-1]), dtype=torch.float32, device=self._device)
-        for indices, micro in self.sharing.micro_batches(sequences):
+        for indices, micro in self.planner.micro_batches(sequences):
             for part, found in self._of(indices, micro, sequences, model):
                 for row, index in enumerate(part):
                     length, end = sequences[index].response_length, int(ends[index])
                     flat[end - length : end] = found[row, :length]
         if self._ranks.world_size > 1:
             dist.all_reduce(flat)
-            flat /= self.sharing.copies
+            flat /= self.planner.copies
         return np.split(flat.cpu().numpy(), ends[:-1])
 
     def _of(
@@ -66,7 +66,7 @@ class Passes:
             return
         middle = -(-len(indices) // 2)
         for half in (indices[:middle], indices[middle:]):
-            yield half, model(self.sharing.one([sequences[index] for index in half]))
+            yield half, model(self.planner.one([sequences[index] for index in half]))
 
     def total(self, report: Report) -> Report:
         """The sum over ranks."""

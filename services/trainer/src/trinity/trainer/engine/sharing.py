@@ -26,7 +26,7 @@ class Limit:
     rows: int | None = None
 
 
-class Sharing:
+class MicroBatchPlanner:
     """This rank's micro-batches of a batch. The ranks of a `group` share each sequence and get the same micro-batches.
 
     copies: number of ranks with the same micro-batches; sums over all ranks count each that often. tokens_per_gpu: the
@@ -44,7 +44,7 @@ class Sharing:
         self._device = device
 
     @classmethod
-    def of(cls, plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, tokens: int) -> "Sharing":
+    def of(cls, plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, tokens: int) -> "MicroBatchPlanner":
         """From the trainer's configuration, for models with this one's input format. `tokens`: limit on each GPU."""
         trainer, size = plan.config.trainer, 1 if model.group is None else model.group.size
         rows = None if trainer.use_dynamic_bsz else trainer.micro_batch_size_per_gpu

@@ -20,7 +20,7 @@ from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantage
 Ragged = Sequence[np.ndarray]
 
 
-def penalised(
+def apply_kl_penalty(
     plan: AlgorithmPlan, batch: TrainBatch, reference: Ragged, kl_coef: float, values: Ragged | None = None
 ) -> tuple[TrainBatch, float | None]:
     """The batch with advantages of rewards minus kl_coef KL(sampler || reference) at each token; and the mean KL.
@@ -43,12 +43,14 @@ def penalised(
 
 
 def needs_policy(plan: AlgorithmPlan) -> bool:
-    """Whether the policy loss needs `informed`."""
+    """Whether the policy loss needs `with_batch_statistics`."""
     return plan.policy_loss.name in ("m2po", "dpo", "opmd_pairwise", "clip_cov", "kl_cov")
 
 
-def informed(plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: Ragged | None) -> TrainBatch:
-    """The batch with `kept` (m2po, clip_cov, kl_cov: False at the selected tokens) or `peers` (dpo: of the pair;
+def with_batch_statistics(
+    plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: Ragged | None
+) -> TrainBatch:
+    """The batch with `keep_mask` (m2po, clip_cov, kl_cov: False at the selected tokens) or `peers` (dpo: of the pair;
     opmd_pairwise: of the group). reference: for dpo alone.
     """
     name, args, sequences = plan.policy_loss.name, plan.policy_loss.args, batch.sequences
@@ -78,7 +80,9 @@ def informed(plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: 
         kept = covariance.chosen_to_hold(logprobs, advantages, rolled_out, args["kl_cov_ratio"])
     else:
         return batch
-    return replace(batch, sequences=tuple(replace(s, kept=k.numpy()) for s, k in zip(sequences, kept, strict=True)))
+    return replace(
+        batch, sequences=tuple(replace(s, keep_mask=k.numpy()) for s, k in zip(sequences, kept, strict=True))
+    )
 
 
 def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -> np.ndarray:
@@ -89,5 +93,5 @@ def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -
 
 
 def _with_peers(batch: TrainBatch, peers: list[float]) -> TrainBatch:
-    informed = (replace(s, peers=value) for s, value in zip(batch.sequences, peers, strict=True))
-    return replace(batch, sequences=tuple(informed))
+    sequences = (replace(s, peers=value) for s, value in zip(batch.sequences, peers, strict=True))
+    return replace(batch, sequences=tuple(sequences))

@@ -31,10 +31,10 @@ _SHARE, _SHARE_OF_LEAN = 0.5, 0.9
 
 @dataclass(frozen=True)
 class Activations:
-    """tokens: limit of a micro-batch. anew: which activations the backward pass recomputes."""
+    """tokens: limit of a micro-batch. recompute: which activations the backward pass recomputes."""
 
     tokens: int
-    anew: Checkpointing
+    recompute: Checkpointing
 
 
 def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, memory: int | None) -> Activations:
@@ -66,7 +66,7 @@ def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, me
     tokens = max(least, min(worth, fits[place]))
     tokens, left = _least_of_all([tokens, len(kinds) - place], ranks, device)
     chosen = Activations(tokens, kinds[len(kinds) - left])
-    log.info("trainer.activations.chosen", tokens=tokens, made_anew=chosen.anew, fits=fits, worth=worth)
+    log.info("trainer.activations.chosen", tokens=tokens, recompute=chosen.recompute, fits=fits, worth=worth)
     return chosen
 
 

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import checkpoint
 
-ANEW = "trinity_anew"  # an attribute of modules whose activations are recomputed
+RECOMPUTE = "trinity_recompute"  # an attribute of modules whose activations are recomputed
 
 Checkpointing = bool | Literal["mlp"]
 
 
-def make_anew(model: Any, what: Checkpointing) -> None:
+def recompute_activations(model: Any, what: Checkpointing) -> None:
     """Enable it in the layers of a transformers model; whole layers where they have no MLP. Call after `fused.fuse`."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -25,15 +25,15 @@ def make_anew(model: Any, what: Checkpointing) -> None:
     mlps: list[Any] = [layer.mlp for layer in layers if hasattr(layer, "mlp")]
     if what == "mlp" and mlps:
         for mlp in mlps:
-            mlp.forward = partial(_anew, mlp.forward)
+            mlp.forward = partial(_recomputed, mlp.forward)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for whole in mlps if what == "mlp" and mlps else layers:
         for module in whole.modules():  # an MLP may contain others
-            setattr(module, ANEW, True)
+            setattr(module, RECOMPUTE, True)
 
 
-def _anew(forward: Callable[..., Any], *args: Any, **others: Any) -> Any:
+def _recomputed(forward: Callable[..., Any], *args: Any, **others: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **others)
     return checkpoint(forward, *args, use_reentrant=False, **others)

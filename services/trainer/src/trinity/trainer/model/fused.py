@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import silu
 
-from trinity.trainer.model.checkpointing import ANEW
+from trinity.trainer.model.checkpointing import RECOMPUTE
 from trinity.trainer.model.kernels import Kernel, can_compile
 
 log = structlog.get_logger(__name__)
@@ -96,7 +96,7 @@ def _gated_forward(mlp: Any, states: torch.Tensor) -> torch.Tensor:
     rows = states.reshape(-1, states.shape[-1])
     gate, up = mlp.gate_proj(rows), mlp.up_proj(rows)
     product = _GATE(gate, up)
-    if not torch.is_grad_enabled() or getattr(mlp, ANEW, False):
+    if not torch.is_grad_enabled() or getattr(mlp, RECOMPUTE, False):
         result = mlp.down_proj(product)
     else:
         place, kept = product.data_ptr(), (gate.detach(), up.detach())

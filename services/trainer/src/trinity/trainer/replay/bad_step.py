@@ -44,7 +44,7 @@ class KeptStepLoop(TrainLoop):
         report: dict[str, Any] = {"step": step, "checkpoint_step": begin, "problem": "", "groups": [], "metrics": {}}
         try:
             batch = self._batch(raw)
-            report["groups"] = kept.named(raw, self._engine.figures(batch))
+            report["groups"] = kept.named(raw, self._engine.per_group_stats(batch))
             report["metrics"] = self._engine.train(batch, self._schedule_end(step))
         except BadStep as error:
             report |= {"problem": error.problem, "blamed": error.groups}

@@ -27,7 +27,7 @@ _LEFT_OUT = (Unavailable, Full, PermissionDenied)
 
 
 @dataclass
-class _Place:
+class _StoreState:
     """A store with its newest version (-1: none) and the number of differences since the last whole one."""
 
     store: Store
@@ -35,21 +35,21 @@ class _Place:
     deltas: int = 0
 
 
-class Places:
+class VersionStores:
     """put -> seal -> delete. Whole files of each version are in `folder(version)` before."""
 
     def __init__(self, root: Path, run: str, stores: Sequence[Store], full_interval: int, nats_url: str) -> None:
         self.root = root
         self._run = run
         self._nats_url = nats_url
-        self._places = [_Place(store) for store in stores]
+        self._states = [_StoreState(store) for store in stores]
         self._full_interval = full_interval
         self._base: Manifest | None = None
 
     def folder(self, version: int) -> Path:
         return self.root / f"v{version}"
 
-    def begin_anew(self) -> None:
+    def end_delta_chain(self) -> None:
         """The last version is not a base: the next one is whole in every store."""
         self._base = None
 
@@ -61,17 +61,17 @@ class Places:
         manifest = self._with_delta(manifest)
         offers: list[Offer] = []
         problem: TrinityError | None = None
-        for place in self._places:
-            delta = manifest.delta is not None and self._takes_delta(place)
+        for state in self._states:
+            delta = manifest.delta is not None and self._takes_delta(state)
             source = self._delta_folder(manifest.version) if delta else self.folder(manifest.version)
             still_mine()
             try:
-                offers.append(self._put(place.store, manifest, source, delta))
+                offers.append(self._put(state.store, manifest, source, delta))
             except _LEFT_OUT as error:
-                log.warning("trainer.version.store_left_out", store=place.store.kind, reason=str(error))
-                problem, place.newest = error, -1
+                log.warning("trainer.version.store_left_out", store=state.store.kind, reason=str(error))
+                problem, state.newest = error, -1
                 continue
-            place.newest, place.deltas = manifest.version, place.deltas + 1 if delta else 0
+            state.newest, state.deltas = manifest.version, state.deltas + 1 if delta else 0
         shutil.rmtree(self._delta_folder(manifest.version), ignore_errors=True)
         if problem is not None and not offers:
             raise problem
@@ -97,21 +97,21 @@ class Places:
         A store that fails here gets the next version whole. Raises the error if all fail.
         """
         problem: TrinityError | None = None
-        for place in [place for place in self._places if place.newest == manifest.version]:
+        for state in [state for state in self._states if state.newest == manifest.version]:
             try:
-                place.store.seal(manifest)
+                state.store.seal(manifest)
             except _LEFT_OUT as error:
-                log.warning("trainer.version.store_left_out", store=place.store.kind, reason=str(error))
-                problem, place.newest = error, -1
-        if problem is not None and all(place.newest != manifest.version for place in self._places):
+                log.warning("trainer.version.store_left_out", store=state.store.kind, reason=str(error))
+                problem, state.newest = error, -1
+        if problem is not None and all(state.newest != manifest.version for state in self._states):
             raise problem
         self._base = manifest
 
     def seal_again(self, manifest: Manifest) -> None:
         """The whole files of a version are in the folder again; the other stores still have theirs."""
-        for place in self._places:
-            if self._is_own_folder(place.store):
-                place.store.seal(manifest)
+        for state in self._states:
+            if self._is_own_folder(state.store):
+                state.store.seal(manifest)
 
     def _is_own_folder(self, store: Store) -> bool:
         """Whether the store's versions are the files in `folder(version)` themselves."""
@@ -155,21 +155,21 @@ class Places:
     def delete(self, versions: Iterable[int]) -> None:
         """Delete from every store and from the folder. Files that cannot be deleted only take space."""
         for version in versions:
-            for place in self._places:
+            for state in self._states:
                 try:
-                    place.store.delete(version)
+                    state.store.delete(version)
                 except TrinityError as error:
                     log.warning("trainer.version.not_deleted", version=version, reason=str(error))
             shutil.rmtree(self.folder(version), ignore_errors=True)
 
     def close(self) -> None:
-        for place in self._places:
-            place.store.close()
+        for state in self._states:
+            state.store.close()
 
     def _with_delta(self, manifest: Manifest) -> Manifest:
         """Add the difference to the version before, if a store can use it and it is much smaller."""
         base = self._base
-        if base is None or not any(self._takes_delta(place) for place in self._places):
+        if base is None or not any(self._takes_delta(state) for state in self._states):
             return manifest
         if not self.folder(base.version).is_dir():
             return manifest
@@ -185,10 +185,10 @@ class Places:
             return manifest
         return replace(manifest, delta=Delta(base.version, infos))
 
-    def _takes_delta(self, place: _Place) -> bool:
-        if self._base is None or place.store.kind == "folder":
+    def _takes_delta(self, state: _StoreState) -> bool:
+        if self._base is None or state.store.kind == "folder":
             return False
-        return place.newest == self._base.version and place.deltas + 1 < self._full_interval
+        return state.newest == self._base.version and state.deltas + 1 < self._full_interval
 
     def _delta_folder(self, version: int) -> Path:
         return self.root / f".v{version}.delta"

@@ -1,6 +1,6 @@
 """Verification results of published versions: verified and LIVE, or rejected.
 
-expect -> (look, about once a second) -> LIVE, or rejected: the trainer ends or continues, as the YAML says
+expect -> (poll, about once a second) -> LIVE, or rejected: the trainer ends or continues, as the YAML says
 
 A version that a rollback withdrew counts as rejected too, whether or not its weights are correct.
 """
@@ -26,7 +26,7 @@ class VersionRejected(TrinityError):
     for_good = True
 
 
-class Verdicts:
+class VerificationResults:
     """`newest_rollback` is called at a rejection and must be up to date then."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Verdicts:
         return bool(self._pending)
 
     def rejects(self, version: int) -> bool:
-        """Whether a refused version was rejected. Raises VersionRejected like `look`."""
+        """Whether a refused version was rejected. Raises VersionRejected like `poll`."""
         try:
             known = self._client.version(version)
         except NotFound:
@@ -79,7 +79,7 @@ class Verdicts:
             self._reject(known)
         return known.state is VersionState.REJECTED
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Poll for a rejected version; True if there is one. Raises VersionRejected if that ends the trainer."""
         if not self._pending or time.monotonic() - self._looked_at < _SECONDS:
             return False
