@@ -1,4 +1,4 @@
-"""A group of NCCL may hang in calls that have no deadline of their own; here they have one."""
+"""NCCL groups may hang in calls without a deadline; here every call has one."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Versions in a folder, on a real S3 server and on a real NATS: immutable keys, the manifest last, errors in words."""
+"""Versions in a folder, on a real S3 server and on a real NATS: immutable keys, the manifest last, clear errors."""
 
 import time
 from collections.abc import Callable, Iterator

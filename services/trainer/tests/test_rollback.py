@@ -250,7 +250,7 @@ def test_weights_of_a_withdrawn_version_are_never_published(
     model: Path, start_sync: Any, nats_url: str, tmp_path: Path
 ) -> None:
     """The trainer has not heard of the rollback when it has trained one step more. That step's version is the gate of
-    the next batch: it is made of the weights that the trainer goes on from."""
+    the next batch: it has the weights that the trainer continues from."""
     sync = start_sync(claim_seconds="60")
     trainer = Trainer(tmp_path / "run", model, sync.address, nats_url, steps=4)
     known = Sync(sync.address, trainer.run)
