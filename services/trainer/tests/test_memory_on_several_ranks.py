@@ -1,4 +1,4 @@
-"""Ranks that can, try a step again together when one of them has no memory; where they cannot, the trainer ends."""
+"""If one rank runs out of memory, all ranks retry the step together where possible; otherwise the trainer ends."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

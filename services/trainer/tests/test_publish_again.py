@@ -1,4 +1,4 @@
-"""What is published again, and what never is: a publisher without an engine beside a real sync service."""
+"""Versions that are published again, and those that never are: a publisher beside a real sync service."""
 
 import shutil
 import time
@@ -127,7 +127,7 @@ def test_what_a_rollback_has_withdrawn_is_not_made_again(
 def test_two_rollbacks_are_no_verdict_on_what_the_first_one_withdrew(
     followed: bool, sync: ServiceProcess, tmp_path: Path
 ) -> None:
-    """The trainer was busy, and asks for its version's verdict after the second."""
+    """The trainer was busy, and polls its version's result after the second."""
     known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
     for step in (1, 2, 3):
         publish(publisher, step, float(step))

@@ -1,4 +1,4 @@
-"""Where versions go: differences between whole ones, stores that do not answer, and what a crash left there."""
+"""Stores of versions: differences between whole ones, stores that do not answer, and remains of a crash."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Versions as the real trainer makes them, judged by a real sync service and an explorer that says what it is told."""
+"""The real trainer's versions, verified by a real sync service and an explorer with scripted answers."""
 
 import json
 import shutil

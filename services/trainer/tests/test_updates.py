@@ -1,4 +1,4 @@
-"""What one step does to the weights: several updates, a critic beside the policy, updates that must not happen."""
+"""One step's effect on the weights: several updates, a critic beside the policy, updates that must be skipped."""
 
 import math
 

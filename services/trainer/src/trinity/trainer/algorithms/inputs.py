@@ -1,4 +1,4 @@
-"""What a loss sees of a micro-batch. B sequences, R response positions."""
+"""A loss's inputs from a micro-batch. B sequences, R response positions."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -43,7 +43,7 @@ class LossInputs:
         return none[:, None]
 
     def only_masked(self) -> "LossInputs":
-        """With 0 for what is not trained: prompts and padding hold anything, and 0 * inf is not 0."""
+        """Sets untrained positions to 0: prompts and padding may hold any value, and 0 * inf is not 0."""
         trained = self.mask > 0
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         clean = {

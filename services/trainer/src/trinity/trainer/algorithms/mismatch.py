@@ -1,7 +1,7 @@
-"""How far the trainer is from what sampled the batch, always measured: kernels apart from staleness.
+"""Distance of the trainer from the behaviour policy, always measured, with kernels and staleness apart.
 
-Tokens of the version that the trainer holds differ by the engine's arithmetic alone; those of older versions, or in a
-response that older ones began, by what was learnt since as well. rho = trainer's probability / engine's, of sampled
+Tokens sampled by the trainer's own version differ by the engine's arithmetic alone; those of older versions, or in a
+response that older ones began, also by the training since. rho = trainer's probability / engine's, of sampled
 tokens.
 """
 

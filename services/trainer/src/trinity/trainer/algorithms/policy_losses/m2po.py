@@ -13,7 +13,7 @@ def m2po(
 ) -> tuple[torch.Tensor, Report]:
     """-A r for the tokens of x.keep_mask, 0 for the others; the mean is over all. M2PO, arXiv:2510.01161.
 
-    log_ratio_clip bounds the value of lp - lo in r, not its gradient. `keep` says which tokens are kept.
+    log_ratio_clip bounds the value of lp - lo in r, not its gradient. `keep` selects the tokens.
     """
     assert x.keep_mask is not None
     plain = x.logprobs - x.old_logprobs
