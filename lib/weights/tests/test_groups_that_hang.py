@@ -44,7 +44,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hanging]:
     made.let_go.set()
 
 
-def test_a_group_that_is_never_connected_is_given_up(hanging: Hanging) -> None:
+def test_a_group_that_never_connects_is_aborted(hanging: Hanging) -> None:
     begin = time.monotonic()
     with pytest.raises(GroupBroken, match="epoch 3 was not formed within 1 s"):
         Group(Store.serve("127.0.0.1"), 3, "nccl", 0, 2, CPU, 1.0)

@@ -1,4 +1,4 @@
-"""The training loop: ask for step k, learn, publish, save. Every rank runs it; rank 0 talks to the other services.
+"""The training loop: ask for step k, train, publish, save. Every rank runs it; rank 0 talks to the other services.
 
     resume -> (receive -> train -> publish -> save) for every step -> finished
 
@@ -218,7 +218,7 @@ class TrainLoop:
         batch = TrainBatch(step, ())
         try:
             batch = self._batch(raw)
-            self._versions.see(batch)
+            self._versions.observe(batch)
             links = [trace.Link(context) for context in _contexts(raw)]
             with tracing.span("trainer.step", links=links, step=step) as span:
                 metrics = self._engine.train(batch, self._schedule_end(step))

@@ -1,6 +1,6 @@
 """Weight versions for the training loop, on every rank; rank 0 publishes them.
 
-    open -> (see -> publish)* , with a roll_back between steps where `poll` asks for one -> finish
+    open -> (observe -> publish)* , with a roll_back between steps where `poll` asks for one -> finish
 
 Without a publisher on rank 0 (learning from disk) no process follows the weights, and every call does nothing.
 """
@@ -78,7 +78,7 @@ class VersionPublisher:
         if self._publisher is not None:
             self._publisher.announce_base(self._plan.config.model.model_path, canary)
 
-    def see(self, batch: TrainBatch) -> None:
+    def observe(self, batch: TrainBatch) -> None:
         """Take the canary's probe from the first batch."""
         if self._exist and not self._probe:
             self._probe = probe_of_batch(batch)

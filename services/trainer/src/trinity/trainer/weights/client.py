@@ -105,29 +105,29 @@ class SyncClient:
     def versions(self, limit: int) -> list[Known]:
         """Newest first."""
         request = pb.ListVersionsRequest(run=self.run, limit=limit)
-        return [_known(v) for v in _patiently(lambda: self._stub.ListVersions(request, timeout=_CALL_SECONDS)).versions]
+        return [_known(v) for v in _retrying(lambda: self._stub.ListVersions(request, timeout=_CALL_SECONDS)).versions]
 
     def version(self, number: int) -> Known:
         request = pb.GetVersionRequest(run=self.run, version=number)
-        return _known(_patiently(lambda: self._stub.GetVersion(request, timeout=_CALL_SECONDS)).version)
+        return _known(_retrying(lambda: self._stub.GetVersion(request, timeout=_CALL_SECONDS)).version)
 
     def stage(self, manifest: Manifest, lease_id: str, rollback: int) -> None:
         """`rollback`: number of the newest one applied to the weights."""
         request = pb.StageRequest(manifest=manifest_to_proto(manifest), lease_id=lease_id, rollback=rollback)
-        _patiently(lambda: self._stub.Stage(request, timeout=_STAGE_SECONDS))
+        _retrying(lambda: self._stub.Stage(request, timeout=_STAGE_SECONDS))
 
     def commit(self, version: int, lease_id: str, versions_to_keep: int) -> list[int]:
         """Versions whose files are no longer needed."""
         request = pb.CommitRequest(run=self.run, version=version, lease_id=lease_id, versions_to_keep=versions_to_keep)
-        return list(_patiently(lambda: self._stub.Commit(request, timeout=_CALL_SECONDS)).collectable)
+        return list(_retrying(lambda: self._stub.Commit(request, timeout=_CALL_SECONDS)).collectable)
 
     def form_epoch(self, request: pb.FormEpochRequest) -> pb.FormEpochResponse:
-        return _patiently(lambda: self._stub.FormEpoch(request, timeout=_CALL_SECONDS))
+        return _retrying(lambda: self._stub.FormEpoch(request, timeout=_CALL_SECONDS))
 
     def served(self) -> list[int]:
         """The version each living explorer serves; -1: none yet."""
         request = pb.ListMembersRequest(run=self.run)
-        return [m.version for m in _patiently(lambda: self._stub.ListMembers(request, timeout=_CALL_SECONDS)).members]
+        return [m.version for m in _retrying(lambda: self._stub.ListMembers(request, timeout=_CALL_SECONDS)).members]
 
 
 def _known(message: pb.WeightVersion) -> Known:
@@ -149,7 +149,7 @@ def _once(call: Callable[[], Any]) -> Any:
         raise _REFUSALS.get(code, TrinityError)(details) from None
 
 
-def _patiently(call: Callable[[], T]) -> T:
+def _retrying(call: Callable[[], T]) -> T:
     """Retry until the service answers: it may be restarting."""
     while True:
         try:

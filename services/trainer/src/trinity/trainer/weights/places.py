@@ -53,10 +53,10 @@ class VersionStores:
         """The last version is not a base: the next one is whole in every store."""
         self._base = None
 
-    def put(self, manifest: Manifest, still_mine: Callable[[], object] = lambda: None) -> Manifest:
+    def put(self, manifest: Manifest, check_claim: Callable[[], object] = lambda: None) -> Manifest:
         """Put into every store; returns the manifest with their offers. Failing stores are skipped unless all fail.
 
-        `still_mine` raises if another trainer has claimed the run; existing files are replaced right after it.
+        `check_claim` raises if another trainer has claimed the run; existing files are replaced right after it.
         """
         manifest = self._with_delta(manifest)
         offers: list[Offer] = []
@@ -64,7 +64,7 @@ class VersionStores:
         for state in self._states:
             delta = manifest.delta is not None and self._takes_delta(state)
             source = self._delta_folder(manifest.version) if delta else self.folder(manifest.version)
-            still_mine()
+            check_claim()
             try:
                 offers.append(self._put(state.store, manifest, source, delta))
             except _LEFT_OUT as error:
