@@ -11,7 +11,7 @@ NO_ENGINE, REAL_ENGINE, WHOLE_RUN = "no engine", "real vLLM", "whole run"
 
 @dataclass(frozen=True)
 class Row:
-    """One invariant of one case. `violations` in words; the figure counts them."""
+    """One invariant of one case. `violations` as text; the table counts them."""
 
     case: str
     invariant: str
@@ -35,7 +35,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Case:
-    """`play` gives the rows, at least one. `runs` is how often it is played unless somebody says otherwise."""
+    """`play` gives the rows, at least one. `runs` is how often it is played by default."""
 
     name: str
     about: str

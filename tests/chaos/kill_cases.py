@@ -48,7 +48,7 @@ class Played:
             Row(name, text, self.runs, tuple(found for findings in self.findings for found in getattr(findings, what)))
             for what, text in INVARIANTS.items()
         ]
-        return [*rows, Row(name, "the run goes on, and ends well", self.runs, tuple(self.failures))]
+        return [*rows, Row(name, "the run continues and ends well", self.runs, tuple(self.failures))]
 
 
 def play(case: str, chosen: Chosen) -> Sequence[Row]:

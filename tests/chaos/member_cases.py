@@ -26,7 +26,7 @@ _WITH_ENGINES = ("tests/chaos/test_explorers_come_and_go.py", "tests/integration
 
 
 def play_runs(case: WeightCase, chosen: Chosen) -> Sequence[Row]:
-    """So many runs, one after the other or a few at a time."""
+    """This many runs, one after the other or a few at a time."""
     folder = Path(tempfile.mkdtemp(prefix=f"trinity-chaos-{case.name}-"))
     with World(folder, stop_seconds=STOP_SECONDS_QUICK if chosen.quick else STOP_SECONDS) as world:
         assert world.s3.pid, "it is there before several ask for it"
@@ -52,7 +52,7 @@ def play_runs(case: WeightCase, chosen: Chosen) -> Sequence[Row]:
 
 
 def play_engines(chosen: Chosen) -> Sequence[Row]:
-    """The tests with real vLLM engines, so many times; each test is a case."""
+    """The tests with real vLLM engines, this many times; each test is a case."""
     found: dict[str, list[str]] = {}
     for index in range(chosen.runs):
         begin = time.monotonic()

@@ -2,7 +2,7 @@
 
     python tests/chaos/run_chaos.py [--case NAME ...] [--runs N] [--kills N] [--seed S] [--quick] [--list]
 
-Prints one table, a line for each invariant of each case, then every violation in words; exits with 1 if there is one.
+Prints one table, a line for each invariant of each case, then every violation as text; exits with 1 if there is one.
 """
 
 import argparse

@@ -39,7 +39,7 @@ def case(invariant: str, **options: Any) -> Callable[[Any], Any]:
 
 
 def play(chosen: WeightCase, world: World, run_name: str, seed: str) -> list[str]:
-    """One run of a case: what does not hold, in words."""
+    """One run of a case; returns its violations as text."""
     run = chosen.open(world, run_name)
     try:
         chosen.play(run, random.Random(seed))

@@ -76,7 +76,7 @@ def _tell(run: ChaosRun) -> Story:
     said = run.tail(1)
 
     run.start()
-    run.until(lambda s: (s["step"] or 0) > max(before), 240, "it goes on after SIGTERM")
+    run.until(lambda s: (s["step"] or 0) > max(before), 240, "it continues after SIGTERM")
     _pause_when_the_rest_is_in_the_ledger(run)
     run.kill()
     left_by_kill = run.left_alive(10)

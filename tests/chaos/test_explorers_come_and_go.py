@@ -106,7 +106,7 @@ def test_wrong_weights_with_right_checksums_are_rejected_with_both_numbers(party
     party.until_all_serve(maker.publish(), ALL)  # the next one is fine
 
 
-def test_a_damaged_shard_is_found_before_anybody_pauses(party: Party, maker: Maker) -> None:
+def test_a_damaged_shard_is_found_before_any_member_pauses(party: Party, maker: Maker) -> None:
     good = maker.version
 
     def damaged(stage: Callable[[], None]) -> None:
@@ -135,7 +135,7 @@ def in_a_broadcast(work: Callable[[], object]) -> Callable[[int], None]:
     return after
 
 
-def test_kill_9_during_a_collective_holds_nobody_up_beyond_the_deadline(party: Party, maker: Maker) -> None:
+def test_kill_9_during_a_collective_delays_no_member_beyond_the_deadline(party: Party, maker: Maker) -> None:
     begin = time.monotonic()
     version = maker.publish(after_tensor=in_a_broadcast(party.explorers[GROUP].kill))
     assert time.monotonic() - begin < 3 * DEADLINE
@@ -170,7 +170,7 @@ def test_two_join_at_once_in_the_middle_and_enter_the_group_later(party: Party, 
     party.add(GROUP, "collective,folder")
     party.add(FOLDER, "collective,folder")
     with party.busy(S3, max_tokens=40) as served:
-        for _ in range(3):  # nobody waits for them
+        for _ in range(3):  # without waiting for them
             begin = time.monotonic()
             party.until_all_serve(maker.publish(), [S3])
             assert time.monotonic() - begin < 10
@@ -181,7 +181,7 @@ def test_two_join_at_once_in_the_middle_and_enter_the_group_later(party: Party, 
     assert {members[name].transport for name in (FOLDER, GROUP)} == {"collective-gloo"}, members
 
 
-def test_a_member_stopped_during_a_collective_holds_nobody_up_and_comes_back_by_storage(
+def test_a_member_stopped_during_a_collective_delays_no_member_and_comes_back_by_storage(
     party: Party, maker: Maker
 ) -> None:
     stopped = party.explorers[FOLDER]

@@ -105,7 +105,7 @@ async def load_until_cut(server: PoweredServer, acks: int) -> tuple[Acknowledged
                 while len(done.groups) < acks or not (done.batches and done.values):
                     await asyncio.sleep(0.001)
                     assert not any(task.done() for task in running), [task for task in running if task.done()]
-            return done, await asyncio.to_thread(server.cut)  # the load goes on meanwhile
+            return done, await asyncio.to_thread(server.cut)  # the load continues meanwhile
         finally:
             for task in running:
                 task.cancel()
@@ -135,7 +135,7 @@ async def _put_values(bucket: Bucket, done: Acknowledged) -> None:
 
 
 async def check(server: NatsServer, acknowledged: Acknowledged) -> None:
-    """Everything acknowledged can be read, once and whole; the log goes on, and knows what it has."""
+    """Everything acknowledged can be read, once and whole; the log continues, and knows its content."""
     server.start()
     try:
         async with await connect(server.url, "check") as broker:

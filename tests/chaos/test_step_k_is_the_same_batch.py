@@ -1,4 +1,4 @@
-"""A run killed at step 7 goes on from checkpoint 5 and trains steps 6 and 7 on the same groups as before (I3).
+"""A run killed at step 7 continues from checkpoint 5 and trains steps 6 and 7 on the same groups as before (I3).
 
 Twice in one run: first the trainer is killed, then, at step 12, `trinity run` and with it everything but the broker.
 The explorer is a stand-in that answers at once, with other tokens for each task; all else is real, forked with

@@ -69,7 +69,7 @@ def another_task_is_in_its_place(records: Records) -> None:
 
 
 def the_log_has_a_gap(records: Records) -> None:
-    del records.log[3]  # of the duplicate: nobody would miss it
+    del records.log[3]  # of the duplicate: its loss would go unnoticed
     del records.acknowledged[3]
 
 

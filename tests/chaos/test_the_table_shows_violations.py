@@ -86,7 +86,7 @@ def a_log_probability_is_not_a_number(records: Records) -> None:
     records.given[0].logprobs[1] = np.nan
 
 
-def nobody_ever_answered(records: Records) -> None:
+def no_member_ever_answered(records: Records) -> None:
     records.given.clear()
 
 
@@ -117,7 +117,7 @@ DOCTORED: dict[Callable[[Records], None], str] = {
     a_span_ends_a_token_too_late: "version 0 are not what its weights give",
     spans_leave_a_token_out: "do not cover 3 tokens",
     a_log_probability_is_not_a_number: "version 0 are not what its weights give",
-    nobody_ever_answered: "nothing can be said",
+    no_member_ever_answered: "nothing can be said",
     two_versions_are_live: r"\[1, 4\] are LIVE at once",
     nothing_is_live: r"\[\] are LIVE at once",
     a_member_stayed_behind: "b serves version 1",
@@ -138,7 +138,7 @@ def test_kills_with_differences_are_violations_of_their_invariants() -> None:
     played = Played("buffer", runs=2, findings=[Findings(8, 8, lost=["a"], doubled=["b", "c"]), Findings(8, 8)])
     played.failures.append("exit code 1")
     counted = {row.invariant.partition(":")[0]: len(row.violations) for row in played.rows()}
-    assert counted == {"I1": 1, "I2": 2, "I3": 0, "I4": 0, "the run goes on, and ends well": 1}
+    assert counted == {"I1": 1, "I2": 2, "I3": 0, "I4": 0, "the run continues and ends well": 1}
 
 
 def test_the_table_counts_and_the_exit_code_tells(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,4 +200,4 @@ def test_a_trainer_that_is_held_up_is_a_violation(world: World) -> None:
 
     violations = striking.play(striking.WeightCase("held-up", "", held_up), world, "held-up", "1")
     assert any("are allowed" in text for text in violations), violations
-    assert "| held-up | nobody waits | 1 | 1 |" in table([Row("held-up", "nobody waits", 1, tuple(violations))])
+    assert "| held-up | no member waits | 1 | 1 |" in table([Row("held-up", "no member waits", 1, tuple(violations))])

@@ -32,10 +32,10 @@ def three_transports(run: WeightsRun, chance: random.Random) -> None:
         run.generate(name, 20)
 
 
-@case("a newcomer serves the LIVE version by storage, and nobody waits for it")
+@case("a newcomer serves the LIVE version by storage, and no member waits for it")
 def join_in_the_middle(run: WeightsRun, chance: random.Random) -> None:
     run.open(FOLDER, GROUP)
-    for _ in range(chance.randint(1, 4)):  # so many differences await it, or none
+    for _ in range(chance.randint(1, 4)):  # this number of differences is to be applied, or none
         run.until_serve(run.publish())
     version = run.publish(after_tensor=in_a_broadcast(chance, lambda: run.add(S3)))
     run.until_serve(version, [FOLDER, GROUP])
@@ -168,7 +168,7 @@ def _patiently(call: Callable[[], Any]) -> Any:
         time.sleep(0.05)
 
 
-@case("a damaged shard is found before anybody pauses, and is loaded by nobody")
+@case("a damaged shard is found before any member pauses, and no engine loads it")
 def damaged_shard(run: WeightsRun, chance: random.Random) -> None:
     run.open(*ALL)
     good = run.publish()

@@ -1,4 +1,4 @@
-"""A loss that is not finite: the run stops or goes on without the batch, which is kept and can be trained again."""
+"""A loss that is not finite: the run stops or continues without the batch, which is stored and can be trained again."""
 
 import json
 import os

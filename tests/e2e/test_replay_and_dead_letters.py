@@ -45,7 +45,7 @@ class Journey:
     run: ForkedRun
     letters: list[dict[str, Any]] = field(default_factory=list)
     letter: dict[str, Any] = field(default_factory=dict)
-    given_up: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
     mended: dict[str, int] = field(default_factory=dict)
     letters_after: list[dict[str, Any]] = field(default_factory=list)
     batch_beside: dict[str, Any] = field(default_factory=dict)
@@ -108,8 +108,8 @@ def _travel(seen: Journey, flag: Path) -> Journey:
         trainer = trainer_pb2_grpc.TrainerServiceStub(channel)
         assert trainer.Pause(trainer_pb2.PauseRequest(), timeout=120).step == 0
 
-        given_up = run.until(lambda s: _is_still(s) and s["groups"]["dead_letters"], 200, "a dead letter")
-        seen.given_up = given_up["groups"]
+        failed = run.until(lambda s: _is_still(s) and s["groups"]["dead_letters"], 200, "a dead letter")
+        seen.failed = failed["groups"]
         seen.letters = seen.json("deadletters", "list")
         ordinal = str(seen.letters[0]["ordinal"])
         seen.letter = seen.json("deadletters", "show", ordinal)
@@ -164,7 +164,7 @@ def test_a_task_that_always_fails_is_listed_with_its_cause_and_its_row(journey: 
     assert (letter["cause"], letter["attempts"]) == ("scorer_error", ATTEMPTS)
     assert "this row cannot be scored" in letter["error"]
     assert letter["task_id"].endswith(f"/{POISON}")
-    assert journey.given_up["fed"] == journey.given_up["stored"] + 1
+    assert journey.failed["fed"] == journey.failed["stored"] + 1
     assert journey.letter["task"]["row"]["answer"]
     assert "as long as the flag is there" in journey.letter["error"]
 

@@ -31,7 +31,7 @@ def test_it_trains_and_leaves_a_model(
     source = repository / "examples/quickstart/arithmetic.yaml"
     config = write_config(source, tmp_path / "sft.yaml", {"stages": {0: {"buffer": {"total_steps": 12}}}})
     text = config.read_text()
-    secret = "monitor: {monitor_type: wandb, monitor_args: {api_key: nobody-elses-business}}\n"
+    secret = "monitor: {monitor_type: wandb, monitor_args: {api_key: secret-of-the-run}}\n"
     config.write_text(text[: text.index("- stage_name: rft")] + secret)
     environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(quickstart_data)}
     environment["WANDB_MODE"] = "offline"
@@ -44,7 +44,7 @@ def test_it_trains_and_leaves_a_model(
         assert run.finish(120) == 0, run.tail()
     finally:
         run.end()
-    assert b"nobody-elses-business" not in asyncio.run(announced(nats_server.url))
+    assert b"secret-of-the-run" not in asyncio.run(announced(nats_server.url))
     job = tmp_path / "jobs/quickstart/arithmetic"
     assert json.loads((job / "summary.json").read_text())["steps"] == 12
     assert (job / "sft/global_step_12/actor/huggingface/model.safetensors").exists()

@@ -1,8 +1,8 @@
-"""Whether a run kept what it promises: I1 to I4, judged from the records alone and by none of the buffer's code.
+"""Whether a run kept invariants I1 to I4, checked from its records without the buffer's code.
 
 read: every message of the log, the ledger, the dead letters and the queue, from NATS; what JetStream acknowledged to
 the explorers, from their logs; what the trainer said of each step, from all that was seen of its record on the way.
-audit: what of it does not fit together, in words. Nothing: the run kept everything.
+audit: contradictions as text; empty if the run kept everything.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """A group that JetStream said it has. `duplicate`: it said that it had another one of the task before."""
+    """A group that JetStream acknowledged. `duplicate`: as a duplicate of an earlier one of the task."""
 
     task_id: str
     ordinal: int
@@ -66,7 +66,7 @@ class Member:
 
 @dataclass
 class Records:
-    """All that is known of a finished run.
+    """The records of a finished run.
 
     `ledger`: (step, groups) in the order of the stream. `tasks`: (ordinal, task id) of the queue; those that have
     ended may be gone. `said`: step -> every list of log sequences that the trainer ever noted. `counts`: what the
@@ -86,7 +86,7 @@ class Records:
 
 @dataclass
 class Findings:
-    """What does not fit together, in words. `stored`: groups in the log, each task once; `acknowledged`: of those."""
+    """Contradictions as text. `stored`: groups in the log, each task once; `acknowledged`: of those."""
 
     stored: int
     acknowledged: int
@@ -101,7 +101,7 @@ class Findings:
 
 
 class TrainerRecord:
-    """monitor/batches.jsonl, read again and again: what was said of a step stays said, whatever the file says later."""
+    """monitor/batches.jsonl, read repeatedly: a record of a step stays, even if the file changes later."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -117,7 +117,7 @@ class TrainerRecord:
 
 
 def read_acknowledged(log_folder: Path) -> list[Acknowledged]:
-    """From the explorers' own logs. A line that a kill cut off is no line."""
+    """From the explorers' own logs. A line that a kill truncated does not count."""
     found = []
     for path in sorted(log_folder.glob("*.log*")):
         for line in path.read_text(errors="replace").splitlines():
@@ -195,7 +195,7 @@ def _log_entry(message: StoredMessage) -> LogEntry:
 
 
 def audit(records: Records, steps: int, groups_per_step: int) -> Findings:
-    """What of a finished run's records does not fit together."""
+    """Contradictions in a finished run's records."""
     stored, dead, duplicates = _judge(records.log)
     findings = Findings(len(stored), len({ack.ordinal for ack in records.acknowledged}))
     findings.lost += _lost(records, stored)

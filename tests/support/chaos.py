@@ -29,7 +29,7 @@ from trinity.runtime.process import is_alive
 
 GROUPS, REPEAT, SAVE_INTERVAL = 8, 2, 3
 PHASES = ("start", "waiting", "step", "checkpoint")
-# A run needs about so many steps for each kill: to go on after the one before, and to reach the phase.
+# Steps that a run needs for each kill: to recover from the previous one, and to reach the phase.
 STEPS_PER_KILL = 5
 
 _STARTUP_SECONDS = {"buffer": 3.0, "nats": 0.3, "sync": 2.0, "environment": 2.0, "explorer": 25.0, "trainer": 10.0}
@@ -51,7 +51,7 @@ def moment(rng: random.Random, victims: Sequence[str], phase: str) -> Moment:
 
 
 class ChaosRun(TrinityRun):
-    """A run that remembers what its trainer and its buffer said."""
+    """A run that records its trainer's and its buffer's reports."""
 
     def __init__(self, repository: Path, folder: Path, model: Path, data: Path, steps: int, ahead: int = 1) -> None:
         """`ahead`: steps that exploration may run ahead of training; 0: they take turns, and the trainer waits."""
@@ -117,10 +117,10 @@ class ChaosRun(TrinityRun):
             status = self.look()
             return len(self.record.lines) > noted and status is not None and all(is_up(status, v) for v in victims)
 
-        return self._wait(holds, f"{' and '.join(victims)} are up and it goes on", pause_seconds=0.25)
+        return self._wait(holds, f"{' and '.join(victims)} are up and it continues", pause_seconds=0.25)
 
     def wait_until_noted(self, step: int) -> None:
-        """Until the trainer has noted the step, and no longer."""
+        """Wait until the trainer has recorded the step."""
 
         def holds() -> bool:
             self.record.look()

@@ -58,10 +58,10 @@ def run_module(module: str, job: Path, ranks: int, seconds: float) -> None:
 
 def recomputed(model: Any) -> list[str]:
     """Parts of the first layer that recompute their activations: transformers marks layers, the trainer marks MLPs."""
-    from trinity.trainer.model.checkpointing import ANEW
+    from trinity.trainer.model.checkpointing import RECOMPUTE
 
     layer = model.model.base_model.layers[0]
-    parts = {"layer": layer.gradient_checkpointing, "mlp": getattr(layer.mlp, ANEW, False)}
+    parts = {"layer": layer.gradient_checkpointing, "mlp": getattr(layer.mlp, RECOMPUTE, False)}
     return [name for name, marked in parts.items() if marked]
 
 

@@ -1,4 +1,4 @@
-"""A process that does nothing until it is told to go on."""
+"""Stops a process until it is told to continue."""
 
 import os
 import signal

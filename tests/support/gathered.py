@@ -1,4 +1,4 @@
-"""Ranks that read weights which ZeRO-3 has cut up, and compare them with what DeepSpeed gathers."""
+"""Ranks that read weights sharded by ZeRO-3, and compare them with those DeepSpeed gathers."""
 
 import os
 from pathlib import Path
@@ -74,7 +74,7 @@ def compare(ranks: int, dtype: torch.dtype, persist: int, adapters: bool) -> Non
 
 
 def with_threshold(persist: int, make: Any) -> Any:
-    """DeepSpeed keeps whole what has so many elements."""
+    """DeepSpeed keeps parameters up to this many elements whole."""
     config = deepspeed.deepspeed_config
 
     def changed(*args: Any) -> dict[str, Any]:

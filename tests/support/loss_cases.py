@@ -90,7 +90,7 @@ def with_peers(case: Case, name: str, args: dict[str, Any]) -> Case:
     if name == "m2po":
         ratios = list((x.logprobs - x.old_logprobs).detach().double())
         kept = m2po.keep(ratios, list(x.advantages.double()), list(mask), args.get("m2_threshold", 0.04))
-        return replace(case, x=replace(x, kept=torch.stack(kept).to(x.mask.dtype)))
+        return replace(case, x=replace(x, keep_mask=torch.stack(kept).to(x.mask.dtype)))
     if name in ("clip_cov", "kl_cov"):
         logprobs, ratios = list(x.logprobs.detach().double()), list((x.logprobs - x.old_logprobs).detach().double())
         numbers, given = list(x.advantages.double()), {**NAMES[name], **args}
@@ -98,7 +98,7 @@ def with_peers(case: Case, name: str, args: dict[str, Any]) -> Case:
             kept = covariance.chosen_to_clip(logprobs, ratios, numbers, list(mask), given, x.step)
         else:
             kept = covariance.chosen_to_hold(logprobs, numbers, list(mask), given["kl_cov_ratio"])
-        return replace(case, x=replace(x, kept=torch.stack(kept).to(x.mask.dtype)))
+        return replace(case, x=replace(x, keep_mask=torch.stack(kept).to(x.mask.dtype)))
     if name == "dpo":
         assert x.reference_logprobs is not None
         distances = ((x.logprobs - x.reference_logprobs).detach() * x.mask).sum(-1).tolist()

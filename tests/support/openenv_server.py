@@ -1,4 +1,4 @@
-"""A small OpenEnv server: a guessing game, with whatever else a test wants it to say."""
+"""A small OpenEnv server: a guessing game, with any other answer that a test sets."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Plays episodes for the tests: a list of replies, or whatever a random policy says."""
+"""Plays episodes for the tests: a list of replies, or those of a random policy."""
 
 import random
 from collections.abc import Iterable

@@ -99,7 +99,7 @@ class _Disk:
         self._durable_names = self._names
 
     def look(self) -> None:
-        """The names as they are now. Nobody changes them meanwhile."""
+        """The current names. No process changes them meanwhile."""
         self._names = {}
         for entry in _walk(self._folder):
             folder = entry.is_dir(follow_symlinks=False)

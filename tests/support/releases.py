@@ -54,7 +54,7 @@ def raw_batch(step: int) -> RawBatch:
 
 
 class ScriptedBuffer:
-    """Gives the batch of a step once the file `allowed` has a number that is not below it."""
+    """Gives the batch of a step once the number in the file `allowed` reaches it."""
 
     waiting_for = ""
     checkpoint_wanted = False
@@ -211,7 +211,7 @@ class JudgingExplorer:
     """An explorer without an engine: joins, "loads" what it is told to, and reports what `error` gives as its canary.
 
     `error(manifest)` is the difference in nats that it claims to have found; 0: the same as the trainer's. As a real
-    one it joins again when its lease is lost: on a busy machine nobody may have run for the few seconds of a lease.
+    one it joins again when its lease is lost: on a busy machine it may get no CPU for the few seconds of a lease.
     """
 
     def __init__(self, sync: str, run: str, error: Callable[[Manifest], float] = lambda _: 0.0) -> None:

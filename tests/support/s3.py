@@ -134,5 +134,5 @@ class S3Server:
             self._process.send_signal(signum)
             self._process.wait(timeout=20)
             self._process = None
-            for part, port in self._grpc_ports.items():  # it puts these there, whatever it is told
+            for part, port in self._grpc_ports.items():  # it always writes these there
                 Path(f"/tmp/seaweedfs-{part}-grpc-{port}.sock").unlink(missing_ok=True)

@@ -23,7 +23,7 @@ SHARDINGS = [
     (0, 0.5, "float32"), (0, 0.0, "float32"), (2, 0.5, "float32"), (3, 0.5, "float32"),
     (0, 0.5, "bfloat16"), (1, 0.5, "bfloat16"), (2, 0.5, "bfloat16"), (2, 0.0, "bfloat16"), (3, 0.5, "bfloat16"),
 ]  # fmt: skip
-# ZeRO stage, which activations are made anew: with compiled kernels.
+# ZeRO stage, which activations are recomputed: with compiled kernels.
 KERNELS: list[tuple[int, bool | str]] = [(2, False), (2, "mlp"), (3, False), (3, "mlp"), (3, True)]
 
 
@@ -107,7 +107,7 @@ def spoilt(model: str, zero: int, clip: float, dtype: str, kind: str) -> Seen:
 
 
 def short_of_memory(model: str, zero: int, failures: int, place: str = "forward") -> Seen:
-    """Memory runs out in the middle of so many micro-batches, from the second one on: forward, or backward."""
+    """Memory runs out within this many micro-batches, from the second one on: forward, or backward."""
     import torch
 
     from trinity.trainer.data.bad_steps import BadStep
@@ -203,11 +203,11 @@ def critic_alone(model: str) -> list[float]:
     return [engine.train(replace(fixed_batch(1), step=step), 100)["critic/value_loss"] for step in range(1, 16)]
 
 
-def with_kernels(model: str, zero: int, anew: bool | str) -> Seen:
+def with_kernels(model: str, zero: int, recompute: bool | str) -> Seen:
     """Two steps with compiled kernels, and without."""
     from support.compiled import kernels_on_cpu
 
-    trainer = {"gradient_checkpointing": anew, "max_token_len_per_gpu": 64}
+    trainer = {"gradient_checkpointing": recompute, "max_token_len_per_gpu": 64}
     with kernels_on_cpu():
         fused = engine_of(model, zero, {}, trainer)
         found = [fused.train(fixed_batch(step), 100) for step in (1, 2)]
@@ -239,8 +239,8 @@ def scenarios(model: str, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "reference_in_reward", offloaded(model, {"kl_penalty_fn": "k2", "kl_loss_fn": "none"})
     yield "critic_alone", critic_alone(model)
     yield "nothing", nothing_to_learn(model)
-    for zero, anew in KERNELS:
-        yield f"kernels_{zero}_{anew}", with_kernels(model, zero, anew)
+    for zero, recompute in KERNELS:
+        yield f"kernels_{zero}_{recompute}", with_kernels(model, zero, recompute)
     for zero, clip, dtype in SHARDINGS:
         for kind in ("loss", "gradient"):
             yield f"{kind}_{zero}_{clip}_{dtype}", spoilt(model, zero, clip, dtype, kind)

@@ -1,4 +1,4 @@
-"""Weight versions for tests, made of random bits without torch, and storage that a test can damage."""
+"""Weight versions for tests, with random bits and without torch, and storage that a test can damage."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What of a run with versions does not hold: judged by what explorers gave out, and by what sync says at the end.
+"""Violations of a run with versions, found from the explorers' responses and sync's final state.
 
 Tokens are recomputed from the weights of the version that they name; nothing here asks the explorers' own checks.
 """
@@ -48,7 +48,7 @@ class Records:
 
 
 def judge(records: Records) -> list[str]:
-    """What does not hold, in words; the same words once."""
+    """Violations as text, without duplicates."""
     return list(dict.fromkeys([*_served(records), *_answers(records)]))
 
 

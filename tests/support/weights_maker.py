@@ -9,10 +9,10 @@ import torch
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.client import SyncClient
 from trinity.trainer.weights.collective import CollectiveSender
-from trinity.trainer.weights.places import Places
+from trinity.trainer.weights.places import VersionStores
 from trinity.trainer.weights.publisher import Publisher
 from trinity.trainer.weights.shards import describe
-from trinity.trainer.weights.verdicts import Verdicts
+from trinity.trainer.weights.verdicts import VerificationResults
 from trinity.weights import Canary, Probe, TensorInfo
 from trinity.weights.stores import open_store
 
@@ -61,8 +61,8 @@ class Maker:
         self.publisher = Publisher(
             self.client,
             self._claim,
-            Verdicts(self.client, lambda: self._claim.rollback, False, (1e-3, 1e-2)),
-            Places(
+            VerificationResults(self.client, lambda: self._claim.rollback, False, (1e-3, 1e-2)),
+            VersionStores(
                 folder / "weights",
                 run,
                 [open_store(entry, run, folder=folder / "weights", nats_url=nats_url) for entry in storage],
@@ -101,7 +101,7 @@ class Maker:
     def publish(self, *, canary: Canary | None = None, after_tensor: Callable[[int], None] = lambda index: None) -> int:
         """The next version, in all stores and to the group. `after_tensor` is called while it is broadcast."""
         while True:
-            self.publisher.look()
+            self.publisher.poll()
             if (due := self.publisher.due_rollback) is not None:
                 self.publisher.follows(due)
             self.version += 1
@@ -116,7 +116,7 @@ class Maker:
     def around(self, call: str, work: Callable[[Callable[[], Any]], Any]) -> None:
         """Once: `work` is given the trainer's next call of this name (stage, commit, ...) to make it when it likes.
 
-        Until "stage" nobody knows of a version whose files lie everywhere.
+        Before "stage" a version is not registered, although its files are in all stores.
         """
         made = getattr(self.client, call)
 

@@ -1,6 +1,6 @@
 """One run with versions and members that are killed, stopped and restarted, and the judge of what came out.
 
-open -> publish, strike, ... -> finish: what does not hold, in words.
+open -> publish, strike, ... -> finish: violations as text.
 """
 
 import contextlib
@@ -107,7 +107,7 @@ class WeightsRun(RunView):
         return member
 
     def publish(self, limit: float = 0.0, **how: Any) -> int:
-        """The next version. Nobody may hold the trainer up beyond the deadline of each step of a collective."""
+        """The next version. No member may delay the trainer beyond the deadline of each step of a collective."""
         begin = time.monotonic()
         version = self.maker.publish(**how)
         took, limit = time.monotonic() - begin, limit or 3 * self.world.deadline + 2
@@ -149,7 +149,7 @@ class WeightsRun(RunView):
         return given
 
     def records(self) -> Records:
-        """Nobody is asked any more."""
+        """No further requests are sent."""
         self._busy.close()
         answers = [Given.of(PROMPT, completion) for done in self._asked for completion in done]
         weights = {version: self.maker.weights_of(version) for version in range(self.maker.version + 1)}
@@ -162,7 +162,7 @@ class WeightsRun(RunView):
         )
 
     def finish(self) -> list[str]:
-        """What does not hold when everything has come to rest, or has had the time to."""
+        """Violations once all is at rest, or the time is over."""
         with contextlib.suppress(Violated):
             self.until(self._rests, self.world.serve_seconds, "everybody serves what is LIVE")
         return judge(self.records())

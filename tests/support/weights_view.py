@@ -1,4 +1,4 @@
-"""A run's versions, members and explorers as anybody may ask for them over gRPC."""
+"""A run's versions, members and explorers, queried over gRPC."""
 
 import contextlib
 import threading
@@ -49,7 +49,7 @@ def generate(address: str, prompt: Sequence[int], max_tokens: int, seconds: floa
 
 @contextlib.contextmanager
 def busy(address: str, prompt: Sequence[int], max_tokens: int) -> Iterator[list[Any]]:
-    """Completions one after the other, as long as the context lasts, whatever happens to the explorer."""
+    """Completions one after the other, as long as the context lasts, also while the explorer fails."""
     done: list[Any] = []
     over = threading.Event()
 

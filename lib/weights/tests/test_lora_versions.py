@@ -1,4 +1,4 @@
-"""Versions that are adapters: what their manifests must say, and what comes of them and the base model."""
+"""Versions of LoRA adapters: their manifests, and their merge with the base model."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What an explorer fetches is whole and checked, by whichever transport works, or it says what is wrong with each."""
+"""Fetched versions are whole and checked, by the first transport that works; else the error names each one's fault."""
 
 import os
 import subprocess
@@ -234,7 +234,7 @@ def test_storage_that_does_not_answer_is_not_damage(several: Several, s3: S3Serv
         s3.start()
 
 
-def test_storage_that_lets_nobody_in_is_not_damage(
+def test_storage_that_refuses_access_is_not_damage(
     cache: WeightCache, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = publisher.publish(1)

@@ -1,4 +1,4 @@
-"""Versions in a folder, on a real S3 server and on a real NATS: immutable keys, the manifest last, errors in words."""
+"""Versions in a folder, on a real S3 server and on a real NATS: immutable keys, the manifest last, clear errors."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -199,7 +199,7 @@ def test_storage_that_is_not_there_is_said_within_the_time(
     assert time.monotonic() - begin < 15
 
 
-def test_an_s3_server_that_hangs_is_given_up(aws: S3Server) -> None:
+def test_a_hanging_s3_server_is_unavailable(aws: S3Server) -> None:
     store = S3Store("weights", "run", "run", patience_seconds=2.0)
     aws.hold()
     try:

@@ -1,4 +1,4 @@
-"""What the YAML does not say of activations on a GPU: how many tokens, and which of them are made anew."""
+"""Defaults for activations on a GPU: tokens of a micro-batch, and which activations are recomputed."""
 
 import json
 from pathlib import Path
@@ -70,28 +70,28 @@ def test_some_room_is_left_and_there_are_never_less_than_two_sequences() -> None
 
 
 @pytest.mark.parametrize(
-    ("size", "gib", "anew"),
+    ("size", "gib", "recompute"),
     [("1.5B", 139, False), ("1.5B", 60, "mlp"), ("1.5B", 44, True), ("7B", 280, False), ("7B", 200, "mlp"),
      ("7B", 160, True)],
 )  # fmt: skip
-def test_only_what_memory_asks_for_is_made_anew(size: str, gib: float, anew: Any) -> None:
+def test_only_what_memory_asks_for_is_recomputed(size: str, gib: float, recompute: Any) -> None:
     assert chosen(plan_of(), size, gib) == Activations(
-        tokens(plan_of({"gradient_checkpointing": True}), size, 280), anew
+        tokens(plan_of({"gradient_checkpointing": True}), size, 280), recompute
     )
-    assert chosen(plan_of({"gradient_checkpointing": True}), size, gib).anew is True
-    assert chosen(plan_of({"gradient_checkpointing": False}), size, gib).anew is False
+    assert chosen(plan_of({"gradient_checkpointing": True}), size, gib).recompute is True
+    assert chosen(plan_of({"gradient_checkpointing": False}), size, gib).recompute is False
 
 
-def test_without_a_gpu_all_is_made_anew() -> None:
-    assert chosen(plan_of(), gib=None).anew is True
-    assert chosen(plan_of(), packed=False).anew is True
-    assert chosen(plan_of({"gradient_checkpointing": "mlp"}), gib=None).anew == "mlp"
+def test_without_a_gpu_all_is_recomputed() -> None:
+    assert chosen(plan_of(), gib=None).recompute is True
+    assert chosen(plan_of(), packed=False).recompute is True
+    assert chosen(plan_of({"gradient_checkpointing": "mlp"}), gib=None).recompute == "mlp"
 
 
 def test_by_rows_they_are_as_many_as_rows_can_have() -> None:
     few = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 4}
-    assert chosen(plan_of(few), "1.5B", 60).anew is False
-    assert chosen(plan_of({**few, "micro_batch_size_per_gpu": 16}), "1.5B", 60).anew is True
+    assert chosen(plan_of(few), "1.5B", 60).recompute is False
+    assert chosen(plan_of({**few, "micro_batch_size_per_gpu": 16}), "1.5B", 60).recompute is True
 
 
 def test_gpus_of_several_sizes_agree(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_gpus_of_several_sizes_agree(tmp_path: Path) -> None:
     assert together == (alone[1], alone[1])
 
 
-def test_layers_that_keep_more_than_is_known_are_made_anew() -> None:
+def test_layers_that_keep_more_than_is_known_are_recomputed() -> None:
     plain = chosen(plan_of(), "1.5B", lean=False)
     assert plain == Activations(16_384, True)
     asked = plan_of({"gradient_checkpointing": False})
@@ -113,9 +113,9 @@ def test_layers_that_keep_more_than_is_known_are_made_anew() -> None:
 def test_ranks_that_share_rows_have_a_part_of_each() -> None:
     plan = plan_of({"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 16})
     model = model_of("1.5B")
-    assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).anew is True
+    assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).recompute is True
     model.group = SimpleNamespace(size=4)
-    assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).anew is False
+    assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).recompute is False
 
 
 @pytest.mark.parametrize("asked", [None, "mlp", False], ids=str)
@@ -137,10 +137,10 @@ def test_all_experts_that_a_token_meets_count() -> None:
 
 def test_activations_of_each_kind_of_checkpointing() -> None:
     shape = model_of("1.5B").model.config.get_text_config()
-    kept, mlp, anew = (activation_bytes(shape, kind) for kind in (False, "mlp", True))
-    assert kept > mlp > anew
+    kept, mlp, recompute = (activation_bytes(shape, kind) for kind in (False, "mlp", True))
+    assert kept > mlp > recompute
     # Seen on an H200, of 16,384 tokens: 49.4, 35.7 and 29.5 GiB, with 26 GiB of states and 1 GiB of logits.
-    for estimate, seen in ((kept, 49.4), (mlp, 35.7), (anew, 29.5)):
+    for estimate, seen in ((kept, 49.4), (mlp, 35.7), (recompute, 29.5)):
         assert estimate * 16_384 / GIB > seen - 27
     assert activation_bytes(SimpleNamespace(), False) == 0
 

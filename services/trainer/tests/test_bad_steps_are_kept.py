@@ -1,4 +1,4 @@
-"""What becomes of a batch that cannot be learnt from: kept, with the groups that are to blame; then stop or skip."""
+"""Batches of bad steps are stored with the groups that cause them; then the run stops or skips the batch."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ STEP = 3
 
 
 class Engine:
-    """Cannot learn, and says which group is to blame."""
+    """Fails every step, and names the group that causes it."""
 
     device = torch.device("cpu")
     micro_batch_tokens = 64
@@ -39,7 +39,7 @@ class Engine:
     def train(self, batch: TrainBatch, last_step: int) -> dict[str, float]:
         raise self._problem
 
-    def figures(self, batch: TrainBatch) -> list[dict[str, Any]]:
+    def per_group_stats(self, batch: TrainBatch) -> list[dict[str, Any]]:
         groups = sorted({sequence.group for sequence in batch.sequences})
         return [{"group": group, "loss": 0.5, "finite": group != 1} for group in groups]
 
@@ -105,7 +105,7 @@ def test_memory_that_runs_out_is_a_bad_step_too(tmp_path: Path) -> None:
     assert loop._learn(raw_batch())[1] == {"bad_step": 1.0}
     report = json.loads((tmp_path / f"bad_steps/step_{STEP}/report.json").read_text())
     assert (report["problem"], [group["group"] for group in report["blamed"]]) == ("memory is not enough", [2])
-    assert report["groups"] == [], "figures need memory too"
+    assert report["groups"] == [], "statistics need memory too"
 
 
 def test_a_reward_that_is_not_finite_never_reaches_the_models(tmp_path: Path) -> None:

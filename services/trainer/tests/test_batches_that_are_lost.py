@@ -1,4 +1,4 @@
-"""A batch that the buffer has lost ends the trainer for good; one that a replica has a little later does not."""
+"""A batch that the buffer has lost ends the trainer permanently; one that a NATS replica has late does not."""
 
 from collections.abc import Iterator
 from concurrent import futures

@@ -1,4 +1,4 @@
-"""What a canary lets pass and what it finds, on real models in bfloat16, whatever the scale of their logits."""
+"""What a canary accepts and rejects, on real models in bfloat16 with logits of any scale."""
 
 from collections.abc import Callable
 
@@ -47,7 +47,7 @@ def trainers_canary(model: Qwen2ForCausalLM, trains_in_float32: bool) -> Canary:
 
 
 def passes(expected: Canary, engine: Qwen2ForCausalLM) -> bool:
-    """An engine that computes otherwise than the trainer: in float32 up to logits that it rounds."""
+    """An engine with other arithmetic than the trainer: in float32 up to the logits, which it rounds."""
     with torch.no_grad():
         computed = logprobs(engine.float()(IDS).logits.bfloat16()).numpy()
     errors = np.abs(computed - np.array([probe.logprobs for probe in expected.probes]))

@@ -56,13 +56,13 @@ def inputs_of(seed: int, proximal: bool, dtype: torch.dtype = torch.float64) -> 
         old_logprobs=tensor(old),
         advantages=tensor(rng.normal(0, 1, (rows, 1)).repeat(width, 1)),
         proximal_logprobs=tensor(near) if proximal else None,
-        fresh=tensor(rng.random((rows, width)) < 0.5),
+        on_policy_mask=tensor(rng.random((rows, width)) < 0.5),
         expert_B=tensor(expert),
     )
 
 
 def around_proximal(choice: dict[str, Any], proximal: bool) -> bool:
-    """Whether a loss compares with the step's own weights: null leaves it to the batch, whether these are known."""
+    """Whether a loss compares with the weights at the step's start; with null the batch decides."""
     return bool(choice.get("decoupled", proximal))
 
 
@@ -154,7 +154,7 @@ def test_without_options_nothing_is_done_to_the_only_update_of_a_batch() -> None
 
 
 def test_the_only_update_of_a_batch_has_its_ratio_to_stale_rollouts_and_is_clipped() -> None:
-    """Whatever the YAML promised: a batch may be smaller than trainer.mini_batch_size, and then is not split."""
+    """The YAML cannot decide it: a batch smaller than trainer.mini_batch_size is not split."""
     x = replace(inputs_of(1, False), mask=torch.ones_like(inputs_of(1, False).mask), expert_B=None)
     stale = replace(x, logprobs=(x.old_logprobs + 0.5).requires_grad_(), advantages=torch.ones_like(x.mask))
     totals, plan = Totals(x.mask.numel(), len(x.mask)), resolve(AlgorithmConfig(algorithm_type="dapo"))
@@ -178,13 +178,13 @@ def test_what_is_rejected_still_counts_in_the_mean() -> None:
 @settings(max_examples=50, deadline=None)
 def test_kernels_and_staleness_are_measured_apart(seed: int, proximal: bool) -> None:
     x = inputs_of(seed, proximal)
-    assert x.fresh is not None
+    assert x.on_policy_mask is not None
     found = means(mismatch(x))
-    for name, fresh in (("kernel", True), ("stale", False)):
+    for name, on_policy in (("kernel", True), ("stale", False)):
         gaps = [
             float(x.proximal[b, t]) - float(x.old_logprobs[b, t])
             for b, t in np.ndindex(*x.mask.shape)
-            if x.mask[b, t] and not x.expert[b] and bool(x.fresh[b, t]) is fresh
+            if x.mask[b, t] and not x.expert[b] and bool(x.on_policy_mask[b, t]) is on_policy
         ]
         if not gaps:
             assert f"mismatch/{name}_kl" not in found

@@ -1,4 +1,4 @@
-"""A rank that cannot have a GPU, or whose GPU is too small, says so in words."""
+"""A rank without a usable GPU, or with one that is too small, reports a clear error."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Models that have dropout are trained without it: learning and looking give the same log-probabilities."""
+"""Models with dropout are trained without it: training and evaluation give the same log-probabilities."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> ModelConfig:
 
 @torch.no_grad()
 def twice(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """What it gives while it learns and while it looks."""
+    """Its outputs in training and in evaluation."""
     micro = collate([after_first_token([3, 14, 15, 92, 65, 35] * 4)], 0)
     found = [model.train(learns)(micro) for learns in (True, False)]
     one, other = (given[0] if isinstance(given, tuple) else given for given in found)

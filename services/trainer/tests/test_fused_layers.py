@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from support.compiled import kernels_on_cpu
 from trinity.trainer.model import fused, kernels, logprobs
-from trinity.trainer.model.checkpointing import ANEW, Checkpointing, make_anew
+from trinity.trainer.model.checkpointing import RECOMPUTE, Checkpointing, recompute_activations
 from trinity.trainer.model.fused import fuse, is_lean
 from trinity.trainer.model.kernels import Kernel
 
@@ -50,13 +50,13 @@ def learnt(model: nn.Module) -> dict[str, torch.Tensor]:
     return {"logits": logits.detach(), **found}
 
 
-@pytest.mark.parametrize("anew", [False, "mlp", True])
+@pytest.mark.parametrize("recompute", [False, "mlp", True])
 @pytest.mark.parametrize("shape", KNOWN)
-def test_outputs_and_gradients_are_the_same(shape: str, anew: Checkpointing) -> None:
+def test_outputs_and_gradients_are_the_same(shape: str, recompute: Checkpointing) -> None:
     expected = learnt(causal_model(shape))
     model = causal_model(shape)
     assert fuse(model) == KNOWN[shape]
-    make_anew(model, anew)
+    recompute_activations(model, recompute)
     for name, value in learnt(model).items():
         torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-5, msg=name)
 
@@ -75,11 +75,11 @@ def test_layers_are_lean_where_all_of_them_are_known(shape: str, lean: bool) -> 
 def test_of_an_mlp_alone_the_input_is_kept(fused_layers: bool) -> None:
     """The tensors between its three projections are as wide as nothing else."""
 
-    def kept(anew: Checkpointing) -> int:
+    def kept(recompute: Checkpointing) -> int:
         model = causal_model("qwen2")
         if fused_layers:
             fuse(model)
-        make_anew(model, anew)
+        recompute_activations(model, recompute)
         saved: list[torch.Tensor] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
             model(input_ids=torch.arange(1, 25).view(2, 12), use_cache=False)
@@ -111,7 +111,7 @@ def test_the_product_of_a_gate_is_not_kept(dtype: torch.dtype) -> None:
 
     fuse(mlp)
     assert kept() == 0 and len(products) == 1
-    setattr(mlp, ANEW, True)  # where all of the layer is made anew, which needs it then
+    setattr(mlp, RECOMPUTE, True)  # where the whole layer is recomputed, which needs it then
     assert kept() == 1
 
 
@@ -168,8 +168,8 @@ def test_a_rotation_of_other_tensors_stays(parameters: str) -> None:
     assert not isinstance(home.apply_rotary_pos_emb, Kernel)
 
 
-@pytest.mark.parametrize("anew", ["mlp", True])
-def test_experts_that_are_shared_are_made_anew_too(anew: Checkpointing) -> None:
+@pytest.mark.parametrize("recompute", ["mlp", True])
+def test_experts_that_are_shared_are_recomputed_too(recompute: Checkpointing) -> None:
     """An MLP within an MLP: it keeps nothing of its own beyond the layer."""
     torch.manual_seed(0)
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
@@ -177,9 +177,9 @@ def test_experts_that_are_shared_are_made_anew_too(anew: Checkpointing) -> None:
     config = AutoConfig.for_model("qwen2_moe", **SIZES, **experts)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").train()
     assert fuse(model)["gates"] == 4
-    make_anew(model, anew)
+    recompute_activations(model, recompute)
     shared = [layer.mlp.shared_expert for layer in model.model.layers]
-    assert all(getattr(mlp, ANEW) for mlp in shared)
+    assert all(getattr(mlp, RECOMPUTE) for mlp in shared)
 
 
 def arguments(kernel: Kernel, length: int) -> list:  # type: ignore[type-arg]

@@ -1,5 +1,5 @@
-"""Weights that ZeRO-3 has cut up are read whole, bit for bit as DeepSpeed gives them, by every rank, for nothing else
-than the reading."""
+"""Every rank reads weights that ZeRO-3 shards as whole tensors, bit for bit equal to DeepSpeed's, and changes
+nothing."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.kl import KL, KlCoefficients, adapted
 from trinity.trainer.algorithms.loss import compute_loss
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
-from trinity.trainer.engine.whole_batch import penalised
+from trinity.trainer.engine.whole_batch import apply_kl_penalty
 
 pytestmark = pytest.mark.core
 
@@ -132,7 +132,7 @@ def test_in_the_reward_it_is_taken_from_every_token() -> None:
         sequence(0, 0.25, [], []),
     )
     reference = [np.array([-1.5, -1.0, -1.0]), np.array([-2.5]), np.zeros(0)]
-    batch, kl = penalised(plan, TrainBatch(3, sequences), reference, 0.1)
+    batch, kl = apply_kl_penalty(plan, TrainBatch(3, sequences), reference, 0.1)
     kls = [[0.5 * 0.5**2, 0.5 * 1.0], [0.5 * 4.0], []]
     returns = [1.0 - 0.1 * sum(kls[0]), 0.5 - 0.1 * sum(kls[1]), 0.25]
     mean = sum(returns) / 3

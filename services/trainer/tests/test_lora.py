@@ -1,4 +1,4 @@
-"""Adapters in the model that trains: peft's own sums, the base left as it is, names that are refused."""
+"""Adapters in the trained model: sums equal peft's, the base is unchanged, unknown names are refused."""
 
 from pathlib import Path
 from typing import Any

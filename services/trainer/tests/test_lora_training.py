@@ -1,4 +1,4 @@
-"""Adapters under DeepSpeed, whatever the sharding: peft's own steps, states for them alone, back to older ones."""
+"""Adapters under DeepSpeed at every ZeRO stage: steps equal peft's, states cover adapters alone, older ones load."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The training loop with adapters beside a real sync service: what is published, gone on from, and gone back to."""
+"""The training loop with adapters beside a real sync service: publish, resume and roll back."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The loss of a micro-batch is its share of the batch's loss, whatever the split; and what the whole batch decides."""
+"""Shares of micro-batches add up to the batch's loss for every split; and statistics of the whole batch."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from trinity.trainer.algorithms.loss import compute_loss
 from trinity.trainer.algorithms.report import join, means
 from trinity.trainer.data.batch import TrainBatch, TrainSequence, from_groups
 from trinity.trainer.data.microbatch import MicroBatch, collate
-from trinity.trainer.engine.whole_batch import informed, needs_policy
+from trinity.trainer.engine.whole_batch import needs_policy, with_batch_statistics
 
 pytestmark = pytest.mark.core
 
@@ -56,7 +56,7 @@ def batch_of(seed: int, proximal: bool) -> tuple[TrainBatch, list[np.ndarray], l
                 group=index // 3,
                 advantage=float(rng.normal()),
                 expert=index == count - 1,
-                fresh=rng.random(response) < 0.5,
+                on_policy_mask=rng.random(response) < 0.5,
                 proximal_logprobs=policy[-1] + 0.1 if proximal else None,
                 pair=0 if index // 2 * 2 + 1 >= count else (index // 2 + 1) * (-1) ** index,
             )
@@ -123,7 +123,7 @@ def test_any_split_is_the_whole(name: str, seed: int, choice: int, proximal: boo
                    kl_loss_fn_args={"kl_coef": 0.2}, loss_agg_mode=modes[choice % 4])  # fmt: skip
     batch, policy, reference = batch_of(seed, proximal)
     if needs_policy(plan):
-        batch = informed(plan, batch, policy, reference)
+        batch = with_batch_statistics(plan, batch, policy, reference)
     order = rng.permutation(len(policy)).tolist()
     cut = int(rng.integers(0, len(order) + 1))
     whole = gradients(plan, batch, policy, reference, [order])
@@ -155,16 +155,18 @@ def _expert_tokens(batch: TrainBatch) -> int:
 
 
 def test_what_one_sequence_adds_depends_on_others_only_through_the_first_pass() -> None:
-    """dpo's pairs, opmd_pairwise's groups, m2po's batch: changing another sequence's policy changes kept or peers."""
+    """dpo's pairs, opmd_pairwise's groups, m2po's batch: another sequence's policy changes keep_mask or peers."""
     for name in ("m2po", "dpo", "opmd_pairwise"):
         batch, policy, reference = batch_of(11, False)
         plan = plan_of(name)
         sequences = tuple(replace(s, mask=np.ones_like(s.mask), expert=False) for s in batch.sequences)
         batch = replace(batch, sequences=sequences)
-        first = informed(plan, batch, policy, reference)
-        moved = informed(plan, batch, [p - 1.0 * (i > 0) for i, p in enumerate(policy)], reference)
+        first = with_batch_statistics(plan, batch, policy, reference)
+        moved = with_batch_statistics(plan, batch, [p - 1.0 * (i > 0) for i, p in enumerate(policy)], reference)
         if name == "m2po":
-            assert any((one.kept != other.kept).any() for one, other in zip(*_both(first, moved), strict=True))  # type: ignore[union-attr]
+            assert any(
+                (one.keep_mask != other.keep_mask).any() for one, other in zip(*_both(first, moved), strict=True)
+            )  # type: ignore[union-attr]
         else:
             assert any(one.peers != other.peers for one, other in zip(*_both(first, moved), strict=True))
 
@@ -177,11 +179,13 @@ def test_what_the_whole_batch_decides_is_of_the_ratio_that_the_loss_has() -> Non
     sequences = tuple(
         replace(s, old_logprobs=p - 3, advantage=1.0) for s, p in zip(batch.sequences, policy, strict=True)
     )
-    alone = informed(plan, replace(batch, sequences=sequences), policy, None)
-    assert not any(s.kept.any() for s in alone.sequences if s.kept is not None), "e^3 times as likely, all of them"
+    alone = with_batch_statistics(plan, replace(batch, sequences=sequences), policy, None)
+    assert not any(s.keep_mask.any() for s in alone.sequences if s.keep_mask is not None), (
+        "e^3 times as likely, all of them"
+    )
     sequences = tuple(replace(s, proximal_logprobs=p) for s, p in zip(sequences, policy, strict=True))
-    first = informed(plan, replace(batch, sequences=sequences), policy, None)
-    assert all((s.kept == s.mask).all() for s in first.sequences)
+    first = with_batch_statistics(plan, replace(batch, sequences=sequences), policy, None)
+    assert all((s.keep_mask == s.mask).all() for s in first.sequences)
 
 
 def test_dr_grpo_divides_by_the_longest_response_of_the_run() -> None:

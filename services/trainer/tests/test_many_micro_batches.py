@@ -1,4 +1,4 @@
-"""In bfloat16 too the gradient does not depend on how many micro-batches it is the sum of."""
+"""The gradient does not depend on the number of micro-batches, even in bfloat16."""
 
 import pytest
 

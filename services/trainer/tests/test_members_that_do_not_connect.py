@@ -1,4 +1,4 @@
-"""Explorers that say they are here and then never connect cost one deadline, and are left out for a while."""
+"""Explorers that announce themselves and never connect cost one deadline, and are excluded for a while."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Ranks that can, try a step again together when one of them has no memory; where they cannot, the trainer ends."""
+"""If one rank runs out of memory, all ranks retry the step together where possible; otherwise the trainer ends."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from trinity.trainer.engine.learner import Learner, memory_for
 pytestmark = pytest.mark.core
 
 
-class Sharing:
+class MicroBatchPlanner:
     """This rank's: two micro-batches of a batch's first eight sequences."""
 
     copies = 1
@@ -29,11 +29,11 @@ class Sharing:
         return collate(sequences, 0, packed=True)
 
 
-class Passes:
+class NoGradForward:
     """Of this rank among `ranks`; `elsewhere` says, question by question, whether another one was short of memory."""
 
     def __init__(self, ranks: int, elsewhere: Sequence[bool] = ()) -> None:
-        self.ranks, self.sharing = ranks, Sharing()
+        self.ranks, self.planner = ranks, MicroBatchPlanner()
         self._elsewhere = iter(elsewhere)
 
     def anywhere(self, happened: bool) -> bool:
@@ -62,14 +62,14 @@ class Model:
         return 1.0
 
 
-def learner_of(zero_stage: int, passes: Passes) -> tuple[Learner, Model]:
+def learner_of(zero_stage: int, no_grad: NoGradForward) -> tuple[Learner, Model]:
     model = Model(zero_stage)
-    made: Any = Learner(model, passes)  # type: ignore[arg-type]
+    made: Any = Learner(model, no_grad)  # type: ignore[arg-type]
     return made, model
 
 
 def loss_with(failures: int) -> Any:
-    """A loss that runs out of memory so many times."""
+    """A loss that runs out of memory this many times."""
     left = [failures]
 
     def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
@@ -83,7 +83,7 @@ def loss_with(failures: int) -> Any:
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_a_rank_that_others_wait_for_ends_the_trainer_and_names_the_batch(zero_stage: int) -> None:
-    learner, model = learner_of(zero_stage, Passes(2))
+    learner, model = learner_of(zero_stage, NoGradForward(2))
     with pytest.raises(OutOfMemoryAlone) as ended:
         learner.update(fixed_batch(3), 0.1, loss_with(1))
     assert ended.value.for_good
@@ -97,7 +97,7 @@ def test_a_rank_that_others_wait_for_ends_the_trainer_and_names_the_batch(zero_s
 
 @pytest.mark.parametrize("own", [0, 1])
 def test_all_ranks_try_again_if_one_had_no_memory(own: int) -> None:
-    learner, model = learner_of(1, Passes(2, [True, False]))
+    learner, model = learner_of(1, NoGradForward(2, [True, False]))
     learner.update(fixed_batch(1), 0.1, loss_with(own))
     first = 2 if own == 0 else 0
     assert model.backwards == first + 4, "two micro-batches, then four halves"
@@ -105,7 +105,7 @@ def test_all_ranks_try_again_if_one_had_no_memory(own: int) -> None:
 
 
 def test_all_ranks_give_up_together() -> None:
-    learner, model = learner_of(1, Passes(2, [True, True]))
+    learner, model = learner_of(1, NoGradForward(2, [True, True]))
     with pytest.raises(OutOfMemory, match="on another rank"):
         learner.update(fixed_batch(1), 0.1, loss_with(0))
     assert (model.abandoned, model.steps) == (2, 0)

@@ -1,4 +1,4 @@
-"""Memory that runs out in a step: once more in halves, which change nothing else; what is said if they do not help."""
+"""Out of memory in a step: one retry in halves, with the same result; and the error if it fails."""
 
 import pytest
 

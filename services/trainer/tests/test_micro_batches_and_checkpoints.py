@@ -1,4 +1,4 @@
-"""Sharing out, schedules, and checkpoints that are whole or not there."""
+"""Micro-batch plans, schedules, and checkpoints that are complete or absent."""
 
 from pathlib import Path
 

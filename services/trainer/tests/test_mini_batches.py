@@ -1,4 +1,4 @@
-"""How a batch is shared out to several updates, and what the critic is to learn, against plain loops."""
+"""The split of a batch into several updates, and the critic's targets, against plain loops."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What is published again, and what never is: a publisher without an engine beside a real sync service."""
+"""Versions that are published again, and those that never are: a publisher beside a real sync service."""
 
 import shutil
 import time
@@ -14,10 +14,10 @@ from support.service import ServiceProcess
 from trinity.runtime.errors import AlreadyExists
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.client import Rollback, SyncClient
-from trinity.trainer.weights.places import Places
+from trinity.trainer.weights.places import VersionStores
 from trinity.trainer.weights.publisher import Publisher, VersionLost
 from trinity.trainer.weights.shards import describe
-from trinity.trainer.weights.verdicts import Verdicts
+from trinity.trainer.weights.verdicts import VerificationResults
 from trinity.weights import Canary, Manifest, Offer, Probe, check_files
 from trinity.weights.stores import FolderStore, Store
 
@@ -58,8 +58,10 @@ def start(sync: ServiceProcess, folder: Path, stores: Sequence[Store] = (), stop
         claim.renew()
         return claim.rollback
 
-    verdicts = Verdicts(client, newest_rollback, stops, allowed=(1.0, 1.0))
-    publisher = Publisher(client, claim, verdicts, Places(folder / "weights", RUN, stores, 9, ""), versions_to_keep=3)
+    results = VerificationResults(client, newest_rollback, stops, allowed=(1.0, 1.0))
+    publisher = Publisher(
+        client, claim, results, VersionStores(folder / "weights", RUN, stores, 9, ""), versions_to_keep=3
+    )
     if publisher.open(0).is_new:
         publisher.announce_base("a model", None)
     return publisher
@@ -125,7 +127,7 @@ def test_what_a_rollback_has_withdrawn_is_not_made_again(
 def test_two_rollbacks_are_no_verdict_on_what_the_first_one_withdrew(
     followed: bool, sync: ServiceProcess, tmp_path: Path
 ) -> None:
-    """The trainer was busy, and asks for its version's verdict after the second."""
+    """The trainer was busy, and polls its version's result after the second."""
     known, publisher = Sync(sync.address, RUN), start(sync, tmp_path)
     for step in (1, 2, 3):
         publish(publisher, step, float(step))
@@ -134,7 +136,7 @@ def test_two_rollbacks_are_no_verdict_on_what_the_first_one_withdrew(
         publisher._claim.renew()
         follow(publisher)
     known.roll_back(0)
-    assert not publisher.look()
+    assert not publisher.poll()
     publisher._claim.renew()
     assert publisher.due_rollback is not None
     assert (publisher.due_rollback.number, publisher.due_rollback.version) == (2, 0)
@@ -193,7 +195,7 @@ def test_a_trainer_that_died_before_commit_commits_when_it_is_back(
 def test_a_difference_whose_base_is_rejected_before_stage_goes_out_whole(
     sync: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With on_rejected continue; it lies in the stores as a difference by then."""
+    """With on_rejected continue; it is in the stores as a difference by then."""
     own, remote = FolderStore(tmp_path / "weights", RUN), Remote(tmp_path / "remote", RUN)
     known, publisher = Sync(sync.address, RUN), start(sync, tmp_path, [own, remote], stops=False)
     publish(publisher, 1, 1.0, CANARY)
@@ -222,7 +224,7 @@ def test_a_difference_whose_base_is_rejected_before_stage_goes_out_whole(
 def test_a_trainer_that_lost_the_run_leaves_its_successors_files_alone(
     moment: str, sync: ServiceProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was frozen, and has not heard of the loss when it goes on."""
+    """It was frozen, and does not know of the loss when it continues."""
     known, frozen = Sync(sync.address, RUN), start(sync, tmp_path)
     publish(frozen, 1, 1.0)
     put, successors = FolderStore.put, []
@@ -267,7 +269,7 @@ class TestTheMachinesMemoryIsGone:
         shutil.rmtree(folder / "weights")
 
     def test_weights_past_the_live_version_are_a_version_at_once(self, sync: ServiceProcess, tmp_path: Path) -> None:
-        """Whether their step is due or not; nobody can judge them before something is LIVE that can be loaded."""
+        """Due or not: explorers can verify versions only after they have loaded a LIVE one."""
         known, publisher = Sync(sync.address, RUN), self.start(sync, tmp_path)
         publish(publisher, 10, 10.0)
         assert not publisher.wants(15, due=False)

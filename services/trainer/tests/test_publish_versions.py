@@ -1,4 +1,4 @@
-"""Versions as the real trainer makes them, judged by a real sync service and an explorer that says what it is told."""
+"""The real trainer's versions, verified by a real sync service and an explorer with scripted answers."""
 
 import json
 import shutil
@@ -149,7 +149,7 @@ def test_differences_travel_between_whole_versions_in_each_store(
         server.stop()
 
 
-def test_files_that_nobody_needs_are_deleted(model: Path, sync: ForkedService, nats_url: str, tmp_path: Path) -> None:
+def test_unneeded_files_are_deleted(model: Path, sync: ForkedService, nats_url: str, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere"
     trainer = Trainer(
         tmp_path / "run", model, sync.address, nats_url, steps=6,
@@ -265,7 +265,7 @@ def test_a_rejected_version_stops_the_trainer_or_not_as_the_yaml_says(
             assert trainer.wait() == {"error": "", "state": "finished", "version": 3}
             assert known.states() == {0: "RETIRED", 1: "RETIRED", 2: "REJECTED", 3: "LIVE"}
             return
-        for start in range(2):  # whoever starts it again hears the same
+        for start in range(2):  # a restart reports the same
             found = trainer.wait() if start == 0 else trainer.start().wait()
             assert found["state"] == "stopped"
             assert found["error"].startswith("VersionRejected: version 2 was rejected: ")
@@ -299,7 +299,7 @@ def test_what_was_staged_before_a_crash_goes_live_after_it(
         trainer.start().allow(1)
         trainer.until(lambda: known.states().get(1) == "LIVE", "version 1 is LIVE")
         trainer.until(lambda: (trainer.job / "global_step_1").exists(), "the checkpoint of step 1")
-    # Nobody judges version 2; the trainer dies before the checkpoint of step 2 is what it resumes from.
+    # No explorer verifies version 2; the trainer dies before the checkpoint of step 2 is what it resumes from.
     trainer.allow(2)
     trainer.until(lambda: known.states().get(2) == "STAGED", "version 2 is staged")
     trainer.until(lambda: (trainer.job / "global_step_2").exists(), "the checkpoint of step 2")

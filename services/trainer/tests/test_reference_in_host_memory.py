@@ -1,4 +1,4 @@
-"""`offload_reference`: a frozen model that is on the device only while it is asked."""
+"""`offload_reference`: a frozen model that is on the device only while it is used."""
 
 from typing import Any
 

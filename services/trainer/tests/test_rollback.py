@@ -214,7 +214,7 @@ def test_a_rollback_while_no_trainer_was_there_is_applied_once(
 def test_a_trainer_behind_the_version_learns_the_steps_up_to_it_again_and_then_goes_back(
     model: Path, start_sync: Any, nats_url: str, tmp_path: Path
 ) -> None:
-    """A crash took it back to step 1. Were version 2 taken up there, it would learn the batch of step 2 twice."""
+    """A crash took it back to step 1. If it loaded version 2 there, it would train the batch of step 2 twice."""
     sync = start_sync()
     trainer = Trainer(
         tmp_path / "run", model, sync.address, nats_url, steps=4,
@@ -249,8 +249,8 @@ def test_a_trainer_behind_the_version_learns_the_steps_up_to_it_again_and_then_g
 def test_weights_of_a_withdrawn_version_are_never_published(
     model: Path, start_sync: Any, nats_url: str, tmp_path: Path
 ) -> None:
-    """The trainer has not heard of the rollback when it has trained one step more. That step's version is the gate of
-    the next batch: it is made of the weights that the trainer goes on from."""
+    """The trainer does not know of the rollback when it has trained one step more. That step's version is the gate of
+    the next batch: it has the weights that the trainer continues from."""
     sync = start_sync(claim_seconds="60")
     trainer = Trainer(tmp_path / "run", model, sync.address, nats_url, steps=4)
     known = Sync(sync.address, trainer.run)

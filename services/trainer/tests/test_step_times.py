@@ -1,4 +1,4 @@
-"""What a step's wall time is divided into."""
+"""The parts of a step's wall time."""
 
 import pytest
 

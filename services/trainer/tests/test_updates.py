@@ -1,4 +1,4 @@
-"""What one step does to the weights: several updates, a critic beside the policy, updates that must not happen."""
+"""One step's effect on the weights: several updates, a critic beside the policy, updates that must be skipped."""
 
 import math
 
@@ -74,7 +74,7 @@ def test_an_update_that_is_not_finite_touches_no_weight(kind: str, what: str, sh
     assert 0 < found["then"] < math.inf, "the next batch is learnt from"
 
 
-@pytest.mark.parametrize("how", [f"{zero}_{anew}" for zero, anew in KERNELS])
+@pytest.mark.parametrize("how", [f"{zero}_{recompute}" for zero, recompute in KERNELS])
 def test_compiled_kernels_change_nothing(how: str, seen: Seen) -> None:
     found = seen[f"kernels_{how}"]
     assert found["found"] == [pytest.approx(step, rel=1e-3, abs=1e-5) for step in found["expected"]]

@@ -1,4 +1,4 @@
-"""Which kernel of attention is taken on a GPU: with kernels written out here, which need none."""
+"""The choice of the attention kernel on a GPU, with stand-in kernels that need no GPU."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a replay holds against each other: the weights it ended with, and those of the run's checkpoint."""
+"""A replay compares its final weights with those of the run's checkpoint."""
 
 import json
 import math

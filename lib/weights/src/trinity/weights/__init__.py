@@ -1,4 +1,4 @@
-"""Weight versions: what they are made of, how they lie in storage, how they travel. See docs/weights.md."""
+"""Weight versions: their contents, their storage, their transport. See docs/weights.md."""
 
 from trinity.weights.lora import Lora, LoraTarget
 from trinity.weights.manifest import (

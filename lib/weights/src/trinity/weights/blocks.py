@@ -9,7 +9,7 @@ of four kinds, the smallest that is cheap to find:
     WHOLE   the bytes as they are, when packing does not help
 
 A difference is new - base of the two bit patterns (modulo 2^bits), with its sign folded into the lowest bit: an element
-that moves by one unit in the last place is 1 or 2, whatever its exponent. Gaps and differences are packed byte plane by
+that moves by one unit in the last place is 1 or 2 at every exponent. Gaps and differences are packed byte plane by
 byte plane, since the high bytes are nearly all zero. Without a base its bytes count as zeros. See delta.py for figures.
 """
 
@@ -25,7 +25,7 @@ BLOCK_BYTES = 1024 * 1024  # a multiple of every element's width
 
 FRAME = struct.Struct("<BI")  # kind, length of the payload in bytes
 _SPARSE = struct.Struct("<BII")  # width of a gap in bytes, changed elements, length of the packed gaps in bytes
-_LEVEL = 1  # 3 packs no better here, and takes half as long again
+_LEVEL = 1  # level 3 packs no better here and takes 1.5 times as long
 _DENSE_SHARE = 0.5
 _WORTH_PACKING = 0.98
 
@@ -110,7 +110,7 @@ def _pack(values: Elements) -> bytes:
 
 
 def _unpack(packed: bytes, count: int, width: int) -> Elements:
-    """`count` values of `width` bytes; never more, whatever the packed bytes say."""
+    """`count` values of `width` bytes; damaged packed bytes never yield more."""
     try:
         if zstandard.frame_content_size(packed) != count * width:
             raise ValueError("packed values of another length")

@@ -19,7 +19,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """How far an engine is from a canary, in nats. `expected` and `computed` are the values where it is farthest."""
+    """An engine's distance from a canary, in nats. `expected` and `computed` are the values where it is largest."""
 
     mean_error: float
     max_error: float
@@ -38,7 +38,7 @@ class Measured:
 
 
 def compare(expected: np.ndarray, computed: np.ndarray) -> Measured:
-    """float32 [P] each, P > 0. If a computed value is not finite the mean is NaN, and it counts as the farthest."""
+    """float32 [P] each, P > 0. If a computed value is not finite, the mean is NaN and that value is the farthest."""
     errors = np.abs(expected.astype(np.float64) - computed.astype(np.float64))
     worst = int(np.argmax(np.where(np.isfinite(errors), errors, np.inf)))
     finite = bool(np.isfinite(errors).all())
@@ -51,7 +51,7 @@ def compare(expected: np.ndarray, computed: np.ndarray) -> Measured:
 
 
 async def measure(engines: Sequence[Engine], canary: Canary, max_tokens: int) -> Measured:
-    """The canary on every engine; what the worst of them gives. Probes are cut to `max_tokens`. Raises EngineFailed."""
+    """The worst result of the canary over all engines. Probes are cut to `max_tokens`. Raises EngineFailed."""
     probes = [probe.token_ids[:max_tokens] for probe in canary.probes]
     wanted = np.concatenate([np.array(probe.logprobs[: max_tokens - 1], np.float32) for probe in canary.probes])
 

@@ -86,9 +86,9 @@ def newest_model(job_dir: Path) -> tuple[int, Path] | None:
 
 
 def copy_all_but_weights(source: Path, target: Path) -> None:
-    """Give a folder a model's config, tokenizer and chat template; what is there already stays.
+    """Copy a model's config, tokenizer and chat template into a folder; existing files stay.
 
-    config.json comes last: it is what says that the others are there.
+    config.json is copied last: its presence says that the other files are complete.
     """
     target.mkdir(parents=True, exist_ok=True)
     found = [path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]

@@ -5,8 +5,8 @@ Members meet in a store that the trainer serves. An epoch is one group; it is ne
     member: here -> (trainer: go) -> group                       forming, between steps
     member: ready v -> (trainer: go v) -> pause, receive, resume  one update
 
-Every wait has a deadline. A member that says "no", or nothing, costs the others nothing but the deadline: the update is
-called off before anybody has paused. Who breaks off later breaks the epoch, and all of it goes back to storage.
+Every wait has a deadline. A member that answers "no" or nothing costs the others only the deadline: the update is
+cancelled before any member pauses. A member that fails later breaks the epoch, and all members load from storage.
 """
 
 import atexit
@@ -39,7 +39,7 @@ _DTYPES = {
 _POLL_SECONDS = 0.005
 _SPIN_SECONDS = 0.0001
 _YES, _NO = b"yes", b"no"
-# Broadcasts that one side has begun. With the next one always begun, the network does not wait for the host.
+# Broadcasts in flight on one side. The next one is always enqueued, so the network does not wait for the host.
 _UNDER_WAY = 2
 
 _ABORT_SECONDS = 10.0
@@ -49,7 +49,7 @@ _Coming = tuple[Bucket, Any, torch.Tensor]
 
 
 class GroupBroken(TrinityError):
-    """A member of the group is gone, hangs or refuses; the epoch is over."""
+    """A member of the group is gone, hangs or refuses; the epoch has ended."""
 
 
 class Store:
@@ -61,7 +61,7 @@ class Store:
 
     @classmethod
     def serve(cls, host: str) -> "Store":
-        """On a free port. A loopback host is bound alone, any other name means all interfaces."""
+        """Listens on a free port. A loopback host binds that address only; any other name binds all interfaces."""
         loopback = host in ("127.0.0.1", "localhost")
         with socket.socket() as listening:
             listening.bind(("127.0.0.1" if loopback else "0.0.0.0", 0))
@@ -73,7 +73,7 @@ class Store:
 
     @classmethod
     def connect(cls, address: str, timeout_seconds: float) -> "Store":
-        """GroupBroken if nobody serves it."""
+        """Raises GroupBroken if no process serves it."""
         host, _, port = address.rpartition(":")
         try:
             limit = timedelta(seconds=timeout_seconds)
@@ -90,16 +90,16 @@ class Store:
             self._store.set(key, _YES if yes else _NO)
 
     def heard(self, key: str) -> bool | None:
-        """What was said; None: nothing yet."""
+        """The value of a key; None: not set yet."""
         with _broken_store():
             return bytes(self._store.get(key)) == _YES if self._store.check([key]) else None
 
     def wait(self, key: str, timeout_seconds: float) -> bool:
-        """Whether "yes" was said in time."""
+        """Whether the answer "yes" came in time."""
         return self.wait_all([key], timeout_seconds)[0] is True
 
     def wait_all(self, keys: Sequence[str], timeout_seconds: float) -> list[bool | None]:
-        """What was said under each key; ends early when all have said yes, or one has said no."""
+        """The answer under each key; returns early when all are yes, or one is no."""
         end = time.monotonic() + timeout_seconds
         while True:
             heard = [self.heard(key) for key in keys]
@@ -156,16 +156,16 @@ class Group:
         return self.broadcast(torch.zeros(1, dtype=torch.uint8, device=self.device))
 
     def broadcast(self, buffer: torch.Tensor) -> Any:
-        """Begin to send `buffer` (uint8) from rank 0 to the others; give the result to `wait`."""
+        """Start sending `buffer` (uint8) from rank 0 to the others; pass the result to `wait`."""
         if self._group is None:
-            raise GroupBroken("it was given up")
+            raise GroupBroken("it was aborted")
         try:
             return self._group.broadcast([buffer], self._options)
         except RuntimeError as error:
             raise GroupBroken(f"broadcast failed: {error}") from None
 
     def wait(self, work: Any) -> None:
-        """Until a broadcast is done. After GroupBroken the group is of no use."""
+        """Blocks until a broadcast is done. After GroupBroken the group cannot be used."""
         try:
             if self.device.type == "cpu":
                 work.wait(timedelta(seconds=self._timeout))
@@ -175,21 +175,21 @@ class Group:
                 if time.monotonic() > end:
                     raise RuntimeError(f"no end within {self._timeout:g} s")
                 time.sleep(_SPIN_SECONDS)
-            work.wait()  # orders this stream after the broadcast; raises what went wrong
+            work.wait()  # orders this stream after the broadcast; raises its error
         except RuntimeError as error:
             self.close()
             raise GroupBroken(f"a broadcast was broken off: {str(error).splitlines()[0]}") from None
 
     def close(self) -> None:
-        """Give the group up, without waiting for the others, nor for long."""
-        given_up, self._group = [self._group], None
+        """Abort the group without waiting for the other ranks; returns soon."""
+        aborted, self._group = [self._group], None
         aborted = threading.Event()
 
         def end() -> None:
             with contextlib.suppress(Exception):
-                given_up[0].abort()
+                aborted[0].abort()
             aborted.set()
-            given_up.clear()  # its destructor waits for threads of torch, and nobody for it
+            aborted.clear()  # its destructor waits for torch's threads; no caller waits for it
 
         _run_in_daemon_thread(end)
         aborted.wait(_ABORT_SECONDS)
@@ -216,7 +216,7 @@ def _join_threads() -> None:
 
 
 def _in_time(work: Callable[[], Any], seconds: float) -> Any:
-    """What it returns or raises. TimeoutError: it goes on, and nobody waits for it."""
+    """Its result or its exception. TimeoutError: the call keeps running, and no caller waits for it."""
     done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -235,7 +235,7 @@ def _in_time(work: Callable[[], Any], seconds: float) -> Any:
             raise error
         return result
     finally:
-        del error  # its traceback holds this frame
+        del error  # its traceback references this frame
 
 
 def _process_group(
@@ -253,9 +253,9 @@ def _process_group(
 
 
 def send(group: Group, tensors: Sequence[TensorInfo], weights: Iterable[tuple[str, torch.Tensor]], size: int) -> None:
-    """Rank 0: broadcast a version. `weights` gives the tensors in the order of `tensors`; `size` is bucket_bytes.
+    """Rank 0: broadcast a version. `weights` yields the tensors in the order of `tensors`; `size` is bucket_bytes.
 
-    A bucket is packed while the one before it travels. Raises InvalidInput for other weights than those announced.
+    A bucket is packed while the one before it travels. Raises InvalidInput if the weights differ from those announced.
     """
     given = iter(weights)
     under_way: deque[tuple[Any, torch.Tensor]] = deque()
@@ -286,7 +286,7 @@ def receive(group: Group, tensors: Sequence[TensorInfo], size: int) -> Iterator[
 
 
 def receive_buckets(group: Group, tensors: Sequence[TensorInfo], size: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """As `receive`, a bucket at a time; begun when this returns. The next bucket travels while one is used."""
+    """As `receive`, one bucket at a time; the transfer has started when this returns. One bucket is prefetched."""
     later = iter(plan_buckets(tensors, size))
     coming = deque(_begin(group, bucket) for bucket in islice(later, _UNDER_WAY))
     return _arriving(group, coming, later)
@@ -296,7 +296,7 @@ def _arriving(
     group: Group, coming: deque[_Coming], later: Iterator[Bucket]
 ) -> Iterator[list[tuple[str, torch.Tensor]]]:
     while coming:
-        yield _arrived(group, *coming.popleft())  # no name here keeps its buffer
+        yield _arrived(group, *coming.popleft())  # no reference here keeps its buffer alive
         coming.extend(_begin(group, bucket) for bucket in islice(later, 1))
 
 

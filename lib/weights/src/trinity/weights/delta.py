@@ -1,10 +1,10 @@
 """A version as a difference to an older one: a file for every shard, that applied to the base gives the shard's bytes.
 
 `<shard>.delta` is a safetensors file. It has an entry for each of the shard's tensors, of type U8: the frames of its
-blocks (blocks.py), and in its metadata the shard's own header. So the shard comes out byte for byte as it was
-published, with the layout and the checksum that the manifest says. A tensor that the base does not have, or has in
-another shape or dtype, travels whole. Files are read and written piece by piece, some tens of MiB at a time, and with
-read calls instead of a memory map: a base that is cut off meanwhile is an error then, not the end of the process.
+blocks (blocks.py), and in its metadata the shard's own header. So the reconstructed shard equals the published
+one byte for byte, with the manifest's layout and checksum. A tensor that the base lacks, or holds in another shape or
+dtype, travels whole. Files are read and written piece by piece, some tens of MiB at a time, and with
+read calls instead of a memory map: a base truncated meanwhile then raises an error instead of killing the process.
 
 Part of the full bytes that travel, by the share of changed elements (270 MB of normally distributed weights, whose
 elements change by about 1 % in bf16 and 0.01 % in float32; benchmarks/sync_storage.py prints it):
@@ -40,14 +40,14 @@ from trinity.weights.manifest import FileInfo, Manifest, TensorInfo
 SUFFIX = ".delta"
 _FORMAT = "trinity-delta-1"
 _THREADS = min(4, os.cpu_count() or 1)
-_LARGEST_OFFSET = 10**15  # what room is left for in a header that is written last
+_LARGEST_OFFSET = 10**15  # reserved for a header that is written last
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def encode(base: Path, base_manifest: Manifest, source: Path, manifest: Manifest, target: Path) -> tuple[FileInfo, ...]:
-    """Write the difference between two versions' files into `target`; what it consists of.
+    """Write the difference between two versions' files into `target`; returns its description.
 
     Raises InvalidInput naming a file that is missing or damaged, or a tensor that is not in its file.
     """
@@ -59,7 +59,7 @@ def encode(base: Path, base_manifest: Manifest, source: Path, manifest: Manifest
 def apply(base: Path, base_manifest: Manifest, delta: Path, manifest: Manifest, target: Path) -> None:
     """Make the whole files of `manifest` in `target` from the base's and the difference's.
 
-    Raises InvalidInput naming the tensor or file that does not come out as the manifest says; no such file is left.
+    Raises InvalidInput naming the tensor or file that differs from the manifest; no such file remains.
     """
     if manifest.delta is None or manifest.delta.base_version != base_manifest.version:
         wanted = manifest.delta.base_version if manifest.delta else None
@@ -79,7 +79,7 @@ def apply(base: Path, base_manifest: Manifest, delta: Path, manifest: Manifest, 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor's bytes lie."""
+    """The location of a tensor's bytes."""
 
     tensor: TensorInfo
     file: "_File"
@@ -90,7 +90,7 @@ class _Place:
 
 
 class _File:
-    """A safetensors file, open for reading. Raises InvalidInput if it is none, or shorter than its header says."""
+    """A safetensors file, open for reading. Raises InvalidInput if it is not one, or shorter than its header says."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self.path = path
@@ -129,7 +129,7 @@ class _Version:
         return sorted((p for p in self._places.values() if p.tensor.file == name), key=lambda place: place.offset)
 
     def like(self, tensor: TensorInfo, start: int, size: int) -> blocks.Bytes:
-        """A piece of the tensor of this name; zeros if there is none of this shape and dtype."""
+        """A piece of the tensor of this name; zeros if no tensor has this shape and dtype."""
         place = self._places.get(tensor.name)
         if place is None or (place.tensor.dtype, place.tensor.shape) != (tensor.dtype, tensor.shape):
             return np.zeros(size, np.uint8)
@@ -211,7 +211,7 @@ class _Difference:
 
 
 def _tensors_in_order(header: dict[str, Any], tensors: dict[str, TensorInfo]) -> list[TensorInfo]:
-    """The tensors by their place in the shard. ValueError unless the header lists just them, without holes."""
+    """The tensors in file order. ValueError unless the header lists exactly these, without gaps."""
     header.pop("__metadata__", None)
     if header.keys() != tensors.keys():
         raise ValueError(f"other tensors than the manifest: {sorted(header.keys() ^ tensors.keys())[:3]}")
@@ -227,7 +227,7 @@ def _tensors_in_order(header: dict[str, Any], tensors: dict[str, TensorInfo]) ->
 
 
 def _write_shard(old: _Version, difference: _Difference, path: Path) -> str:
-    """The file's checksum. Raises InvalidInput naming the tensor that does not come out right."""
+    """The file's checksum. Raises InvalidInput naming the tensor whose result differs from the manifest."""
     content = xxhash.xxh3_128()
     digests = {tensor.name: xxhash.xxh3_128() for tensor in difference.tensors}
     with path.open("wb") as file:

@@ -3,8 +3,8 @@
     W = W_base + alpha / rank * B A         (Hu et al., LoRA, arXiv:2106.09685, equation 3)
 
 A [rank, in] and B [out, rank] of each adapted W [out, in] are the tensors of the version, under the names that peft's
-adapter files have; everything else is the base model's. So a version is never a difference to another one, and needs
-nothing but itself and version 0. The sum is made in float32 and rounded once, to what the engine computes in.
+adapter files have; everything else is the base model's. So a version is never a difference to another one: it
+needs only itself and version 0. The sum is made in float32 and rounded once, to what the engine computes in.
 """
 
 import math
@@ -23,7 +23,7 @@ _FIELD = "manifest.lora"
 
 @dataclass(frozen=True)
 class LoraTarget:
-    """A matrix of the base model that is adapted, [out, in]; the one that results has the same name and shape."""
+    """An adapted matrix of the base model, [out, in]; the merged matrix has the same name and shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -78,7 +78,7 @@ def adapter_names(target: str) -> tuple[str, str]:
 def merged(
     base: Iterable[tuple[str, "torch.Tensor"]], adapters: Mapping[str, "torch.Tensor"], scale: float, device: Any
 ) -> Iterator[tuple[str, "torch.Tensor"]]:
-    """The base model's tensors, tensor by tensor, those that are adapted as float32 sums computed on `device`.
+    """The base model's tensors, one by one; adapted ones as float32 sums computed on `device`.
 
     `base` is not changed. Raises InvalidInput, at the end, if an adapter's matrix did not come.
     """

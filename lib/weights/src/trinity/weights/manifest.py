@@ -22,7 +22,7 @@ from trinity.weights.lora import Lora
 # Bytes of an element, by safetensors' name of the dtype.
 _BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
-_CHECKED_TOGETHER = 4  # files; more would wait for memory
+_CHECKED_TOGETHER = 4  # files hashed at once; more would wait for memory
 
 
 class VersionState(IntEnum):
@@ -64,7 +64,7 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class FolderOffer:
-    """The files lie in a folder that both sides see. `delta`: those of the difference, not the whole ones."""
+    """The files are in a folder that both sides see. `delta`: those of the difference, not the whole ones."""
 
     path: str
     delta: bool = False
@@ -117,7 +117,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Canary:
-    """What whoever loads the version must compute, up to a mean and a largest absolute difference in nats."""
+    """What every engine that loads the version must compute, within a mean and a maximum difference in nats."""
 
     probes: tuple[Probe, ...]
     mean_tolerance: float
@@ -142,7 +142,7 @@ class Manifest:
 
     @property
     def folder(self) -> Path | None:
-        """Where the folder transport finds the whole files."""
+        """The folder in which the folder transport finds the whole files."""
         folders = (offer for offer in self.offers if isinstance(offer, FolderOffer) and not offer.delta)
         return next((Path(offer.path) for offer in folders), None)
 
@@ -171,13 +171,13 @@ class Manifest:
                 raise InvalidInput("manifest.base_model", "is empty; version 0 is the base model")
             return
         if not self.offers:
-            raise InvalidInput("manifest.offers", "is empty; say where the files lie")
+            raise InvalidInput("manifest.offers", "is empty; it must name where the files are")
         if not self.tensors:
             raise InvalidInput("manifest.tensors", "is empty")
         names = {file.name for file in self.files}
         for tensor in self.tensors:
             if tensor.file not in names:
-                raise InvalidInput("manifest.tensors", f"{tensor.name} lies in {tensor.file!r}, which is not listed")
+                raise InvalidInput("manifest.tensors", f"{tensor.name} is in {tensor.file!r}, which is not listed")
             expected = _BYTES.get(tensor.dtype, 0) * math.prod(tensor.shape)
             if tensor.size_bytes != expected:
                 raise InvalidInput(

@@ -4,7 +4,7 @@ One JSON value under `RunNames.live_key` in the bucket of versions. Only the syn
 compare-and-set; the buffer and the command line read it. What is withdrawn follows from it alone: a version that a
 rollback withdrew never comes back, and no later version has its number.
 
-Beside it each version has a record of its own, the sync service's; what others may read there is its verdict.
+Beside it the sync service keeps a record of each version; others may read its verification result there.
 """
 
 import json
@@ -21,9 +21,9 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 @dataclass(frozen=True)
 class Rollback:
-    """A rollback that has happened: `version` was LIVE again, everything newer that had been published was withdrawn.
+    """A completed rollback: `version` is LIVE again, and every newer published version is withdrawn.
 
-    `newest_version` and `newest_step` are what had been published last; `at_seconds` is Unix time.
+    `newest_version` and `newest_step` were the last published; `at_seconds` is Unix time.
     """
 
     number: int
@@ -44,9 +44,9 @@ class Live:
 
     Gates up to optimizer step `gate_step` are met: the LIVE version's own step, or more if the versions of those steps
     were rejected or withdrawn; it never goes down. `rollbacks` are the newest ones, oldest first. `withdrawn` are the
-    ranges (after, up to and including) of all rollbacks there ever were. `newest_version` and `newest_step` belong to
-    the newest version that was ever taken in, whatever became of it; `claim` is the newest trainer's claim, whose
-    forerunners can change nothing any more.
+    ranges (after, up to and including) of all rollbacks of the run. `newest_version` and `newest_step` belong to
+    the newest version ever registered, in any state; `claim` is the newest trainer's claim: holders of older claims can
+    change nothing.
     """
 
     version: int = -1

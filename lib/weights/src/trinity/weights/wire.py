@@ -42,7 +42,7 @@ def manifest_to_proto(manifest: Manifest) -> pb.Manifest:
 
 
 def manifest_from_proto(message: pb.Manifest) -> Manifest:
-    """Unknown kinds of offers, of a newer writer, are left out."""
+    """Unknown kinds of offers, from newer writers, are ignored."""
     return Manifest(
         run=message.run,
         version=message.version,
@@ -61,7 +61,7 @@ def manifest_from_proto(message: pb.Manifest) -> Manifest:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """A manifest as it lies beside a version's files. InvalidInput if it is none."""
+    """A manifest as stored beside a version's files. Raises InvalidInput if it is not one."""
     try:
         return manifest_from_proto(pb.Manifest.FromString(data))
     except Exception as error:

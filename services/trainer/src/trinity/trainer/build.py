@@ -25,7 +25,7 @@ def run_id_of(plan: Plan) -> str:
 
 
 def weights_dir_of(plan: Plan, settings: TrainerSettings) -> Path:
-    """Where whole versions are written. With sync_method memory it is removed when all steps are done."""
+    """The folder of whole versions. With sync_method memory it is removed when all steps are done."""
     if settings.weights_dir is not None:
         return settings.weights_dir
     if plan.config.synchronizer.sync_method != "memory":
@@ -75,18 +75,18 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
             publisher.close()
         if buffer is not None:
             buffer.close()
-    engine.close()  # not after an error: other ranks may be in an exchange, and end with this process
+    engine.close()  # not after an error: other ranks may be in a collective, and end with this process
 
 
 def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine") -> "Publisher":
-    """Rank 0's. It begins to claim the run."""
+    """For rank 0. Starts to claim the run."""
     from trinity.trainer.publishing import allowed_by
     from trinity.trainer.weights.claim import Claim
     from trinity.trainer.weights.client import SyncClient
     from trinity.trainer.weights.collective import CollectiveSender
-    from trinity.trainer.weights.places import Places
+    from trinity.trainer.weights.places import VersionStores
     from trinity.trainer.weights.publisher import Publisher
-    from trinity.trainer.weights.verdicts import Verdicts
+    from trinity.trainer.weights.verdicts import VerificationResults
     from trinity.weights.stores import open_store
 
     run, sync, folder = run_id_of(plan), plan.config.synchronizer, weights_dir_of(plan, settings)
@@ -107,8 +107,8 @@ def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine")
     return Publisher(
         client,
         claim,
-        Verdicts(client, newest_rollback, sync.on_rejected == "stop", allowed_by(plan, engine)),
-        Places(folder, run, stores, sync.full_interval if engine.lora is None else 1, settings.nats_url),
+        VerificationResults(client, newest_rollback, sync.on_rejected == "stop", allowed_by(plan, engine)),
+        VersionStores(folder, run, stores, sync.full_interval if engine.lora is None else 1, settings.nats_url),
         sync.versions_to_keep,
         removes_files=sync.sync_method == "memory",
         collective=collective,
@@ -117,7 +117,7 @@ def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine")
 
 
 def own_host(sync_address: str) -> str:
-    """Where explorers reach this machine: as it is seen on the way to the sync service, which they reach too."""
+    """The address at which explorers reach this machine: the local one of the route to the sync service."""
     host, _, port = sync_address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
         try:

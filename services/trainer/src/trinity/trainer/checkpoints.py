@@ -1,4 +1,4 @@
-"""Checkpoints in the job folder: whole or not there.
+"""Checkpoints in the job folder: complete or absent.
 
 <job>/global_step_<n>/
     actor/deepspeed/        model and optimizer shards of every rank
@@ -22,9 +22,9 @@ _STATE = "trainer_state.json"
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a resumed trainer must know beside the tensors. `step` is also the position in the ledger.
+    """The state of a resumed trainer beside the tensors. `step` is also the position in the ledger.
 
-    `rollback` is the number of the newest rollback that is in the weights; 0: none.
+    `rollback` is the number of the newest rollback applied to the weights; 0: none.
     """
 
     run: str
@@ -45,7 +45,7 @@ class CheckpointStore:
         return checkpoint_folder(self.job_dir, step)
 
     def temporary(self, step: int) -> Path:
-        """Where rank 0 and all others write before `finish`."""
+        """The folder into which all ranks write before `finish`."""
         return self.job_dir / f".global_step_{step}.partial"
 
     def steps(self) -> list[int]:
@@ -63,14 +63,14 @@ class CheckpointStore:
         return TrainerState(**state) if isinstance(state, dict) else None
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write into; what a crash left there is removed."""
+        """An empty folder to write into; remains of a crash are removed."""
         folder = self.temporary(step)
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "actor").mkdir(parents=True)
         return folder
 
     def finish(self, state: TrainerState, keep: int | None) -> int:
-        """Make what was written the checkpoint of its step, durable; returns the oldest step that is kept."""
+        """Turn the written folder into the step's durable checkpoint; returns the oldest step that is kept."""
         folder, final = self.temporary(state.step), self.path(state.step)
         files.write_json(folder / _STATE, asdict(state))
         files.sync_tree(folder)

@@ -1,4 +1,4 @@
-"""What the loop's thread and the gRPC edge say to each other."""
+"""Messages between the loop's thread and the gRPC servicer."""
 
 import threading
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Progress:
-    """The trainer as others see it. `state` is a word of trainer.v1.StatusResponse."""
+    """The trainer's public status. `state` is one of those of trainer.v1.StatusResponse."""
 
     state: str = "starting"
     step: int = 0
@@ -20,7 +20,7 @@ class Progress:
 
 
 class Control:
-    """Thread-safe. The loop writes progress and reads requests; the edge does the opposite."""
+    """Thread-safe. The loop writes progress and reads requests; the servicer does the opposite."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Where a trainer's rank runs, and what is said when its GPU cannot take what it is to hold."""
+"""The device of a trainer's rank, and the error when weights and training states do not fit on it."""
 
 import torch
 
@@ -12,7 +12,7 @@ FIELD = "TRINITY_TRAINER_DEVICE"
 
 
 def choose(asked: str, ranks: Ranks) -> str:
-    """ "cpu" or "cuda". InvalidInput if GPUs are asked for, or are here, and this rank cannot use one."""
+    """ "cpu" or "cuda". Raises InvalidInput if GPUs are configured, or present, and this rank cannot use one."""
     available = torch.cuda.is_available()
     gpus = [] if available or asked == "cpu" else look()
     try:
@@ -41,9 +41,9 @@ def check_rank(ranks: Ranks, visible: int, nccl: bool) -> None:
 
 
 def no_room(plan: Plan, ranks: Ranks, card: Gpu, host_memory_gib: float, error: BaseException) -> TrinityError:
-    """What is raised when weights or training states do not fit on a GPU, before the first step.
+    """The error when weights or training states do not fit on a GPU, before the first step.
 
-    InvalidInput if they cannot; Unavailable if by the estimate they can, and others hold the memory.
+    InvalidInput if by the estimate they cannot fit; Unavailable if they can, and other processes hold the memory.
     """
     said = f"memory of {card} is not enough for weights and training states"
     known, now = parameters_of(plan.config.model.model_path), Sharding.of(plan, ranks.world_size)

@@ -1,12 +1,12 @@
-"""The training loop: ask for step k, learn, publish, save. Every rank runs it; rank 0 talks to the other services.
+"""The training loop: ask for step k, train, publish, save. Every rank runs it; rank 0 talks to the other services.
 
     resume -> (receive -> train -> publish -> save) for every step -> finished
 
 After a crash it resumes from the newest whole checkpoint, and the ledger answers with the same batches as before.
 Versions that went out before the crash stay as they are: weights of a step are published once.
 
-A rollback is applied between steps: the older version's weights, the step count as it was, and a checkpoint at once.
-Where a crash has taken the trainer back behind that version, it is applied once its step is reached again.
+A rollback is applied between steps: it loads the older version's weights, keeps the step count, and saves a checkpoint
+at once. If a crash took the trainer back behind that version, the rollback waits until its step is reached again.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from trinity.trainer.data.examples import experts_of, from_examples
 from trinity.trainer.data.exchange import decode_batch, encode_batch, share_bytes, share_when_known
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.model.lora import write_adapters
-from trinity.trainer.publishing import Releases
+from trinity.trainer.publishing import VersionPublisher
 from trinity.trainer.ranks import Ranks
 from trinity.trainer.times import StepTimes
 from trinity.trainer.weights import CHECKPOINT_SHARD_BYTES, write_huggingface_index, write_shards
@@ -49,17 +49,17 @@ SECONDS = Histogram(
     "trinity_trainer_step_seconds", "Parts of a step, in seconds", ["part"], buckets=(0.01, 0.1, 0.5, 1, 5, 30, 120)
 )
 
-# Instead of a batch: the buffer, or somebody, asks for a checkpoint while the batch is not there yet; an operator has
-# gone back to an older version.
+# Instead of a batch: a request for a checkpoint while the batch is not there yet, or a rollback by an
+# operator.
 _INSTEAD: dict[bytes, Literal["save", "roll back"]] = {b"save": "save", b"roll back": "roll back"}
 
 
-# Ranks that wait for a batch hear as often that there is none yet; torch would end them after ten minutes of silence.
+# Ranks that wait for a batch are told this often that there is none yet: torch ends a collective after ten minutes.
 _NEWS_SECONDS = 20.0
 
 
 class TrainLoop:
-    """`run` once. `buffer` and `publisher` exist on rank 0 alone; no publisher: nobody follows the weights.
+    """`run` once. `buffer` and `publisher` exist on rank 0 alone; without a publisher no process follows the weights.
 
     Checkpoints and monitor files go to `folder`: the job folder, unless another is given.
     """
@@ -82,7 +82,7 @@ class TrainLoop:
         self._engine = engine
         self._control = control
         self._buffer = buffer
-        self._releases = Releases(plan, ranks, engine, control, publisher)
+        self._versions = VersionPublisher(plan, ranks, engine, control, publisher)
         self._store = CheckpointStore(self._folder)
         self._tokenizer: Any = None
         self._monitor: Monitor | None = None
@@ -120,10 +120,10 @@ class TrainLoop:
             step = self._train(raw)
             self._publish(step)
             self._save_if_due(step)
-        if self._releases.rollback_is_due(step):
+        if self._versions.rollback_is_due(step):
             self._roll_back(step)
         self._control.update(state="finished", waiting_for="")
-        self._releases.finish()
+        self._versions.finish()
         log.info("trainer.finished", step=step)
 
     def _resume(self) -> int:
@@ -140,25 +140,25 @@ class TrainLoop:
         self._control.update(
             step=step, last_step=self._last_step, checkpoint_step=step, tokens_trained=self._tokens_trained
         )
-        self._releases.open(step, state.rollback if state else 0)
-        if self._releases.rollback_is_due(step):  # it happened while no trainer was there
+        self._versions.open(step, state.rollback if state else 0)
+        if self._versions.rollback_is_due(step):  # it happened while no trainer ran
             self._roll_back(step)
         elif step:
-            self._publish(step)  # nothing, unless a version was lost
+            self._publish(step)  # does nothing unless a version was lost
         return step
 
     def _roll_back(self, step: int) -> None:
-        """Go on from an older version's weights. The checkpoint says so from now on; at step 0 there is none yet.
+        """Continue from an older version's weights. Checkpoints record it from now on; at step 0 there is none yet.
 
-        A version that was due and could not be published meanwhile is made of them: the next batch may wait for it.
+        A version that was due and could not be published meanwhile gets these weights: the next batch may wait for it.
         """
-        self._releases.roll_back(self._store)
+        self._versions.roll_back(self._store)
         if step:
             self._save(step)
             self._publish(step)
 
     def _receive(self, step: int) -> RawBatch | Literal["save", "roll back"] | None:
-        """The batch of a step, on every rank; a word if something is to be done first, None if the loop is to stop."""
+        """The batch of a step, on every rank; "save" or "roll back" if that comes first; None to stop."""
         begin, began = time.monotonic(), time.time()
         shared = share_when_known(lambda: self._wait_for_batch(step), self._ranks, self._engine.device)
         batch = decode_batch(shared) if shared and shared not in _INSTEAD else None
@@ -170,7 +170,7 @@ class TrainLoop:
     def _wait_for_batch(self, step: int) -> bytes | None:
         """Rank 0: the encoded batch; empty to stop, None after a while. Serves requests for a pause or a checkpoint.
 
-        Raises what must end the trainer: another one has the run, or a version was rejected.
+        Raises errors that end the trainer: another trainer claimed the run, or a version was rejected.
         """
         assert self._buffer is not None
         unsaved = self._saved_step < step - 1
@@ -182,7 +182,7 @@ class TrainLoop:
                 self._control.update(state="paused")
                 time.sleep(0.05)
                 continue
-            if self._releases.look(step - 1):
+            if self._versions.poll(step - 1):
                 return b"roll back"
             self._control.update(state="waiting", waiting_for=self._buffer.waiting_for or f"the batch of step {step}")
             if unsaved and (self._buffer.checkpoint_wanted or self._control.take_checkpoint_request()):
@@ -213,7 +213,7 @@ class TrainLoop:
         return step
 
     def _learn(self, raw: RawBatch) -> tuple[TrainBatch, dict[str, float]]:
-        """The batch, and what came of it; where the policy is to skip bad ones, nothing may have. Raises BadStep."""
+        """The batch and the step's metrics; a skipped bad step has none. Raises BadStep if none are skipped."""
         step = raw.entry.step
         batch = TrainBatch(step, ())
         if raw.entry.skip_reason:
@@ -221,7 +221,7 @@ class TrainLoop:
             return batch, {"skipped_step": 1.0}
         try:
             batch = self._batch(raw)
-            self._releases.see(batch)
+            self._versions.observe(batch)
             links = [trace.Link(context) for context in _contexts(raw)]
             with tracing.span("trainer.step", links=links, step=step) as span:
                 metrics = self._engine.train(batch, self._schedule_end(step))
@@ -237,11 +237,11 @@ class TrainLoop:
         return batch, {"bad_step": 1.0}
 
     def _keep(self, raw: RawBatch, batch: TrainBatch, error: BadStep, policy: str) -> None:
-        """The batch and what each of its groups does, into the job folder. Names the groups that are not finite."""
+        """Write the batch and statistics of each group to the job folder. Names the groups that are not finite."""
         groups: list[dict[str, Any]] = []
         if batch.sequences and isinstance(error, NotFinite):
             with contextlib.suppress(BadStep):  # an advantage
-                groups = self._engine.figures(batch)
+                groups = self._engine.per_group_stats(batch)
         blamed = sorted({*error.groups, *(group["group"] for group in groups if not group["finite"])})
         error.groups = blamed
         if self._ranks.is_first:
@@ -250,23 +250,23 @@ class TrainLoop:
                       kept=str(folder))  # fmt: skip
 
     def _save_before(self, step: int, error: BadStep) -> None:
-        """Nothing that was learnt is lost with the run that ends here."""
+        """Save a checkpoint, so that the run that ends here loses no finished step."""
         if not error.updates and 0 < step - 1 != self._saved_step:
             self._save(step - 1)
 
     def _schedule_end(self, step: int) -> int:
-        """The step at which the learning rate's schedule ends, as it is seen from this one."""
+        """The step at which the learning rate's schedule ends, as known at this step."""
         return self._last_step
 
     def _circumstances(self, step: int) -> dict[str, Any]:
-        """What, beside batch and weights, decides about the bits of a step's result: a replay needs the same."""
+        """All that determines the bits of a step's result beside batch and weights; a replay needs the same."""
         return {
             "last_step": self._schedule_end(step),
             "ranks": self._ranks.world_size,
             "device": self._engine.device.type,
             "threads": torch.get_num_threads(),
             "micro_batch_tokens": self._engine.micro_batch_tokens,
-            "rollback": self._releases.rollback,
+            "rollback": self._versions.rollback,
         }
 
     def _batch(self, raw: RawBatch) -> TrainBatch:
@@ -307,7 +307,7 @@ class TrainLoop:
 
     def _publish(self, step: int) -> None:
         begin = time.monotonic()
-        if self._releases.publish(step, due=self._plan.staleness.publishes(step, self._last_step)):
+        if self._versions.publish(step, due=self._plan.staleness.publishes(step, self._last_step)):
             if self._ranks.is_first:
                 files.write_atomic(self._plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())
             seconds = time.monotonic() - begin
@@ -341,7 +341,7 @@ class TrainLoop:
             tokens_trained=self._tokens_trained,
             world_size=self._ranks.world_size,
             zero_stage=self._engine.zero_stage,
-            rollback=self._releases.rollback,
+            rollback=self._versions.rollback,
         )
         oldest = self._store.finish(state, self._plan.config.trainer.max_checkpoints_to_keep)
         committing = time.monotonic()
@@ -375,7 +375,7 @@ class TrainLoop:
             write_huggingface_index(folder, *found)
 
     def _save_adapters(self, folder: Path) -> None:
-        """Of LoRA, for peft: they are small, so every checkpoint has them. A collective under ZeRO-3."""
+        """LoRA adapters for peft: they are small, so every checkpoint has them. A collective under ZeRO-3."""
         lora, weights = self._engine.lora, self._engine.weights()
         if lora is None:
             return
@@ -408,7 +408,7 @@ def _contexts(raw: RawBatch) -> list[trace.SpanContext]:
 
 
 def _close_traces(raw: RawBatch, step: int, span: trace.Span) -> None:
-    """The last span of every task's trace: its experience was learnt from, in the step that is linked."""
+    """The last span of every task's trace: its experience was trained, in the linked step."""
     link = trace.Link(span.get_span_context())
     for member, group in zip(raw.entry.groups, raw.groups, strict=True):
         if group.traceparent:

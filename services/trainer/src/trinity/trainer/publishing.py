@@ -1,8 +1,8 @@
-"""Weight versions as the training loop sees them, on every rank: the engine's side of what rank 0 publishes.
+"""Weight versions for the training loop, on every rank; rank 0 publishes them.
 
-    open -> (see -> publish)* , with a roll_back between steps where `look` asks for one -> finish
+    open -> (observe -> publish)* , with a roll_back between steps where `poll` asks for one -> finish
 
-Without a publisher on rank 0 (learning from disk) nobody follows the weights, and nothing here does anything.
+Without a publisher on rank 0 (learning from disk) no process follows the weights, and every call does nothing.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ from trinity.weights import Canary
 log = structlog.get_logger(__name__)
 
 
-class Releases:
-    """`publisher` exists on rank 0 alone. `rollback` is the number of the newest rollback that is in the weights."""
+class VersionPublisher:
+    """`publisher` exists on rank 0 alone. `rollback` is the number of the newest rollback applied to the weights."""
 
     def __init__(
         self, plan: Plan, ranks: Ranks, engine: TrainEngine, control: Control, publisher: Publisher | None
@@ -52,7 +52,7 @@ class Releases:
         self.rollback = 0
 
     def open(self, step: int, rollback: int) -> None:
-        """Take up the run where its versions are; the base model becomes version 0 of a new one.
+        """Resume the run at its newest versions; in a new run the base model becomes version 0.
 
         `step` and `rollback` are those of the weights in the engine.
         """
@@ -61,7 +61,7 @@ class Releases:
             return
         opening: dict[str, Any] = {}
         if self._publisher is not None:
-            with self._ends_in_words():
+            with self._reporting_end():
                 found = self._publisher.open(rollback)
                 self._publisher.check_lost(step)
             opening = {"is_new": found.is_new, "probe": found.probe}
@@ -78,15 +78,15 @@ class Releases:
         if self._publisher is not None:
             self._publisher.announce_base(self._plan.config.model.model_path, canary)
 
-    def see(self, batch: TrainBatch) -> None:
-        """The first batch gives the probe."""
+    def observe(self, batch: TrainBatch) -> None:
+        """Take the canary's probe from the first batch."""
         if self._exist and not self._probe:
             self._probe = probe_of_batch(batch)
 
     def publish(self, step: int, due: bool = True) -> bool:
-        """Make the weights a version, unless they were one before a crash. Whether it was done.
+        """Publish the weights as a version, unless a crash happened after that. Returns whether it was done.
 
-        `due`: whether the weights of this step are to be a version; of others only what was lost is made again.
+        `due`: whether the weights of this step become a version; for other steps only lost files are written again.
         """
         wanted = self._publisher is not None and self._publisher.wants(step, due)
         if not self._exist or not self._shared(wanted):
@@ -94,7 +94,7 @@ class Releases:
         canary = self._canary(self._probe or pseudo_random_probe(self._engine.vocabulary), step)
         weights, again = self._engine.weights(), False
         if self._publisher is not None:
-            with self._ends_in_words():
+            with self._reporting_end():
                 again = self._publisher.publish(step, self._engine.layout(), weights, canary)
         for _ in weights:
             pass
@@ -104,7 +104,7 @@ class Releases:
         return True
 
     def _broadcast(self) -> None:
-        """The weights once more, for the collective group. Every rank goes through all of them, whatever happens."""
+        """Broadcast the weights to the collective group. Every rank iterates over all of them, even after an error."""
         weights = self._engine.weights()
         try:
             if self._publisher is not None:
@@ -122,29 +122,29 @@ class Releases:
             allowed = widened(allowed, logprobs, engine.probe_logprobs(probe, other_head=True))
         return make_canary(probe, logprobs, allowed, step)
 
-    def look(self, step: int) -> bool:
-        """Rank 0, after a step: whether a rollback is to be applied now. Raises what must end the trainer.
+    def poll(self, step: int) -> bool:
+        """Rank 0, after a step: whether a rollback is to be applied now. Raises errors that end the trainer.
 
-        A trainer that a crash took back behind the rollback's version first learns the batches up to it again: on top
-        of that version they would be learnt twice, and checkpoints of earlier steps would have its weights.
+        After a crash that took it back behind the rollback's version the trainer first trains the batches up to it
+        again: on top of that version they would be trained twice, and earlier checkpoints would have its weights.
         """
         if self._publisher is None:
             return False
-        with self._ends_in_words():
-            self._publisher.look()
+        with self._reporting_end():
+            self._publisher.poll()
         self._show()
         due = self._publisher.due_rollback
         return due is not None and due.version <= step
 
     def rollback_is_due(self, step: int) -> bool:
-        """`look`, on every rank together."""
-        return self._exist and bool(self._shared(self.look(step)))
+        """`poll`, on every rank together."""
+        return self._exist and bool(self._shared(self.poll(step)))
 
     def roll_back(self, checkpoints: CheckpointStore) -> None:
         """Put the weights of the newest rollback's version into the engine, on every rank together.
 
-        From the checkpoint of its step, with the optimizer, if there is one; else from the version's files, and the
-        optimizer begins anew.
+        From the checkpoint of its step, with the optimizer, if there is one; else from the version's files, with a
+        reset optimizer.
         """
         due = self._publisher.due_rollback if self._publisher is not None else None
         source: dict[str, Any] = {}
@@ -169,16 +169,16 @@ class Releases:
         return self._engine.base_weights() if version == 0 else self._publisher.read(version)
 
     def finish(self) -> None:
-        """All steps are done: wait for what becomes of the last version, as long as an explorer can say it."""
+        """All steps are done: wait for the last version's verification while an explorer can do it."""
         if self._publisher is None:
             return
-        with self._ends_in_words():
+        with self._reporting_end():
             self._publisher.settle(self._plan.config.synchronizer.sync_timeout, lambda: self._control.stopping)
         self._show()
 
     @contextlib.contextmanager
-    def _ends_in_words(self) -> Iterator[None]:
-        """Whoever asks for the trainer's status meanwhile hears that it does not go on."""
+    def _reporting_end(self) -> Iterator[None]:
+        """Reports in the trainer's status that it ends."""
         try:
             yield
         except TrinityError:

@@ -1,7 +1,7 @@
 """The processes that train together: their rank, their group, and the launch of the others by rank 0.
 
-torchrun's variables are respected, so any launcher works. Without them rank 0 starts the other ranks as children that
-end with it, and ends when one of them does.
+torchrun's variables are respected, so any launcher works. Without them rank 0 starts the other ranks as children. They
+end with it, and it ends when one of them does.
 """
 
 import os
@@ -30,7 +30,7 @@ class Ranks:
 
 
 def ranks_from_environment(num_ranks: int) -> Ranks:
-    """This process's place; sets torchrun's variables if no launcher has."""
+    """This process's ranks; sets torchrun's variables if no launcher has."""
     if "RANK" not in os.environ:
         os.environ.update(
             RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(num_ranks), LOCAL_WORLD_SIZE=str(num_ranks),

@@ -21,12 +21,12 @@ from trinity.trainer.settings import TrainerSettings
 log = structlog.get_logger(__name__)
 
 
-# What ends one rank mostly ends all of them: time for the first one to say it in words, in seconds.
+# One failure mostly ends all ranks: seconds for the first rank to report its error.
 _WORDS_SECONDS = 2.0
 
 
 class RankDied(TrinityError):
-    """One of the ranks ended before the run did: the group cannot go on without it."""
+    """One of the ranks ended before the run did: the group cannot continue without it."""
 
 
 class TrainerService:
@@ -70,7 +70,7 @@ class TrainerService:
         await self._training
 
     async def drain(self, grace_seconds: float) -> None:
-        """Let the running step end. What it learnt is learnt again from the same batch if no checkpoint followed."""
+        """Let the running step end. It is trained again from the same batch if no checkpoint followed."""
         self.control.stop()
         if self._training is None:
             return

@@ -1,7 +1,7 @@
-"""Where the wall time of a step goes, as metrics of the monitor (docs/trainer.md).
+"""The wall time of a step by part, as metrics of the monitor (docs/trainer.md).
 
-A wait for a batch is two things: until the last of its groups was whole the explorers were not ready, and from then on
-the experience was on its way through log, ledger and stream, which is the buffer's time.
+A wait for a batch has two parts: until its last group was whole it waited for explorers; from then on the experience
+passed through log, ledger and stream, which is the buffer's time.
 """
 
 from collections import defaultdict
@@ -27,8 +27,8 @@ class StepTimes:
     def metrics(self, made_at_seconds: float) -> dict[str, float]:
         """time/wait, time/buffer, and the parts that were spent since the step before.
 
-        `made_at_seconds`: when the newest group of the batch was whole, by its explorer's clock; 0 if nothing had to be
-        made. A clock that differs moves time between the two, within the wait.
+        `made_at_seconds`: when the newest group of the batch was whole, by its explorer's clock; 0 if the batch needed
+        no rollout. A clock that differs shifts time between the two, within the wait.
         """
         whole = min(max(self._began, made_at_seconds), self._ended)
         spent = {"buffer": 0.0, "publish": 0.0, "save": 0.0, **self._spent}

@@ -1,4 +1,4 @@
-"""Where versions are put and fetched from: one class for each transport. See base.py for what all of them promise."""
+"""Storage of versions: one class for each transport. base.py states the contract of all of them."""
 
 import importlib.util
 from pathlib import Path
@@ -17,7 +17,7 @@ _FIELD = "synchronizer.storage"
 def open_store(entry: str, run: str, *, folder: Path, nats_url: str) -> Store:
     """The store of an entry of synchronizer.storage; `folder` is the run's own, for the entry "folder".
 
-    Raises InvalidInput naming the entry if it is none. Nothing is connected before it is used.
+    Raises InvalidInput naming an invalid entry. Connects on first use.
     """
     if entry == "folder":
         return FolderStore(folder, run)
@@ -34,7 +34,7 @@ def open_store(entry: str, run: str, *, folder: Path, nats_url: str) -> Store:
 
 
 def open_offer(offer: Offer, run: str, *, nats_url: str) -> Store:
-    """The store that an offer points into, for reading. Raises InvalidInput for one that this process cannot read."""
+    """The store of an offer, for reading. Raises InvalidInput if this process cannot read it."""
     match offer:
         case FolderOffer(path):
             return FolderStore(Path(path).parent, run)
@@ -46,7 +46,7 @@ def open_offer(offer: Offer, run: str, *, nats_url: str) -> Store:
 
 
 def usable_kinds(nats_url: str) -> tuple[str, ...]:
-    """The kinds that this process has what it takes for, best first."""
+    """The kinds that this process can use, best first."""
     kinds = ["folder"]
     if importlib.util.find_spec("obstore") is not None:
         kinds.append("s3")

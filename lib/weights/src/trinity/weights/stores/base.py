@@ -1,7 +1,8 @@
-"""What every store of versions does.
+"""The contract of every store of versions.
 
-A version's files lie under keys that begin with `v<version>/`; a key never changes its content. The manifest is written
-last, as `manifest.pb`: a version without it does not exist. It is removed first. Calls block; every wait has a limit.
+A version's files are stored under keys that begin with `v<version>/`; a key never changes its content. The manifest is
+written last, as `manifest.pb`: a version without it does not exist. It is removed
+first. Calls block; every wait has a limit.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ MANIFEST = "manifest.pb"
 
 
 class Store(ABC):
-    """put (whole, delta or both) -> seal -> manifest and fetch by anybody -> delete.
+    """put (whole, delta or both) -> seal -> manifest and fetch by any reader -> delete.
 
     All methods raise Unavailable if the storage does not answer, PermissionDenied if it refuses.
     """
@@ -27,7 +28,7 @@ class Store(ABC):
         self.run = run
 
     def put(self, manifest: Manifest, source: Path, delta: bool) -> Offer:
-        """Store the files of a version, or of its difference, that lie in `source`. To put them again is fine.
+        """Store the files of a version, or of its difference, from `source`. Idempotent.
 
         Raises AlreadyExists if a key has other content: `delete` the version first, if it was never sealed.
         """
@@ -37,7 +38,7 @@ class Store(ABC):
         return self.offer(manifest.version, delta)
 
     def seal(self, manifest: Manifest) -> None:
-        """Make the version exist, with all files that the manifest offers here.
+        """Write the manifest, after which the version exists with all files that the manifest offers here.
 
         Raises InvalidInput naming a file that was not put; AlreadyExists if it is sealed with another manifest.
         """
@@ -76,18 +77,18 @@ class Store(ABC):
     @property
     @abstractmethod
     def where(self) -> str:
-        """The place, in words."""
+        """The store as text, for messages."""
 
     @abstractmethod
     def offer(self, version: int, delta: bool) -> Offer:
-        """Where a version's files lie, for its manifest."""
+        """The offer of a version's files, for its manifest."""
 
     @abstractmethod
     def delete(self, version: int) -> None:
-        """Remove a version and everything put for it; quietly if there is nothing."""
+        """Remove a version and all its files; does nothing if there are none."""
 
     def close(self) -> None:  # noqa: B027  # nothing to close is the usual case
-        """Let go of connections. Nothing may be called afterwards."""
+        """Close connections. No method may be called afterwards."""
 
     def _put_file(self, version: int, info: FileInfo, source: Path) -> None:
         check_name(info.name)
@@ -107,14 +108,14 @@ class Store(ABC):
 
     @abstractmethod
     def _checksum(self, version: int, info: FileInfo) -> str | None:
-        """Checksum of a stored file, or anything else if its size differs already; None if it is not there."""
+        """Checksum of a stored file, or any other text if its size differs; None if it does not exist."""
 
     @abstractmethod
     def _write(self, version: int, info: FileInfo, source: Path) -> None: ...
 
     @abstractmethod
     def _create(self, version: int, content: bytes) -> bool:
-        """Write the manifest; False, and nothing written, if there is one."""
+        """Write the manifest; False, without writing, if one exists."""
 
     @abstractmethod
     def _read_manifest(self, version: int) -> bytes | None: ...

@@ -1,4 +1,4 @@
-"""An explorer's own copies of versions: fetched by whatever transport works, checked, whole or not there.
+"""An explorer's own copies of versions: fetched by the first transport that works, checked, whole or absent.
 
 fetch(manifest) -> a folder with the version's whole files, each with the checksum that the manifest says.
 
@@ -39,13 +39,13 @@ log = structlog.get_logger(__name__)
 _TRANSPORT = ".transport"
 _KINDS = {FolderOffer: "folder", S3Offer: "s3", JetStreamOffer: "jetstream", CollectiveOffer: "collective"}
 
-# These say nothing of the version.
+# These errors do not mean that the version is damaged.
 _OF_THE_STORAGE = (Unavailable, PermissionDenied, OSError)
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Where a version's whole files lie, and the transport that brought them."""
+    """The folder of a version's whole files, and the transport that fetched them."""
 
     folder: Path
     transport: str
@@ -54,8 +54,7 @@ class Fetched:
 class WeightCache:
     """Versions of one run as `<root>/<run>/v<version>`. The folder belongs to one process; its threads may share this.
 
-    `transports` are the explorer's capabilities; those that this process cannot use, and collective ones, count for
-    nothing here.
+    `transports` are the explorer's capabilities; collective ones, and those this process cannot use, are ignored.
     """
 
     def __init__(self, root: Path, run: str, transports: Sequence[str], nats_url: str) -> None:
@@ -77,7 +76,7 @@ class WeightCache:
         """The whole version, checked. One fetch at a time.
 
         Raises InvalidInput that says for each transport what is damaged, missing, or which base is gone; Unavailable
-        if a storage did not answer or let nobody in, or there is no room here, so that trying again may help.
+        if a storage did not answer or refused access, or the disk is full, so that a retry may succeed.
         """
         manifest.check()
         with self._lock:
@@ -112,7 +111,7 @@ class WeightCache:
         return sorted(found, key=place)
 
     def _fetch(self, manifest: Manifest, failed: dict[int, TrinityError]) -> Fetched:
-        """`failed`: versions that could not be had during this call; a base is not tried again for each transport."""
+        """`failed`: versions that could not be fetched during this call; a base is not retried for each transport."""
         if manifest.version in failed:
             raise failed[manifest.version]
         cached = self._cached(manifest.version)
@@ -173,7 +172,7 @@ class WeightCache:
             fetched = self._fetch(base, failed)
             _download(store, offer, manifest.delta.files, difference)
             delta.apply(fetched.folder, base, difference, manifest, target)
-            shutil.rmtree(self._folder(version), ignore_errors=True)  # nobody asked for it
+            shutil.rmtree(self._folder(version), ignore_errors=True)  # fetched only as a base
         shutil.rmtree(difference)
 
     def _base(self, version: int, manifest: Manifest, store: Store) -> Manifest:
@@ -184,7 +183,7 @@ class WeightCache:
             raise InvalidInput("manifest.delta.base_version", problem) from None
 
     def _store(self, offer: Offer) -> Store:
-        """One for all versions of a place, so that connections are kept."""
+        """One store for all versions of a location, so that connections are reused."""
         match offer:
             case FolderOffer(path):
                 place = str(Path(path).parent)
@@ -198,7 +197,7 @@ class WeightCache:
         return self._stores[key]
 
     def _cached(self, version: int) -> Manifest | None:
-        """The manifest of a version that is here; one that is damaged is removed."""
+        """The manifest of a cached version; a damaged version is removed."""
         folder = self._folder(version)
         try:
             manifest = decode_manifest((folder / MANIFEST).read_bytes())
@@ -220,7 +219,7 @@ class WeightCache:
 
     @contextmanager
     def _partial(self, version: int) -> Iterator[Path]:
-        """A folder for a version on its way, gone afterwards unless renamed."""
+        """A folder for a version being fetched, removed afterwards unless renamed."""
         shutil.rmtree(self._folder(version), ignore_errors=True)
         partial = Path(tempfile.mkdtemp(dir=self._root, prefix=f".v{version}.", suffix=".partial"))
         try:

@@ -12,9 +12,9 @@ from trinity.weights.stores.base import MANIFEST, Store, check_name, check_sourc
 
 
 class FolderStore(Store):
-    """Versions as `<root>/v<version>`. Files that lie there already, as the trainer's own do, are not copied.
+    """Versions as `<root>/v<version>`. Files that are there already, such as the trainer's own, are not copied.
 
-    Nothing is synced to disk: what a power cut takes away is found by its checksum, or by the manifest's absence.
+    Nothing is synced to disk: a power cut's damage shows as a wrong checksum or a missing manifest.
     """
 
     kind = "folder"

@@ -1,4 +1,4 @@
-"""Small models in a JetStream stream of the run's weights: a file is chunks of half a MiB, and an entry that ends them.
+"""Small models in a JetStream stream of the run's weights: a file is chunks of half a MiB and a closing entry.
 
 nats-py runs in an event loop of its own, in a thread that lives from the first call until `close`.
 """
@@ -27,7 +27,7 @@ MOST_BYTES = 256 * 1024 * 1024
 _STREAM_BYTES = 8 * MOST_BYTES
 _IN_FLIGHT = 16
 _END = "end"
-_SETTLE_SECONDS = 1.0  # a follower of a replicated stream may not have yet what was acknowledged just now
+_SETTLE_SECONDS = 1.0  # a follower of a replicated stream may lag behind the newest acknowledgement
 _PREFIX = re.compile(r"v[0-9]+")
 
 Result = TypeVar("Result")
@@ -113,7 +113,7 @@ class JetStreamStore(Store):
         return True
 
     def _store(self, prefix: str, info: FileInfo, chunks: Iterable[bytes]) -> None:
-        # A new id for each attempt: the same one would be a duplicate of what a purge has removed.
+        # A new id for each attempt: JetStream would drop the same id as a duplicate even after a purge.
         attempt = secrets.token_hex(8)
 
         async def store(broker: Broker) -> None:
@@ -170,7 +170,7 @@ class JetStreamStore(Store):
     async def _read_end(
         self, broker: Broker, prefix: str, name: str, wait_seconds: float = 0.0
     ) -> experience_pb2.BlobReference:
-        """The entry that ends a file. NotFound if it does not come within the time."""
+        """The closing entry of a file. Raises NotFound if it does not arrive within the time."""
         data = await self._part(broker, prefix, name, _END, wait_seconds)
         end = experience_pb2.BlobReference.FromString(data)
         if not 0 <= end.size_bytes <= 2 * MOST_BYTES or end.chunks != -(-end.size_bytes // CHUNK_BYTES):
@@ -231,7 +231,7 @@ class JetStreamStore(Store):
 
 
 async def _side_by_side(work: Iterable[Awaitable[None]]) -> int:
-    """Await all, a few at a time, taking the next when one has ended; how many they were. The first error ends it."""
+    """Await all, a few at a time; returns their number. The first error ends it."""
     running: set[asyncio.Future[None]] = set()
     count = 0
     try:

@@ -25,9 +25,9 @@ _CONNECT_SECONDS = 5.0
 class S3Store(Store):
     """Objects `<root>/v<version>/<file>` of a bucket, in parts that travel side by side.
 
-    `endpoint` is what an offer says; the reader's own AWS_ENDPOINT_URL goes before it. `patience_seconds` bounds one
-    request, and how long it is tried again. An upload that was cut off leaves parts that the bucket's lifecycle rule
-    for incomplete uploads has to remove.
+    `endpoint` comes from the offer; the reader's own AWS_ENDPOINT_URL has precedence. `patience_seconds` bounds one
+    request, and all its retries. An interrupted upload leaves parts, which the bucket's lifecycle rule for incomplete
+    uploads has to remove.
     """
 
     kind = "s3"
@@ -41,7 +41,7 @@ class S3Store(Store):
         patience = timedelta(seconds=patience_seconds)
         config = {"endpoint": self._endpoint} if self._endpoint else {}
         if "AWS_UNSIGNED_PAYLOAD" not in os.environ and not plain:
-            config["unsigned_payload"] = "true"  # TLS looks after it; signing every byte costs a core
+            config["unsigned_payload"] = "true"  # TLS protects the payload; signing every byte costs a core
         self._objects = Objects(
             bucket,
             config=config,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How token losses become one number. Always over the global batch, whatever micro-batch or rank a token is in."""
+"""Aggregation of token losses to one number, over the global batch for every split into micro-batches and ranks."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True)
 class Totals:
-    """Of the whole batch, over all ranks: trained tokens, and sequences with at least one.
+    """Totals of the whole batch, over all ranks: trained tokens, and sequences with at least one.
 
     pairs: preference pairs. rolled_out, expert: the same of these sequences alone.
     """
@@ -43,7 +43,7 @@ def aggregate(
 
 @dataclass(frozen=True)
 class Share:
-    """`aggregate` as a loss gets it: with the batch's totals, the chosen mode, and the weights of a correction.
+    """`aggregate` bound to the batch's totals, the chosen mode, and the weights of a correction.
 
     weights float [B, R] or [B, 1], without gradient; None: 1. max_response_tokens: of the run.
     """
@@ -54,12 +54,12 @@ class Share:
     max_response_tokens: int = 1
 
     def __call__(self, values_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
-        """The share of a loss for every token."""
+        """The share of the loss, from a loss for every token."""
         weighted = values_BR if self.weights is None else values_BR * self.weights
         return aggregate(weighted, mask_BR, self.mode, self.totals, self.max_response_tokens)
 
     def of_sequences(self, values_B: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
-        """The share of a loss for every sequence: what its tokens' losses would add up to. Without tokens it is 0."""
+        """The share of the loss, from a loss for every sequence: the sum of its tokens' losses. 0 without tokens."""
         lengths = mask_BR.sum(-1, keepdim=True).clamp(min=1)
         return self(values_B[:, None] / lengths * torch.ones_like(mask_BR), mask_BR)
 

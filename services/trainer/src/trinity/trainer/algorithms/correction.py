@@ -1,6 +1,6 @@
-"""Off-policy correction of any loss: for the difference between the trainer's weights and what sampled a token.
+"""Off-policy correction of any loss, for the difference between the trainer's weights and the behaviour policy.
 
-rho = exp(trainer's log-probability as the step began - the engine's), the exponent clamped to +-20. What is left out
+rho = exp(trainer's log-probability as the step began - the engine's), the exponent clamped to +-20. A masked token
 has loss 0 and still counts in means, so that the loss does not depend on how the batch is split.
 """
 
@@ -22,9 +22,9 @@ def correct(x: LossInputs, config: RolloutCorrectionConfig) -> tuple[LossInputs,
     brings you off-policy RL training"). sequence_cap: min(product over the sequence, cap). token_range: 0 outside
     (IcePop: Zhao et al. 2025, "Small leak can sink a great ship"; its weight inside is rho: token_cap = the upper end).
     geometric_range: 0 for sequences the geometric mean of whose rho is outside (Liu et al. 2025, "When speed kills
-    stability"). decoupled: the loss takes the trainer's weights as the step began for the policy that sampled, whose
-    ratio to rollouts is then left to the weights (decoupled PPO, arXiv:2110.00641, equation 5; arXiv:2505.24298). Rows
-    of a dataset have weight 1.
+    stability"). decoupled: the loss's ratio is relative to the trainer's weights as the step began; the weights correct
+    their ratio to the rollouts (decoupled PPO, arXiv:2110.00641, equation 5; arXiv:2505.24298). Rows of a dataset have
+    weight 1.
     """
     decoupled = replace(x, old_logprobs=x.proximal) if decouples(config, x.proximal_logprobs) else x
     if config == RolloutCorrectionConfig(decoupled=config.decoupled):
@@ -50,8 +50,8 @@ def correct(x: LossInputs, config: RolloutCorrectionConfig) -> tuple[LossInputs,
 
 
 def decouples(config: RolloutCorrectionConfig, proximal: torch.Tensor | np.ndarray | None) -> bool:
-    """Whether the loss compares with the trainer's weights as the step began. Where the configuration leaves it open
-    the batch decides: one that makes several updates, and only such a one, has `proximal` log-probabilities.
+    """Whether the loss's ratio is relative to the trainer's weights as the step began. Without a configured value the
+    batch decides: only a batch of several updates has `proximal` log-probabilities.
     """
     return proximal is not None if config.decoupled is None else config.decoupled
 

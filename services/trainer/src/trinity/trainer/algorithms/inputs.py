@@ -1,4 +1,4 @@
-"""What a loss sees of a micro-batch. B sequences, R response positions."""
+"""A loss's inputs from a micro-batch. B sequences, R response positions."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -11,10 +11,10 @@ class LossInputs:
 
     logprobs and entropy are of the policy and have its gradient; old_logprobs of the weights and engine that sampled;
     reference_logprobs of the frozen base model; proximal_logprobs of the trainer's weights as the step began (None: the
-    batch makes one update, and they are those of `logprobs`). mask: 1 at the tokens to train. fresh: 1 at tokens that
-    were sampled by the weights the step begins with, as all before them in the response. kept and peers_B: see
-    whole_batch. expert_B: 1 for rows of a dataset among rolled-out ones. pairs_B: 1 for the chosen, -1 for the rejected
-    one of a preference pair, 0 without. What is None is not needed, or 0. step: the optimizer step, from 1.
+    batch makes one update, and they are those of `logprobs`). mask: 1 at the tokens to train. on_policy_mask: 1 at
+    tokens sampled by the weights that the step begins with, as all before them in the response. keep_mask and peers_B:
+    see engine.whole_batch. expert_B: 1 for rows of a dataset among rolled-out ones. pairs_B: 1 for the chosen, -1 for
+    the rejected one of a preference pair, 0 without. None: not needed, or 0. step: the optimizer step, from 1.
     """
 
     logprobs: torch.Tensor
@@ -24,8 +24,8 @@ class LossInputs:
     advantages: torch.Tensor
     reference_logprobs: torch.Tensor | None = None
     proximal_logprobs: torch.Tensor | None = None
-    fresh: torch.Tensor | None = None
-    kept: torch.Tensor | None = None
+    on_policy_mask: torch.Tensor | None = None
+    keep_mask: torch.Tensor | None = None
     expert_B: torch.Tensor | None = None
     pairs_B: torch.Tensor | None = None
     peers_B: torch.Tensor | None = None
@@ -43,7 +43,7 @@ class LossInputs:
         return none[:, None]
 
     def only_masked(self) -> "LossInputs":
-        """With 0 for what is not trained: prompts and padding hold anything, and 0 * inf is not 0."""
+        """Sets untrained positions to 0: prompts and padding may hold any value, and 0 * inf is not 0."""
         trained = self.mask > 0
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         clean = {

@@ -62,7 +62,7 @@ KL: dict[str, KlFn] = {
 
 @dataclass(frozen=True)
 class KlCoefficients:
-    """What the KL of the loss and that of the reward are multiplied with in the next step. A part of checkpoints."""
+    """Coefficients of the loss's KL and of the reward's KL in the next step. Stored in checkpoints."""
 
     loss: float
     reward: float
@@ -75,7 +75,7 @@ class KlCoefficients:
     def after(
         self, plan: AlgorithmPlan, loss_kl: float | None, reward_kl: float | None, sequences: int
     ) -> "KlCoefficients":
-        """After a step with this mean KL in loss and reward; None: it had none, and the coefficient stays."""
+        """Update after a step with this mean KL in loss and reward; None: no KL, and the coefficient stays."""
         return KlCoefficients(
             adapted(self.loss, plan.kl_loss, loss_kl, sequences),
             adapted(self.reward, plan.kl_penalty, reward_kl, sequences),

@@ -22,7 +22,7 @@ def compute_loss(
 ) -> tuple[torch.Tensor, Report]:
     """This micro-batch's share of the batch's loss (a scalar), and its report. kl_coef: in place of the plan's.
 
-    Expert rows have neither reward nor sampler: only the losses that are made for them see them.
+    Expert rows have neither reward nor behaviour policy: only losses with an expert term receive them.
     """
     if plan.policy_loss.name not in EXPERT_LOSSES:
         inputs, totals = replace(inputs, mask=inputs.mask * (1 - inputs.expert)), totals.rolled_out or totals
@@ -50,7 +50,7 @@ def compute_loss(
 
 
 def _sampler(plan: AlgorithmPlan, x: LossInputs) -> torch.Tensor:
-    """Log-probabilities under what sampled, [B, R]; of rows of datasets the policy's own: nothing sampled them."""
+    """Log-probabilities under the behaviour policy, [B, R]; for rows of datasets the policy's own."""
     return x.logprobs if plan.offline else torch.where(x.expert > 0, x.logprobs, x.old_logprobs)
 
 

@@ -1,7 +1,7 @@
-"""How far the trainer is from what sampled the batch, always measured: kernels apart from staleness.
+"""Distance of the trainer from the behaviour policy, always measured, with kernels and staleness apart.
 
-Tokens of the version that the trainer holds differ by the engine's arithmetic alone; those of older versions, or in a
-response that older ones began, by what was learnt since as well. rho = trainer's probability / engine's, of sampled
+Tokens sampled by the trainer's own version differ by the engine's arithmetic alone; those of older versions, or in a
+response that older ones began, also by the training since. rho = trainer's probability / engine's, of sampled
 tokens.
 """
 
@@ -22,9 +22,9 @@ def mismatch(x: LossInputs) -> Report:
     difference = x.proximal - x.old_logprobs
     log_rho = difference.clamp(-LIMIT, LIMIT)
     rolled_out = x.mask * (1 - x.expert)
-    fresh = torch.zeros_like(x.mask) if x.fresh is None else x.fresh.to(x.mask.dtype)
+    on_policy_mask = torch.zeros_like(x.mask) if x.on_policy_mask is None else x.on_policy_mask.to(x.mask.dtype)
     report = {"rollout_logprob_diff": masked_sum(difference.abs(), rolled_out)}
-    for name, mask in (("kernel", rolled_out * fresh), ("stale", rolled_out * (1 - fresh))):
+    for name, mask in (("kernel", rolled_out * on_policy_mask), ("stale", rolled_out * (1 - on_policy_mask))):
         report[f"mismatch/{name}_kl"] = masked_sum(log_rho.exp() - 1 - log_rho, mask)
         report[f"mismatch/{name}_ratio"] = masked_sum(log_rho.exp(), mask)
         report[f"mismatch/{name}_logprob_diff"] = masked_sum(difference.abs(), mask)

@@ -22,5 +22,5 @@ def join(reports: list[Report]) -> Report:
 
 
 def means(report: Report) -> dict[str, float]:
-    """A mean of nothing is not one, and left out."""
+    """Means; entries without values are dropped."""
     return {name: float(pair[0] / pair[1]) for name, pair in report.items() if pair[1] > 0}

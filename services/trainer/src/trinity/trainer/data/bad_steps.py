@@ -1,4 +1,4 @@
-"""Steps that cannot be learnt from: something is not finite, or memory runs out. What they raise."""
+"""Errors of steps that cannot be trained: a value is not finite, or memory runs out."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ from trinity.runtime.errors import TrinityError
 
 
 class BadStep(TrinityError):
-    """This step's batch cannot be learnt from. `groups`: the indices, in the batch, of those that are to blame.
+    """This step's batch cannot be trained. `groups`: indices, in the batch, of those that cause it.
 
-    `updates`: how many updates of the step came before, and stay. `among`: the groups of the update that failed.
+    `updates`: number of the step's earlier updates, which stay. `among`: the groups of the failed update.
     """
 
     for_good = True  # the ledger has the same batch for the next attempt
@@ -52,7 +52,7 @@ class OutOfMemory(BadStep):
 
 
 class OutOfMemoryAlone(TrinityError):
-    """As OutOfMemory, on a rank that others wait for in an exchange: the step cannot be gone back on, nor left out."""
+    """As OutOfMemory, on a rank that others wait for in a collective: the step can neither be undone nor skipped."""
 
     for_good = True
 

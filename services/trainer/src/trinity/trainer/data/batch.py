@@ -25,13 +25,13 @@ class TrainSequence:
     """One sequence. T tokens, of which the last R are the response.
 
     token_ids int32 [T]; old_logprobs float32 [R], under the weights that sampled them; mask bool [R], tokens to train.
-    token_advantages float32 [R]: where None, each token's is `advantage`, which otherwise is only for people to read.
-    fresh bool [R]: tokens that were sampled by the weights this step begins with, and all before them in the response,
-    whose keys and values the engine goes on from; None: none. proximal_logprobs float32
-    [R]: under the trainer's weights before the first mini-batch of the step; None: those of the loss itself.
-    pair: k > 0 for the chosen one of preference pair k, -k for the rejected one. kept bool [R] and `peers`: what the
-    loss has to know of the whole batch (algorithms.whole_batch). values and returns float32 [R]: what the critic said
-    before the step, and what it is to learn; None without a critic.
+    token_advantages float32 [R]: where None, each token's is `advantage`, which otherwise is only reported.
+    on_policy_mask bool [R]: tokens sampled by the weights that this step begins with, as all before them in the
+    response, whose keys and values the engine reuses; None: none. proximal_logprobs float32 [R]: under the trainer's
+    weights before the first mini-batch of the step; None: those of the loss itself.
+    pair: k > 0 for the chosen one of preference pair k, -k for the rejected one. keep_mask bool [R] and `peers`:
+    statistics of the whole batch for the loss (engine.whole_batch). values and returns float32 [R]: the critic's values
+    before the step, and its targets; None without a critic.
     """
 
     token_ids: np.ndarray
@@ -43,12 +43,12 @@ class TrainSequence:
     advantage: float = 0.0
     temperature: float = 1.0
     expert: bool = False
-    experience: Experience | None = None  # as the log has it
+    experience: Experience | None = None  # as in the log
     token_advantages: np.ndarray | None = None
-    fresh: np.ndarray | None = None
+    on_policy_mask: np.ndarray | None = None
     proximal_logprobs: np.ndarray | None = None
     pair: int = 0
-    kept: np.ndarray | None = None
+    keep_mask: np.ndarray | None = None
     peers: float = 0.0
     values: np.ndarray | None = None
     returns: np.ndarray | None = None
@@ -106,10 +106,10 @@ def from_groups(
 ) -> TrainBatch:
     """An online batch.
 
-    `groups` are log entries as they were stored, in the ledger entry's order; the entry says what operators left of
-    them. `experts` are the rows of auxiliary buffers: no reward, no advantage, and left out where the loss is not made
-    for them. Where KL is taken from the reward, or a critic has a say, the advantages are computed when the models have
-    seen the batch (algorithms.whole_batch).
+    `groups` are log entries as they were stored, in the ledger entry's order; the entry lists the experiences that
+    operators keep. `experts` are the rows of auxiliary buffers: without reward and advantage, and dropped for losses
+    without an expert term. With a KL penalty in the reward, or a critic, advantages are computed after the models'
+    forward passes (engine.whole_batch).
     """
     sequences: list[TrainSequence] = []
     made_at = 0.0
@@ -147,7 +147,7 @@ def _undecodable(step: int, index: int, member: pb.LedgerGroup, data: bytes, err
 
 
 def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]:
-    """`version`: what the trainer holds before the step."""
+    """`version`: the trainer's before the step."""
     temperature = group.task.sampling.temperature or 1.0
     return [
         TrainSequence(
@@ -159,26 +159,25 @@ def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]
             reward=experience.reward,
             temperature=temperature,
             experience=experience,
-            fresh=_wholly_by(experience, version),
+            on_policy_mask=_wholly_by(experience, version),
         )
         for experience in group.experiences
     ]
 
 
 def _wholly_by(experience: Experience, version: int) -> np.ndarray:
-    fresh = np.zeros(experience.response_length, bool)
+    on_policy_mask = np.zeros(experience.response_length, bool)
     for span in experience.version_spans:
         if span.version != version:
             break
-        fresh[span.start : span.end] = True
-    return fresh
+        on_policy_mask[span.start : span.end] = True
+    return on_policy_mask
 
 
 def _paired(sequences: list[TrainSequence], plan: AlgorithmPlan) -> list[TrainSequence]:
     """Preference pairs, if the loss is of pairs: of each group the best with the worst, the next with the next.
 
-    Only a higher reward is preferred to a lower one, among those with tokens to train; what is in no pair is not
-    trained.
+    A pair needs two different rewards, and tokens to train in both. Sequences without a pair are not trained.
     """
     if plan.policy_loss.name != "dpo":
         return sequences
@@ -208,9 +207,9 @@ def with_advantages(
 ) -> list[TrainSequence]:
     """The sequences with their advantages; those of expert rows stay 0.
 
-    penalties and values float [R] each, of the rolled-out ones: what KL takes from the reward of each token, and a
-    critic's values. A sequence that the advantage function leaves out gets an empty mask; one that it wants several
-    times comes as often. Raises NotFinite naming the groups whose reward or advantage is not finite.
+    penalties and values float [R] each, of the rolled-out ones: the KL penalty of each token, and a critic's values. A
+    sequence that the advantage function drops gets an empty mask; one that it duplicates is repeated. Raises
+    NotFinite naming the groups whose reward or advantage is not finite.
     """
     rolled_out, experts = ([s for s in sequences if s.expert is kind] for kind in (False, True))
     if plan.advantage is None or not rolled_out:
@@ -270,8 +269,8 @@ def _float32(values: Any) -> np.ndarray:
 def _baseline_groups(sequences: Sequence[TrainSequence]) -> torch.Tensor:
     """int [N]: equal for sequences that are compared with each other.
 
-    Those are the rollouts of a task, but for experiences that name a group of their own within it (info.group): what
-    led to a rollout, such as a reflection, is not compared with rollouts.
+    These are the rollouts of a task, except experiences that name a group of their own within it (info.group): a step
+    that led to a rollout, such as a reflection, is not compared with rollouts.
     """
     infos = [json.loads(s.experience.info_json or "{}") if s.experience else {} for s in sequences]
     names = [(s.group, str(info.get("group", ""))) for s, info in zip(sequences, infos, strict=True)]

@@ -1,4 +1,4 @@
-"""Reading batches from the buffer, ahead of the trainer and through every restart of the service."""
+"""Reads batches from the buffer, ahead of the trainer and across restarts of the service."""
 
 import contextlib
 import queue
@@ -18,7 +18,7 @@ from trinity.runtime.errors import DataLoss, TrinityError
 log = structlog.get_logger(__name__)
 
 _AHEAD = 2
-# Times that the buffer may say a batch is lost: a replica of NATS that has fallen behind has it a little later.
+# Retries after the buffer reports a lost batch: a NATS replica that lags has it a little later.
 _MOST_LOSSES = 10
 _RETRY_SECONDS = 0.5
 _CALL_SECONDS = 60.0
@@ -26,14 +26,14 @@ _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc
 
 
 class BatchLost(DataLoss):
-    """The buffer cannot serve what this trainer asks for."""
+    """The buffer cannot serve the steps that this trainer needs."""
 
     for_good = True
 
 
 @dataclass
 class RawBatch:
-    """A whole batch as it came."""
+    """A whole batch as received."""
 
     entry: pb.LedgerEntry
     groups: list[pb.BatchGroup] = field(default_factory=list)
@@ -41,7 +41,7 @@ class RawBatch:
 
 
 class BufferClient:
-    """The buffer as the trainer sees it. Rank 0 alone."""
+    """The trainer's client of the buffer. Rank 0 alone."""
 
     def __init__(self, address: str, run: str) -> None:
         self._channel = rpc.blocking_channel(address)
@@ -53,7 +53,7 @@ class BufferClient:
         self.checkpoint_wanted = False
 
     def rewind(self, step: int) -> pb.RewindResponse:
-        """Say where this trainer goes on; BatchLost if the buffer cannot serve what follows."""
+        """Report the step after which this trainer continues. Raises BatchLost if the buffer cannot serve the next."""
         while True:
             try:
                 return self._stub.Rewind(pb.RewindRequest(run=self._run, step=step), timeout=_CALL_SECONDS)
@@ -64,7 +64,7 @@ class BufferClient:
             time.sleep(_RETRY_SECONDS)
 
     def commit(self, step: int, oldest_kept_step: int) -> None:
-        """A checkpoint is durable. Tried again until the buffer has heard it."""
+        """Report a durable checkpoint. Retried until the buffer answers."""
         request = pb.CommitStepRequest(run=self._run, step=step, oldest_kept_step=oldest_kept_step)
         while not self._closed.is_set():
             try:
@@ -75,11 +75,11 @@ class BufferClient:
             time.sleep(_RETRY_SECONDS)
 
     def start(self, from_step: int) -> None:
-        """Begin to read ahead."""
+        """Start to prefetch."""
         threading.Thread(target=self._read_for_ever, args=(from_step,), daemon=True, name="batches").start()
 
     def next(self, timeout_seconds: float) -> RawBatch | None:
-        """The next batch in step order; None if there is none within the time. Raises what ended the reading."""
+        """The next batch in step order; None if none comes within the time. Raises the error that ended the reading."""
         with contextlib.suppress(queue.Empty):
             item = self._batches.get(timeout=timeout_seconds)
             if isinstance(item, Exception):

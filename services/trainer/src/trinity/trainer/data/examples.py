@@ -1,6 +1,6 @@
 """Rows of datasets as sequences: conversations, preference pairs, plain text. Tokenised by the model's own tokenizer.
 
-A row whose prompt leaves no token of the model's length to its response is not trained; the log names it.
+A row whose prompt leaves no room for a response within the model's length is not trained; the log names it.
 """
 
 import json
@@ -56,13 +56,13 @@ def _text(example: pb.Example, index: int, tokenizer: Any, limit: int) -> TrainS
 
 
 def _conversation(example: pb.Example, text: str, index: int, tokenizer: Any, limit: int) -> TrainSequence:
-    """The last message is what is learnt."""
+    """The last message is trained."""
     messages = json.loads(text)
     prompt = _template(tokenizer, messages[:-1], True, example.row)
     whole = _template(tokenizer, messages, False, example.row)
     if whole[: len(prompt)] == prompt:
         response = _up_to_end(whole[len(prompt) :], tokenizer.eos_token_id)
-    else:  # templates that write an assistant message otherwise than they ask for one
+    else:  # templates whose generation prompt differs from the start of an assistant message
         response = [*tokenizer.encode(messages[-1]["content"], add_special_tokens=False), _end(tokenizer)]
     return _sequence(example.row, prompt, response, index, limit)
 
@@ -79,7 +79,7 @@ def _sequence(row: int, prompt: list[int], response: list[int], index: int, limi
 def _template(tokenizer: Any, messages: Sequence[dict[str, Any]], ask: bool, row: int) -> list[int]:
     try:
         ids = tokenizer.apply_chat_template(list(messages), tokenize=True, add_generation_prompt=ask, return_dict=False)
-    except Exception as error:  # Jinja templates raise what they like
+    except Exception as error:  # Jinja templates may raise any exception
         raise InvalidInput(f"row {row}", f"the chat template refuses it: {error}") from None
     return [int(token) for token in ids]
 
@@ -87,13 +87,13 @@ def _template(tokenizer: Any, messages: Sequence[dict[str, Any]], ask: bool, row
 def _end(tokenizer: Any) -> int:
     """The token that ends a response. Raises InvalidInput without one."""
     if tokenizer.eos_token_id is None:
-        what = f"is missing in {tokenizer.name_or_path or 'the tokenizer'}; what is learnt ends with it: name it there"
+        what = f"is missing in {tokenizer.name_or_path or 'the tokenizer'}; responses end with it: name it there"
         raise InvalidInput("tokenizer.eos_token", what)
     return int(tokenizer.eos_token_id)
 
 
 def _up_to_end(response: list[int], end: int | None) -> list[int]:
-    """Without what a template writes after the last end token (Qwen's newline)."""
+    """Cut off text that a template writes after the last end token (Qwen's newline)."""
     if end in response:
         return response[: len(response) - response[::-1].index(end)]
     return response

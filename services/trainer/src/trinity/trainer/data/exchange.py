@@ -1,4 +1,4 @@
-"""Rank 0 hears the world; the other ranks hear rank 0. Bytes and numbers, never pickles (invariant I9)."""
+"""Rank 0 talks to the services and shares with the other ranks: bytes and numbers, never pickles (invariant I9)."""
 
 import struct
 from collections.abc import Callable
@@ -29,9 +29,9 @@ def share_bytes(data: bytes | None, ranks: Ranks, device: torch.device) -> bytes
 
 
 def share_when_known(look: Callable[[], bytes | None], ranks: Ranks, device: torch.device) -> bytes:
-    """What rank 0's `look` finds, on every rank, however often it finds nothing.
+    """The result of rank 0's `look`, on every rank; repeats while it is None.
 
-    Every rank hears of each try: who waits in an exchange for longer than its timeout is ended by torch.
+    Every rank takes part in each try: torch ends a rank that waits in a collective beyond its timeout.
     """
     while True:
         found = look() if ranks.is_first else None

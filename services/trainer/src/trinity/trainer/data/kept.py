@@ -1,8 +1,8 @@
-"""Batches that could not be learnt from, kept for inspection: `trinity replay-step` trains one again.
+"""Batches of bad steps, stored for inspection: `trinity replay-step` trains one again.
 
 <job>/bad_steps/step_<k>/
     batch.bin       the ledger entry and its groups or rows, as the trainer got them
-    report.json     what was wrong, and loss, advantage and ratio of every group
+    report.json     the error, and loss, advantage and ratio of every group
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def folder_of(job_dir: Path, step: int) -> Path:
 
 
 def keep(job_dir: Path, raw: RawBatch, error: BadStep, policy: str, groups: Sequence[dict[str, Any]]) -> Path:
-    """Write the batch and what is known of it; returns the folder. A step that is bad again is written again."""
+    """Write the batch and its report; returns the folder. A step that is bad again is overwritten."""
     folder = folder_of(job_dir, raw.entry.step)
     folder.mkdir(parents=True, exist_ok=True)
     files.write_atomic(folder / _BATCH, encode_batch(raw))
@@ -38,17 +38,17 @@ def keep(job_dir: Path, raw: RawBatch, error: BadStep, policy: str, groups: Sequ
 
 
 def named(raw: RawBatch, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Figures of groups, each with the task or row that it is of."""
+    """Statistics of groups, each with its task or row."""
     return [{**_named(raw, group["group"]), **group} for group in groups]
 
 
 def read_batch(job_dir: Path, step: int) -> RawBatch:
-    """Raises FileNotFoundError if the step was not kept."""
+    """Raises FileNotFoundError if the step is not stored."""
     return decode_batch((folder_of(job_dir, step) / _BATCH).read_bytes())
 
 
 def _named(raw: RawBatch, index: int) -> dict[str, Any]:
-    """A group's place in the batch, and the task or row it is of."""
+    """A group's index in the batch, and its task or row."""
     groups, rows = raw.entry.groups, raw.examples
     if index < len(groups):
         return {"group": index, "task_id": groups[index].task_id, "log_sequence": groups[index].log_sequence}

@@ -1,4 +1,4 @@
-"""A micro-batch: what the model reads of some sequences, and what the loss has to know of them."""
+"""A micro-batch: model inputs and loss inputs of some sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,19 +11,19 @@ from trinity.trainer.data.batch import TrainSequence
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """B sequences, of which N tokens are predicted; R is the longest response.
+    """B sequences with N predicted tokens; R is the longest response.
 
-    The model reads input_ids and position_ids, int64. Packed: one row [1, T] of the sequences one after the other,
-    without padding, attention_mask None; `boundaries` int32 [B + 1] and `lengths` are where they begin and how long
-    they are. Padded: [B, L] on the right, attention_mask int64 [B, L].
+    The model reads input_ids and position_ids, int64. Packed: one row [1, T] of the sequences laid end to end,
+    without padding, attention_mask None; `boundaries` int32 [B + 1] has their starts and `lengths` their lengths.
+    Padded: [B, L] on the right, attention_mask int64 [B, L].
 
-    What is predicted is each response token: `predicting` int64 [N] is the position before it in the flattened
-    input_ids, `targets` int64 [N] its id, `token_temperatures` float32 [N] the temperature it is taken at, and
-    `places` int64 [N] its place in [B, R] flattened (see `spread`).
+    Each response token is predicted: `predicting` int64 [N] is the position before it in the flattened
+    input_ids, `targets` int64 [N] its id, `token_temperatures` float32 [N] the temperature of its sampling,
+    and `places` int64 [N] its index in [B, R] flattened (see `spread`).
 
-    The loss sees the rest, in the order of the sequences: expert, pairs and peers float32 [B]; mask, old_logprobs,
-    advantages, fresh, kept and proximal_logprobs float32 [B, R], 0 after each response's end; mask is 0 outside trained
-    tokens. They become LossInputs of the same names.
+    The loss reads the rest, in the order of the sequences: expert, pairs and peers float32 [B]; mask, old_logprobs,
+    advantages, on_policy_mask, keep_mask and proximal_logprobs float32 [B, R], 0 after each response's end; mask is 0
+    outside trained tokens. They become LossInputs of the same names.
     """
 
     input_ids: torch.Tensor
@@ -38,8 +38,8 @@ class MicroBatch:
     mask: torch.Tensor
     old_logprobs: torch.Tensor
     advantages: torch.Tensor
-    fresh: torch.Tensor
-    kept: torch.Tensor
+    on_policy_mask: torch.Tensor
+    keep_mask: torch.Tensor
     proximal_logprobs: torch.Tensor | None
     expert: torch.Tensor
     pairs: torch.Tensor
@@ -55,15 +55,15 @@ class MicroBatch:
         return replace(self, **moved)  # type: ignore[arg-type]
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """Values of the predicted tokens [N], each at its place in [B, R]; 0 elsewhere. Keeps the gradient."""
+        """Scatter values of the predicted tokens [N] to [B, R]; 0 elsewhere. Keeps the gradient."""
         flat = values.new_zeros(self.mask.numel())
         return flat.index_put((self.places,), values).view(self.mask.shape)
 
     def part(self, index: int, parts: int) -> "MicroBatch":
-        """Of a packed one, the `index`-th of `parts` stretches of equal length, filled up at the end with any token.
+        """The `index`-th of `parts` equal parts of a packed micro-batch, padded at the end with any token.
 
-        It predicts what its own tokens predict, still at the places of the whole; boundaries and lengths stay those of
-        the whole, with the filling as a sequence of its own.
+        It predicts from its own tokens, with `places` in the whole micro-batch. Boundaries and lengths are those of the
+        whole, with the padding as one more sequence.
         """
         total = self.input_ids.shape[1]
         filling = -total % parts
@@ -87,9 +87,9 @@ class MicroBatch:
 
 
 def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = False) -> MicroBatch:
-    """Tensors of some sequences. Of none: one of two tokens that trains nothing, so that all ranks do the same.
+    """Tensors of some sequences. Without any: one sequence of two untrained tokens, so that all ranks run the same.
 
-    padding: the token id that fills rows up where they are padded.
+    padding: the token id for padded rows.
     """
     if not sequences:
         nothing = np.zeros(1, np.float32)
@@ -118,7 +118,7 @@ def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = Fal
         return torch.tensor(values, dtype=torch.float32)
 
     def ranges(firsts: Sequence[int]) -> torch.Tensor:
-        """The numbers from each first one on, as many as its response has tokens, all in one row."""
+        """Ranges that start at each `first` with its response's number of tokens, concatenated."""
         parts = [np.arange(first, first + count) for first, count in zip(firsts, responses, strict=True)]
         return torch.from_numpy(np.concatenate(parts))
 
@@ -135,8 +135,8 @@ def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = Fal
         mask=aligned("mask"),
         old_logprobs=aligned("old_logprobs"),
         advantages=aligned("advantages"),
-        fresh=aligned("fresh"),
-        kept=aligned("kept"),
+        on_policy_mask=aligned("on_policy_mask"),
+        keep_mask=aligned("keep_mask"),
         proximal_logprobs=aligned("proximal_logprobs") if has_proximal else None,
         expert=of_sequences([float(s.expert) for s in sequences]),
         pairs=of_sequences([float(np.sign(s.pair)) for s in sequences]),
@@ -147,7 +147,7 @@ def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = Fal
 def _read(
     sequences: Sequence[TrainSequence], starts: np.ndarray, size: int, padding: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ids, positions and attention mask, int64 [size], with each sequence where it starts."""
+    """ids, positions and attention mask, int64 [size], with each sequence at its start."""
     ids, positions, attention = np.full(size, padding, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
     for start, sequence in zip(starts, sequences, strict=True):
         own = slice(int(start), int(start) + sequence.length)
@@ -158,7 +158,7 @@ def _read(
 
 
 def after_first_token(tokens: Sequence[int]) -> TrainSequence:
-    """All tokens but the first as a response, to ask for their log-probabilities at temperature 1."""
+    """All tokens but the first as a response, to compute their log-probabilities at temperature 1."""
     count = max(0, len(tokens) - 1)
     nothing = np.zeros(count, np.float32)
     return TrainSequence(np.asarray(tokens, np.int32), 1, nothing, nothing.astype(bool), group=0)

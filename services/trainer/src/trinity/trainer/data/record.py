@@ -1,4 +1,4 @@
-"""What was trained, as text for people: <job>/buffer/experience_buffer.jsonl, which `trinity view` shows."""
+"""Trained experiences as text: <job>/buffer/experience_buffer.jsonl, which `trinity view` shows."""
 
 import json
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""The critic of ppo: the base model's body with one number in place of the vocabulary, which learns beside the policy.
+"""The critic of ppo: the base model's body with one output instead of the vocabulary, trained beside the policy.
 
 Each batch: values of every action token -> advantages and returns (GAE) -> updates towards the returns, on the same
-mini-batches as the policy. In the first `warmup_steps` the critic learns alone.
+mini-batches as the policy. In the first `warmup_steps` only the critic is trained.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ from trinity.trainer.model.sequence_parallel import SequenceGroup
 
 
 class ValueModel(TokenModel):
-    """forward gives V before each response token: what it makes of the prompt and the tokens before. At first 0."""
+    """forward returns V before each response token, from the prompt and the tokens before. Initially 0."""
 
     def __init__(
         self, model: Any, dtype: torch.dtype, packed: bool = False, group: SequenceGroup | None = None
@@ -72,7 +72,7 @@ def value_loss(
 ) -> tuple[torch.Tensor, Report]:
     """A micro-batch's share of the mean over action tokens of (V - return)^2 / 2, and its report. All [B, R].
 
-    With a cliprange c above 0, the larger one of that and the same of V held within c of old_values, which are from
+    With a cliprange c above 0, the maximum of that and the same of V clipped to within c of old_values, which are from
     before the batch's first update. arXiv:1707.06347, equation 9; the clip: arXiv:2005.12729, section 3.
     """
     errors = (values - returns).square()

@@ -9,17 +9,17 @@ from torch import nn
 
 from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.config.schema.trainer import TrainerConfig
-from trinity.trainer.engine.guard import Guard
-from trinity.trainer.engine.sums import Sums
+from trinity.trainer.engine.guard import FiniteStepGuard
+from trinity.trainer.engine.sums import Fp32GradAccumulator
 
 _TAG = "deepspeed"
-_BUCKET_ELEMENTS = 100_000_000  # of gradients on their way; DeepSpeed's own choice takes 2 GB of the GPU in float32
+_BUCKET_ELEMENTS = 100_000_000  # of gradients in flight; DeepSpeed's default takes 2 GB of the GPU in float32
 
 
 class DeepSpeedModel:
     """A module, its optimizer, and the sharding of both over the ranks.
 
-    Backward passes only accumulate (managed_gradient_accumulation is off), in float32 whatever the dtype of the
+    Backward passes only accumulate (managed_gradient_accumulation is off), in float32 for every dtype of the
     parameters; `step` reduces over ranks and updates.
     """
 
@@ -37,8 +37,8 @@ class DeepSpeedModel:
         deepspeed = import_deepspeed(device)
         config = deepspeed_config(trainer, dtype, device, grad_clip)
         self.engine, *_ = deepspeed.initialize(model=module, optimizer=self.optimizer, config=config)
-        self._guard = Guard(self.optimizer, self.engine)
-        self._sums = Sums(module.parameters() if self.zero_stage < 2 else ())
+        self._finite_guard = FiniteStepGuard(self.optimizer, self.engine)
+        self._fp32_grads = Fp32GradAccumulator(module.parameters() if self.zero_stage < 2 else ())
         self._deepspeed = deepspeed
         self._accumulated = False
         if self.zero_stage == 0 and dtype is torch.float32:
@@ -55,38 +55,38 @@ class DeepSpeedModel:
         """Accumulate the gradient of a share of the batch's loss. DeepSpeed averages over ranks; shares add up."""
         self._accumulated = True
         self.engine.backward(loss * self.engine.world_size, scale_wrt_gas=False)
-        self._sums.take()
+        self._fp32_grads.accumulate()
 
     def step(self, rate: float, sound: torch.Tensor | bool = True) -> float | None:
         """Update with what has accumulated, at this learning rate; returns the gradient's norm before clipping.
 
-        If that is not finite, or `sound` is false, no weight was changed.
+        If that is not finite, or `sound` is false, no weight changes.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self._accumulated = False
-        self._sums.give()
-        self._guard.sound = sound
+        self._fp32_grads.write_back()
+        self._finite_guard.sound = sound
         self.engine.step()
-        norm = self._guard.norm
+        norm = self._finite_guard.norm
         return None if norm is None else float(norm)
 
     def drop(self) -> None:
-        """Forget what has accumulated."""
-        self._guard.closed = True
+        """Discard the accumulated gradients."""
+        self._finite_guard.closed = True
         self._accumulated = False
-        self._sums.give()
+        self._fp32_grads.write_back()
         try:
             self.engine.step()
         finally:
-            self._guard.closed = False
+            self._finite_guard.closed = False
 
     def abandon(self) -> None:
-        """Forget what has accumulated after an error in the middle of a forward or backward pass.
+        """Discard the accumulated gradients after an error within a forward or backward pass.
 
-        DeepSpeed means to end each backward pass that it began. Under ZeRO 2 and 3, which reduce gradients as they
-        come, what waits for that is reduced, so that the notes of which gradients it has seen begin anew. ZeRO 1 has
-        nothing but the gradients themselves.
+        DeepSpeed expects the end of each backward pass that it began. ZeRO 2 and 3 reduce gradients as they come: here
+        pending ones are reduced, which resets the record of gradients already seen. ZeRO 1 has only the gradients
+        themselves.
         """
         sharded = self.engine.optimizer
         if getattr(sharded, "_backward_active_depth", 0):
@@ -95,20 +95,20 @@ class DeepSpeedModel:
                 sharded.independent_gradient_partition_epilogue()
         for parameter in self.module.parameters():
             parameter.grad = None
-        self._sums.clear()
+        self._fp32_grads.clear()
         if self.zero_stage == 3:
-            sharded.empty_partition_cache()  # parameters that were gathered
+            sharded.empty_partition_cache()  # parameters still gathered
         if self.zero_stage == 1:
             sharded.zero_grad()
         elif self.zero_stage == 0 or self._accumulated:
             self.drop()
 
     def gathered(self, parameters: list[Any], changed_by: int | None) -> Any:
-        """Under ZeRO-3: whole parameters on every rank; what rank `changed_by` makes of them stays."""
+        """Under ZeRO-3: whole parameters on every rank; changes by rank `changed_by` persist."""
         return self._deepspeed.zero.GatheredParameters(parameters, modifier_rank=changed_by)
 
     def forget(self) -> None:
-        """The parameters were replaced: float32 masters become what they are now, the optimizer begins anew."""
+        """After the parameters were replaced: copy them to the float32 masters and reset the optimizer."""
         refresh = getattr(self.engine.optimizer, "refresh_fp32_params", None)
         if refresh is not None:
             refresh()
@@ -117,7 +117,7 @@ class DeepSpeedModel:
                 state[key] = value.zero_() if isinstance(value, torch.Tensor) else type(value)(0)
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Model and optimizer shards of all ranks into `folder`. What is frozen, as a base model, is left out."""
+        """Write model and optimizer shards of all ranks to `folder`, without frozen parameters (LoRA's base)."""
         self.engine.save_checkpoint(
             str(folder), tag=_TAG, client_state=state, save_latest=False, exclude_frozen_parameters=True
         )
@@ -132,7 +132,7 @@ class DeepSpeedModel:
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """DeepSpeed, told of the device before its first import."""
+    """Imports DeepSpeed with the device set before."""
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
@@ -140,7 +140,7 @@ def import_deepspeed(device: torch.device) -> Any:
 
     logger.setLevel("WARNING")
     if device.type == "cpu":
-        # A shared-memory all-reduce that is compiled on first use (40 s); gloo does as well at these sizes.
+        # Disables a shared-memory all-reduce that is compiled on first use (40 s); gloo is as fast at these sizes.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
@@ -170,7 +170,7 @@ def _offloads(trainer: TrainerConfig, device: torch.device) -> bool:
 def deepspeed_config(
     trainer: TrainerConfig, dtype: torch.dtype, device: torch.device, grad_clip: float
 ) -> dict[str, Any]:
-    """What `deepspeed.initialize` is given. Micro-batches are none of its concern: see DeepSpeedModel."""
+    """The configuration of `deepspeed.initialize`. DeepSpeed does not see micro-batches: see DeepSpeedModel."""
     zero: dict[str, Any] = {"stage": trainer.deepspeed.zero_stage, "reduce_bucket_size": _BUCKET_ELEMENTS}
     if _offloads(trainer, device):
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -184,9 +184,9 @@ def deepspeed_config(
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": grad_clip,
-        # That a gradient is finite is seen by its norm (Guard); DeepSpeed would look at each parameter's own.
+        # FiniteStepGuard finds a non-finite gradient by its norm; DeepSpeed would check each parameter's.
         "bf16": {"enabled": dtype is torch.bfloat16, "check_grad_overflow": False},
-        # Under ZeRO 0 and 1 DeepSpeed would refuse, or take another optimizer of its own: see Sums.
+        # Under ZeRO 0 and 1 DeepSpeed would refuse, or use another optimizer: see Fp32GradAccumulator.
         "data_types": {"grad_accum_dtype": "fp32" if trainer.deepspeed.zero_stage >= 2 else None},
         "steps_per_print": 10**9,
     }

@@ -1,7 +1,7 @@
-"""No dropout while the policy and the critic learn.
+"""No dropout while the policy and the critic are trained.
 
-The engines that sample have none: with it log-probabilities of the same weights would differ from theirs by chance, and
-ratios to them would not be 1. Without it nothing in a step is random, so that a resumed run needs no generator's state.
+Sampling engines have none: with dropout the same weights would give random other log-probabilities, and ratios to the
+engine's would not be 1. Without it a step has no randomness, so a resumed run needs no generator state.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 def disable_dropout(model: nn.Module, name: str) -> None:
-    """Every dropout and layer drop of a transformers model becomes 0, in its modules and its config."""
+    """Set every dropout and layer drop of a transformers model to 0, in its modules and its config."""
     was: dict[str, float] = {}
     for holder, attribute in _rates(model):
         rate = getattr(holder, attribute)

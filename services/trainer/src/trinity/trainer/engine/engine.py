@@ -1,4 +1,4 @@
-"""The models that train: all updates of one step from a batch, whatever the ZeRO stage and the number of ranks.
+"""The models that train: all updates of one step from a batch, for every ZeRO stage and number of ranks.
 
 The loss of a micro-batch is its share of the global batch's loss, times the number of ranks because DeepSpeed averages
 over them. Backward passes only accumulate (managed_gradient_accumulation is off); `step` reduces and updates. So the
@@ -28,17 +28,17 @@ from trinity.trainer.data.microbatch import MicroBatch, after_first_token
 from trinity.trainer.engine.critic import explained_variance, in_rows, load_critic, value_loss
 from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
 from trinity.trainer.engine.dropout import disable_dropout
-from trinity.trainer.engine.figures import Groups, group_figures
+from trinity.trainer.engine.figures import Groups, per_group_stats
 from trinity.trainer.engine.learner import Learner, LossOf, memory_for
 from trinity.trainer.engine.mini_batches import mini_batches, number_of_parts
-from trinity.trainer.engine.passes import Passes
+from trinity.trainer.engine.passes import NoGradForward
 from trinity.trainer.engine.reference import OffloadedReference
 from trinity.trainer.engine.schedule import learning_rate
-from trinity.trainer.engine.sharing import Sharing
+from trinity.trainer.engine.sharing import MicroBatchPlanner
 from trinity.trainer.engine.weights import PolicyWeights
-from trinity.trainer.engine.whole_batch import informed, needs_policy, penalised
+from trinity.trainer.engine.whole_batch import apply_kl_penalty, needs_policy, with_batch_statistics
 from trinity.trainer.model import activations
-from trinity.trainer.model.checkpointing import make_anew
+from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.trainer.model.sequence_parallel import make_groups
 from trinity.trainer.ranks import Ranks
@@ -75,16 +75,16 @@ class TrainEngine:
         disable_dropout(policy, "policy")
         memory = torch.cuda.get_device_properties(self.device).total_memory if on_gpu else None
         self._activations = activations.choose(plan, policy, ranks, self.device, memory)
-        make_anew(policy.model, self._activations.anew)
-        self._sharing = Sharing.of(plan, policy, ranks, self.device, self._activations.tokens)
+        recompute_activations(policy.model, self._activations.recompute)
+        self._planner = MicroBatchPlanner.of(plan, policy, ranks, self.device, self._activations.tokens)
         self.reference = self._load_reference() if plan.algorithm.needs_reference else None
         self._kl = KlCoefficients.of(plan.algorithm)
         self._model = DeepSpeedModel(
             policy, plan.config.algorithm.optimizer, trainer, self.dtype, self.device, trainer.grad_clip
         )
         self._weights = PolicyWeights(self._model, plan, ranks, self.dtype, self.device)
-        self._passes = Passes(self._sharing, ranks, self.device)
-        self._learner = Learner(self._model, self._passes)
+        self._no_grad = NoGradForward(self._planner, ranks, self.device)
+        self._learner = Learner(self._model, self._no_grad)
         self._critic = self._load_critic() if plan.algorithm.critic else None
 
     def _load(self) -> PolicyModel:
@@ -121,12 +121,12 @@ class TrainEngine:
             group=self._group,
             fused=self._fused,
         )
-        make_anew(model.model, self._activations.anew)
+        recompute_activations(model.model, self._activations.recompute)
         disable_dropout(model, "critic")
         learns = DeepSpeedModel(
             model, trainer.critic.optimizer, trainer, self.dtype, self.device, trainer.critic.grad_clip
         )
-        return Learner(learns, self._passes, "critic")
+        return Learner(learns, self._no_grad, "critic")
 
     @property
     def policy(self) -> PolicyModel:
@@ -135,8 +135,8 @@ class TrainEngine:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """At most, on each GPU, where micro-batches are made by tokens."""
-        return self._sharing.tokens_per_gpu
+        """Token limit of each GPU, where micro-batches are planned by tokens."""
+        return self._planner.tokens_per_gpu
 
     @property
     def zero_stage(self) -> int:
@@ -154,7 +154,7 @@ class TrainEngine:
     def train(self, batch: TrainBatch, last_step: int) -> dict[str, float]:
         """All updates of one step; returns metrics over the whole batch. The same batch must be given on every rank.
 
-        Raises BadStep if there is nothing to be learnt from the batch; no weight was changed by the update it is about.
+        Raises BadStep if the batch cannot be trained; the failed update has changed no weight.
         """
         plan, trainer = self._plan.algorithm, self._plan.config.trainer
         with memory_for(batch, self._ranks.world_size):
@@ -180,25 +180,25 @@ class TrainEngine:
         self._kl = self._kl.after(plan, *kl, len(batch.sequences))
         return metrics
 
-    def figures(self, batch: TrainBatch) -> Groups:
-        """What each group does to the loss of the batch, which was not trained. A collective; changes nothing."""
+    def per_group_stats(self, batch: TrainBatch) -> Groups:
+        """Statistics of each group of a batch that was not trained. A collective; changes nothing."""
         batch = self._of_mini_batch(self._of_whole_batch(batch)[0])
         loss_of = self._policys_loss(batch)
-        return group_figures(batch, self._passes, lambda micro: self._model(micro)[0], loss_of)
+        return per_group_stats(batch, self._no_grad, lambda micro: self._model(micro)[0], loss_of)
 
     def _policy_learns(self, step: int) -> bool:
         return self._critic is None or step > self._plan.config.trainer.critic.warmup_steps
 
     def _of_whole_batch(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
-        """With what the models say of it before the first update: advantages, returns, proximal log-probabilities."""
+        """The batch with advantages, returns and proximal log-probabilities, computed before the first update."""
         plan, trainer = self._plan.algorithm, self._plan.config.trainer
         metrics: dict[str, float] = {}
         values = None
         if self._critic is not None:
             rolled_out = [sequence for sequence in batch.sequences if not sequence.expert]
-            values = self._passes.tokens(rolled_out, self._critic.model)
+            values = self._no_grad.tokens(rolled_out, self._critic.model)
         if plan.kl_in_reward:
-            batch, kl = penalised(plan, batch, self._references(batch), self._kl.reward, values)
+            batch, kl = apply_kl_penalty(plan, batch, self._references(batch), self._kl.reward, values)
             metrics |= {} if kl is None else {"reward_kl": kl}
         elif values is not None:
             sequences = with_advantages(batch.sequences, plan, batch.step, None, values)
@@ -212,16 +212,16 @@ class TrainEngine:
         return batch, metrics
 
     def _of_mini_batch(self, batch: TrainBatch) -> TrainBatch:
-        """With what its loss needs of all of it (algorithms.whole_batch)."""
+        """The batch with the statistics that its loss needs (engine.whole_batch)."""
         plan = self._plan.algorithm
         if not needs_policy(plan):
             return batch
         reference = self._references(batch) if plan.of_pairs else None
-        return informed(plan, batch, self._logprobs(batch, self._model), reference)
+        return with_batch_statistics(plan, batch, self._logprobs(batch, self._model), reference)
 
     def _logprobs(self, batch: TrainBatch, model: Any) -> list[np.ndarray]:
         """Of every sequence's response tokens, float32 [R] each, on every rank."""
-        return self._passes.tokens(batch.sequences, lambda micro: model(micro)[0])
+        return self._no_grad.tokens(batch.sequences, lambda micro: model(micro)[0])
 
     def _references(self, batch: TrainBatch) -> list[np.ndarray]:
         """The reference's `_logprobs`."""
@@ -233,7 +233,7 @@ class TrainEngine:
         plan, totals, reference_of = self._plan.algorithm, batch.totals, self._reference_of(batch)
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
-            reference = reference_of(sequences, micro)  # the same module with LoRA: not between here and backward
+            reference = reference_of(sequences, micro)  # with LoRA the same module: not between here and backward
             logprobs, entropy = self._model(micro)
             inputs = LossInputs(
                 logprobs=logprobs,
@@ -243,8 +243,8 @@ class TrainEngine:
                 advantages=micro.advantages,
                 reference_logprobs=reference,
                 proximal_logprobs=micro.proximal_logprobs,
-                fresh=micro.fresh,
-                kept=micro.kept,
+                on_policy_mask=micro.on_policy_mask,
+                keep_mask=micro.keep_mask,
                 expert_B=micro.expert,
                 pairs_B=micro.pairs,
                 peers_B=micro.peers,
@@ -267,7 +267,7 @@ class TrainEngine:
         return loss_of
 
     def _reference_of(self, batch: TrainBatch) -> Callable[[Sequence[TrainSequence], MicroBatch], torch.Tensor | None]:
-        """What the reference says of a micro-batch, [B, R]. Offloaded it is asked here, once for all of the batch."""
+        """The reference's log-probabilities of a micro-batch, [B, R]. Offloaded, it computed them once per batch."""
         reference = self.reference
         if isinstance(reference, OffloadedReference):
             found = dict(zip(map(id, batch.sequences), self._references(batch), strict=True))
@@ -283,15 +283,15 @@ class TrainEngine:
     def probe_logprobs(self, sequences: Sequence[Sequence[int]], other_head: bool = False) -> list[list[float]]:
         """Of each sequence's tokens but the first, at temperature 1. A collective under ZeRO-3; changes nothing.
 
-        `other_head`: with the output projection in bfloat16 if it is in float32 else, and the other way round.
+        `other_head`: with the output projection in bfloat16 if it is usually in float32, and vice versa.
         """
         self._model.engine.eval()
         with self.policy.other_head() if other_head else contextlib.nullcontext():
-            logprobs, _ = self._model(self._sharing.one([after_first_token(tokens) for tokens in sequences]))
+            logprobs, _ = self._model(self._planner.one([after_first_token(tokens) for tokens in sequences]))
         return [row[: len(tokens) - 1] for row, tokens in zip(logprobs.tolist(), sequences, strict=True)]
 
     def layout(self) -> list[TensorInfo]:
-        """What `weights` gives: names, dtypes and shapes, in its order."""
+        """The layout of `weights`: names, dtypes and shapes, in its order."""
         return self._weights.layout()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -300,23 +300,23 @@ class TrainEngine:
 
     @property
     def lora(self) -> Lora | None:
-        """How adapters, which `weights` gives then, change the base model; None: `weights` are the whole model."""
+        """How adapters, if `weights` yields them, change the base model; None: `weights` are the whole model."""
         return self.policy.lora
 
     def whole_weights(self) -> tuple[Sequence[TensorInfo], Iterator[tuple[str, torch.Tensor]]]:
-        """Layout and tensors of a whole model, adapters merged. Rank 0, while the other ranks go through `weights`."""
+        """Layout and tensors of a whole model, adapters merged. Rank 0, while other ranks iterate over `weights`."""
         return self._weights.whole()
 
     def load_weights(self, weights: Weights | None) -> None:
-        """Inverse of `weights`, from rank 0's to every rank; the optimizer begins anew. A collective."""
+        """Inverse of `weights`, from rank 0's to every rank; resets the optimizer. A collective."""
         self._weights.load(weights)
 
     def base_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the run began with, for `load_weights`. Rank 0 alone."""
+        """The run's initial weights, for `load_weights`. Rank 0 alone."""
         return self._weights.base()
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Everything that trains, of all ranks, into `folder`; a critic into the folder `critic` beside it."""
+        """Write all trained models, of all ranks, to `folder`; a critic to the folder `critic` beside it."""
         if self._critic is not None:
             self._critic.model.save(folder.with_name("critic"), {})
         self._model.save(folder, {**state, "kl_coefficients": asdict(self._kl)})

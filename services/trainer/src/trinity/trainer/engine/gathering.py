@@ -17,21 +17,21 @@ _ALIGNMENT = 16  # bytes: a shard of any dtype can be cut out where it begins
 
 
 def gathered(buckets: Iterable[list[tuple[str, Any]]], device: torch.device) -> Iterator[Named]:
-    """The whole tensors of each bucket's parameters, in order. A collective: every rank has to take all of them.
+    """The whole tensors of each bucket's parameters, in order. A collective: every rank must iterate over all of them.
 
-    Two buckets are in memory, and a tensor. What no rank has to fetch is given as it is.
+    Two buckets are in memory, and a tensor. Tensors that are already whole are yielded as they are.
     """
     coming: deque[_Gathering] = deque()
     for bucket in buckets:
         coming.append(_Gathering(bucket, device))
         if len(coming) == 2:
-            yield from coming.popleft().tensors()  # no name here keeps its memory
+            yield from coming.popleft().tensors()  # no reference here keeps its memory
     while coming:
         yield from coming.popleft().tensors()
 
 
 class _Gathering:
-    """A bucket, begun when it is made."""
+    """A bucket, in flight once constructed."""
 
     def __init__(self, bucket: list[tuple[str, Any]], device: torch.device) -> None:
         self._bucket = [(name, parameter, _here(parameter, device)) for name, parameter in bucket]
@@ -60,7 +60,7 @@ class _Gathering:
 
 
 def _here(parameter: Any, device: torch.device) -> torch.Tensor | None:
-    """All of it, if this rank has it: it persists, was never cut, or there is no other rank."""
+    """The whole parameter if this rank has it: it persists, was never sharded, or there is no other rank."""
     if not hasattr(parameter, "ds_tensor") or parameter.ds_status.name == "AVAILABLE":
         whole: torch.Tensor = parameter.data
         return whole

@@ -1,7 +1,7 @@
-"""Keeps updates away from the weights that would spoil them, whatever DeepSpeed makes of a gradient that is not finite.
+"""Skips updates with a non-finite gradient, so that they do not corrupt the weights.
 
-DeepSpeed skips such an update under some combinations of sharding and dtype, and makes it under others. Here it is
-decided where all of them meet: at the step of the optimizer that it wraps.
+DeepSpeed skips such an update under some combinations of sharding and dtype, and applies it under others. All of them
+call the wrapped optimizer's step, so it is checked there.
 """
 
 import math
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 
-class Guard:
-    """Stands before `optimizer.step`. What it does not let through leaves weights and optimizer states as they are."""
+class FiniteStepGuard:
+    """Wraps `optimizer.step`. A skipped update leaves weights and optimizer states unchanged."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, engine: Any) -> None:
         self._optimizer = optimizer
@@ -19,12 +19,12 @@ class Guard:
         self._update: Any = optimizer.step
         self._plain = 0.0
         self.closed = False
-        self.sound: torch.Tensor | bool = True  # what the update was made of
+        self.sound: torch.Tensor | bool = True  # whether the loss of the update is finite
         optimizer.step = self._step  # type: ignore[method-assign]
 
     @property
     def norm(self) -> float | None:
-        """Of the newest gradient before clipping, the same on every rank; None: DeepSpeed has computed none."""
+        """Norm of the newest gradient before clipping, the same on every rank; None: DeepSpeed has computed none."""
         sharded = self._engine.optimizer
         if hasattr(sharded, "_global_grad_norm"):
             found = sharded._global_grad_norm
@@ -45,6 +45,6 @@ class Guard:
         return self._update(*args, **kwargs)
 
     def _own_norm(self) -> float:
-        """Without sharding and clipping nobody has computed it, and every rank has the whole gradient."""
+        """Without sharding and clipping DeepSpeed computes no norm; every rank has the whole gradient."""
         groups = self._optimizer.param_groups
         return float(torch.nn.utils.get_total_norm([p.grad for g in groups for p in g["params"] if p.grad is not None]))

@@ -1,6 +1,6 @@
-"""One update of a model: gradients of micro-batches, that add up to the gradient of the mini-batch, then one step.
+"""One update of a model: gradients of micro-batches add up to the gradient of the mini-batch, then one step.
 
-An update that cannot be right is not made: the weights stay as they are, and what is raised says why.
+Non-finite updates are skipped: the weights stay unchanged, and NotFinite says why.
 """
 
 import math
@@ -15,7 +15,7 @@ from trinity.trainer.data.bad_steps import NotFinite, OutOfMemory, OutOfMemoryAl
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
-from trinity.trainer.engine.passes import Passes
+from trinity.trainer.engine.passes import NoGradForward
 
 log = structlog.get_logger(__name__)
 
@@ -24,29 +24,29 @@ LossOf = Callable[[Sequence[TrainSequence], MicroBatch], tuple[torch.Tensor, Rep
 
 
 def _one(value: float) -> torch.Tensor:
-    """An entry of a report, of one update."""
+    """A report's entry for one update."""
     return torch.tensor([value, 1.0], dtype=torch.float64)
 
 
 class Learner:
-    """A model that learns, by shares of a loss. `name` is what errors and metrics call it: empty for the policy."""
+    """A trained model. Losses come as shares. `name` prefixes errors and metrics: empty for the policy."""
 
-    def __init__(self, model: DeepSpeedModel, passes: Passes, name: str = "") -> None:
+    def __init__(self, model: DeepSpeedModel, no_grad: NoGradForward, name: str = "") -> None:
         self.model = model
-        self._passes = passes
+        self._no_grad = no_grad
         self._prefix = f"{name}/" if name else ""
         self._subject = f"{name}'s " if name else ""
 
     def update(self, batch: TrainBatch, rate: float, loss_of: LossOf) -> Report:
-        """Learn from the batch once; its report over all ranks. Without a token to learn from nothing is done.
+        """One update from the batch; returns its report over all ranks. Does nothing if no token is to be trained.
 
-        Raises NotFinite and OutOfMemory; the weights are what they were then. OutOfMemoryAlone ends the trainer.
+        Raises NotFinite and OutOfMemory with unchanged weights. OutOfMemoryAlone ends the trainer.
         """
         if not batch.totals.tokens:
             return {}
         self.model.engine.train()
-        report = self._passes.total(self._gradient(batch, loss_of))
-        # Asked for behind the update, which the guard keeps from the weights: here it would be waited for.
+        report = self._no_grad.total(self._gradient(batch, loss_of))
+        # Read after the update, which the guard skips if needed: reading it here would wait for the GPU.
         sound = torch.isfinite(report.pop("loss")).all()
         norm = self.model.step(rate, sound)
         if not sound:
@@ -59,16 +59,16 @@ class Learner:
         return report
 
     def _gradient(self, batch: TrainBatch, loss_of: LossOf) -> Report:
-        """The gradient of all micro-batches, accumulated. If memory is not enough, once more in halves of them."""
-        whole = self._passes.sharing.micro_batches(batch.sequences)
+        """Accumulate the gradient of all micro-batches. Out of memory: retry once with each of them halved."""
+        whole = self._no_grad.planner.micro_batches(batch.sequences)
         found, problem = None, ""
         try:
             found = self._accumulate(batch, whole, loss_of)
         except torch.OutOfMemoryError as error:
-            problem = str(error)  # not the error itself: its traceback holds the tensors
+            problem = str(error)  # not the error itself: its traceback references the tensors
             if self._others_wait:
                 raise OutOfMemoryAlone(too_large(batch, problem)) from None
-        if not self._passes.anywhere(found is None):
+        if not self._no_grad.anywhere(found is None):
             assert found is not None
             return found
         del whole
@@ -80,7 +80,7 @@ class Learner:
             found = self._accumulate(batch, self._halves(batch), loss_of)
         except torch.OutOfMemoryError as error:
             found, problem = None, str(error)
-        if not self._passes.anywhere(found is None):
+        if not self._no_grad.anywhere(found is None):
             assert found is not None
             return found
         self.model.abandon()
@@ -89,7 +89,7 @@ class Learner:
     def _accumulate(
         self, batch: TrainBatch, micro_batches: Iterator[tuple[list[int], MicroBatch]], loss_of: LossOf
     ) -> Report:
-        """Of this rank's micro-batches. torch.OutOfMemoryError says which one was too large."""
+        """The gradient of this rank's micro-batches. torch.OutOfMemoryError says which one was too large."""
         reports = []
         for indices, micro in micro_batches:
             try:
@@ -105,16 +105,16 @@ class Learner:
 
     def _halves(self, batch: TrainBatch) -> Iterator[tuple[list[int], MicroBatch]]:
         """Each micro-batch in two, of which the second one may be empty: as many on every rank."""
-        sharing = self._passes.sharing
-        for indices, _ in sharing.micro_batches(batch.sequences):
+        planner = self._no_grad.planner
+        for indices, _ in planner.micro_batches(batch.sequences):
             middle = -(-len(indices) // 2)
             for half in (indices[:middle], indices[middle:]):
-                yield half, sharing.one([batch.sequences[index] for index in half])
+                yield half, planner.one([batch.sequences[index] for index in half])
 
     @property
     def _others_wait(self) -> bool:
-        """Under ZeRO 2 and 3, and with shared sequences, other ranks are in an exchange that this one will not join."""
-        return self._passes.ranks > 1 and (self.model.zero_stage > 1 or self._passes.sharing.copies > 1)
+        """Under ZeRO 2 and 3, and with shared sequences, other ranks wait in a collective for this one."""
+        return self._no_grad.ranks > 1 and (self.model.zero_stage > 1 or self._no_grad.planner.copies > 1)
 
 
 def too_large(batch: TrainBatch, problem: str) -> OutOfMemory:
@@ -131,7 +131,7 @@ def too_large(batch: TrainBatch, problem: str) -> OutOfMemory:
 
 @contextmanager
 def memory_for(batch: TrainBatch, ranks: int) -> Iterator[None]:
-    """Within it models look at a batch and learn nothing; memory that is not enough names the batch."""
+    """Within it models run a batch without training; an out-of-memory error names the batch."""
     try:
         yield
     except torch.OutOfMemoryError as error:

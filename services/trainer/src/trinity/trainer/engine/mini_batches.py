@@ -1,7 +1,7 @@
 """Several updates from one batch: each pass over it is shared out to mini-batches by an order drawn from the step.
 
-What belongs together stays together: groups where the loss compares the members of a group, else single sequences.
-Expert rows are shared out by themselves, so that every mini-batch has as many of them, give or take one.
+Groups stay together where the loss compares the members of a group; otherwise sequences are assigned one by one.
+Expert rows are assigned separately, so that their numbers per mini-batch differ by one at most.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ _OF_GROUPS = ("dpo", "opmd_pairwise")
 def mini_batches(batch: TrainBatch, plan: AlgorithmPlan, size: int | None, epochs: int) -> Iterator[TrainBatch]:
     """The batch's parts, one for each update, of about `size` sequences (None: all); `epochs` times all of them.
 
-    A single part is the batch itself. Otherwise the sequences of each part are in the order of the batch, and which
-    part they are in is drawn anew for every pass, from the step and the number of the pass alone.
+    A single part is the batch itself. Otherwise the sequences of each part are in the order of the batch, and the
+    assignment is drawn for every pass from the step and the number of the pass alone.
     """
     units = _units(batch.sequences, plan)
     count = number_of_parts(batch, plan, size)
@@ -40,7 +40,7 @@ def number_of_parts(batch: TrainBatch, plan: AlgorithmPlan, size: int | None) ->
 
 
 def _units(sequences: Sequence[TrainSequence], plan: AlgorithmPlan) -> list[list[int]]:
-    """Indices of what is not to be parted."""
+    """Indices that must stay in one part."""
     if plan.policy_loss.name not in _OF_GROUPS:
         return [[index] for index in range(len(sequences))]
     groups: dict[tuple[bool, int], list[int]] = {}

@@ -1,4 +1,4 @@
-"""Forward passes over all sequences of a batch, without gradients: each rank does its share, all have the result."""
+"""Forward passes over all sequences of a batch, without gradients. Each rank computes its share; all get the result."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,15 +9,15 @@ import torch.distributed as dist
 from trinity.trainer.algorithms.report import Report
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
-from trinity.trainer.engine.sharing import Sharing
+from trinity.trainer.engine.sharing import MicroBatchPlanner
 from trinity.trainer.ranks import Ranks
 
 
-class Passes:
+class NoGradForward:
     """Collectives: every rank calls them with the same sequences."""
 
-    def __init__(self, sharing: Sharing, ranks: Ranks, device: torch.device) -> None:
-        self.sharing = sharing
+    def __init__(self, planner: MicroBatchPlanner, ranks: Ranks, device: torch.device) -> None:
+        self.planner = planner
         self._ranks = ranks
         self._device = device
 
@@ -29,19 +29,19 @@ class Passes:
     def tokens(
         self, sequences: Sequence[TrainSequence], model: Callable[[MicroBatch], torch.Tensor]
     ) -> list[np.ndarray]:
-        """What the model gives for each response token, [B, R] of a micro-batch; float32 [R] for every sequence."""
+        """The model's value of each response token, float32 [R] for every sequence. `model` returns [B, R]."""
         if not sequences:
             return []
         ends = np.cumsum([sequence.response_length for sequence in sequences])
         flat = torch.zeros(int(ends[-1]), dtype=torch.float32, device=self._device)
-        for indices, micro in self.sharing.micro_batches(sequences):
+        for indices, micro in self.planner.micro_batches(sequences):
             for part, found in self._of(indices, micro, sequences, model):
                 for row, index in enumerate(part):
                     length, end = sequences[index].response_length, int(ends[index])
                     flat[end - length : end] = found[row, :length]
         if self._ranks.world_size > 1:
             dist.all_reduce(flat)
-            flat /= self.sharing.copies
+            flat /= self.planner.copies
         return np.split(flat.cpu().numpy(), ends[:-1])
 
     def _of(
@@ -51,9 +51,9 @@ class Passes:
         sequences: Sequence[TrainSequence],
         model: Callable[[MicroBatch], torch.Tensor],
     ) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """What the model gives for a micro-batch, with the indices of its rows: in halves if memory is not enough.
+        """The model's output for a micro-batch, with the indices of its rows; in halves if memory is not enough.
 
-        Only where no other rank has to do the same.
+        Halving needs a single rank: others would have to do the same.
         """
         try:
             found = model(micro)
@@ -66,7 +66,7 @@ class Passes:
             return
         middle = -(-len(indices) // 2)
         for half in (indices[:middle], indices[middle:]):
-            yield half, model(self.sharing.one([sequences[index] for index in half]))
+            yield half, model(self.planner.one([sequences[index] for index in half]))
 
     def total(self, report: Report) -> Report:
         """The sum over ranks."""

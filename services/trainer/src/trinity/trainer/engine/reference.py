@@ -1,4 +1,4 @@
-"""A reference model that lies in host memory, and is on the device only while it is asked (`offload_reference`)."""
+"""A reference model in host memory, copied to the device only while it is used (`offload_reference`)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from trinity.trainer.model.policy import PolicyModel
 
 
 class OffloadedReference:
-    """Frozen, so that nothing is ever written back: what is on the device is a copy, and is let go."""
+    """Frozen, so nothing is written back: the copy on the device is discarded."""
 
     def __init__(self, model: PolicyModel, device: torch.device) -> None:
         self._model = model
@@ -22,7 +22,7 @@ class OffloadedReference:
                 tensor.data = tensor.data.pin_memory()
 
     def __call__(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """As the model's; within `on_device`."""
+        """The model's forward; valid within `on_device`."""
         found: tuple[torch.Tensor, torch.Tensor] = functional_call(self._model, self._copy, (micro,))
         return found
 

@@ -1,4 +1,4 @@
-"""Sharing a batch out: over ranks by tokens, and on each rank into micro-batches that fit."""
+"""Splits a batch over ranks by tokens, and on each rank into micro-batches that fit."""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,9 @@ from trinity.trainer.ranks import Ranks
 
 @dataclass(frozen=True)
 class Limit:
-    """What fits into a micro-batch: `rows` sequences, if it says so, else `tokens` tokens; a longer one goes alone.
+    """The size of a micro-batch: `rows` sequences if given, else `tokens` tokens; a longer sequence goes alone.
 
-    packed: whether sequences lie one after the other, so that their tokens count; else it is rows x the longest.
+    packed: sequences are laid end to end and their tokens count; otherwise rows x the longest counts.
     """
 
     tokens: int
@@ -26,11 +26,11 @@ class Limit:
     rows: int | None = None
 
 
-class Sharing:
-    """This rank's micro-batches of a batch. The ranks of a `group` read each sequence together: they get the same ones.
+class MicroBatchPlanner:
+    """This rank's micro-batches of a batch. The ranks of a `group` share each sequence and get the same micro-batches.
 
-    copies: how many ranks have the same, and so how often what is added up over all ranks counts. tokens_per_gpu: of a
-    micro-batch by tokens, at most.
+    copies: number of ranks with the same micro-batches; sums over all ranks count each that often. tokens_per_gpu: the
+    token limit of a micro-batch on one GPU.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Sharing:
         self._device = device
 
     @classmethod
-    def of(cls, plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, tokens: int) -> "Sharing":
-        """As the trainer's configuration says, for models that read what this one does; so many tokens on each GPU."""
+    def of(cls, plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, tokens: int) -> "MicroBatchPlanner":
+        """From the trainer's configuration, for models with this one's input format. `tokens`: limit on each GPU."""
         trainer, size = plan.config.trainer, 1 if model.group is None else model.group.size
         rows = None if trainer.use_dynamic_bsz else trainer.micro_batch_size_per_gpu
         limit = Limit(tokens * size, model.packed, rows)
@@ -53,22 +53,22 @@ class Sharing:
         return cls(limit, padding, ranks, model.group, device)
 
     def micro_batches(self, sequences: Sequence[TrainSequence]) -> Iterator[tuple[list[int], MicroBatch]]:
-        """Each with the indices of its sequences, in its order; perhaps of none. As many on every rank."""
+        """Micro-batches with the indices of their sequences, some perhaps empty. The same number on every rank."""
         lengths = [sequence.length for sequence in sequences]
         for indices in plan_micro_batches(lengths, self._places, self._limit)[self._place]:
             yield indices, self.one([sequences[index] for index in indices])
 
     def one(self, sequences: Sequence[TrainSequence]) -> MicroBatch:
-        """All of these at once, on the device."""
+        """One micro-batch of these sequences, on the device."""
         return collate(sequences, self._padding, self._limit.packed).to(self._device)
 
 
 def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list[list[list[int]]]:
-    """[rank][micro-batch] -> indices of sequences. Every rank gets as many micro-batches, some perhaps empty.
+    """[rank][micro-batch] -> indices of sequences. Ranks get equal numbers of micro-batches, some perhaps empty.
 
-    By rows: sequences are dealt out in the order of the batch. By tokens: they go, longest first, to the rank with the
-    fewest tokens. There, packed, they go to the micro-batch with the fewest, of as few as all ranks can do with, so
-    that ranks keep step; padded, micro-batches are filled in order of length, so that little is padded.
+    By rows: sequences are assigned to ranks in turn. By tokens: they go, longest first, to the rank with the fewest
+    tokens. There packed ones go to the micro-batch with the fewest tokens, of as few as suffice on every rank, so that
+    ranks stay in step. Padded micro-batches are filled in order of length, to pad little.
     """
     if limit.rows is not None:
         shares = [list(range(rank, len(lengths), ranks)) for rank in range(ranks)]
@@ -105,7 +105,7 @@ def _padded(shares: list[list[int]], lengths: Sequence[int], tokens: int) -> lis
     plans = []
     for share in shares:
         batches: list[list[int]] = []
-        for index in share:  # longest first: the first of a micro-batch sets its width
+        for index in share:  # longest first: the first sequence sets the width
             if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= tokens:
                 batches[-1].append(index)
             else:

@@ -9,15 +9,15 @@ from collections.abc import Iterable
 import torch
 
 
-class Sums:
-    """Of parameters that are not float32: `take` after each backward pass, `give` before the update."""
+class Fp32GradAccumulator:
+    """For parameters that are not float32: `accumulate` after each backward pass, `write_back` before the update."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         self._parameters = [p for p in parameters if p.requires_grad and p.dtype is not torch.float32]
         self._sums: dict[int, torch.Tensor] = {}
 
-    def take(self) -> None:
-        """Add what is in `.grad` and leave nothing there."""
+    def accumulate(self) -> None:
+        """Add `.grad` to the sums and clear it."""
         for index, parameter in enumerate(self._parameters):
             if parameter.grad is None:
                 continue
@@ -27,8 +27,8 @@ class Sums:
                 self._sums[index] = parameter.grad.float()
             parameter.grad = None
 
-    def give(self) -> None:
-        """Put the sums into `.grad`, rounded once, and forget them."""
+    def write_back(self) -> None:
+        """Write the sums to `.grad`, rounded once, and clear them."""
         for index, parameter in enumerate(self._parameters):
             if index in self._sums:
                 parameter.grad = self._sums.pop(index).to(parameter.dtype)

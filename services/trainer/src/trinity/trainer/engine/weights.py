@@ -1,4 +1,4 @@
-"""Weights out of and into a model that trains, whole tensors in layer order, whatever the sharding."""
+"""Reads and writes the weights of a trained model: whole tensors in layer order, under every sharding."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from trinity.weights.lora import merged
 
 
 class PolicyWeights:
-    """The policy's weights as versions have them: of LoRA the adapters. All but `base` are collectives under ZeRO-3."""
+    """The policy's weights as in versions: with LoRA the adapters. All but `base` are collectives under ZeRO-3."""
 
     def __init__(
         self, model: DeepSpeedModel, plan: Plan, ranks: Ranks, dtype: torch.dtype, device: torch.device
@@ -33,7 +33,7 @@ class PolicyWeights:
         self._device = device
 
     def layout(self) -> list[TensorInfo]:
-        """What `read` gives: names, dtypes and shapes, in its order."""
+        """The layout of `read`: names, dtypes and shapes, in its order."""
         policy: PolicyModel = self._model.module
         return [
             describe(name, parameter.dtype, getattr(parameter, "ds_shape", parameter.shape))
@@ -51,7 +51,7 @@ class PolicyWeights:
 
     @torch.no_grad()
     def load(self, weights: Weights | None) -> None:
-        """Inverse of `read`, from rank 0's to every rank; the optimizer begins anew."""
+        """Inverse of `read`, from rank 0's to every rank; resets the optimizer."""
         given = iter(weights or ())
         for bucket in self._buckets(self._bucket_bytes):
             with self._whole(bucket):
@@ -63,12 +63,12 @@ class PolicyWeights:
         self._model.forget()
 
     def base(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the run began with, for `load`. Rank 0 alone."""
+        """The run's initial weights, for `load`. Rank 0 alone."""
         for name, parameter in self._begun_with(self._plan.config.model).weights():
             yield name, parameter.data
 
     def whole(self) -> tuple[Sequence[TensorInfo], Iterator[tuple[str, torch.Tensor]]]:
-        """A whole model's layout and tensors: of LoRA the base model's with the adapters merged. Rank 0's `read`."""
+        """A whole model's layout and tensors: with LoRA the base model with the adapters merged. Rank 0's `read`."""
         lora = self._model.module.lora
         if lora is None:
             return self.layout(), self.read()
@@ -93,7 +93,7 @@ class PolicyWeights:
             yield [(slot.tensor.name, of_name[slot.tensor.name]) for slot in bucket.slots]
 
     def _whole(self, bucket: list[tuple[str, Any]]) -> Any:
-        """Within it the parameters are whole; what rank 0 makes of them stays."""
+        """Within it the parameters are whole; rank 0's changes persist."""
         if self._model.zero_stage != 3:
             return contextlib.nullcontext()
         return self._model.gathered([parameter for _, parameter in bucket], 0)

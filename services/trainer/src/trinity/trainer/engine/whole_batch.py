@@ -1,8 +1,8 @@
-"""What depends on log-probabilities of the whole batch, and so is computed before it is split into micro-batches.
+"""Statistics of the whole batch's log-probabilities, computed before it is split into micro-batches.
 
-A pass without gradients over all sequences comes first, with the weights the optimizer step begins with; then every
-micro-batch knows enough to give its exact share. Log-probabilities are float [R] of each sequence's response tokens, in
-the batch's order.
+A forward pass without gradients over all sequences comes first, with the weights at the start of the step. Then every
+micro-batch can compute its exact share of the loss. Log-probabilities are float [R] of each sequence's response tokens,
+in the batch's order.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantage
 Ragged = Sequence[np.ndarray]
 
 
-def penalised(
+def apply_kl_penalty(
     plan: AlgorithmPlan, batch: TrainBatch, reference: Ragged, kl_coef: float, values: Ragged | None = None
 ) -> tuple[TrainBatch, float | None]:
-    """With advantages of rewards less kl_coef KL(sampler || reference) at each token, and the mean KL.
+    """The batch with advantages of rewards minus kl_coef KL(sampler || reference) at each token; and the mean KL.
 
     The mean is over the sequences with tokens to train, of their tokens' means; None without any. kl_loss_fn's
     estimators, with the policy that sampled for lp. values: a critic's, of the rolled-out sequences.
@@ -43,15 +43,15 @@ def penalised(
 
 
 def needs_policy(plan: AlgorithmPlan) -> bool:
-    """Whether `informed` has anything to say."""
+    """Whether the policy loss needs `with_batch_statistics`."""
     return plan.policy_loss.name in ("m2po", "dpo", "opmd_pairwise", "clip_cov", "kl_cov")
 
 
-def informed(plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: Ragged | None) -> TrainBatch:
-    """With `kept` (m2po, clip_cov, kl_cov: tokens that are not chosen) or `peers` (dpo, opmd_pairwise: what the pair or
-    group adds up to).
-
-    reference: for dpo alone.
+def with_batch_statistics(
+    plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: Ragged | None
+) -> TrainBatch:
+    """The batch with `keep_mask` (m2po, clip_cov, kl_cov: False at the selected tokens) or `peers` (dpo: of the pair;
+    opmd_pairwise: of the group). reference: for dpo alone.
     """
     name, args, sequences = plan.policy_loss.name, plan.policy_loss.args, batch.sequences
     masks = [torch.from_numpy(s.mask.astype(bool)) for s in sequences]
@@ -80,16 +80,18 @@ def informed(plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: 
         kept = covariance.chosen_to_hold(logprobs, advantages, rolled_out, args["kl_cov_ratio"])
     else:
         return batch
-    return replace(batch, sequences=tuple(replace(s, kept=k.numpy()) for s, k in zip(sequences, kept, strict=True)))
+    return replace(
+        batch, sequences=tuple(replace(s, keep_mask=k.numpy()) for s, k in zip(sequences, kept, strict=True))
+    )
 
 
 def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -> np.ndarray:
-    """What the loss compares the policy with: the rollout's log-probabilities, or decoupled from them the trainer's."""
+    """The log-probabilities in the ratio's denominator: the rollout's, or if decoupled the trainer's."""
     if not decouples(plan.correction, sequence.proximal_logprobs):
         return sequence.old_logprobs
     return policy if sequence.proximal_logprobs is None else sequence.proximal_logprobs
 
 
 def _with_peers(batch: TrainBatch, peers: list[float]) -> TrainBatch:
-    informed = (replace(s, peers=value) for s, value in zip(batch.sequences, peers, strict=True))
-    return replace(batch, sequences=tuple(informed))
+    sequences = (replace(s, peers=value) for s, value in zip(batch.sequences, peers, strict=True))
+    return replace(batch, sequences=tuple(sequences))

@@ -1,8 +1,8 @@
-"""How many activations a GPU holds, where the YAML does not say: of how many tokens, and which are made anew.
+"""Micro-batch size and activation checkpointing where the YAML leaves them open.
 
-A micro-batch takes Python and DeepSpeed as long whatever is in it: 0.3 s were seen for 24 layers, in which an H200
-learns from 30,000 tokens of a 0.5 B model. So micro-batches are as large as is worth it, if activations have room; and
-what has room need not be computed twice, which took a fifth of a step.
+Python and DeepSpeed take a constant time for a micro-batch of any size: 0.3 s for 24 layers, in which an H200 trains
+30,000 tokens of a 0.5 B model. So micro-batches are as large as pays off if their activations fit. Activations that
+fit need no recompute, which took a fifth of a step.
 """
 
 from dataclasses import dataclass
@@ -20,28 +20,28 @@ from trinity.trainer.ranks import Ranks
 log = structlog.get_logger(__name__)
 
 _GIB = 2**30
-# Parameters x tokens that keep a large GPU busy while the next micro-batch is put to it.
+# Parameters x tokens that keep a large GPU busy while the host launches the next micro-batch.
 _WORTH, _LEAST, _MOST = 2.5e13, 16_384, 65_536
-_RESERVE_GIB = 4.0  # CUDA, NCCL, gradients that are exchanged, logits of a chunk
+_RESERVE_GIB = 4.0  # CUDA, NCCL, gradients in flight, logits of a chunk
 _KINDS: tuple[Checkpointing, ...] = (False, "mlp", True)  # the fastest first
-# Of the memory left, by the estimate, which knows only the usual layers. Of lean ones that are kept it says at least
-# half as much again as was seen.
+# Shares of the remaining memory by the estimate, which knows only the usual layers. For lean layers without recompute
+# it is at least 1.5 times what was measured.
 _SHARE, _SHARE_OF_LEAN = 0.5, 0.9
 
 
 @dataclass(frozen=True)
 class Activations:
-    """tokens: of a micro-batch, at most. anew: what of its activations is made anew in the backward pass."""
+    """tokens: limit of a micro-batch. recompute: which activations the backward pass recomputes."""
 
     tokens: int
-    anew: Checkpointing
+    recompute: Checkpointing
 
 
 def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, memory: int | None) -> Activations:
     """As the YAML says, or the largest and fastest that fit. A collective. `memory`: of this rank's GPU; None: none.
 
-    Without a GPU, or where the model is not packed or not known, twice the model's length and all layers made anew. Of
-    others than lean models, too, all is made anew where the YAML does not say.
+    Without a GPU, or where the model is not packed or not known: twice the model's length, and all layers recompute.
+    Models that are not lean also recompute all layers unless the YAML says otherwise.
     """
     trainer, least = plan.config.trainer, plan.micro_batch_tokens
     kinds = _KINDS if model.lean else (True,)
@@ -66,15 +66,15 @@ def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, me
     tokens = max(least, min(worth, fits[place]))
     tokens, left = _least_of_all([tokens, len(kinds) - place], ranks, device)
     chosen = Activations(tokens, kinds[len(kinds) - left])
-    log.info("trainer.activations.chosen", tokens=tokens, made_anew=chosen.anew, fits=fits, worth=worth)
+    log.info("trainer.activations.chosen", tokens=tokens, recompute=chosen.recompute, fits=fits, worth=worth)
     return chosen
 
 
 def activation_bytes(shape: Any, checkpointing: Checkpointing) -> float:
-    """Of a token in bfloat16, kept until the backward pass; 0 where the model's shape is not known.
+    """Bytes per token in bfloat16, kept until the backward pass; 0 where the model's shape is not known.
 
-    A layer keeps 12 hidden and 2 intermediate states. Made anew as a whole it keeps the hidden state it began with, and
-    one layer at a time has all; of MLPs the intermediate ones are made anew.
+    A layer keeps 12 hidden and 2 intermediate states. With recompute of whole layers it keeps its input, and one layer
+    at a time holds all states; with recompute of MLPs the intermediate states go.
     """
     hidden, layers = getattr(shape, "hidden_size", None), getattr(shape, "num_hidden_layers", None)
     if not hidden or not layers:
@@ -89,17 +89,17 @@ def activation_bytes(shape: Any, checkpointing: Checkpointing) -> float:
 
 
 def _largest(size: Any) -> int:
-    """Of a size of a model's layers, which may be a list; 0 where there is none."""
+    """The maximum of a size of a model's layers, which may be a list; 0 where there is none."""
     return max(size, default=0) if isinstance(size, list | tuple) else int(size or 0)
 
 
 def _whole_size(parameter: torch.nn.Parameter) -> int:
-    """Also where ZeRO 3 has left a part of it here."""
+    """The whole size, also where ZeRO 3 leaves only a shard here."""
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
 def _least_of_all(numbers: list[int], ranks: Ranks, device: torch.device) -> list[int]:
-    """GPUs may differ, and every rank has as many micro-batches, and gathers weights as often."""
+    """The minimum over ranks: GPUs may differ, but every rank needs the same number of micro-batches."""
     if ranks.world_size == 1:
         return numbers
     found = torch.tensor(numbers, device=device)

@@ -1,4 +1,4 @@
-"""Attention over sequences that lie one after the other in one row, each of which sees only itself.
+"""Attention over packed sequences: they are laid end to end in one row, and each sees only itself.
 
 transformers calls `packed_attention` in every layer of a model whose attn_implementation is PACKED. On GPUs it is a
 kernel for sequences of various length; elsewhere, and in float32, one scaled_dot_product_attention for each sequence:
@@ -25,7 +25,7 @@ _KERNEL_WIDTH = 256
 
 @dataclass(frozen=True)
 class Packing:
-    """Where sequences begin, int32 [sequences + 1], and how long they are; the ranks that share them, if several."""
+    """Starts of the sequences, int32 [sequences + 1], and their lengths; the ranks that share them, if several."""
 
     boundaries: torch.Tensor
     lengths: tuple[int, ...]
@@ -47,8 +47,8 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, T, width], key and value [1, key heads, T, width] -> [1, T, heads, width].
 
-    sliding_window: a token sees itself and so many less one before it. Raises InvalidInput for what a model adds to its
-    attention that is unknown here.
+    sliding_window: a token sees this many tokens including itself. Raises InvalidInput for an unknown addition to the
+    model's attention.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if others.get(name) is not None:
@@ -102,7 +102,7 @@ def _one_by_one(
 
 
 def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """True where a token sees another, [length, length]; None where that is all before it."""
+    """True where a token sees another, [length, length]; None for plain causal attention."""
     if window is None or length <= window:
         return None
     every = torch.ones(length, length, dtype=torch.bool, device=device)
@@ -110,7 +110,7 @@ def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor
 
 
 def why_not_packed(model: Any) -> str | None:
-    """What of a transformers model keeps its attention from being replaced, in words; None if it can be."""
+    """Why a transformers model's attention cannot be replaced, as text; None if it can."""
     config = model.config.get_text_config()
     if not getattr(model, "_supports_attention_backend", False):
         return f"{type(model).__name__} does not let its attention be replaced"
@@ -125,7 +125,7 @@ def why_not_packed(model: Any) -> str | None:
 
 
 def replace_attention(model: Any) -> None:
-    """Let the model read packed sequences from now on; each call of it then needs `packing`."""
+    """Switch the model to packed sequences; each call then needs `packing`."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(PACKED, packed_attention)

@@ -1,6 +1,6 @@
-"""Activations that are made anew in the backward pass, and need no memory until then.
+"""Activation checkpointing: the backward pass recomputes activations, which need no memory until then.
 
-Of all of a layer, or of its MLP alone: on GPUs that makes two thirds of them, in two matrix products.
+Of a whole layer, or of its MLP alone: on GPUs the MLP has two thirds of them, and recomputes two matrix products.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import checkpoint
 
-ANEW = "trinity_anew"  # an attribute of modules whose activations are
+RECOMPUTE = "trinity_recompute"  # an attribute of modules whose activations are recomputed
 
 Checkpointing = bool | Literal["mlp"]
 
 
-def make_anew(model: Any, what: Checkpointing) -> None:
-    """Let the layers of a transformers model do so; all of it where they have no MLP. After `fused.fuse`."""
+def recompute_activations(model: Any, what: Checkpointing) -> None:
+    """Enable it in the layers of a transformers model; whole layers where they have no MLP. Call after `fused.fuse`."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     if not what:
@@ -25,15 +25,15 @@ def make_anew(model: Any, what: Checkpointing) -> None:
     mlps: list[Any] = [layer.mlp for layer in layers if hasattr(layer, "mlp")]
     if what == "mlp" and mlps:
         for mlp in mlps:
-            mlp.forward = partial(_anew, mlp.forward)
+            mlp.forward = partial(_recomputed, mlp.forward)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for whole in mlps if what == "mlp" and mlps else layers:
-        for module in whole.modules():  # an MLP may have others within it
-            setattr(module, ANEW, True)
+        for module in whole.modules():  # an MLP may contain others
+            setattr(module, RECOMPUTE, True)
 
 
-def _anew(forward: Callable[..., Any], *args: Any, **others: Any) -> Any:
+def _recomputed(forward: Callable[..., Any], *args: Any, **others: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **others)
     return checkpoint(forward, *args, use_reentrant=False, **others)

@@ -1,7 +1,7 @@
-"""Layers of a transformers model with kernels in the place of their many small operations.
+"""Fused kernels that replace the many small operations in the layers of a transformers model.
 
-On an H200 those take longer than the matrix products between them. What is replaced must be what is known here, which
-is tried on random numbers: a norm that adds one to its weight, or a gate that is not SiLU, stays as it is.
+On an H200 those take longer than the matrix products between them. A module is replaced only if it computes the same
+on random numbers: a norm that adds one to its weight, or a gate that is not SiLU, stays as it is.
 """
 
 import sys
@@ -15,12 +15,12 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import silu
 
-from trinity.trainer.model.checkpointing import ANEW
+from trinity.trainer.model.checkpointing import RECOMPUTE
 from trinity.trainer.model.kernels import Kernel, can_compile
 
 log = structlog.get_logger(__name__)
 
-# Below it a run is over before the kernels, which take half a minute to make, have saved as much.
+# Below it a run ends before the kernels have saved the half minute that their compilation takes.
 _LARGE_ENOUGH = 100_000_000
 _ROTATION = "apply_rotary_pos_emb"
 
@@ -40,14 +40,14 @@ _NORM, _GATE = Kernel(_rms_norm, {0: 0}), Kernel(_gated, {0: 0, 1: 0})
 
 
 def wants_kernels(model: nn.Module, choice: bool | None) -> bool:
-    """Whether to fuse a model on a GPU: as chosen, or by its size; never where nothing can be compiled."""
+    """Whether to fuse a model on a GPU: as configured, or by its size; never without a compiler."""
     if choice is None:
         choice = sum(parameter.numel() for parameter in model.parameters()) >= _LARGE_ENOUGH
     return choice and can_compile()
 
 
 def fuse(model: nn.Module) -> dict[str, int]:
-    """Replace what can be; how many of each kind. Before DeepSpeed and adapters get the model."""
+    """Replace known modules; returns the number of each kind. Call before DeepSpeed and LoRA wrap the model."""
     known: dict[type, Any] = {}
     found = {"norms": 0, "gates": 0, "rotations": 0}
     for module in model.modules():
@@ -65,7 +65,7 @@ def fuse(model: nn.Module) -> dict[str, int]:
 def is_lean(model: Any, found: dict[str, int]) -> bool:
     """Whether all norms and gates of a model's layers were replaced, so that they keep little for the backward pass.
 
-    found: what `fuse` did. Experts are no gates.
+    found: the result of `fuse`. Experts do not count as gates.
     """
     config = model.config.get_text_config()
     layers = getattr(config, "num_hidden_layers", 0)
@@ -92,11 +92,11 @@ def _norm_forward(norm: Any, states: torch.Tensor) -> torch.Tensor:
 
 
 def _gated_forward(mlp: Any, states: torch.Tensor) -> torch.Tensor:
-    """The product is made anew in the backward pass: as large as gate or up, which are kept, and cheap."""
+    """The backward pass recomputes the product: it is cheap, and as large as gate or up, which are kept."""
     rows = states.reshape(-1, states.shape[-1])
     gate, up = mlp.gate_proj(rows), mlp.up_proj(rows)
     product = _GATE(gate, up)
-    if not torch.is_grad_enabled() or getattr(mlp, ANEW, False):
+    if not torch.is_grad_enabled() or getattr(mlp, RECOMPUTE, False):
         result = mlp.down_proj(product)
     else:
         place, kept = product.data_ptr(), (gate.detach(), up.detach())
@@ -107,7 +107,7 @@ def _gated_forward(mlp: Any, states: torch.Tensor) -> torch.Tensor:
 
 
 def _without(place: int, tensor: torch.Tensor) -> torch.Tensor | torch.Size:
-    """What is kept of a tensor: of that at `place` its shape alone."""
+    """What is saved of a tensor: only the shape of the one at address `place`."""
     return tensor.shape if tensor.data_ptr() == place else tensor
 
 
@@ -136,5 +136,5 @@ def _is_gated(module: Any) -> bool:
 
 
 def _numbers(*shape: int) -> torch.Tensor:
-    """Random, and nobody else's random numbers change."""
+    """Random tensors, without a change to global random state."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))

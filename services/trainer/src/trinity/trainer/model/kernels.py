@@ -1,7 +1,7 @@
-"""Functions of tensors that become one kernel on a GPU; elsewhere they stay what they are.
+"""Functions of tensors that are compiled to one kernel on a GPU; elsewhere they run as they are.
 
 A norm, a gate, a rotation are a dozen operations for PyTorch, each of which reads and writes all of the activations.
-torch.compile makes one kernel of them, when they are first called on a GPU.
+torch.compile fuses them to one kernel at their first call on a GPU.
 """
 
 import os
@@ -20,7 +20,7 @@ _VARIANTS = 64  # of a kernel: by width, dtype, and what of it has a gradient
 
 
 class Kernel:
-    """`varying`: which dimension of an argument differs from call to call, {argument: dimension}; None: all of all."""
+    """`varying`: {argument: dimension} that differs from call to call; None: every dimension of every argument."""
 
     def __init__(self, function: Callable[..., Any], varying: dict[int, int] | None = None) -> None:
         self.plain = function
@@ -28,7 +28,7 @@ class Kernel:
 
     @cached_property
     def _compiled(self) -> Any:
-        """Made late: with it PyTorch loads its whole compiler."""
+        """Compiled on first use: it makes PyTorch load its whole compiler."""
         known = signature(torch.compile).parameters  # before PyTorch 2.12 the limit is global: see can_compile
         limit: dict[str, Any] = {"recompile_limit": _VARIANTS} if "recompile_limit" in known else {}
         return torch.compile(self.plain, backend=_BACKEND, dynamic=None if self._varying else True, **limit)
@@ -49,7 +49,7 @@ def _is_on_gpu(tensor: torch.Tensor) -> bool:
 @cache
 def can_compile() -> bool:
     """Whether torch.compile works on the GPU: it needs Triton and a C compiler. If not, the log says why."""
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else up to 32 processes, as long as each rank lives
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else each rank keeps up to 32 processes
     torch._dynamo.config.recompile_limit = _VARIANTS
     try:
         number = torch.ones(2, device="cuda", requires_grad=True)

@@ -1,9 +1,9 @@
 """Log-probabilities and entropy from hidden states, a part of the vocabulary at a time.
 
 The logits of a batch are by far the largest tensor of training: 16k tokens of a 152k vocabulary take 9.3 GiB in
-float32, and as much again for the gradient. Here as many exist at a time as those of `chunk` tokens: of all tokens, but
-of a slice of the vocabulary only. The forward pass keeps a running maximum and sum over the slices; the backward pass
-computes each slice anew, with its rows of the weight's gradient final at once, so that these need no float32 copy.
+float32, and as much again for the gradient. Here at most `chunk` x vocabulary logits exist at a time: those of all
+tokens for one slice of the vocabulary. The forward pass keeps a running maximum and sum over the slices. The backward
+pass recomputes each slice and finishes its rows of the weight's gradient, so that these need no float32 copy.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ import torch
 from trinity.trainer.model.kernels import Kernel
 
 _LOWEST = -1e30  # for -inf, whose difference from itself is not 0
-_ALIGNED = 128  # rows of logits that begin anywhere made an H200 1.7 times slower
+_ALIGNED = 128  # unaligned rows of logits made an H200 1.7 times slower
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -40,7 +40,7 @@ class _ChunkedHead(torch.autograd.Function):
             here, where = _in_slice(targets, part)
             fold = _FUSED_FOLD if fused else _fold
             largest, total, mean, chosen = fold(logits, scale, here, where, largest, total, mean, chosen)
-            del logits  # before the next ones are made
+            del logits  # before the next ones are computed
         entropy = total.log() - mean / total
         normaliser = largest + total.log()
         ctx.save_for_backward(hidden, weight, targets, scale, normaliser, entropy)
@@ -71,7 +71,7 @@ def _fold(
     logits: torch.Tensor, scale: torch.Tensor, here: torch.Tensor, where: torch.Tensor,
     largest: torch.Tensor, total: torch.Tensor, mean: torch.Tensor, chosen: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """The last four, of the slices so far, with one slice more. Its logits, not scaled yet, are overwritten."""
+    """Update the last four, the running values of earlier slices, with one slice. Overwrites its unscaled logits."""
     logits.mul_(scale[:, None])
     chosen = chosen + torch.where(here, logits.gather(1, where)[:, 0], 0)
     new = torch.maximum(largest, logits.amax(-1))
@@ -134,7 +134,7 @@ _FUSED_FOLD, _FUSED_SLOPE = Kernel(_fused_fold), Kernel(_fused_slope)
 
 
 def _slices(tokens: int, weight: torch.Tensor, chunk: int) -> Iterator[slice]:
-    """Of the vocabulary, such that tokens x slice is at most chunk x vocabulary, and of a width that kernels like."""
+    """Slices of the vocabulary: tokens x slice is at most chunk x vocabulary, and the width suits kernels."""
     vocabulary = len(weight)
     width = max(1, chunk * vocabulary // max(tokens, 1))
     if width > _ALIGNED:
@@ -170,8 +170,8 @@ def chunked_logprobs(
     """Log-probability of each target and entropy of each distribution, softmax(hidden @ weight.T / temperature).
 
     hidden [N, H]; weight [V, H]; targets int64 [N]; temperatures float32 [N], > 0. Both results float32 [N], with
-    gradients to hidden and weight. At most chunk x V logits exist at a time. in_float32: they are computed in float32,
-    whatever the dtype of hidden and weight; else rounded to that dtype, as their gradient is in either case. fused:
+    gradients to hidden and weight. At most chunk x V logits exist at a time. in_float32: they are computed in float32
+    for every dtype of hidden and weight; else rounded to that dtype, as their gradient is in either case. fused:
     with compiled kernels on a GPU.
     """
     scale = temperatures.reciprocal()

@@ -1,4 +1,4 @@
-"""Adapters by peft: put into the model that trains, taken out of it, left out for the reference.
+"""LoRA adapters by peft: added to the trained model, read out of it, disabled for the reference.
 
 The model's own parameters are frozen; the adapters alone have gradients and optimizer states. At the start B is zero,
 so the model computes what its base computes, and A is the same on every rank, in every run, after every restart.
@@ -25,7 +25,7 @@ _SEED = 0
 def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype) -> Lora:
     """Adapt the linear layers that the YAML chooses, in place, and freeze everything else.
 
-    The output projection must not be a linear layer any more. Raises InvalidInput for a layer that does not exist.
+    The output projection must not be a linear layer at this point. Raises InvalidInput for a layer that does not exist.
     """
     if config.lora_dtype not in ("auto", str(dtype).removeprefix("torch.")):
         raise InvalidInput(f"{PLACE}.lora_dtype", f"is {config.lora_dtype}, but training is in {dtype}; use auto")
@@ -46,7 +46,7 @@ def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype) -> Lora:
 
 
 def _keep_adapters(_: Any, state: dict[str, Any], prefix: str, __: Any) -> None:
-    """Checkpoints have the adapters alone: DeepSpeed leaves out what is frozen, but not its tied names."""
+    """Checkpoints hold the adapters alone: DeepSpeed omits frozen parameters, but not their tied names."""
     for name in [name for name in state if name.startswith(prefix) and ".lora_" not in name]:
         del state[name]
 
@@ -63,7 +63,7 @@ def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """The model computes what its base computes.
 
-    The adapters count for nothing instead of being left out: ZeRO-3 prefetches parameters by the order in which modules
+    The adapters are scaled to zero instead of removed: ZeRO-3 prefetches parameters by the order in which modules
     run, which this does not change.
     """
     layers = [module for module in model.modules() if isinstance(module, _import_peft().tuners.lora.LoraLayer)]
@@ -87,7 +87,7 @@ def write_adapters(folder: Path, lora: Lora, base_model: str, weights: Iterable[
 
 
 def _peft_config(peft: Any, lora: Lora, base_model: str) -> Any:
-    """Named layers in full: they are those that were chosen, whatever a peft of another version would choose."""
+    """Full names of the chosen layers, so that another version of peft chooses the same."""
     return peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,

@@ -44,7 +44,7 @@ class _Head(nn.Module):
 
 
 class TokenModel(nn.Module):
-    """A Hugging Face model and what reads hidden states of it where tokens are predicted.
+    """A Hugging Face model and a head that reads its hidden states where tokens are predicted.
 
     packed: whether it reads packed micro-batches. lean: whether its layers keep as little as they can (fused.is_lean).
     Parameter names are the checkpoint's own behind the prefix `model.`.
@@ -60,9 +60,9 @@ class TokenModel(nn.Module):
         self.lean = False
 
     def hidden(self, micro: MicroBatch) -> tuple[MicroBatch, torch.Tensor]:
-        """This rank's part of the micro-batch, and the hidden states [n, H] that its n predictions are made from.
+        """This rank's part of the micro-batch, and the hidden states [n, H] of its n predictions.
 
-        What is made of them goes to its place in [B, R] with `gather`.
+        `gather` puts the values computed from them into [B, R].
         """
         if self.group is not None:
             micro = micro.part(self.group.rank, self.group.size)
@@ -75,7 +75,7 @@ class TokenModel(nn.Module):
         return micro, states.reshape(-1, states.shape[-1])[micro.predicting]
 
     def gather(self, micro: MicroBatch, values: torch.Tensor) -> torch.Tensor:
-        """Values [n] of this rank's part, and those of the ranks that have the other parts, in [B, R]."""
+        """Values [n] of this rank's part together with those of the other ranks' parts, as [B, R]."""
         spread = micro.spread(values)
         return spread if self.group is None else self.group.sum(spread)
 
@@ -109,7 +109,7 @@ class PolicyModel(TokenModel):
         self.lora: Lora | None = None
 
     def forward(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of each response token, and the entropy of the distribution it was taken from.
+        """Log-probability of each response token, and the entropy of the distribution it was sampled from.
 
         Both float32 [B, R]; 0 after each response's end.
         """
@@ -124,7 +124,7 @@ class PolicyModel(TokenModel):
 
     @contextmanager
     def other_head(self) -> Iterator[None]:
-        """Within it the head computes in bfloat16 if it does in float32 else, and in float32 if it does not."""
+        """Within it the head computes in bfloat16 if it usually does in float32, and vice versa."""
         head = self.model.get_output_embeddings()
         head.otherwise = True
         try:
@@ -149,8 +149,8 @@ def load_policy(
 ) -> PolicyModel:
     """The model in `model_path`. Raises InvalidInput if transformers cannot load it.
 
-    packed: let it read packed micro-batches, if it can; `packed` of the result says whether. chunk: as many logits
-    exist at a time as those of this many tokens. fused: with kernels of its own (see fused.py); None: if it is large
+    packed: let it read packed micro-batches, if it can; `packed` of the result says whether. chunk: at most
+    the logits of this many tokens exist at a time. fused: with fused kernels (see fused.py); None: if it is large
     enough.
     """
     from transformers import AutoModelForCausalLM

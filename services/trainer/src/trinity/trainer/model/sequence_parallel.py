@@ -1,6 +1,6 @@
-"""Several ranks that read one sequence together (Ulysses, arXiv:2309.14509), through DeepSpeed's exchange.
+"""Sequence parallelism (Ulysses, arXiv:2309.14509) through DeepSpeed's all-to-all.
 
-Each rank holds a stretch of the tokens for everything but attention, where it holds all tokens of some heads instead.
+Each rank holds a contiguous part of the tokens; in attention it holds all tokens of some heads instead.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class SequenceGroup:
     def heads_for_tokens(self, states: torch.Tensor) -> torch.Tensor:
         """[1, T / size, heads, width] of own tokens -> [1, T, heads / size, width] of own heads.
 
-        Where there are fewer heads than ranks, each comes several times. Keeps the gradient.
+        Heads are repeated where there are fewer of them than ranks. Keeps the gradient.
         """
         heads = states.shape[2]
         if heads < self.size:
@@ -66,7 +66,7 @@ class _Sum(torch.autograd.Function):
 def make_groups(ranks: Ranks, size: int) -> SequenceGroup | None:
     """Neighbouring ranks, `size` of them in each group; None for 1. A collective.
 
-    Raises InvalidInput if the ranks cannot be shared out so.
+    Raises InvalidInput if `size` does not divide the number of ranks.
     """
     if size == 1:
         return None

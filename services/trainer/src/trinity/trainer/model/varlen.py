@@ -1,7 +1,7 @@
-"""Kernels of attention on GPUs, over sequences of various length that lie one after the other.
+"""Attention kernels for GPUs, over packed sequences of different lengths.
 
-PyTorch has one. FlashAttention 4, where the package flash-attn-4 is installed, takes half its time on an H200. Which
-one works for a model's heads is tried, once, on numbers of which the right answer is known.
+PyTorch has one. FlashAttention 4, where the package flash-attn-4 is installed, takes half its time on an H200. Each is
+tested once for a model's heads, on random numbers against a known result.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,16 @@ import torch
 
 log = structlog.get_logger(__name__)
 
-_LENGTHS = (3, 130, 1, 700)  # a part of a kernel's tile, a single token, and more tiles than are read ahead
-_WINDOW = 40  # which leaves whole tiles out
-_CLOSE = 0.02  # of the largest value: both are right to about 0.005
+_LENGTHS = (3, 130, 1, 700)  # part of a kernel's tile, a single token, and more tiles than are prefetched
+_WINDOW = 40  # skips whole tiles
+_CLOSE = 0.02  # of the largest value: both kernels are accurate to about 0.005
 
 
 class Kernel(Protocol):
     """q [T, heads, width], k and v [T, key heads, width] -> [T, heads, width].
 
-    ends: int32 [sequences + 1], where they begin and the last one ends. longest: of the sequences. scaling: None: by
-    the width. window: how many tokens before it a token sees; None: all.
+    ends: int32 [sequences + 1], starts of the sequences and the end of the last. longest: maximum length. scaling:
+    None: by the width. window: number of earlier tokens that a token sees; None: all.
     """
 
     def __call__(
@@ -34,7 +34,7 @@ class Kernel(Protocol):
 
 
 def kernel_for(q: torch.Tensor, k: torch.Tensor, window: int | None) -> Kernel:
-    """The fastest one that is right for such heads."""
+    """The fastest kernel that is correct for these heads."""
     return _fastest(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2], window is not None)
 
 
@@ -45,7 +45,7 @@ def _fastest(
     trial = partial(_trial, device, dtype, heads, key_heads, width, _WINDOW if windowed else None)
     kernels: dict[str, Kernel] = {"FlashAttention 4": flash_attention_4, "PyTorch": pytorch}
     reasons: dict[str, str] = {}
-    # In a thread of its own: what is saved there for a backward pass does not count as that of the layer around it.
+    # In a separate thread: activation checkpointing of the surrounding layer must not see its saved tensors.
     with ThreadPoolExecutor(1) as apart:
         right = apart.submit(trial, pytorch_repeating).result()
         for name, kernel in kernels.items():
@@ -62,7 +62,7 @@ def flash_attention_4(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:  # fmt: skip
-    """ImportError where it is not installed; others, of its compiler, for heads or GPUs that it does not take."""
+    """Raises ImportError where it is not installed, and its compiler's errors for unsupported heads or GPUs."""
     mixed: Any = _flash_attn_4()(
         q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=longest, max_seqlen_k=longest,
         softmax_scale=scaling, causal=window is None, window_size=(None, None) if window is None else (window, 0),
@@ -84,7 +84,7 @@ def pytorch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Not all versions of PyTorch read key heads that several query heads share."""
+    """Not all versions of PyTorch support grouped-query attention here."""
     from torch.nn.attention.varlen import varlen_attn
 
     shared: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def pytorch_repeating(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Works with every version; takes memory for a key head of each query head."""
+    """Works with every version; takes memory to repeat key heads."""
     groups = q.shape[1] // k.shape[1]
     keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
     return pytorch(q, keys, values, ends, longest, scaling, window)
@@ -109,11 +109,11 @@ def pytorch_repeating(
 def _trial(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, window: int | None, kernel: Kernel
 ) -> list[torch.Tensor]:
-    """What the kernel makes of random numbers, without gradients and with them, and the gradients."""
+    """The kernel's outputs for random numbers, without and with gradients, and the gradients."""
     generator = torch.Generator(device).manual_seed(0)
 
     def numbers(count: int) -> torch.Tensor:
-        """[T, count, width], laid out by heads as layers may have it."""
+        """[T, count, width], in the head-major layout that layers may have."""
         by_heads = torch.randn(count, sum(_LENGTHS), width, device=device, generator=generator)
         return by_heads.to(dtype).transpose(0, 1)
 
@@ -121,22 +121,22 @@ def _trial(
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     ends = torch.tensor([0, *_LENGTHS], device=device).cumsum(0).to(torch.int32)
     with torch.cuda.device_of(q), torch.enable_grad():
-        with torch.no_grad():  # some have a variant for it
+        with torch.no_grad():  # some kernels have a variant for it
             looked = kernel(q, k, v, ends, max(_LENGTHS), None, window)
         mixed = kernel(q, k, v, ends, max(_LENGTHS), None, window)
         return [looked, mixed.detach(), *torch.autograd.grad(mixed, leaves, weights)]
 
 
 def _what_is_wrong(trial: Callable[[], list[torch.Tensor]], right: list[torch.Tensor]) -> str | None:
-    """In words; None if nothing is."""
+    """The first mismatch as text; None if there is none."""
     try:
         found = trial()
     except torch.OutOfMemoryError:
-        raise  # it says nothing of the kernel
-    except Exception as error:  # of another's compiler, of a missing package, of this GPU
+        raise  # says nothing about the kernel
+    except Exception as error:  # from a compiler, a missing package, or this GPU
         return f"{type(error).__name__}: {error}"[:300]
     for name, one, other in zip(("output without gradients", "output", "dq", "dk", "dv"), found, right, strict=True):
         most = (one - other).abs().max() / other.abs().max()
-        if not most <= _CLOSE:  # nor is it a number
+        if not most <= _CLOSE:  # also true for NaN
             return f"{name} differs by {float(most):.3g} of the largest"
     return None

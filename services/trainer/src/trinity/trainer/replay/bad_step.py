@@ -1,6 +1,6 @@
-"""Training the kept batch of a bad step once more, in a folder of its own, to see what each of its groups does.
+"""Trains the stored batch of a bad step again, in a separate folder, to report statistics of each of its groups.
 
-    load the run's newest checkpoint before the step -> figures of every group -> train -> report.json
+    load the run's newest checkpoint before the step -> statistics of every group -> train -> report.json
 
 Steps between that checkpoint and the bad one are not trained again: the weights are those of `checkpoint_step`, which a
 run that stopped at a bad step has written just before it.
@@ -22,7 +22,7 @@ from trinity.trainer.ranks import Ranks
 
 
 class KeptStepLoop(TrainLoop):
-    """`run` once. Every rank reads the kept batch itself."""
+    """`run` once. Every rank reads the stored batch itself."""
 
     def __init__(
         self, plan: Plan, run: str, ranks: Ranks, engine: TrainEngine, control: Control, step: int, folder: Path
@@ -44,7 +44,7 @@ class KeptStepLoop(TrainLoop):
         report: dict[str, Any] = {"step": step, "checkpoint_step": begin, "problem": "", "groups": [], "metrics": {}}
         try:
             batch = self._batch(raw)
-            report["groups"] = kept.named(raw, self._engine.figures(batch))
+            report["groups"] = kept.named(raw, self._engine.per_group_stats(batch))
             report["metrics"] = self._engine.train(batch, self._schedule_end(step))
         except BadStep as error:
             report |= {"problem": error.problem, "blamed": error.groups}

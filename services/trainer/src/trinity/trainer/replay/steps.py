@@ -1,8 +1,8 @@
-"""Training steps again that a run has trained: the same checkpoint, the same ledger entries, the same log.
+"""Trains steps of a run again: the same checkpoint, the same ledger entries, the same log.
 
     load the run's checkpoint before `first` -> (receive -> train) up to `last` -> save -> compare
 
-Nothing is published, and the run hears nothing of it. What is written goes to a folder of the replay's own.
+Nothing is published, and the run is not affected. All output goes to a separate folder.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Replay:
 
 
 class ReplayLoop(TrainLoop):
-    """`run` once. It also trains what lies between the checkpoint it begins at and `first`."""
+    """`run` once. It also trains the steps between its first checkpoint and `first`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ReplayLoop(TrainLoop):
         self._ends = _schedule_ends(plan.job_dir)
 
     def _resume(self) -> int:
-        """Load the run's newest checkpoint before the first step, or nothing: the base model is loaded already."""
+        """Load the run's newest checkpoint before the first step; without one the base model stays loaded."""
         begin = max((step for step in self._of_the_run.steps() if step < self._replay.first), default=0)
         begin = self._shared(begin)
         state = self._of_the_run.state(begin) if begin else None
@@ -79,14 +79,14 @@ class ReplayLoop(TrainLoop):
         return begin
 
     def _schedule_end(self, step: int) -> int:
-        """As it was when the run trained the step: a run may be made longer later."""
+        """The run's last step when it trained this one: a run may be extended later."""
         return self._ends.get(step) or self._plan.total_steps or self._last_step
 
     def _publish(self, step: int) -> None:
-        """Nobody follows these weights."""
+        """No process follows these weights."""
 
     def _commit(self, step: int, oldest: int) -> None:
-        """The run's own checkpoints stay what counts."""
+        """Only the run's own checkpoints are committed."""
 
     def _save_if_due(self, step: int) -> None:
         if step == self._last_step:
@@ -94,7 +94,7 @@ class ReplayLoop(TrainLoop):
             self._compare(step)
 
     def _compare(self, step: int) -> None:
-        """Hold the weights against the run's checkpoint of the step, if it keeps one. The engine has that one then."""
+        """Compare the weights with the run's checkpoint of the step, if it exists; then the engine holds that one."""
         found: dict[str, Any] = {"step": step, "compared": bool(self._shared(step in self._of_the_run.steps()))}
         if found["compared"]:
             self._engine.load(self._of_the_run.path(step) / "actor")
@@ -109,13 +109,13 @@ class ReplayLoop(TrainLoop):
             files.write_json(self._folder / "weights.json", found)
 
     def _shared(self, number: int) -> int:
-        """Rank 0's number, on every rank: the folder may change while they look."""
+        """Rank 0's number, on every rank: the folder may change between their reads."""
         data = str(int(number)).encode() if self._ranks.is_first else None
         return int(share_bytes(data, self._ranks, self._engine.device))
 
 
 def differences(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> dict[str, Any]:
-    """`tensors`: how many there are; `different`: those that the folder's safetensors have otherwise.
+    """`tensors`: their number; `different`: those that differ in the folder's safetensors.
 
     Compared bit for bit; the value is the greatest absolute difference, or None where shape or dtype differ.
     """
@@ -137,14 +137,14 @@ def differences(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> di
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As whole numbers: NaN equals itself, and -0 is not 0."""
+    """As integers: NaN equals itself, and -0 is not 0."""
     return tensor.contiguous().view(_WORDS[tensor.element_size()])
 
 
 def refuse_rollbacks(noted: dict[int, dict[str, Any]], begin: int, last: int, before: int) -> None:
-    """Steps after a rollback learnt on from an older version: nothing in log and ledger leads there.
+    """Refuse steps after a rollback: they continued from an older version, which log and ledger do not record.
 
-    `noted`: what the run wrote of its steps; `before`: number of the newest rollback that is in the weights of `begin`.
+    `noted`: the run's records of its steps; `before`: number of the newest rollback applied to the weights of `begin`.
     """
     for step in range(begin + 1, last + 1):
         rollback = noted.get(step, {}).get("rollback", before)
@@ -158,7 +158,7 @@ def refuse_rollbacks(noted: dict[int, dict[str, Any]], begin: int, last: int, be
 
 
 def _noted(job_dir: Path) -> dict[int, dict[str, Any]]:
-    """What the run wrote of each step it has trained; the last time it trained the step."""
+    """The run's record of each step, from the last time it trained the step."""
     found: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError):
         for line in (job_dir / "monitor" / "batches.jsonl").read_text().splitlines():
@@ -169,5 +169,5 @@ def _noted(job_dir: Path) -> dict[int, dict[str, Any]]:
 
 
 def _schedule_ends(job_dir: Path) -> dict[int, int]:
-    """Of each step, the last step the run was to have then."""
+    """For each step, the run's planned last step at that time."""
     return {step: entry.get("last_step", 0) for step, entry in _noted(job_dir).items()}

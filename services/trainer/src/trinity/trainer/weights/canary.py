@@ -1,7 +1,7 @@
-"""The probe of a run: token sequences whose log-probabilities whoever loads a version must reproduce.
+"""The probe of a run: token sequences whose log-probabilities an engine must reproduce after it loads a version.
 
-Version 0's is made of pseudo-random tokens. From the first batch on it is the run's own: the beginnings of the first
-batch's sequences. It stays what it is for the whole run, so that versions can be compared with each other.
+Version 0's probe has pseudo-random tokens. From the first batch on the run has its own: prefixes of the first batch's
+sequences. It is constant for the rest of the run, so that versions can be compared with each other.
 """
 
 import math
@@ -15,8 +15,8 @@ from trinity.weights import Canary, Manifest, Probe
 
 SEQUENCES, TOKENS = 4, 64
 
-# Mean and largest absolute difference, in nats, between the trainer and a sound engine. Float32 differs by rounding
-# alone; with 8 bits of mantissa a logit of 16 to 32 is rounded to 1/8, on each side, and rare tokens show it in full.
+# Mean and largest absolute difference, in nats, between the trainer and a sound engine. Float32 differs only by
+# rounding. With 8 bits of mantissa a logit of 16 to 32 is rounded to 1/8 on each side; rare tokens show it in full.
 _FLOAT32 = (1e-3, 1e-2)
 _HALF = (0.05, 0.5)
 _LARGEST_OF_MEAN = 10.0
@@ -28,13 +28,13 @@ Tokens = tuple[tuple[int, ...], ...]
 
 
 def pseudo_random_probe(vocabulary: int) -> Tokens:
-    """The same for the same size of vocabulary."""
+    """Deterministic for a vocabulary size."""
     source = random.Random(0)
     return tuple(tuple(source.randrange(vocabulary) for _ in range(TOKENS)) for _ in range(SEQUENCES))
 
 
 def probe_of_batch(batch: TrainBatch) -> Tokens:
-    """The first different beginnings of a batch, in its order; empty if it has none of two tokens."""
+    """The first distinct prefixes of a batch, in its order; empty if no sequence has two tokens."""
     found: dict[tuple[int, ...], None] = {}
     for sequence in batch.sequences:
         tokens = tuple(int(token) for token in sequence.token_ids[:TOKENS])
@@ -46,21 +46,21 @@ def probe_of_batch(batch: TrainBatch) -> Tokens:
 
 
 def probe_of_versions(manifests: Sequence[Manifest]) -> Tokens:
-    """The run's own probe, from its newest version that has one; empty if there is none yet. Newest first."""
+    """The run's own probe, from the first version that has one; empty if none has. Newest first."""
     known = (m.canary for m in manifests if m.version > 0 and m.canary is not None)
     newest = next(known, None)
     return tuple(probe.token_ids for probe in newest.probes) if newest is not None else ()
 
 
 def rounding_counts(plan: Plan, trains_in_float32: bool, on_gpu: bool) -> bool:
-    """Whether trainer or engines compute in half precision, and the YAML leaves the tolerances to what that does."""
+    """Whether the tolerances follow measured rounding: half precision somewhere, and none set in the YAML."""
     engines = plan.config.explorer.rollout_model.dtype
     engines_in_float32 = engines == "float32" or (engines == "auto" and not on_gpu)
     return plan.config.synchronizer.canary_tolerance is None and not (trains_in_float32 and engines_in_float32)
 
 
 def tolerances(plan: Plan, trains_in_float32: bool, on_gpu: bool) -> tuple[float, float]:
-    """Largest mean and largest single difference, in nats, by what trainer and engines compute in."""
+    """Largest mean and largest single difference, in nats, for the dtypes of trainer and engines."""
     given = plan.config.synchronizer.canary_tolerance
     if given is not None:
         return given, given * _LARGEST_OF_MEAN
@@ -81,11 +81,11 @@ def widened(
 
 
 def make_canary(probe: Tokens, logprobs: Sequence[Sequence[float]], allowed: tuple[float, float], step: int) -> Canary:
-    """Raises TrinityError if the weights give no numbers: no explorer could do better."""
+    """Raises TrinityError if the log-probabilities are not finite: no explorer could verify them."""
     if not all(math.isfinite(value) for values in logprobs for value in values):
         raise TrinityError(
-            f"the weights of step {step} give log-probabilities that are not finite: training has diverged. Go on from "
-            "an older version (`trinity weights rollback`), with a lower algorithm.optimizer.lr or trainer.grad_clip"
+            f"the weights of step {step} give log-probabilities that are not finite: training has diverged. Continue "
+            "from an older version (`trinity weights rollback`); lower algorithm.optimizer.lr or trainer.grad_clip"
         )
     probes = tuple(Probe(tokens, tuple(values)) for tokens, values in zip(probe, logprobs, strict=True))
     return Canary(probes, *allowed)

@@ -3,7 +3,7 @@
     start -> (the predecessor's claim ends) -> held -> renewed every third of the lease -> released
                                                     -> lost: another trainer has the run; this one must end
 
-With each renewal comes the newest rollback.
+Each renewal returns the newest rollback.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from trinity.trainer.weights.client import Rollback, SyncClient
 
 log = structlog.get_logger(__name__)
 
-# A killed trainer's claim lives on for a lease, so its successor waits for two of the service's usual ones.
+# A killed trainer's claim expires after a lease, so its successor waits for two of the service's default leases.
 _PATIENCE_SECONDS = 20.0
 _RETRY_SECONDS = 0.5
 _CALL_SECONDS = 5.0
@@ -43,12 +43,12 @@ class Claim:
         threading.Thread(target=self._run, daemon=True, name="claim").start()
 
     def wait(self) -> None:
-        """Until the run is this trainer's. AlreadyExists, naming the other one, if it is not to be had."""
+        """Block until this trainer holds the claim. Raises AlreadyExists naming the holder if it does not end."""
         self._decided.wait()
         self.check()
 
     def check(self) -> None:
-        """Raise what ended the claim."""
+        """Raise the error that ended the claim."""
         if self._failure is not None:
             raise self._failure
 
@@ -57,13 +57,13 @@ class Claim:
         return self._rollback
 
     def renew(self) -> None:
-        """Now, and not when a third of the lease is over: to hear of the newest rollback."""
+        """Renew at once, to learn the newest rollback."""
         with contextlib.suppress(Unavailable):
             self._attempt()
         self.check()
 
     def close(self) -> None:
-        """Give the run free."""
+        """Release the claim."""
         self._closed.set()
         with self._lock, contextlib.suppress(TrinityError):
             if self.lease_id and self._failure is None:
@@ -107,7 +107,7 @@ class Claim:
                     raise
 
     def _renew(self) -> None:
-        """A lease that ran out while the service was away is still good, unless another trainer had the run since."""
+        """A lease that expired while the service was down is renewed, unless another trainer claimed the run."""
         try:
             self._claim(self.lease_id)
         except (AlreadyExists, NotFound) as error:

@@ -1,4 +1,4 @@
-"""The sync service as the trainer sees it: blocking calls, tried again while the service is away."""
+"""The trainer's client of the sync service: blocking calls, retried while the service is unavailable."""
 
 import os
 import socket
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Measured:
-    """How far the explorer that judged a version was from its canary, in nats."""
+    """The verifying explorer's distance from a version's canary, in nats."""
 
     mean_error: float
     max_error: float
@@ -41,7 +41,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Known:
-    """A version as the service has it."""
+    """A version as recorded by the service."""
 
     manifest: Manifest
     state: VersionState
@@ -56,9 +56,9 @@ class Known:
 
 @dataclass(frozen=True)
 class Rollback:
-    """The newest rollback; number 0: there was none. `newest_step`: gates up to that step are met by it.
+    """The newest rollback; number 0: there was none. `newest_step`: it meets gates up to that step.
 
-    withdrawn: versions that it, or one before it, withdrew.
+    withdrawn: versions withdrawn by this or an earlier rollback.
     """
 
     number: int = 0
@@ -77,7 +77,7 @@ class Claimed:
 
 
 class SyncClient:
-    """One run's calls. A refusal is raised as the TrinityError it stands for, with the service's words."""
+    """One run's calls. A refusal is raised as the TrinityError of its code, with the service's message."""
 
     def __init__(self, address: str, run: str) -> None:
         self._channel = rpc.blocking_channel(address)
@@ -99,35 +99,35 @@ class SyncClient:
         return Claimed(answer.lease_id, answer.lease_seconds, rollback)
 
     def release(self, lease_id: str) -> None:
-        """One attempt: the claim ends by itself too."""
+        """One attempt: without it the claim expires."""
         _once(lambda: self._stub.Release(pb.ReleaseRequest(run=self.run, lease_id=lease_id), timeout=5))
 
     def versions(self, limit: int) -> list[Known]:
         """Newest first."""
         request = pb.ListVersionsRequest(run=self.run, limit=limit)
-        return [_known(v) for v in _patiently(lambda: self._stub.ListVersions(request, timeout=_CALL_SECONDS)).versions]
+        return [_known(v) for v in _retrying(lambda: self._stub.ListVersions(request, timeout=_CALL_SECONDS)).versions]
 
     def version(self, number: int) -> Known:
         request = pb.GetVersionRequest(run=self.run, version=number)
-        return _known(_patiently(lambda: self._stub.GetVersion(request, timeout=_CALL_SECONDS)).version)
+        return _known(_retrying(lambda: self._stub.GetVersion(request, timeout=_CALL_SECONDS)).version)
 
     def stage(self, manifest: Manifest, lease_id: str, rollback: int) -> None:
-        """`rollback`: number of the newest one that the weights follow."""
+        """`rollback`: number of the newest one applied to the weights."""
         request = pb.StageRequest(manifest=manifest_to_proto(manifest), lease_id=lease_id, rollback=rollback)
-        _patiently(lambda: self._stub.Stage(request, timeout=_STAGE_SECONDS))
+        _retrying(lambda: self._stub.Stage(request, timeout=_STAGE_SECONDS))
 
     def commit(self, version: int, lease_id: str, versions_to_keep: int) -> list[int]:
-        """Versions whose files nobody needs any more."""
+        """Versions whose files are no longer needed."""
         request = pb.CommitRequest(run=self.run, version=version, lease_id=lease_id, versions_to_keep=versions_to_keep)
-        return list(_patiently(lambda: self._stub.Commit(request, timeout=_CALL_SECONDS)).collectable)
+        return list(_retrying(lambda: self._stub.Commit(request, timeout=_CALL_SECONDS)).collectable)
 
     def form_epoch(self, request: pb.FormEpochRequest) -> pb.FormEpochResponse:
-        return _patiently(lambda: self._stub.FormEpoch(request, timeout=_CALL_SECONDS))
+        return _retrying(lambda: self._stub.FormEpoch(request, timeout=_CALL_SECONDS))
 
     def served(self) -> list[int]:
         """The version each living explorer serves; -1: none yet."""
         request = pb.ListMembersRequest(run=self.run)
-        return [m.version for m in _patiently(lambda: self._stub.ListMembers(request, timeout=_CALL_SECONDS)).members]
+        return [m.version for m in _retrying(lambda: self._stub.ListMembers(request, timeout=_CALL_SECONDS)).members]
 
 
 def _known(message: pb.WeightVersion) -> Known:
@@ -149,8 +149,8 @@ def _once(call: Callable[[], Any]) -> Any:
         raise _REFUSALS.get(code, TrinityError)(details) from None
 
 
-def _patiently(call: Callable[[], T]) -> T:
-    """The service may be restarting: again until it answers."""
+def _retrying(call: Callable[[], T]) -> T:
+    """Retry until the service answers: it may be restarting."""
     while True:
         try:
             return _once(call)

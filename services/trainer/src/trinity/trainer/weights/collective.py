@@ -1,4 +1,4 @@
-"""Rank 0 of the collective group: it serves the store where members meet, forms epochs, and broadcasts versions."""
+"""Rank 0 of the collective group: serves the members' store, forms epochs, and broadcasts versions."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,10 +17,10 @@ _MOST_PUBLISHES_LEFT_OUT = 64
 
 
 class CollectiveSender:
-    """Offers each version to the explorers that are ready. Never raises for what a member does or fails to do.
+    """Offers each version to the explorers that are ready. Never raises for a member's error or silence.
 
-    `form` is FormEpoch at the sync service. A member that misses a deadline is left out of the next epochs: of one at
-    first, then of twice as many each time.
+    `form` is FormEpoch at the sync service. A member that misses a deadline is excluded from the next epoch, then from
+    twice as many each time.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class CollectiveSender:
         self._store = Store.serve(host)
         self._epoch: pb.Epoch | None = None
         self._group: Group | None = None
-        self._left_out: Counter[str] = Counter()  # publishes still to sit out
+        self._left_out: Counter[str] = Counter()  # number of publishes it is still excluded from
         self._missed: Counter[str] = Counter()
 
     def offer(self, lease_id: str) -> CollectiveOffer | None:
-        """Form the group for the next version, anew if members came or went; None if there is nobody for it."""
+        """The group for the next version, formed again if members came or went; None if it has no members."""
         self._left_out -= Counter(dict.fromkeys(self._left_out, 1))
         for _ in range(_FORM_ATTEMPTS):
             request = pb.FormEpochRequest(
@@ -58,18 +58,18 @@ class CollectiveSender:
             )
             answer = self._form(request)
             if not answer.HasField("epoch"):
-                self._break_off()
+                self._break_epoch()
                 return None
             if self._group is not None and self._epoch is not None and answer.epoch.number == self._epoch.number:
                 return CollectiveOffer(answer.epoch.number, self._bucket_bytes)
-            self._break_off()
+            self._break_epoch()
             self._epoch = answer.epoch
             if self._enter(answer.epoch):
                 return CollectiveOffer(answer.epoch.number, self._bucket_bytes)
         return None
 
     def _enter(self, epoch: pb.Epoch) -> bool:
-        if not self._all_say(epoch, f"here/{epoch.number}"):
+        if not self._all_answer_yes(epoch, f"here/{epoch.number}"):
             return False
         self._store.say(f"go/{epoch.number}")
         try:
@@ -78,18 +78,18 @@ class CollectiveSender:
             )
         except GroupBroken as error:
             log.warning("trainer.epoch.failed", epoch=epoch.number, reason=str(error))
-            self._leave_out([member.explorer_id for member in epoch.members])  # it is not known who did not come
+            self._exclude([member.explorer_id for member in epoch.members])  # the absent member is not known
             return False
         names = [member.explorer_id for member in epoch.members]
         log.info("trainer.epoch.formed", epoch=epoch.number, world_size=epoch.world_size, members=names)
         return True
 
     def send(self, manifest: Manifest, weights: Iterator[tuple[str, torch.Tensor]]) -> bool:
-        """Broadcast a version when all members are ready. False: it was called off, or broken off."""
+        """Broadcast a version when all members are ready. False: it was cancelled or failed."""
         epoch, group = self._epoch, self._group
         assert epoch is not None and group is not None
         prefix = f"{epoch.number}/{manifest.version}"
-        if not self._all_say(epoch, f"ready/{prefix}"):
+        if not self._all_answer_yes(epoch, f"ready/{prefix}"):
             self._store.say(f"go/{prefix}", yes=False)
             return False
         self._store.say(f"go/{prefix}")
@@ -97,34 +97,34 @@ class CollectiveSender:
             send(group, manifest.tensors, weights, self._bucket_bytes)
         except GroupBroken as error:
             log.warning("trainer.epoch.broken", epoch=epoch.number, version=manifest.version, reason=str(error))
-            self._break_off()
+            self._break_epoch()
             return False
         for member in epoch.members:
             del self._missed[member.explorer_id]
         return True
 
-    def _all_say(self, epoch: pb.Epoch, what: str) -> bool:
+    def _all_answer_yes(self, epoch: pb.Epoch, what: str) -> bool:
         names = [member.explorer_id for member in epoch.members]
         heard = self._store.wait_all([f"{what}/{name}" for name in names], self._timeout)
         silent = [name for name, said in zip(names, heard, strict=True) if said is None]
-        if False in heard:  # one has better things to do just now; the others were not asked long enough
+        if False in heard:  # one member is busy; the others had not enough time to answer
             log.info("trainer.epoch.declined", what=what)
             return False
-        self._leave_out(silent)
+        self._exclude(silent)
         if silent:
             log.warning("trainer.epoch.silent", what=what, members=silent, seconds=self._timeout)
         return not silent
 
-    def _leave_out(self, names: list[str]) -> None:
-        """For one version, then for two, four, and so on."""
+    def _exclude(self, names: list[str]) -> None:
+        """Exclude them from one version, then from two, four, and so on."""
         for name in names:
             self._missed[name] += 1
             self._left_out[name] = min(2 ** (self._missed[name] - 1), _MOST_PUBLISHES_LEFT_OUT) + 1
 
-    def _break_off(self) -> None:
+    def _break_epoch(self) -> None:
         if self._group is not None:
             self._group.close()
         self._group = None
 
     def close(self) -> None:
-        self._break_off()
+        self._break_epoch()

@@ -1,7 +1,7 @@
-"""The stores of a run, as the trainer fills them: each version whole or, on s3 and jetstream, as a difference.
+"""The stores of a run's versions, written by the trainer: whole files or, on s3 and jetstream, differences.
 
 A difference needs its base in the same store. Every `full_interval`-th version is whole, and so is the first after a
-restart, a rollback or a rejection, and whatever would save too little.
+restart, a rollback or a rejection, and any version whose difference would save too little.
 """
 
 import contextlib
@@ -20,58 +20,58 @@ from trinity.weights.stores.cache import WeightCache
 
 log = structlog.get_logger(__name__)
 
-# A difference that saves less than this part of the bytes is not worth a chain of bases.
+# A difference that saves less than this fraction of the bytes does not justify a chain of bases.
 _WORTHWHILE = 0.8
-# A store that fails in one of these ways is left out: it is silent, has no room, or refuses what it took before.
+# A store that fails with one of these errors is skipped: it does not answer, is full, or refuses access.
 _LEFT_OUT = (Unavailable, Full, PermissionDenied)
 
 
 @dataclass
-class _Place:
-    """A store and what lies in it: its newest version (-1: none), and the differences since the last whole one."""
+class _StoreState:
+    """A store with its newest version (-1: none) and the number of differences since the last whole one."""
 
     store: Store
     newest: int = -1
     deltas: int = 0
 
 
-class Places:
-    """put -> seal -> delete. Whole files of each version lie in `folder(version)` before."""
+class VersionStores:
+    """put -> seal -> delete. Whole files of each version are in `folder(version)` before."""
 
     def __init__(self, root: Path, run: str, stores: Sequence[Store], full_interval: int, nats_url: str) -> None:
         self.root = root
         self._run = run
         self._nats_url = nats_url
-        self._places = [_Place(store) for store in stores]
+        self._states = [_StoreState(store) for store in stores]
         self._full_interval = full_interval
         self._base: Manifest | None = None
 
     def folder(self, version: int) -> Path:
         return self.root / f"v{version}"
 
-    def begin_anew(self) -> None:
-        """What was put last is no base: the next version is whole everywhere."""
+    def end_delta_chain(self) -> None:
+        """The last version is not a base: the next one is whole in every store."""
         self._base = None
 
-    def put(self, manifest: Manifest, still_mine: Callable[[], object] = lambda: None) -> Manifest:
-        """Into every store; the manifest with their offers. One that does not take it is left out, unless all are.
+    def put(self, manifest: Manifest, check_claim: Callable[[], object] = lambda: None) -> Manifest:
+        """Put into every store; returns the manifest with their offers. Failing stores are skipped unless all fail.
 
-        `still_mine` raises if another trainer has the run by now; what lies in a store is replaced right after it.
+        `check_claim` raises if another trainer has claimed the run; existing files are replaced right after it.
         """
         manifest = self._with_delta(manifest)
         offers: list[Offer] = []
         problem: TrinityError | None = None
-        for place in self._places:
-            delta = manifest.delta is not None and self._takes_delta(place)
+        for state in self._states:
+            delta = manifest.delta is not None and self._takes_delta(state)
             source = self._delta_folder(manifest.version) if delta else self.folder(manifest.version)
-            still_mine()
+            check_claim()
             try:
-                offers.append(self._put(place.store, manifest, source, delta))
+                offers.append(self._put(state.store, manifest, source, delta))
             except _LEFT_OUT as error:
-                log.warning("trainer.version.store_left_out", store=place.store.kind, reason=str(error))
-                problem, place.newest = error, -1
+                log.warning("trainer.version.store_left_out", store=state.store.kind, reason=str(error))
+                problem, state.newest = error, -1
                 continue
-            place.newest, place.deltas = manifest.version, place.deltas + 1 if delta else 0
+            state.newest, state.deltas = manifest.version, state.deltas + 1 if delta else 0
         shutil.rmtree(self._delta_folder(manifest.version), ignore_errors=True)
         if problem is not None and not offers:
             raise problem
@@ -80,57 +80,57 @@ class Places:
         return replace(manifest, offers=tuple(offers))
 
     def _put(self, store: Store, manifest: Manifest, source: Path, delta: bool) -> Offer:
-        """A trainer that died before Stage may have left the version there, sealed even, which nobody knows of.
+        """A trainer that died before Stage may have left an unregistered version there, even sealed.
 
         So may this one, if Stage refused a difference.
         """
         if self._is_own_folder(store):
             (self.folder(manifest.version) / MANIFEST).unlink(missing_ok=True)
         else:
-            with contextlib.suppress(NotFound):  # a bucket that the first put makes
+            with contextlib.suppress(NotFound):  # the bucket does not exist before the first put
                 store.delete(manifest.version)
         return store.put(manifest, source, delta)
 
     def seal(self, manifest: Manifest) -> None:
-        """The manifest goes beside the files, last of all; the version can be a base now.
+        """Write the manifest beside the files, last; the version can then be a base.
 
-        A store that does not take it any more gets the next version whole. Raises why, if none takes it.
+        A store that fails here gets the next version whole. Raises the error if all fail.
         """
         problem: TrinityError | None = None
-        for place in [place for place in self._places if place.newest == manifest.version]:
+        for state in [state for state in self._states if state.newest == manifest.version]:
             try:
-                place.store.seal(manifest)
+                state.store.seal(manifest)
             except _LEFT_OUT as error:
-                log.warning("trainer.version.store_left_out", store=place.store.kind, reason=str(error))
-                problem, place.newest = error, -1
-        if problem is not None and all(place.newest != manifest.version for place in self._places):
+                log.warning("trainer.version.store_left_out", store=state.store.kind, reason=str(error))
+                problem, state.newest = error, -1
+        if problem is not None and all(state.newest != manifest.version for state in self._states):
             raise problem
         self._base = manifest
 
     def seal_again(self, manifest: Manifest) -> None:
-        """The whole files of a version are in the folder once more; the other stores have never lost theirs."""
-        for place in self._places:
-            if self._is_own_folder(place.store):
-                place.store.seal(manifest)
+        """The whole files of a version are in the folder again; the other stores still have theirs."""
+        for state in self._states:
+            if self._is_own_folder(state.store):
+                state.store.seal(manifest)
 
     def _is_own_folder(self, store: Store) -> bool:
         """Whether the store's versions are the files in `folder(version)` themselves."""
         return store.offer(0, False) == FolderOffer(str(self.folder(0).absolute()))
 
     def has_lost(self, manifest: Manifest) -> bool:
-        """Whether a version's files were in the folder and are gone: the machine's memory does not outlive it."""
+        """Whether a version's files were in the folder and are gone: /dev/shm does not survive a reboot."""
         folder = self.folder(manifest.version)
         if FolderOffer(str(folder.absolute())) not in manifest.offers:
             return False
         return not all((folder / info.name).is_file() for info in manifest.files)
 
     def only_here(self, manifest: Manifest) -> bool:
-        """Whether the folder is the one place that a version can be loaded from."""
+        """Whether a version can be loaded from the folder alone."""
         own = FolderOffer(str(self.folder(manifest.version).absolute()))
         return all(offer == own or isinstance(offer, CollectiveOffer) for offer in manifest.offers)
 
     def find(self, manifest: Manifest) -> Path:
-        """Where the whole files of a version lie, checked; fetched from another store if they are not in the folder."""
+        """The folder of a version's whole files, checked; fetched from another store if needed."""
         try:
             check_files(manifest, self.folder(manifest.version))
             return self.folder(manifest.version)
@@ -145,7 +145,7 @@ class Places:
             cache.close()
 
     def drop_fetched(self) -> None:
-        """What `find` had to fetch is not needed any more."""
+        """Remove the files that `find` fetched."""
         shutil.rmtree(self._fetched, ignore_errors=True)
 
     @property
@@ -153,23 +153,23 @@ class Places:
         return self.root / ".fetched"
 
     def delete(self, versions: Iterable[int]) -> None:
-        """From every store and from the folder. What cannot be deleted now only takes room."""
+        """Delete from every store and from the folder. Files that cannot be deleted only take space."""
         for version in versions:
-            for place in self._places:
+            for state in self._states:
                 try:
-                    place.store.delete(version)
+                    state.store.delete(version)
                 except TrinityError as error:
                     log.warning("trainer.version.not_deleted", version=version, reason=str(error))
             shutil.rmtree(self.folder(version), ignore_errors=True)
 
     def close(self) -> None:
-        for place in self._places:
-            place.store.close()
+        for state in self._states:
+            state.store.close()
 
     def _with_delta(self, manifest: Manifest) -> Manifest:
-        """With the difference to the version before, if a store has use for it and it is much smaller."""
+        """Add the difference to the version before, if a store can use it and it is much smaller."""
         base = self._base
-        if base is None or not any(self._takes_delta(place) for place in self._places):
+        if base is None or not any(self._takes_delta(state) for state in self._states):
             return manifest
         if not self.folder(base.version).is_dir():
             return manifest
@@ -178,17 +178,17 @@ class Places:
         target.mkdir(parents=True)
         try:
             infos = encode(self.folder(base.version), base, self.folder(manifest.version), manifest, target)
-        except InvalidInput as error:  # the base's files are damaged; this version needs none of them
+        except InvalidInput as error:  # the base's files are damaged; this version does not need them
             log.warning("trainer.version.without_base", version=manifest.version, reason=str(error))
             return manifest
         if sum(info.size_bytes for info in infos) > _WORTHWHILE * manifest.size_bytes:
             return manifest
         return replace(manifest, delta=Delta(base.version, infos))
 
-    def _takes_delta(self, place: _Place) -> bool:
-        if self._base is None or place.store.kind == "folder":
+    def _takes_delta(self, state: _StoreState) -> bool:
+        if self._base is None or state.store.kind == "folder":
             return False
-        return place.newest == self._base.version and place.deltas + 1 < self._full_interval
+        return state.newest == self._base.version and state.deltas + 1 < self._full_interval
 
     def _delta_folder(self, version: int) -> Path:
         return self.root / f".v{version}.delta"

@@ -1,7 +1,7 @@
-"""Making versions: whole files in the weights folder, then every store, then Stage, then Commit. Rank 0 alone.
+"""Publishes versions: whole files in the weights folder, then every store, then Stage, then Commit. Rank 0 alone.
 
-Commit says "LIVE as soon as it is verified", so nobody waits here for an explorer; what became of a version is looked
-up later, between steps (verdicts.py). Versions never change: the weights of a step are published once.
+Commit says "LIVE as soon as it is verified", so this does not wait for an explorer. The result of a verification is
+polled later, between steps (verdicts.py). Versions never change: the weights of a step are published once.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from trinity.trainer.weights.canary import Tokens, probe_of_versions
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.client import Known, Rollback, SyncClient
 from trinity.trainer.weights.collective import CollectiveSender
-from trinity.trainer.weights.places import Places
+from trinity.trainer.weights.places import VersionStores
 from trinity.trainer.weights.shards import Weights, read_version, write_shards
-from trinity.trainer.weights.verdicts import Verdicts
+from trinity.trainer.weights.verdicts import VerificationResults
 from trinity.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState
 
 log = structlog.get_logger(__name__)
@@ -32,7 +32,7 @@ _OPEN = (VersionState.STAGED, VersionState.VERIFIED)
 
 
 class VersionLost(Conflict):
-    """Nobody can load the LIVE version, and this trainer is past its step."""
+    """No explorer can load the LIVE version, and this trainer is past its step."""
 
     for_good = True
 
@@ -43,7 +43,7 @@ class _BaseRejected(Exception):
 
 @dataclass(frozen=True)
 class Opening:
-    """What the service knows of the run when a trainer starts. `is_new`: nothing at all."""
+    """The service's records of the run when a trainer starts. `is_new`: there are none."""
 
     is_new: bool
     probe: Tokens
@@ -56,8 +56,8 @@ class Publisher:
         self,
         client: SyncClient,
         claim: Claim,
-        verdicts: Verdicts,
-        places: Places,
+        results: VerificationResults,
+        stores: VersionStores,
         versions_to_keep: int,
         removes_files: bool = False,
         collective: CollectiveSender | None = None,
@@ -66,53 +66,53 @@ class Publisher:
         """`removes_files`: those in the weights folder go when all steps are done. `lora`: versions are adapters."""
         self._client = client
         self._claim = claim
-        self._verdicts = verdicts
-        self._places = places
+        self._results = results
+        self._stores = stores
         self._versions_to_keep = versions_to_keep
         self._removes_files = removes_files
         self._collective = collective
         self._lora = lora
         self._newest: Manifest | None = None
-        self._lost: dict[int, Manifest] = {}  # by step: what is to be written again
+        self._lost: dict[int, Manifest] = {}  # by step: versions to be written again
         self._taken_in_step = -1
         self.followed_rollback = 0
 
     @property
     def live_version(self) -> int:
-        return self._verdicts.live_version
+        return self._results.live_version
 
     @property
     def newest_step(self) -> int:
-        """Of the newest version that the service has taken in, or whose number a rollback has withdrawn."""
+        """Step of the newest version that is registered, or whose number a rollback has withdrawn."""
         return max(self._taken_in_step, self._claim.rollback.newest_step)
 
     @property
     def due_rollback(self) -> Rollback | None:
-        """The newest one, if the weights do not follow it yet."""
+        """The newest rollback, if it is not applied to the weights yet."""
         newest = self._claim.rollback
         return newest if newest.number > self.followed_rollback else None
 
-    def look(self) -> bool:
-        """Whether a version was found rejected. Cheap.
+    def poll(self) -> bool:
+        """Poll for a rejected version; True if there is one. Cheap.
 
-        Raises what must end the trainer: a lost claim, or a rejected version with on_rejected stop.
+        Raises errors that end the trainer: a lost claim, or a rejected version with on_rejected stop.
         """
         self._claim.check()
-        rejected = self._verdicts.look()
+        rejected = self._results.poll()
         if rejected:
-            self._places.begin_anew()
+            self._stores.end_delta_chain()
         return rejected
 
     def open(self, rollback: int) -> Opening:
-        """Claim the run and find its versions. `rollback`: number of the newest one that the weights follow."""
+        """Claim the run and find its versions. `rollback`: number of the newest one applied to the weights."""
         self.followed_rollback = rollback
         self._claim.wait()
         known = self._client.versions(_LISTED)
         if known and known[0].state in _OPEN and not known[0].is_committed:  # a trainer died between Stage and Commit
-            with contextlib.suppress(Conflict):  # it is being rejected: the verdict says so
+            with contextlib.suppress(Conflict):  # it is being rejected: the verification result says so
                 self._client.commit(known[0].version, self._claim.lease_id, self._versions_to_keep)
             known = self._client.versions(_LISTED)
-        self._verdicts.open(known)
+        self._results.open(known)
         self._taken_in_step = max((version.manifest.step for version in known), default=-1)
         self._lost = {v.manifest.step: v.manifest for v in known if self._is_lost(v)}
         return Opening(not known, probe_of_versions([version.manifest for version in known]))
@@ -122,100 +122,100 @@ class Publisher:
         self._announce(Manifest(self._client.run, 0, 0, (), (), (), time.time(), base_model, canary=canary))
 
     def check_lost(self, step: int) -> None:
-        """Raise VersionLost if explorers can load nothing, and the weights of `step` can mend nothing either."""
-        if self._nobody_can_load(step) and step <= self.newest_step:
+        """Raise VersionLost if explorers can load no version, and the weights of `step` cannot replace it."""
+        if self._live_version_is_lost(step) and step <= self.newest_step:
             version = self.live_version
             raise VersionLost(
-                f"the files of version {version}, which is LIVE, are gone from {self._places.root}, and the trainer "
-                f"goes on from the checkpoint of step {step}: explorers can load nothing. Remove the checkpoints of "
+                f"the files of version {version}, which is LIVE, are gone from {self._stores.root}, and the trainer "
+                f"continues from the checkpoint of step {step}: explorers can load nothing. Remove the checkpoints of "
                 f"steps after {version} (global_step_<n>) from the job folder, so that step {version} is trained again "
-                "and its version written again; or start the run anew, under another name"
+                "and its version written again; or start a new run, under another name"
             )
 
     def wants(self, step: int, due: bool = True) -> bool:
-        """Whether the weights of a step are to be published: not what was taken in before a crash or a rollback.
+        """Whether to publish the weights of a step: not if they were registered before a crash or a rollback.
 
-        What was lost is, and so are weights that are not `due` while explorers can load nothing.
+        Lost versions are published again, and so are weights that are not `due` while explorers can load nothing.
         """
         if step in self._lost:
             return True
-        return step > self.newest_step and (due or self._nobody_can_load(step))
+        return step > self.newest_step and (due or self._live_version_is_lost(step))
 
     def publish(self, step: int, layout: Sequence[TensorInfo], weights: Weights, canary: Canary | None) -> bool:
         """Publish the weights of a step under the step's own number. Whether `broadcast` is to follow."""
-        self.look()
+        self.poll()
         if step in self._lost:
             self._restore(self._lost[step], layout, weights)
             return False
-        if self._nobody_can_load(step):
-            canary = None  # an explorer that starts now judges nothing before it has loaded the LIVE version
+        if self._live_version_is_lost(step):
+            canary = None  # an explorer that starts now verifies nothing before it has loaded the LIVE version
         tensors, infos = self._write(step, layout, weights)
         now = time.time()
         manifest = Manifest(self._client.run, step, step, tensors, infos, (), now, canary=canary, lora=self._lora)
         try:
             taken = self._announce(self._put(manifest))
         except _BaseRejected:
-            taken = self._announce(self._put(manifest))  # whole this time
+            taken = self._announce(self._put(manifest))  # whole instead of a difference
         if taken:
             self._forget_lost(step)
         return taken and self._newest is not None and self._newest.collective is not None
 
     def broadcast(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Send the version that was published last to its collective group."""
+        """Send the last published version to its collective group."""
         assert self._collective is not None and self._newest is not None
         self._collective.send(self._newest, weights)
 
     def read(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights of an older version. Conflict if its files are nowhere as they were made."""
+        """The weights of an older version. Raises Conflict if no store has its files undamaged."""
         manifest = self._client.version(version).manifest
-        return read_version(manifest, self._places.find(manifest))
+        return read_version(manifest, self._stores.find(manifest))
 
     def follows(self, rollback: Rollback) -> None:
         """The engine has the weights of the rollback's version, which is LIVE again."""
         self.followed_rollback = rollback.number
-        self._verdicts.follows(rollback)
-        self._places.begin_anew()
+        self._results.follows(rollback)
+        self._stores.end_delta_chain()
         self._claim.renew()
-        self._places.drop_fetched()
+        self._stores.drop_fetched()
 
     def settle(self, seconds: float, stopping: Callable[[], bool]) -> None:
-        """Wait until the newest version is judged, and served where its files are to go; not without explorers."""
+        """Wait until the newest version is verified, and served if its files will be removed; not without explorers."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not stopping():
-            self.look()
+            self.poll()
             served = self._client.served()
             behind = self._removes_files and any(version < self.live_version for version in served)
-            if not served or not (self._verdicts.pending or behind):
+            if not served or not (self._results.pending or behind):
                 break
             time.sleep(_SETTLE_SECONDS)
         if self._removes_files and not stopping():
             self._claim.renew()
-            shutil.rmtree(self._places.root, ignore_errors=True)
+            shutil.rmtree(self._stores.root, ignore_errors=True)
 
     def close(self) -> None:
-        """Give the run free."""
+        """Release the claim."""
         if self._collective is not None:
             self._collective.close()
         self._claim.close()
-        self._places.close()
+        self._stores.close()
         self._client.close()
 
     def _write(
         self, version: int, layout: Sequence[TensorInfo], weights: Weights
     ) -> tuple[tuple[TensorInfo, ...], tuple[FileInfo, ...]]:
-        """The whole files. The folder has its name once they are all there.
+        """Write the whole files. The folder gets its name once they are complete.
 
-        Nothing is removed unless the run is still this trainer's: one that was frozen may have a successor, whose files
-        lie here too.
+        Files are removed only while this trainer holds the claim: after it was frozen a successor's files may be here
+        too.
         """
-        root, folder = self._places.root, self._places.folder(version)
+        root, folder = self._stores.root, self._stores.folder(version)
         partial = root / f".v{version}.{self._claim.lease_id}.partial"
         self._claim.renew()
         for left in root.glob(".v*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         try:
             tensors, infos = write_shards(weights, layout, partial, _FILES)
-        except FileNotFoundError:  # a successor has removed what was half written: then it is said that there is one
+        except FileNotFoundError:  # a successor has removed the partial files: raise that it has the claim
             self._claim.renew()
             raise
         self._claim.renew()
@@ -224,19 +224,19 @@ class Publisher:
         return tuple(tensors), tuple(infos)
 
     def _put(self, manifest: Manifest) -> Manifest:
-        """Into the stores; the manifest with all offers, sealed."""
-        sealed = self._places.put(manifest, self._claim.renew)
-        if sealed.delta is not None and self.look():  # its base was rejected meanwhile
-            sealed = self._places.put(manifest, self._claim.renew)
+        """Put the version into the stores; returns the manifest with all offers, sealed."""
+        sealed = self._stores.put(manifest, self._claim.renew)
+        if sealed.delta is not None and self.poll():  # its base was rejected meanwhile
+            sealed = self._stores.put(manifest, self._claim.renew)
         offer = self._collective.offer(self._claim.lease_id) if self._collective is not None else None
         if offer is not None:
             sealed = replace(sealed, offers=(*sealed.offers, offer))
-        self._places.seal(sealed)
+        self._stores.seal(sealed)
         self._newest = sealed
         return sealed
 
     def _announce(self, manifest: Manifest) -> bool:
-        """Stage and Commit. False if the version is good for nothing: withdrawn, or rejected with on_rejected continue.
+        """Stage and Commit. False if the version is withdrawn, or rejected with on_rejected continue.
 
         Raises VersionRejected for one that ends the trainer, _BaseRejected, and any other refusal.
         """
@@ -249,53 +249,53 @@ class Publisher:
             self._claim.renew()
             if self.due_rollback is not None:
                 log.warning("trainer.version.withdrawn", version=version, reason=str(error))
-                self._places.delete([version])
+                self._stores.delete([version])
             elif self._base_is_rejected(manifest):
-                self._places.begin_anew()
+                self._stores.end_delta_chain()
                 raise _BaseRejected from None
-            elif not self._verdicts.rejects(version):
+            elif not self._results.rejects(version):
                 raise error from None
             else:
                 self._taken_in_step = manifest.step
-            self._places.begin_anew()
+            self._stores.end_delta_chain()
             return False
-        self._verdicts.expect(version)
+        self._results.expect(version)
         log.info("trainer.version.published", version=version, size_bytes=manifest.size_bytes)
-        self._places.delete(collectable)
+        self._stores.delete(collectable)
         return True
 
     def _base_is_rejected(self, manifest: Manifest) -> bool:
         """Whether Stage refused a difference for its base. Raises VersionRejected where that ends the trainer."""
         if manifest.delta is None or self._taken_in_step == manifest.step:
             return False
-        return self._verdicts.rejects(manifest.delta.base_version)
+        return self._results.rejects(manifest.delta.base_version)
 
     def _is_lost(self, known: Known) -> bool:
-        """Whether it is LIVE, or still to be judged after that one, and its files are gone."""
+        """Whether it is LIVE, or newer and still to be verified, and its files are gone."""
         to_load = known.state is VersionState.LIVE or (known.state in _OPEN and known.version > self.live_version)
-        return to_load and self._places.has_lost(known.manifest)
+        return to_load and self._stores.has_lost(known.manifest)
 
-    def _nobody_can_load(self, step: int) -> bool:
-        """Whether the files of the LIVE version are gone everywhere, and its step is behind."""
+    def _live_version_is_lost(self, step: int) -> bool:
+        """Whether the files of the LIVE version are gone from every store, and its step is in the past."""
         live = self._lost.get(self.live_version)
-        return live is not None and live.step < step and self._places.only_here(live)
+        return live is not None and live.step < step and self._stores.only_here(live)
 
     def _forget_lost(self, step: int) -> None:
-        """A version can be had again; nobody needs older ones."""
+        """Explorers can load a version again; older lost ones are not needed."""
         self._lost = {lost: manifest for lost, manifest in self._lost.items() if lost > step}
 
     def _restore(self, manifest: Manifest, layout: Sequence[TensorInfo], weights: Weights) -> None:
-        """Write the files of a version again. Conflict if the weights are others now and the version is LIVE."""
+        """Write the files of a version again. Raises Conflict if the version is LIVE and the weights now differ."""
         _, infos = self._write(manifest.version, layout, weights)
         self._forget_lost(manifest.step)
         if infos == manifest.files:
-            self._places.seal_again(manifest)
+            self._stores.seal_again(manifest)
             log.info("trainer.version.restored", version=manifest.version)
             return
-        shutil.rmtree(self._places.folder(manifest.version), ignore_errors=True)
-        if manifest.version == self.live_version and self._places.only_here(manifest):
+        shutil.rmtree(self._stores.folder(manifest.version), ignore_errors=True)
+        if manifest.version == self.live_version and self._stores.only_here(manifest):
             raise Conflict(
-                f"the files of version {manifest.version} in {self._places.root} are gone, and training its step again "
-                "gave other weights. Go back to another version with `trinity weights rollback`, or start the run anew"
+                f"the files of version {manifest.version} in {self._stores.root} are gone, and training its step again "
+                "gave other weights. Go back to another version with `trinity weights rollback`, or start a new run"
             )
         log.warning("trainer.version.not_restored", version=manifest.version, reason="its step gave other weights")

@@ -1,4 +1,4 @@
-"""Weights as safetensors files. Each tensor is hashed while it is written: nothing is read again.
+"""Weights as safetensors files. Each tensor is hashed while it is written; files are not read again.
 
 The format: https://github.com/huggingface/safetensors#format
 """
@@ -21,9 +21,9 @@ from trinity.weights import FileInfo, Manifest, TensorInfo
 SHARD_BYTES = 256 * 1024**2  # of a version: explorers check files side by side
 CHECKPOINT_SHARD_BYTES = 2 * 1024**3
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_BLOCK = 256 * 1024  # of hashing: stays in the processor's cache for the second sum
-_WRITTEN = 1024 * 1024  # at once: a whole tensor takes up to twice as long (ext4)
-_HELD_BYTES = 1024**3  # of a GPU's weights, on the host, which are being written
+_BLOCK = 256 * 1024  # of hashing: stays in the CPU's cache for the second checksum
+_WRITTEN = 1024 * 1024  # per write: a whole tensor takes up to twice as long (ext4)
+_HELD_BYTES = 1024**3  # host copies of a GPU's shards that are being written
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 _Written = tuple[list[TensorInfo], FileInfo]
@@ -40,8 +40,8 @@ def write_shards(
 ) -> tuple[list[TensorInfo], list[FileInfo]]:
     """Write tensors in order into files of about `shard_bytes`; `pattern` names them, as "part-{:05d}.safetensors".
 
-    `layout` is what `weights` will give. InvalidInput if it gives something else. A tensor of a CPU is written before
-    the next one is asked for; a shard of a GPU's is copied to the host, and written while the next ones come.
+    `layout` describes `weights`. Raises InvalidInput if they differ. A CPU tensor is written before the next one is
+    requested; a shard of GPU tensors is copied to the host, and written while the next ones come.
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = iter(weights)
@@ -117,7 +117,7 @@ def _header(shard: list[TensorInfo]) -> bytes:
 
 
 class _Writer:
-    """A file with the checksum of all that went into it, computed by another thread while it is written."""
+    """A file with the checksum of its content, computed by another thread while it is written."""
 
     def __init__(self, file: BinaryIO, aside: ThreadPoolExecutor) -> None:
         self._file = file
@@ -151,7 +151,7 @@ class _Writer:
 
 
 def read_version(manifest: Manifest, folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a version whose whole files lie in `folder`, in the manifest's order."""
+    """The tensors of a version whose whole files are in `folder`, in the manifest's order."""
     shards = {info.name: safe_open(folder / info.name, "pt") for info in manifest.files}
     for tensor in manifest.tensors:
         yield tensor.name, shards[tensor.file].get_tensor(tensor.name)

@@ -1,8 +1,8 @@
-"""What became of the versions that were published: verified and LIVE, or rejected.
+"""Verification results of published versions: verified and LIVE, or rejected.
 
-    expect -> (look, about once a second) -> LIVE, or rejected: the trainer ends, or goes on, as the YAML says
+expect -> (poll, about once a second) -> LIVE, or rejected: the trainer ends or continues, as the YAML says
 
-A version that a rollback withdrew counts as rejected too; that is no verdict on its weights.
+A version that a rollback withdrew counts as rejected too, whether or not its weights are correct.
 """
 
 import time
@@ -21,13 +21,13 @@ _SERVED = (VersionState.LIVE, VersionState.RETIRED)
 
 
 class VersionRejected(TrinityError):
-    """Explorers do not serve a version: its files are damaged, or they computed something else than the trainer."""
+    """Explorers refuse a version: its files are damaged, or its canary differs from the trainer's."""
 
     for_good = True
 
 
-class Verdicts:
-    """`newest_rollback` is asked for at a rejection, so it must be up to date then."""
+class VerificationResults:
+    """`newest_rollback` is called at a rejection and must be up to date then."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Verdicts:
         self.live_version = -1
 
     def open(self, known: Sequence[Known]) -> None:
-        """Begin with what the service knows, newest first. Raises if the newest version was rejected before."""
+        """Start from the service's records, newest first. Raises if the newest version was rejected before."""
         self.live_version = max((v.version for v in known if v.state is VersionState.LIVE), default=-1)
         withdrawn = self._newest_rollback().withdrawn
         newer = [v for v in known if v.version > max(self.live_version, *withdrawn, -1)]
@@ -60,17 +60,17 @@ class Verdicts:
         self._looked_at = 0.0
 
     def follows(self, rollback: Rollback) -> None:
-        """An older version is LIVE again; nobody judges those that were published after it."""
+        """An older version is LIVE again; explorers do not verify those published after it."""
         self.live_version = rollback.version
         self._pending.clear()
 
     @property
     def pending(self) -> bool:
-        """Whether the newest version is still to be judged."""
+        """Whether the newest version is still to be verified."""
         return bool(self._pending)
 
     def rejects(self, version: int) -> bool:
-        """Whether a version that was refused is one that was rejected. Raises VersionRejected like `look`."""
+        """Whether a refused version was rejected. Raises VersionRejected like `poll`."""
         try:
             known = self._client.version(version)
         except NotFound:
@@ -79,8 +79,8 @@ class Verdicts:
             self._reject(known)
         return known.state is VersionState.REJECTED
 
-    def look(self) -> bool:
-        """Whether a version was found rejected. Raises VersionRejected where that ends the trainer."""
+    def poll(self) -> bool:
+        """Poll for a rejected version; True if there is one. Raises VersionRejected if that ends the trainer."""
         if not self._pending or time.monotonic() - self._looked_at < _SECONDS:
             return False
         self._looked_at = time.monotonic()
@@ -98,7 +98,7 @@ class Verdicts:
         return found
 
     def _would_pass_now(self, known: Known) -> bool:
-        """Whether the YAML allows by now what was measured: raising the tolerance must help."""
+        """Whether the YAML's present tolerance allows the measured difference: raising it must help."""
         measured, (mean, largest) = known.measured, self._allowed
         passes = measured is not None and measured.mean_error <= mean and measured.max_error <= largest
         if passes and known.version > 0:
@@ -121,8 +121,8 @@ def _message(known: Known, live_version: int) -> str:
     )
     if known.version == 0:
         what_to_do = (
-            "The explorers' model is not the trainer's, or computes otherwise: compare model.model_path and dtypes. "
-            "synchronizer.canary_tolerance allows more, synchronizer.canary: false anything; then begin the run anew, "
-            "under another name"
+            "The explorers' model differs from the trainer's in weights or arithmetic: compare model.model_path and "
+            "dtypes, or set a larger synchronizer.canary_tolerance, or synchronizer.canary: false; then start a new "
+            "run under another name"
         )
     return f"version {known.version} was rejected: {known.reason}. {what_to_do}"

@@ -1,4 +1,4 @@
-"""Advantage functions by the names of the YAML: what is known of a batch's rollouts to an advantage for every token.
+"""Advantage functions by the names of the YAML: from a batch's rollouts to an advantage for every token.
 
 A function is `name(rollouts, **args) -> Advantages`; its arguments and defaults are those of trinity.config.
 """

@@ -1,4 +1,4 @@
-"""AsymRE: a baseline below the mean puts more weight on what went well."""
+"""AsymRE: a baseline below the mean gives successes more weight."""
 
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, groups, mean_of, spread
 

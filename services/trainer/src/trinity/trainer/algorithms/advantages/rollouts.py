@@ -1,4 +1,4 @@
-"""What advantage functions see, and what they give. N sequences in groups; R response tokens, ragged."""
+"""Inputs and outputs of advantage functions. N sequences in groups; R response tokens, ragged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ class Rollouts:
     rewards_N; groups_N int, equal for the rollouts of one task; masks bool [R] each: the tokens the policy chose;
     logprobs [R] each, of the policy that sampled. A trajectory is one rollout of a group, in one sequence or, step by
     step, in several: trajectories_N and steps_N int say which and where; without them each sequence is one.
-    facts: info and metrics of each experience. penalties [R] each: what KL takes from the reward of each token;
-    values [R] each: a critic's. Where one of the two is not there, it is zero. teachers [R] each: a teacher's
-    log-probabilities, None of a sequence without. `seed` decides what is random.
+    facts: info and metrics of each experience. penalties [R] each: the KL penalty of each token; values [R]
+    each: a critic's. Both are zero if absent. teachers [R] each: a teacher's log-probabilities, None for a sequence
+    without. seed: of random choices.
     """
 
     rewards_N: torch.Tensor
@@ -68,10 +68,10 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Advantages:
-    """tokens [R] each, 0 outside action tokens; scores_N: one number for each sequence, for people to read.
+    """tokens [R] each, 0 outside action tokens; scores_N: one number for each sequence, for reports.
 
-    copies_N int: how often a sequence is trained; 0 leaves it out of the batch's loss. returns [R] each: what a critic
-    is to learn.
+    copies_N int: how often a sequence is trained; 0 leaves it out of the batch's loss. returns [R] each: targets of a
+    critic.
     """
 
     scores_N: torch.Tensor

@@ -1,7 +1,7 @@
 """Clip-Cov and KL-Cov: few tokens, whose log-probability and advantage vary together most, take the entropy away.
 
 The entropy mechanism of RL, arXiv:2505.22617. The covariance of a token is (A - mean of A) (lp - mean of lp), the means
-over the tokens of the batch, whose weights are those that an update begins with. x.kept is 0 at the chosen tokens.
+over the tokens of the batch, whose weights are those that an update begins with. x.keep_mask is 0 at the chosen tokens.
 """
 
 import numpy as np
@@ -27,26 +27,26 @@ def clip_cov(
     clip_cov_ub: float = 5.0,
 ) -> tuple[torch.Tensor, Report]:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), 0 for the chosen tokens. `chosen_to_clip` chooses."""
-    assert x.kept is not None
+    assert x.keep_mask is not None
     exponent = log_ratio(x)
     loss, by_clip = clipped(x.advantages, exponent.exp(), *_bounds(clip_range, clip_range_low, clip_range_high))
     report = {
         "pg_clipfrac": masked_sum(by_clip, x.mask),
-        "cov_clipfrac": masked_sum(x.kept == 0, x.mask),
+        "cov_clipfrac": masked_sum(x.keep_mask == 0, x.mask),
         "ppo_kl": masked_sum(-exponent.detach(), x.mask),
     }
-    return share(loss * x.kept, x.mask), report
+    return share(loss * x.keep_mask, x.mask), report
 
 
 def kl_cov(
     x: LossInputs, share: Share, *, kl_cov_ratio: float = 0.0002, ppo_kl_coef: float = 1.0
 ) -> tuple[torch.Tensor, Report]:
     """-A r, and ppo_kl_coef |lp - lo| more for the chosen tokens. `chosen_to_hold` chooses."""
-    assert x.kept is not None
+    assert x.keep_mask is not None
     exponent = log_ratio(x)
-    loss = -x.advantages * exponent.exp() + ppo_kl_coef * exponent.abs() * (1 - x.kept)
+    loss = -x.advantages * exponent.exp() + ppo_kl_coef * exponent.abs() * (1 - x.keep_mask)
     report = {
-        "cov_klfrac": masked_sum(x.kept == 0, x.mask),
+        "cov_klfrac": masked_sum(x.keep_mask == 0, x.mask),
         "ppo_kl": masked_sum(-exponent.detach(), x.mask),
     }
     return share(loss, x.mask), report

@@ -11,17 +11,17 @@ from trinity.trainer.algorithms.report import Report, masked_sum
 def m2po(
     x: LossInputs, share: Share, *, m2_threshold: float = 0.04, log_ratio_clip: float = 20.0
 ) -> tuple[torch.Tensor, Report]:
-    """-A r for the tokens of x.kept, 0 for the others; the mean is over all. M2PO, arXiv:2510.01161.
+    """-A r for the tokens of x.keep_mask, 0 for the others; the mean is over all. M2PO, arXiv:2510.01161.
 
-    log_ratio_clip bounds the value of lp - lo in r, not its gradient. `keep` says which tokens are kept.
+    log_ratio_clip bounds the value of lp - lo in r, not its gradient. `keep` selects the tokens.
     """
-    assert x.kept is not None
+    assert x.keep_mask is not None
     plain = x.logprobs - x.old_logprobs
     exponent = plain + (plain.clamp(-log_ratio_clip, log_ratio_clip) - plain).detach()
-    loss = (-x.advantages * exponent.exp()).masked_fill(x.kept == 0, 0.0)
+    loss = (-x.advantages * exponent.exp()).masked_fill(x.keep_mask == 0, 0.0)
     report = {
-        "m2po_masked": masked_sum(x.kept == 0, x.mask),
-        "second_moment": masked_sum(plain.detach().square() * x.kept, x.mask),
+        "m2po_masked": masked_sum(x.keep_mask == 0, x.mask),
+        "second_moment": masked_sum(plain.detach().square() * x.keep_mask, x.mask),
         "ppo_kl": masked_sum(-log_ratio(x).detach(), x.mask),
     }
     return share(loss, x.mask), report

@@ -10,7 +10,7 @@ from trinity.trainer.algorithms.report import Report, masked_sum
 
 
 def sft(x: LossInputs, share: Share, *, use_token_level_loss: bool = True) -> tuple[torch.Tensor, Report]:
-    """-lp. Not token-level: the mean of sequences' means, whatever aggregation is chosen."""
+    """-lp. Not token-level: the mean of sequences' means under every aggregation mode."""
     return _share(-x.logprobs, x, share, use_token_level_loss)
 
 

@@ -1,4 +1,4 @@
-"""TOPR: what went wrong is unlearnt only as far as the policy still does it."""
+"""TOPR: negative samples count only as far as the policy still produces them."""
 
 import torch
 
