@@ -1,4 +1,4 @@
-"""All episodes of a process: each has its place, its time limits and its checks, and is closed exactly once."""
+"""All episodes of a process. Each has a slot, time limits and checks, and is closed exactly once."""
 
 import asyncio
 import logging
@@ -79,7 +79,7 @@ class Arena:
         return scoring.response()
 
     def closing(self, player: Player, name: str) -> "asyncio.Task[None]":
-        """Closes it, whatever becomes of whoever waits."""
+        """Close a player in a task that a cancelled caller does not cancel."""
         task = asyncio.create_task(_close(player, name))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -87,11 +87,11 @@ class Arena:
 
     @property
     def open(self) -> int:
-        """Places that are taken, by episodes or by what is still being released."""
+        """Slots in use, by open episodes or by episodes that are still being released."""
         return sum(source.open for source in self.sources.values())
 
     async def drain(self, grace_seconds: float) -> None:
-        """No new episodes; those that run get the grace to end."""
+        """Refuse new episodes and wait `grace_seconds` for open ones."""
         self._draining = True
         deadline = asyncio.get_running_loop().time() + grace_seconds
         while (self.episodes or self._closing) and asyncio.get_running_loop().time() < deadline:
@@ -163,7 +163,7 @@ class Episode:
                 log.exception("%s failed", name)
             code, text = status_of(error)
             raise Failed(code, f"{name}: {text}") from None
-        # Attached providers' answers were looked at in whole where they came in.
+        # Answers of attached providers were validated completely when they arrived.
         problem = contract.answer_problem(answer, self._turn, own=True)
         if problem:
             self._done = True

@@ -1,4 +1,4 @@
-"""The playing side of many episodes over one stream: a task for each, fed with its calls in order."""
+"""The playing side of many episodes over one stream. Each has a task that gets its calls in order."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -46,7 +46,7 @@ class TimedOut(EpisodeError):
 
 
 class Away(EpisodeError):
-    """Whoever plays went away: shutting down, or a lost connection."""
+    """The provider is shutting down, or its connection was lost."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -56,13 +56,13 @@ class Broken(EpisodeError):
 
 
 class Lying(Broken):
-    """Whoever plays answered against the contract."""
+    """The provider's answer violates the contract."""
 
     code = grpc.StatusCode.DATA_LOSS
 
 
 class Failed(EpisodeError):
-    """A failure told from elsewhere, with the status it had there."""
+    """A failure reported by another process, with its status there."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -86,6 +86,6 @@ def number_of(code: grpc.StatusCode) -> int:
 
 
 def failed(number: int, message: str) -> Failed:
-    """The error that a Failure tells of; a number that is no code is UNKNOWN."""
+    """The error in a Failure message; a number that is no code becomes UNKNOWN."""
     code = _BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
     return Failed(grpc.StatusCode.UNKNOWN if code is grpc.StatusCode.OK else code, message[:10_000])

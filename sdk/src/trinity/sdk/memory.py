@@ -38,7 +38,7 @@ class _Watched:
 
 
 class MemoryWatch:
-    """Looks at all watched processes at once, in a thread, while any of them is busy. One for each event loop."""
+    """Polls all watched processes at once, in a thread, while any of them is busy. One for each event loop."""
 
     def __init__(self) -> None:
         self._watched: dict[int, _Watched] = {}
@@ -51,7 +51,7 @@ class MemoryWatch:
             self._looking = asyncio.create_task(self._look())
 
     def remove(self, pid: int) -> None:
-        """Does nothing the second time."""
+        """Stop watching. Idempotent."""
         self._watched.pop(pid, None)
 
     async def _look(self) -> None:

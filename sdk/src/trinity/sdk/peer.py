@@ -1,4 +1,4 @@
-"""The calling side of many episodes over one stream: calls go out with an id, replies find whoever waits for them."""
+"""The calling side of many episodes over one stream. Calls carry an id, by which replies reach their callers."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from trinity.sdk.errors import Failed, Lying, failed
 
 
 class Peer:
-    """Whoever plays at the other end. `send` puts a call on its way and never waits."""
+    """The playing side at the other end of a stream. `send` queues a call and never waits."""
 
     def __init__(self, send: Callable[[pb.ProviderCall], None]) -> None:
         self._send = send
         self._waiting: dict[int, asyncio.Future[pb.ProviderReply]] = {}
         self._ids: dict[int, str] = {}
         self._next = 0
-        # Replies of nobody: a few come after their episode was closed.
+        # Replies without a call. A few arrive after their episode was closed.
         self.strays = 0
         self._gone: tuple[grpc.StatusCode, str] | None = None
 
@@ -58,7 +58,7 @@ class Peer:
         return reply
 
     def end(self, identity: int) -> None:
-        """The id is used no more; a reply that is still on its way is nobody's."""
+        """Release an id. A reply that is still on its way counts as stray."""
         if self._ids.pop(identity, None) is not None and self._gone is None:
             self._send(pb.ProviderCall(id=identity, close=pb.Close()))
 
@@ -73,7 +73,7 @@ class Peer:
             self.strays += 1
 
     def fail(self, code: grpc.StatusCode, message: str) -> None:
-        """The stream is over: everybody who waits hears of it, and whoever comes later. The first reason stays."""
+        """The stream is over: pending and later calls raise the reason. The first reason stays."""
         if self._gone is not None:
             return
         self._gone = code, message

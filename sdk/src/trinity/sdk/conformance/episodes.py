@@ -82,7 +82,7 @@ class EpisodeChecks:
             raise Broken(f"it was refused: {refusal}") from None
 
     async def _when_there_is_room(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Tries again for a while: episodes before it may take their time to be released."""
+        """Retries for a while, because earlier episodes may need time to be released."""
         deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
         while True:
             try:
@@ -181,7 +181,7 @@ class EpisodeChecks:
         await self._released(min(limit, _PARALLEL) if limit else _PARALLEL)
 
     async def _released(self, count: int) -> None:
-        """So many episodes can be open, twice in a row; those before may take a while to be released."""
+        """Raises Broken unless `count` episodes can be open, twice. Earlier ones may need time to be released."""
         for _ in range(2):
             deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
             while not await self._open(count):
@@ -190,7 +190,7 @@ class EpisodeChecks:
                 await asyncio.sleep(0.1)
 
     async def _open(self, count: int) -> bool:
-        """Whether so many can be open at once; they are cancelled then."""
+        """Whether `count` episodes can be open at once. Cancels them afterwards."""
         streams = [self._stream() for _ in range(count)]
         try:
             results = await asyncio.gather(*(stream.reset(self._reset()) for stream in streams), return_exceptions=True)

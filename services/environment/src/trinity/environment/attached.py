@@ -19,14 +19,14 @@ from trinity.sdk.players import Message, Release, too_slow
 log = structlog.get_logger(__name__)
 
 _FIRST_AVOIDED_SECONDS, _MAX_AVOIDED_SECONDS = 1.0, 60.0
-# What an answer may take beyond the announced time, for the way there and back.
+# Added to the announced time, for the network.
 _GRACE_SECONDS = 2.0
 _SCORE_SECONDS = 60.0
-# Replies that belong to nobody, after which a provider is no longer listened to.
+# Replies without a call after which the provider's stream is closed.
 _MAX_STRAYS = 100_000
-# Calls that may wait to be sent, beside one for each open episode: closes of episodes that are over.
+# Calls that may wait to be sent beside one for each open episode, such as closes of episodes.
 _MAX_UNSENT = 10_000
-# The task's or the moment's fault, not the provider's.
+# Caused by the task or the moment, not by the provider.
 _BLAMELESS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -45,7 +45,7 @@ class _Record:
 
 @dataclass(eq=False)
 class Attachment:
-    """Lives from the offer until the stream ends."""
+    """One attached provider, from its offer until its stream ends."""
 
     provider: str
     instance: str
@@ -71,7 +71,7 @@ class Attachment:
             self.end(f"the attached provider {self.provider} sent {_MAX_STRAYS} replies to calls that were not made")
 
     def end(self, reason: str) -> None:
-        """Everything it plays fails; the stream is closed."""
+        """Fail all its episodes and close the stream."""
         self.peer.fail(grpc.StatusCode.UNAVAILABLE, reason)
         self.outbox.shut()
 
@@ -80,7 +80,7 @@ class Attachment:
         return not limit or self.open[name] < limit
 
     def avoided_until(self, name: str) -> float:
-        """Time (monotonic) until which others are asked first."""
+        """Monotonic time until which other providers are preferred."""
         return self._records[name].avoided_until if name in self._records else 0.0
 
     def praise(self, name: str) -> None:

@@ -1,8 +1,8 @@
 """ScienceWorld's simulator in a Java machine of its own.
 
-A machine takes one to two seconds to start, so those that are done wait for the next episode. Two episodes must not
-share one: their transcripts would mix. Calls go straight to the simulator; the Python wrapper that comes with it lists
-all valid actions at every step, which takes longer than everything else together.
+A machine takes one to two seconds to start, so an idle one is kept for the next episode. Two episodes must not share
+one: their transcripts would mix. Calls go straight to the simulator, because its Python wrapper lists all valid actions
+at every step, which takes longer than the rest of the step.
 """
 
 import atexit
@@ -96,7 +96,7 @@ class Simulator:
             _alive.discard(self)
         self._process.kill()
         self._process.wait(10)
-        self._gateway.close()  # not shutdown(): that calls itself again and again when nobody answers
+        self._gateway.close()  # not shutdown(): that recurses without end when the server is dead
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -116,7 +116,7 @@ class Simulator:
 
 
 def take() -> Simulator:
-    """A machine that waits, or a new one."""
+    """An idle machine, or a new one."""
     with _lock:
         while _idle:
             simulator = _idle.pop()

@@ -101,7 +101,7 @@ class _Worker:
             return self._line(process.stdout, min(seconds, seconds_left())) == "same"
         except (TimeoutError, OSError):
             self.stop()
-            self._start()  # it loads while nobody waits for it
+            self._start()  # it loads while no comparison waits
             raise TimeoutError from None
 
     def _start(self) -> "subprocess.Popen[bytes]":
@@ -121,7 +121,7 @@ class _Worker:
                 raise OSError
         except (TimeoutError, OSError) as error:
             if isinstance(error, TimeoutError) and left < allowed:
-                raise _NoTime from None  # it goes on loading
+                raise _NoTime from None  # it continues to load
             self.stop()
             fix = "is it installed? pip install 'math-verify[antlr4_13_2]'"
             raise Unavailable(f"math-verify does not start; {fix}") from None

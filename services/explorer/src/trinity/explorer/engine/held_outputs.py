@@ -1,9 +1,9 @@
-"""Responses leave vLLM's engine core whole: ids, log-probabilities, and after how many loads each token was sampled.
+"""Responses leave vLLM's engine core complete: ids, log-probabilities, and the number of loads before each token.
 
-vLLM sends, for every token of every request, a message with an id and three small arrays, which takes as long as the
-model itself on a fast GPU. Where nobody reads a response before its end, all of it can wait in the engine core, beside
-the request; the last output carries it. Since only the engine core knows then which tokens came before a pause, it says
-so itself: in the place of a token's rank, which nobody here reads, stands the number of loads before it.
+vLLM sends a message with an id and three small arrays for every token of every request. On a fast GPU that takes as
+long as the model itself. Where no client reads a response before its end, the engine core keeps all of it beside the
+request, and the last output carries it. Only the engine core knows then which tokens came before a pause. It reports
+that in the field of the token's rank, which is unused here: the field holds the number of loads before the token.
 
 `HoldsOutputs` works in the engine core, `WholeLogprobs` in the process that asked.
 """
@@ -23,7 +23,7 @@ _MOST_ABORTED = 1000  # requests whose responses are still here: vLLM says of no
 class HoldsOutputs:
     """Mixed into vLLM's scheduler. Uses `requests`, `add_request` and what `update_from_output` takes and returns.
 
-    While that runs a GPU may stand still: for a token that waits there is one append, and no slice, copy or message.
+    The GPU may idle while `update_from_output` runs, so a deferred token costs one append: no slice, copy or message.
     """
 
     requests: dict[str, Any]
@@ -35,7 +35,7 @@ class HoldsOutputs:
         super().__init__(*args, **kwargs)
 
     def set_pause_state(self, pause_state: PauseState) -> None:
-        """A pause ends when a load is done; until then tokens that were under way are by the weights before."""
+        """A pause ends when a load is done. Tokens that arrive before that were sampled by the previous weights."""
         if pause_state is PauseState.UNPAUSED and self.pause_state is not PauseState.UNPAUSED:
             self._loads += 1
             for response in self._responses.values():
@@ -50,7 +50,7 @@ class HoldsOutputs:
         super().add_request(request)  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """vLLM's is shown no log-probabilities, for it would slice them for every token."""
+        """vLLM's own method gets no log-probabilities, because it would slice them for every token."""
         logprobs, model_runner_output.logprobs = model_runner_output.logprobs, None
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if logprobs is None:
@@ -60,7 +60,7 @@ class HoldsOutputs:
         return {client: found for client, found in outputs.items() if _says_something(found)}
 
     def _to_send(self, outputs: list[Any], logprobs: LogprobsLists, rows: dict[str, int]) -> list[Any]:
-        """All but those of responses that wait and go on."""
+        """All outputs except those of deferred responses that are not finished."""
         sampled, starts = logprobs.logprobs[:, 0].tolist(), logprobs.cu_num_generated_tokens
         sent = []
         for output in outputs:
@@ -88,7 +88,7 @@ class HoldsOutputs:
 
 
 class _Response:
-    """Of a request that asks for log-probabilities. If it `waits`, they are held until its end."""
+    """The response of a request that asks for log-probabilities. If it `waits`, they are deferred until its end."""
 
     def __init__(self, request: Any, loads: int) -> None:
         self.request = request
@@ -98,7 +98,7 @@ class _Response:
         self.loads_before = array("l")  # the token that each further load came before
 
     def put_into(self, output: Any) -> None:
-        """The last output carries the whole."""
+        """Put the complete response into its last output."""
         count = len(self.logprobs)
         further = np.searchsorted(self.loads_before, np.arange(count), side="right")
         output.new_token_ids = list(self.request.output_token_ids)[:count]
@@ -109,7 +109,7 @@ class _Response:
         )
 
     def share(self, output: Any, logprobs: LogprobsLists, row: int, loads: int) -> None:
-        """To who reads along. Who asks for more than the sampled token wants to read ranks."""
+        """Add log-probabilities to a streamed output. Requests for more than the sampled token keep vLLM's ranks."""
         found = logprobs.slice_request(row, len(output.new_token_ids))
         if self.request.sampling_params.num_logprobs == 0:
             found = found._replace(sampled_token_ranks=np.full_like(found.sampled_token_ranks, loads))
@@ -117,7 +117,7 @@ class _Response:
 
 
 def _waits(sampling: Any) -> bool:
-    """Only the sampled tokens are asked for, only at the end, and the end is seen by the engine core itself."""
+    """Whether only sampled tokens are requested, only at the end, and the engine core itself detects the end."""
     return sampling.num_logprobs == 0 and sampling.output_kind is RequestOutputKind.FINAL_ONLY and not sampling.stop
 
 
@@ -126,7 +126,7 @@ def _says_something(of_client: Any) -> bool:
 
 
 class WholeLogprobs(LogprobsProcessor):
-    """vLLM's, which goes through a response token by token; here all at once where there is no text to make."""
+    """vLLM's processor works token by token. Here all tokens are handled at once where no text is decoded."""
 
     def _update_sample_logprobs(self, logprobs_lists: LogprobsLists) -> None:
         found: Any = self.logprobs

@@ -2,9 +2,9 @@
 
     files -- threads --> a stage (pinned) -- one copy, asynchronous --> the bucket on the device --> tensors, its views
 
-A GPU can fetch from pinned memory by itself. From a mapped file it cannot: tensor by tensor, one thread of the host
-copies all bytes into a buffer of the driver's, and nothing else goes on meanwhile. Here the next stages are read while
-one travels. All copies are made in the stream in which the tensors are used, so nobody waits for them.
+A GPU can copy from pinned memory by itself. From a memory-mapped file it cannot: one host thread copies tensor after
+tensor into a buffer of the driver, and nothing overlaps. Here the next stages are read while one is being copied. All
+copies run in the stream that uses the tensors, so the host never waits for them.
 """
 
 import os

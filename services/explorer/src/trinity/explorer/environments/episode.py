@@ -1,4 +1,4 @@
-"""One episode as its client plays it: every answer has a deadline and is checked against the contract."""
+"""The client's side of one episode. Every answer has a deadline and is checked against the contract."""
 
 import asyncio
 import contextlib
@@ -69,14 +69,14 @@ class Episode:
 
     @property
     def provider(self) -> str:
-        """Address of who plays it; empty before reset."""
+        """Address of the provider; empty before reset."""
         return self._provider.address if self._provider is not None else ""
 
     async def reset(self) -> Step:
         """Begin, at the provider with the fewest open episodes. Raises EnvironmentFailed.
 
-        For a place it waits its turn, as long as it takes. If a provider is away another one is asked, or the same one
-        again, for as long as the client waits.
+        Waits for a slot as long as it takes. If a provider is unavailable, asks another one, or the same one again, for
+        `wait_seconds`.
         """
         if self._over or self._call is not None:
             raise RuntimeError("an episode is reset once, inside its `async with`")
@@ -89,7 +89,7 @@ class Episode:
                         patience.renew()
                 return await self._open(self._providers.choose(name))
             except EnvironmentFailed as failure:
-                # Where other explorers hold the places this one keeps its turn.
+                # While other explorers hold the slots, this episode keeps its position in the queue.
                 if failure.cause is not EnvironmentCause.FULL:
                     self._give_back_place()
                 await patience.wait_or_raise(failure)
@@ -152,7 +152,7 @@ class Episode:
             place.give_back()
 
     async def _fail_by_status(self, where: str, what: str) -> NoReturn:
-        """The provider ended the stream: with a status that says why, or without a reason."""
+        """The provider ended the stream, with a status or without a reason."""
         assert self._provider is not None
         code, details = await self._call.code(), await self._call.details()
         if code is grpc.StatusCode.OK:
@@ -161,14 +161,14 @@ class Episode:
         self._fail(failure_of(self._provider.address, self._reset.environment, error))
 
     def _fail(self, failure: EnvironmentFailed) -> NoReturn:
-        """The episode is over here and there; always raises."""
+        """End the episode on both sides. Always raises."""
         assert self._provider is not None
         self._provider.blame(self._reset.environment, failure)
         self._held.close()
         if self._call is not None:
             self._call.cancel()
             self._call = None
-        # Once observed, an episode cannot go on elsewhere: only a reset may be tried again.
+        # After its first observation an episode cannot move to another provider: only a reset may be retried.
         if self._turn:
             self._over = True
             failure.passing = False
@@ -176,7 +176,7 @@ class Episode:
 
 
 async def _say_goodbye(call: Any) -> None:
-    """Half-close, so that the provider ends the episode by itself; cancel it if it takes its time."""
+    """Half-close, so that the provider ends the episode by itself; cancel it if that takes too long."""
     try:
         async with asyncio.timeout(_GOODBYE_SECONDS):
             await call.done_writing()

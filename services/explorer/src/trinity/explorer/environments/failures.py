@@ -23,10 +23,10 @@ class ScorerFailed(TrinityError):
 
 
 class EnvironmentFailed(TrinityError):
-    """The provider of an environment is too slow, went away, refuses, or answers against the contract.
+    """The provider of an environment is too slow or gone, or it refused, failed or broke the contract.
 
-    `passing`: nothing is wrong with the task; the same call may succeed soon, or at another provider now. `full` always
-    is, and ends with the attempt at the latest: others hold the places, and will give them back.
+    `passing`: nothing is wrong with the task; the same call may succeed soon, or at another provider now. FULL is
+    always passing: other attempts hold the slots and release them when they end.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Who plays which environment: load goes to the provider with the fewest open episodes, and bad ones are avoided.
+"""Chooses the provider of an episode: the one with the fewest open episodes that did not fail lately.
 
-A failure is remembered by provider and name, so an environment that breaks does not take its neighbours with it. A
-provider is avoided for a second after its first failure in a row, twice as long after each further one, a minute at
-most. Where nobody else has the name it is asked all the same.
+Failures are recorded by provider and name, so a broken environment does not affect others of its provider. A provider
+is avoided for one second after a failure, twice as long after each further one in a row, and at most a minute. The only
+provider of a name is asked anyway.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _FIRST_AVOIDED_SECONDS, _MAX_AVOIDED_SECONDS = 1.0, 60.0
 _DESCRIBE_SECONDS = 10.0
 _DESCRIBED_FOR_SECONDS = 60.0
 _MAX_STEP_SECONDS = 3600.0
-# What an answer may take beyond the announced time: the way there and back, and the announcement of the time-out.
+# Added to the announced time: the network, and the provider's own report of a time-out.
 _GRACE_SECONDS = 5.0
 
 
@@ -54,7 +54,7 @@ class _Record:
 
 
 class Patience:
-    """Waits between attempts at a provider that is away, up to a limit, or full, for as long as it takes."""
+    """Waits between attempts: at an unavailable provider up to a limit, at a full one as long as it takes."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -62,7 +62,7 @@ class Patience:
         self.renew()
 
     def renew(self) -> None:
-        """A provider was there: the limit counts from now."""
+        """A provider answered: the limit counts from now."""
         self._deadline = time.monotonic() + self._seconds
 
     async def wait_or_raise(self, failure: EnvironmentFailed) -> None:
@@ -93,12 +93,12 @@ class Provider:
         await self._channel.close()
 
     def avoided_until(self, name: str) -> float:
-        """Time (monotonic) until which others are asked first."""
+        """Monotonic time until which other providers are preferred."""
         return self._records[name].avoided_until if name in self._records else 0.0
 
     @contextlib.contextmanager
     def busy(self, name: str) -> Iterator[None]:
-        """Counts as open."""
+        """Count as open while the body runs."""
         self.open[name] += 1
         try:
             yield
@@ -106,7 +106,7 @@ class Provider:
             self.open[name] -= 1
 
     def blame(self, name: str, failure: EnvironmentFailed) -> None:
-        """Remember a failure; a refusal of one task is not the provider's."""
+        """Record a failure. A refusal of one task does not count against the provider."""
         full = failure.cause is EnvironmentCause.FULL
         if not full:
             FAILURES.labels(name, failure.cause).inc()
@@ -116,12 +116,12 @@ class Provider:
         record = self._records.setdefault(name, _Record())
         record.failures += 1
         seconds = min(_MAX_AVOIDED_SECONDS, _FIRST_AVOIDED_SECONDS * 2 ** min(record.failures - 1, 10))
-        if full or failure.cause is EnvironmentCause.REFUSED:  # soon there is room again, or the name
+        if full or failure.cause is EnvironmentCause.REFUSED:  # there is room again soon, or the name is served
             record.failures, seconds = 0, _FIRST_AVOIDED_SECONDS
         record.avoided_until = time.monotonic() + seconds
 
     def praise(self, name: str) -> None:
-        """An episode or a scoring went well."""
+        """Record that an episode or a scoring succeeded."""
         self._records.pop(name, None)
 
     @property
@@ -130,7 +130,7 @@ class Provider:
         return {name: limits.places for name, limits in self._described.items()}
 
     def has_room(self, name: str) -> bool:
-        """As far as this process knows."""
+        """Whether a slot is free, as far as this process knows."""
         places = self.places.get(name, 0)
         return not places or self.open[name] < places
 
@@ -201,7 +201,7 @@ class Providers:
         return self._by_name.get(name, [self._default])
 
     def choose(self, name: str) -> Provider:
-        """Among those not avoided the least busy one with room; else the one whose time is up first."""
+        """The least busy provider with room among those not avoided; else the one avoided for the shortest time."""
         candidates, now = self._candidates(name), time.monotonic()
         fit = [one for one in candidates if one.avoided_until(name) <= now]
         if not fit:

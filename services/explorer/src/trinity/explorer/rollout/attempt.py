@@ -94,7 +94,7 @@ async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox) ->
 
 
 async def _run(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Experience]:
-    """The workflow's experiences, sampled anew if weights were withdrawn meanwhile. Each run has the whole time, from
+    """The workflow's experiences, sampled again if weights were withdrawn meanwhile. Each run has the whole time, from
     its first place at an environment on where it had to wait for one."""
     for left in reversed(range(_SAMPLED_AGAIN + 1)):
         try:
@@ -133,8 +133,8 @@ def _refuse_older_after_newer(experiences: Sequence[Experience]) -> None:
 
 
 def lease_lost(task: Task, attempt: int, explorer_id: str) -> AttemptFailure:
-    """The task was delivered so often, without any report, that whoever takes it seems to die of it."""
-    error = RuntimeError(f"delivered {attempt} times; the explorers that took it ended without a word")
+    """The task was delivered so often without any report that it seems to kill its explorers."""
+    error = RuntimeError(f"delivered {attempt} times; no explorer reported a result")
     return _failure(task, attempt, explorer_id, FailureCause.LEASE_LOST, error, final=True)
 
 

@@ -1,4 +1,4 @@
-"""Tasks are leased: taken from the shared queue, kept while they run, handed back or acknowledged at the end."""
+"""Leases tasks from the shared queue, renews leases while tasks run, and returns or acknowledges them at the end."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ Work = Callable[[Task, Message], Awaitable[None]]
 
 
 class TaskQueue:
-    """Leases tasks of one stream and works on up to `slots` of them at the same time; takes none while `pauses`."""
+    """Leases tasks of one stream, runs up to `slots` of them at once, and leases none while `pauses()` is true."""
 
     def __init__(
         self, broker: Broker, stream: str, slots: int, work: Work, pauses: Callable[[], bool] = lambda: False
@@ -47,7 +47,7 @@ class TaskQueue:
         return len(self._running)
 
     async def run(self) -> None:
-        """Take and work until `drain`; raises what the work of a task raised."""
+        """Lease tasks and run them until `drain`. Raises what a task's work raised."""
         consumer = await self._open()
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asks_no_more.clear()
@@ -108,12 +108,12 @@ class TaskQueue:
             await self._work(task, message)
 
     async def drain(self, grace_seconds: float) -> int:
-        """Take no more; let running tasks finish within the grace and hand the others back. Returns the finished."""
+        """Stop leasing, wait `grace_seconds` for running tasks, return the rest. Gives how many finished."""
         self._draining = True
         before = self.running
         if self._running:
             await asyncio.wait(list(self._running), timeout=grace_seconds)
-        # What is handed back while a request is open comes straight back, and would be leased to nobody.
+        # A task returned while a lease request is open would be delivered to that request again.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._asks_no_more.wait(), _ASK_SECONDS + 1)
         left = list(self._running.items())
@@ -126,7 +126,7 @@ class TaskQueue:
 
 @contextlib.asynccontextmanager
 async def _kept(message: Message) -> AsyncIterator[None]:
-    """Keep the lease of a message while the body runs."""
+    """Renew the lease of a message while the body runs."""
 
     async def extend() -> None:
         while True:

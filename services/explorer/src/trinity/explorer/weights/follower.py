@@ -1,8 +1,8 @@
-"""Keeps the engines at the version the sync service wants, and says what becomes of it.
+"""Keeps the engines at the version that the sync service wants, and reports the result.
 
-The LIVE version is loaded, or as the run's canary explorer a candidate. What is sampled counts once its load is known
-to be good (see loads.py). From weights that turn out wrong, or are withdrawn by a rollback, the engines go back to the
-LIVE version by a full load. A LIVE version that these engines cannot compute with ends the explorer, in words.
+It loads the LIVE version; the run's canary explorer also loads candidates. Samples count once their load is known to be
+good (see loads.py). When weights turn out wrong, or a rollback withdraws them, the engines load the LIVE version in
+full. If these engines cannot compute with the LIVE version, the explorer exits with the reason.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ VERSION = Gauge("trinity_explorer_weight_version", "Weight version served")
 _RETRY_SECONDS = 5.0
 _ASK_SECONDS = 2.0
 _FORGET_SECONDS = 60.0
-# Tries at a LIVE version that fail for so long are no hiccup: tasks that need it are for other explorers.
+# After failing this long to load a LIVE version, return the tasks that need it to other explorers.
 _OUT_OF_REACH_SECONDS = 15.0
-_NO_FAILURE = (-1, "", False)  # version, reason, whether that says nothing of the version
+_NO_FAILURE = (-1, "", False)  # version, reason, whether the version itself may be right
 
 
 class WeightsWrong(TrinityError):
-    """A version that others load and compute right cannot be computed here."""
+    """These engines do not compute a version that other explorers compute right."""
 
 
 class Collective(loader.Collective, Protocol):
-    """A collective group as the follower sees it."""
+    """The part of a collective group that the follower needs."""
 
     async def epoch(self, epoch: pb.Epoch | None) -> None:
         """Membership news: the epoch this explorer belongs to now, if any. One call at a time."""
@@ -55,7 +55,7 @@ class Collective(loader.Collective, Protocol):
 
 @dataclass
 class Activity:
-    """What the rest of the explorer says in each report."""
+    """What the rest of the explorer adds to each report."""
 
     state: Callable[[], str]
     tokens_per_second: Callable[[], float]
@@ -105,12 +105,12 @@ class WeightFollower:
         return self._loader.updating
 
     async def wait_for_step(self, step: int) -> None:
-        """Until the engines serve weights that meet a gate of that optimizer step, and that are known to be good."""
+        """Wait until the engines serve weights that meet the gate of that optimizer step and are known to be good."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._meets(step))
 
     async def reaches_step(self, step: int) -> bool:
-        """As `wait_for_step`; False once others must: the LIVE version meets the gate, and is not to be had here."""
+        """As `wait_for_step`. False once the LIVE version meets the gate but cannot be loaded here."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._meets(step) or self._lacks(step))
         if self._meets(step):
@@ -120,7 +120,7 @@ class WeightFollower:
 
     @property
     def falls_short(self) -> bool:
-        """Whether new tasks would be handed back, as one was before."""
+        """Whether new tasks would be returned to the queue, as an earlier one was."""
         return self._lacks(self._handed_back)
 
     def _meets(self, step: int) -> bool:
@@ -130,7 +130,7 @@ class WeightFollower:
         return self._out_of_reach and self._view.gate_step >= step and not self._meets(step)
 
     async def notify(self) -> None:
-        """What the explorer is busy with may have changed."""
+        """Called when the explorer may have become busy or idle."""
         evaluating = self._activity.busy_with_evaluation()
         if evaluating is not self._evaluating:
             self._evaluating = evaluating
@@ -162,7 +162,7 @@ class WeightFollower:
         await self._tell()
 
     async def _tell(self) -> None:
-        """Everybody here, and the sync service, that something about the weights has changed."""
+        """Tell the waiting tasks and the sync service that the state of the weights has changed."""
         held, live = self._held, self._view.live
         if held.version >= 0 and self._loads.verdict(self._loads.newest) is Verdict.GOOD:
             is_live = live is not None and live.version == held.version
@@ -184,7 +184,7 @@ class WeightFollower:
 
     async def _load_what_is_wanted(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):  # a version that was given up may be tried again
+            with contextlib.suppress(TimeoutError):  # a version that was skipped may be tried again
                 async with asyncio.timeout(_RETRY_SECONDS), self._changed:
                     await self._changed.wait_for(lambda: self._next() is not None)
             wanted = self._next()
@@ -210,7 +210,7 @@ class WeightFollower:
         self._note_canary(loaded)
         if loaded.right:
             self._hold(loaded)
-            with contextlib.suppress(Unavailable):  # a fetch that was given up may still have the cache
+            with contextlib.suppress(Unavailable):  # a fetch that timed out may still hold the cache
                 await aside(_FORGET_SECONDS, self._cache.keep_only, self._needed())
         elif self._is_live(wanted):
             raise WeightsWrong(
@@ -220,7 +220,7 @@ class WeightFollower:
             )
         else:
             self._held = replace(self._held, refused=self._held.refused | {wanted.version})
-        await self._see(self._view)  # what was said of the version while it was loaded
+        await self._see(self._view)  # what the service said of the version during the load
 
     def _hold(self, loaded: Loaded) -> None:
         manifest = loaded.manifest
@@ -236,7 +236,7 @@ class WeightFollower:
         return {self._held.version} | live
 
     async def _give_up_for_now(self, wanted: Manifest, error: TrinityError, began: float) -> None:
-        """Damaged, collected, or out of reach: what is good serves on until the version can be had or another comes."""
+        """The version is damaged, collected or unreachable: good weights keep serving until it or a newer one loads."""
         now = time.monotonic()
         self._failed = (wanted.version, str(error), isinstance(error, Unavailable))
         self._given_up[wanted.version] = now + _RETRY_SECONDS
@@ -247,7 +247,7 @@ class WeightFollower:
         await self._tell()
 
     async def _ask_about_verdicts(self) -> None:
-        """What becomes of versions that were loaded before they were LIVE."""
+        """Follow up versions that were loaded before they were LIVE."""
         while True:
             async with self._changed:
                 await self._changed.wait_for(self._loads.unverified)
@@ -263,7 +263,7 @@ class WeightFollower:
             await asyncio.sleep(_ASK_SECONDS)
 
     async def _tell_the_group(self, collective: Collective) -> None:
-        """Which epoch this explorer is in, and that nobody need wait for it while an evaluation runs."""
+        """Update the epoch. While an evaluation runs, tell the group not to wait for this explorer."""
         told = -1
         while True:
             async with self._changed:
@@ -308,7 +308,7 @@ class WeightFollower:
         )
 
     def _reported(self, request: pb.ReportRequest) -> None:
-        """It arrived. What the service still waits for is said again: it may have been restarted in between."""
+        """A report arrived. Repeat what the service still waits for: it may have been restarted in between."""
         if self._failed[:2] == (request.failed_version, request.failure):
             self._failed = _NO_FAILURE
         awaited = self._view.candidate.version if self._view.candidate is not None else -1

@@ -1,7 +1,7 @@
-"""One version into the engines, by the ways there are, and its canary afterwards.
+"""Loads one version into the engines, by collective group or storage, and computes its canary afterwards.
 
-What is loaded is fetched and checked before the engines pause. A load that breaks off leaves them paused, with part of
-the weights new: only another load, in full, makes them go on.
+Files are fetched and checked before the engines pause. A failed load leaves the engines paused with part of the weights
+new: only another full load resumes them.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class Collective(Protocol):
     """This explorer's part in the trainer's collective group; none unless the explorer has one."""
 
     async def ready(self, manifest: Manifest, willing: bool = True) -> dict[str, Any] | None:
-        """What to give to the engines at once, without a fetch; None: this version comes another way.
+        """What the engines load at once, without a fetch. None: this version comes another way.
 
         Asked once for a version. With `willing` False it only tells the others not to wait for this explorer.
         """
@@ -50,7 +50,7 @@ class Collective(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A version that the engines hold now. `right`: they compute its canary, if it has one.
+    """A version that the engines hold now. `right`: they compute its canary right, or it has none.
 
     `transport` is empty, and the pause 0, for the model they started with.
     """

@@ -1,8 +1,8 @@
 """Loads of weights into the engines, each with a serial number of its own, and whether what they sampled may be used.
 
 A load is GOOD when the engines computed its version's canary right and the version is VERIFIED. Until then responses
-with its tokens are held back; if it turns out BAD they fail. A version that is loaded again, to repair it or by a
-rollback, is another load.
+with its tokens are deferred; if the load turns out BAD they fail. Loading a version again, for a repair or a rollback,
+is another load.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Loads:
 
     @property
     def spoiled(self) -> bool:
-        """What the engines hold is known to be wrong."""
+        """Whether the engines' weights are known to be wrong."""
         return self._loads[-1].verdict is Verdict.BAD
 
     def withhold_start(self) -> None:
@@ -67,13 +67,13 @@ class Loads:
         self._condemn(0, "is the model the engines started with, before its version was LIVE")
 
     def adopt_start(self) -> int:
-        """Serial 0 is to be judged like any load."""
+        """Validate serial 0 like any other load."""
         self._loads[0] = _Load(0)
         self._tell()
         return 0
 
     def begin(self, version: int) -> int:
-        """The serial of a new load. What came before it and never showed its canary never will: it is BAD."""
+        """The serial of a new load. The previous load is BAD if its canary was not computed before this."""
         before = self._loads[-1]
         if before.verdict is Verdict.OPEN and not before.canary_passed:
             self._condemn(self.newest, "was loaded over before its canary was computed")
@@ -92,7 +92,7 @@ class Loads:
         self._judge()
 
     def trust(self, serial: int) -> None:
-        """Nobody else judges this load."""
+        """Accept this load without a canary or a verdict of the sync service."""
         self.pass_canary(serial)
         self.verify(self._loads[serial].version)
 
@@ -101,7 +101,7 @@ class Loads:
         self._condemn(serial, reason)
 
     def reject(self, versions: Iterable[int], reason: str) -> None:
-        """Versions may not be served, however good they looked: all loads of them are BAD."""
+        """These versions may not be served: all their loads are BAD, even those that passed their canary."""
         rejected = set(versions)
         self._verified -= rejected
         for serial, load in enumerate(self._loads):
@@ -109,11 +109,11 @@ class Loads:
                 self._condemn(serial, reason)
 
     def unverified(self) -> set[int]:
-        """Versions with a load whose canary passed here while nobody said yet that the version is right."""
+        """Versions with a load whose canary passed here and that the sync service has not verified yet."""
         return {load.version for load in self._loads if load.verdict is Verdict.OPEN and load.canary_passed}
 
     async def usable(self) -> None:
-        """Until the engines hold weights that are not known to be wrong."""
+        """Wait until the engines hold weights that are not known to be wrong."""
         await self._usable.wait()
 
     async def settle(self, spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:

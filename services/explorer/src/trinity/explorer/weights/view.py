@@ -50,7 +50,7 @@ def epoch_number(epoch: pb.Epoch | None) -> int:
 def next_load(view: View, held: Held, evaluating: bool) -> Manifest | None:
     """What to load now; None: nothing.
 
-    While an evaluation runs here newer versions wait, so that one evaluation measures one version. What leads away from
+    While an evaluation runs here newer versions wait, so that one evaluation measures one version. A load that replaces
     wrong or withdrawn weights does not wait.
     """
     live = view.live if view.live is None or view.live.version not in view.rejected else None

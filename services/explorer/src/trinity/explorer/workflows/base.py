@@ -1,4 +1,4 @@
-"""What a workflow is: a task in, the group's experiences out.
+"""The base class of workflows. A workflow turns a task into the group's experiences.
 
 A workflow asks the toolbox for completions and scores and never sees an engine, a stream or a message. It raises when
 it cannot finish: a failed attempt is a fact with a cause, never a zero reward.
@@ -19,7 +19,7 @@ from trinity.runtime.errors import InvalidInput
 
 
 class Toolbox(Protocol):
-    """What the explorer lends a workflow."""
+    """What a workflow may use of the explorer."""
 
     max_prompt_tokens: int
     max_model_tokens: int

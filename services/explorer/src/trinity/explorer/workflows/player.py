@@ -58,7 +58,7 @@ class Player:
             )
 
     async def play(self) -> Episode:
-        """A whole episode. Raises EnvironmentFailed and whatever the engine raises: never a reward of zero instead."""
+        """A whole episode. Raises EnvironmentFailed and the engine's errors; a failure is never a reward of zero."""
         with self.opened() as counted:
             async with self.episode() as remote:
                 episode = counted.episode = self.begin(await remote.reset())
@@ -72,7 +72,7 @@ class Player:
 
     @contextmanager
     def opened(self) -> Iterator["Counted"]:
-        """Counts what becomes of an episode: how it ended and how long it was, failures too."""
+        """Count an episode by its end and observe its length, failures too."""
         counted = Counted()
         end = "failed"
         try:
@@ -127,7 +127,7 @@ class Player:
         return completion
 
     async def act(self, episode: Episode, completion: Completion, remote: Any) -> None:
-        """Take a reply: give its action to the environment, unless it breaks a rule."""
+        """Pass the action of a reply to the environment, unless the reply breaks a rule."""
         rules = self.rules
         episode.conversation = episode.conversation.replied(completion)
         if self._rewritten:

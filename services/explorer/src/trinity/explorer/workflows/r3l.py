@@ -1,4 +1,4 @@
-"""R3L: reflect, then retry from the step that mattered, and learn the retry as if nobody had helped.
+"""R3L: reflect, then retry from the step that mattered, and learn the retry as if it had no guidance.
 
 Half of a group's rollouts are first attempts. After each the policy reflects on it, and the other half are retries: the
 actions before the chosen step are replayed in a fresh environment, from there on the policy plays with the reflection's
@@ -217,7 +217,7 @@ def _guided(retry: Retry, index: int) -> Experience:
     return replace(made, info_json=json.dumps({"group": f"retry_{index}"}))
 
 
-# Puzzles whose turns are tries at one answer begin anew.
+# Puzzles whose turns are tries at one answer retry from the start.
 _FROM_START = ("dapo", "countdown")
 # An illegal action of a guided attempt costs its turn alone.
 _LENIENT_RETRY = ("alfworld", "webshop")

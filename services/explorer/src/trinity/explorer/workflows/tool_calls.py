@@ -25,14 +25,14 @@ _MAX_CALLS = 8  # of one turn
 _MAX_RESULT = 8_000  # characters
 _THREADS = 32  # of one tool
 
-# A thread cannot be ended: the calls of a tool that hang keep their places, but no other tool's, and none of the
-# explorer's own work.
+# A thread cannot be killed. Hanging calls keep the threads of their own tool, but not those of other tools or of the
+# explorer.
 _threads: dict[str, ThreadPoolExecutor] = {}
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the policy asked for; with a `problem` it cannot be made."""
+    """A call that the policy requested. With a `problem` it cannot be made."""
 
     name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
