@@ -22,7 +22,7 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from trinity.explorer.engine.held_outputs import HoldsOutputs
+from trinity.explorer.engine.held_outputs import DeferredOutputs
 from trinity.explorer.engine.scheduler import make_scheduler
 from trinity.explorer.engine.start import config_of
 from trinity.explorer.types import EngineOptions
@@ -57,7 +57,7 @@ class Scheduler:
         return {0: SimpleNamespace(outputs=made, finished_requests=None, scheduler_stats=None)}
 
 
-class Holding(HoldsOutputs, Scheduler):
+class Holding(DeferredOutputs, Scheduler):
     pass
 
 

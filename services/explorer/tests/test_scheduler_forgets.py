@@ -9,7 +9,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request
 
-from trinity.explorer.engine.scheduler import ForgetsAtPause, make_scheduler
+from trinity.explorer.engine.scheduler import InvalidatePrefixCacheOnPause, make_scheduler
 
 pytestmark = pytest.mark.core
 
@@ -31,7 +31,7 @@ class Plain:
         self.requests[request.request_id] = request
 
 
-class Forgetful(ForgetsAtPause, Plain):
+class Forgetful(InvalidatePrefixCacheOnPause, Plain):
     pass
 
 

@@ -12,7 +12,7 @@ import grpc
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import contract
 from trinity.sdk.environment import EnvironmentClass
-from trinity.sdk.errors import Away, Failed, InvalidInput, Lying, NotFound, OutOfTurn, status_of
+from trinity.sdk.errors import Away, ContractViolation, Failed, InvalidInput, NotFound, OutOfTurn, status_of
 from trinity.sdk.players import Message, Player
 from trinity.sdk.scoring import Scorer, Scoring
 from trinity.sdk.sources import ClassSource, Source
@@ -167,6 +167,6 @@ class Episode:
         problem = contract.answer_problem(answer, self._turn, own=True)
         if problem:
             self._done = True
-            raise Lying(f"{name}: {problem}")
+            raise ContractViolation(f"{name}: {problem}")
         self._done = answer.done
         return answer

@@ -10,7 +10,7 @@ import grpc
 
 
 class EpisodeError(Exception):
-    """Root of these errors."""
+    """Base class of these errors."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
 
@@ -55,7 +55,7 @@ class Broken(EpisodeError):
     """The environment's own code raised, or died."""
 
 
-class Lying(Broken):
+class ContractViolation(Broken):
     """The provider's answer violates the contract."""
 
     code = grpc.StatusCode.DATA_LOSS

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import grpc
 
 from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.sdk.errors import Failed, Lying, failed
+from trinity.sdk.errors import ContractViolation, Failed, failed
 
 
 class Peer:
@@ -40,12 +40,12 @@ class Peer:
         return self._next
 
     async def ask(self, call: pb.ProviderCall) -> pb.ProviderReply:
-        """The reply. One call of an id at a time. Raises Failed, Lying, or what ended the stream."""
+        """The reply. One call of an id at a time. Raises Failed, ContractViolation, or what ended the stream."""
         if self._gone is not None:
             raise Failed(*self._gone)
         problem = self._ids.get(call.id, "the episode is closed")
         if problem:
-            raise Lying(problem)
+            raise ContractViolation(problem)
         future: asyncio.Future[pb.ProviderReply] = asyncio.get_running_loop().create_future()
         self._waiting[call.id] = future
         self._send(call)

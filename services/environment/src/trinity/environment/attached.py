@@ -11,7 +11,7 @@ import structlog
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk.contract import answer_problem, score_problem
 from trinity.sdk.environment import Description
-from trinity.sdk.errors import Failed, Lying, TimedOut
+from trinity.sdk.errors import ContractViolation, Failed, TimedOut
 from trinity.sdk.outbox import Outbox
 from trinity.sdk.peer import Peer
 from trinity.sdk.players import Message, Release, too_slow
@@ -83,10 +83,10 @@ class Attachment:
         """Monotonic time until which other providers are preferred."""
         return self._records[name].avoided_until if name in self._records else 0.0
 
-    def praise(self, name: str) -> None:
+    def record_success(self, name: str) -> None:
         self._records.pop(name, None)
 
-    def blame(self, name: str, error: Exception) -> None:
+    def record_failure(self, name: str, error: Exception) -> None:
         """Avoid it for a second after a first failure, twice as long after each further one in a row."""
         record = self._records.setdefault(name, _Record())
         record.failures += 1
@@ -97,7 +97,7 @@ class Attachment:
         )
 
     async def score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
-        """Scores that keep the contract. Raises Failed, TimedOut, Lying."""
+        """Scores that keep the contract. Raises Failed, TimedOut, ContractViolation."""
         identity = self.peer.begin()
         self.open[request.scorer] += 1
         try:
@@ -105,19 +105,19 @@ class Attachment:
                 reply = await self.peer.ask(pb.ProviderCall(id=identity, score=request))
             problem = score_problem(request, reply.scores) if reply.HasField("scores") else "it has no scores"
             if problem:
-                raise Lying(f"{request.scorer} by {self.provider}: {problem}")
+                raise ContractViolation(f"{request.scorer} by {self.provider}: {problem}")
         except TimeoutError:
             slow = TimedOut(f"{request.scorer} by {self.provider}: no scores in {_SCORE_SECONDS:g} s")
-            self.blame(request.scorer, slow)
+            self.record_failure(request.scorer, slow)
             raise slow from None
-        except (Failed, Lying) as error:
+        except (Failed, ContractViolation) as error:
             if error.code not in _BLAMELESS:
-                self.blame(request.scorer, error)
+                self.record_failure(request.scorer, error)
             raise
         finally:
             self.open[request.scorer] -= 1
             self.peer.end(identity)
-        self.praise(request.scorer)
+        self.record_success(request.scorer)
         return reply.scores
 
 
@@ -143,11 +143,11 @@ class AttachedPlayer:
         try:
             return await self._ask(call, seconds, turn)
         except TimeoutError:
-            error: TimedOut | Failed | Lying = too_slow(message, seconds)
-        except (Failed, Lying) as failed:
+            error: TimedOut | Failed | ContractViolation = too_slow(message, seconds)
+        except (Failed, ContractViolation) as failed:
             error = failed
         if error.code not in _BLAMELESS:
-            self._attachment.blame(self._name, error)
+            self._attachment.record_failure(self._name, error)
         raise Failed(error.code, f"{error} (attached provider {self._attachment.provider})")
 
     async def _ask(self, call: pb.ProviderCall, seconds: float, turn: int) -> pb.EpisodeResponse:
@@ -155,9 +155,9 @@ class AttachedPlayer:
             reply = await self._attachment.peer.ask(call)
         problem = answer_problem(reply.response, turn) if reply.HasField("response") else "it answered with scores"
         if problem:
-            raise Lying(problem)
+            raise ContractViolation(problem)
         if reply.response.done:
-            self._attachment.praise(self._name)
+            self._attachment.record_success(self._name)
         return reply.response
 
     async def close(self) -> None:

@@ -5,7 +5,7 @@ long as the model itself. Where no client reads a response before its end, the e
 request, and the last output carries it. Only the engine core knows then which tokens came before a pause. It reports
 that in the field of the token's rank, which is unused here: the field holds the number of loads before the token.
 
-`HoldsOutputs` works in the engine core, `WholeLogprobs` in the process that asked.
+`DeferredOutputs` works in the engine core, `WholeLogprobs` in the process that asked.
 """
 
 from array import array
@@ -20,7 +20,7 @@ from vllm.v1.outputs import LogprobsLists
 _MOST_ABORTED = 1000  # requests whose responses are still here: vLLM says of none that it was aborted
 
 
-class HoldsOutputs:
+class DeferredOutputs:
     """Mixed into vLLM's scheduler. Uses `requests`, `add_request` and what `update_from_output` takes and returns.
 
     The GPU may idle while `update_from_output` runs, so a deferred token costs one append: no slice, copy or message.

@@ -16,10 +16,10 @@ from typing import Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request
 
-from trinity.explorer.engine.held_outputs import HoldsOutputs
+from trinity.explorer.engine.held_outputs import DeferredOutputs
 
 
-class ForgetsAtPause:
+class InvalidatePrefixCacheOnPause:
     """Mixed into vLLM's scheduler. Uses `requests`, and of a request `block_hashes` and `cache_salt`."""
 
     requests: dict[str, Any]
@@ -54,5 +54,5 @@ def make_scheduler(vllm_config: Any, **arguments: Any) -> Any:
             f"{chosen.__name__} of this vLLM has no {' and no '.join(missing) or 'block hashes'}: its prefix cache "
             "cannot be kept apart from new weights; use vLLM 0.26 to 0.32"
         )
-    scheduler = type(f"Trinity{chosen.__name__}", (ForgetsAtPause, HoldsOutputs, chosen), {})
+    scheduler = type(f"Trinity{chosen.__name__}", (InvalidatePrefixCacheOnPause, DeferredOutputs, chosen), {})
     return scheduler(vllm_config=vllm_config, **arguments)

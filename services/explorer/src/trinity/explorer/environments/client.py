@@ -119,15 +119,15 @@ class EnvironmentClient:
                     response = await provider.stub.Score(request, timeout=_SCORE_SECONDS, metadata=rpc.metadata())
                 except grpc.aio.AioRpcError as error:
                     failure = failure_of(provider.address, request.scorer, error)
-                    provider.blame(request.scorer, failure)
+                    provider.record_failure(request.scorer, failure)
                     await patience.wait_or_raise(failure)
                     continue
             problem = score_problem(request, response)
             if problem:
                 failure = EnvironmentFailed(
-                    f"{provider.address} Score {request.scorer}: {problem}", EnvironmentCause.LYING
+                    f"{provider.address} Score {request.scorer}: {problem}", EnvironmentCause.CONTRACT_VIOLATION
                 )
-                provider.blame(request.scorer, failure)
+                provider.record_failure(request.scorer, failure)
                 raise ScorerFailed(str(failure))
-            provider.praise(request.scorer)
+            provider.record_success(request.scorer)
             return response

@@ -11,11 +11,11 @@ import grpc.aio
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
 from trinity.explorer.environments.providers import Limits, Patience, Provider, Providers
-from trinity.explorer.environments.slots import Places
+from trinity.explorer.environments.slots import EpisodeSlots
 from trinity.runtime import rpc
 from trinity.sdk.contract import answer_problem, json_object
 
-_GOODBYE_SECONDS = 5.0
+_HALF_CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Episode:
         self._wait_seconds = wait_seconds
         self._closing = closing
         self._held = contextlib.ExitStack()
-        self._place: Places | None = None
+        self._slots: EpisodeSlots | None = None
         self._provider: Provider | None = None
         self._limits = Limits(0.0, 0.0)
         self._call: Any = None
@@ -56,14 +56,14 @@ class Episode:
     ) -> None:
         self._over = True
         self._held.close()
-        self._give_back_place()
+        self._release_slot()
         call, self._call = self._call, None
         if call is None:
             return
         if not self._done:
             call.cancel()
             return
-        goodbye = asyncio.create_task(_say_goodbye(call))
+        goodbye = asyncio.create_task(_half_close(call))
         self._closing.add(goodbye)
         goodbye.add_done_callback(self._closing.discard)
 
@@ -83,15 +83,15 @@ class Episode:
         name, patience = self._reset.environment, Patience(self._wait_seconds)
         while True:
             try:
-                if self._place is None:
-                    self._place, waited = await self._providers.place(name)
+                if self._slots is None:
+                    self._slots, waited = await self._providers.acquire_slot(name)
                     if waited:
                         patience.renew()
                 return await self._open(self._providers.choose(name))
             except EnvironmentFailed as failure:
                 # While other explorers hold the slots, this episode keeps its position in the queue.
                 if failure.cause is not EnvironmentCause.FULL:
-                    self._give_back_place()
+                    self._release_slot()
                 await patience.wait_or_raise(failure)
 
     async def step(self, text: str) -> Step:
@@ -137,19 +137,19 @@ class Episode:
         if problem:
             self._fail(
                 EnvironmentFailed(
-                    f"{where}: the answer to {what} breaks the contract: {problem}", EnvironmentCause.LYING
+                    f"{where}: the answer to {what} breaks the contract: {problem}", EnvironmentCause.CONTRACT_VIOLATION
                 )
             )
         self._done = answer.done
         if answer.done:
-            self._provider.praise(self._reset.environment)
+            self._provider.record_success(self._reset.environment)
         info = json_object(answer.info_json)
         return Step(answer.observation, answer.reward, answer.done, info, dict(answer.metrics))
 
-    def _give_back_place(self) -> None:
-        place, self._place = self._place, None
-        if place is not None:
-            place.give_back()
+    def _release_slot(self) -> None:
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.release()
 
     async def _fail_by_status(self, where: str, what: str) -> NoReturn:
         """The provider ended the stream, with a status or without a reason."""
@@ -163,7 +163,7 @@ class Episode:
     def _fail(self, failure: EnvironmentFailed) -> NoReturn:
         """End the episode on both sides. Always raises."""
         assert self._provider is not None
-        self._provider.blame(self._reset.environment, failure)
+        self._provider.record_failure(self._reset.environment, failure)
         self._held.close()
         if self._call is not None:
             self._call.cancel()
@@ -175,10 +175,10 @@ class Episode:
         raise failure from None
 
 
-async def _say_goodbye(call: Any) -> None:
+async def _half_close(call: Any) -> None:
     """Half-close, so that the provider ends the episode by itself; cancel it if that takes too long."""
     try:
-        async with asyncio.timeout(_GOODBYE_SECONDS):
+        async with asyncio.timeout(_HALF_CLOSE_SECONDS):
             await call.done_writing()
             await call.code()
     except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -15,7 +15,7 @@ class EnvironmentCause(StrEnum):
     CRASH = "crash"
     REFUSED = "refused"
     FULL = "full"
-    LYING = "lying"
+    CONTRACT_VIOLATION = "lying"
 
 
 class ScorerFailed(TrinityError):
@@ -58,7 +58,7 @@ def failure_of(address: str, name: str, error: grpc.aio.AioRpcError) -> Environm
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         cause = EnvironmentCause.TIMEOUT
     elif code is grpc.StatusCode.DATA_LOSS:
-        cause = EnvironmentCause.LYING
+        cause = EnvironmentCause.CONTRACT_VIOLATION
     elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         cause = EnvironmentCause.FULL
     elif code in _REFUSALS:

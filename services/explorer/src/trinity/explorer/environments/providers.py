@@ -19,7 +19,7 @@ import structlog
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
-from trinity.explorer.environments.slots import Places
+from trinity.explorer.environments.slots import EpisodeSlots
 from trinity.runtime import metrics, rpc
 from trinity.sdk.contract import PROTOCOL_VERSION, description_problem
 
@@ -38,11 +38,11 @@ _GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds until an answer must be here. `places`: how many episodes may be open at a time; 0: no limit."""
+    """Seconds until an answer must be here. `slots`: how many episodes may be open at a time; 0: no limit."""
 
     reset: float
     step: float
-    places: int = 0
+    slots: int = 0
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Provider:
         finally:
             self.open[name] -= 1
 
-    def blame(self, name: str, failure: EnvironmentFailed) -> None:
+    def record_failure(self, name: str, failure: EnvironmentFailed) -> None:
         """Record a failure. A refusal of one task does not count against the provider."""
         full = failure.cause is EnvironmentCause.FULL
         if not full:
@@ -120,19 +120,19 @@ class Provider:
             record.failures, seconds = 0, _FIRST_AVOIDED_SECONDS
         record.avoided_until = time.monotonic() + seconds
 
-    def praise(self, name: str) -> None:
+    def record_success(self, name: str) -> None:
         """Record that an episode or a scoring succeeded."""
         self._records.pop(name, None)
 
     @property
-    def places(self) -> dict[str, int]:
+    def slots(self) -> dict[str, int]:
         """By name, as far as it is known; 0: no limit."""
-        return {name: limits.places for name, limits in self._described.items()}
+        return {name: limits.slots for name, limits in self._described.items()}
 
     def has_room(self, name: str) -> bool:
         """Whether a slot is free, as far as this process knows."""
-        places = self.places.get(name, 0)
-        return not places or self.open[name] < places
+        slots = self.slots.get(name, 0)
+        return not slots or self.open[name] < slots
 
     async def limits(self, name: str) -> Limits:
         """The limits announced for an environment. Raises EnvironmentFailed if it is not there."""
@@ -172,9 +172,9 @@ class Providers:
         self._by_address: dict[str, Provider] = {}
         self._default = self._at(address)
         self._by_name: dict[str, list[Provider]] = {}
-        self._places: dict[str, Places] = {}
-        for name, place in addressed:
-            self._by_name.setdefault(name, []).append(self._at(place))
+        self._slots: dict[str, EpisodeSlots] = {}
+        for name, provider_address in addressed:
+            self._by_name.setdefault(name, []).append(self._at(provider_address))
 
     def _at(self, address: str) -> Provider:
         if address not in self._by_address:
@@ -185,17 +185,17 @@ class Providers:
         for provider in self._by_address.values():
             await provider.close()
 
-    async def place(self, name: str) -> tuple[Places, bool]:
-        """A place for an episode, to be given back, and whether it had to be waited for. Raises EnvironmentFailed."""
+    async def acquire_slot(self, name: str) -> tuple[EpisodeSlots, bool]:
+        """Wait for a slot, to be released, and whether it was not free at once. Raises EnvironmentFailed."""
         provider = self.choose(name)
         try:
             await provider.limits(name)
         except EnvironmentFailed as failure:
-            provider.blame(name, failure)
+            provider.record_failure(name, failure)
             raise
-        known = [one.places[name] for one in self._candidates(name) if name in one.places]
-        places = self._places.setdefault(name, Places(name))
-        return places, await places.take(sum(known) if all(known) else 0)
+        known = [one.slots[name] for one in self._candidates(name) if name in one.slots]
+        slots = self._slots.setdefault(name, EpisodeSlots(name))
+        return slots, await slots.acquire(sum(known) if all(known) else 0)
 
     def _candidates(self, name: str) -> list[Provider]:
         return self._by_name.get(name, [self._default])

@@ -104,7 +104,7 @@ class TaskQueue:
             log.error("explorer.task.unreadable", sequence=message.sequence, error=str(error))
             await message.ack()
             return
-        async with _kept(message):
+        async with _lease_heartbeat(message):
             await self._work(task, message)
 
     async def drain(self, grace_seconds: float) -> int:
@@ -125,7 +125,7 @@ class TaskQueue:
 
 
 @contextlib.asynccontextmanager
-async def _kept(message: Message) -> AsyncIterator[None]:
+async def _lease_heartbeat(message: Message) -> AsyncIterator[None]:
     """Renew the lease of a message while the body runs."""
 
     async def extend() -> None:

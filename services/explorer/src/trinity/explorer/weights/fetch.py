@@ -81,7 +81,7 @@ def fetch_seconds(manifest: Manifest) -> float:
     return _FETCH_SECONDS + manifest.size_bytes / _SLOWEST_BYTES_PER_SECOND
 
 
-async def aside(limit_seconds: float, call: Callable[..., Result], *arguments: Any) -> Result:
+async def run_in_daemon_thread(limit_seconds: float, call: Callable[..., Result], *arguments: Any) -> Result:
     """As asyncio.to_thread, but a call that hangs blocks neither the caller nor the exit of the process.
 
     Raises Unavailable after the limit. The call continues in its thread, and its result is dropped.
@@ -106,7 +106,7 @@ async def aside(limit_seconds: float, call: Callable[..., Result], *arguments: A
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=work, daemon=True, name=f"aside-{call.__name__}").start()
+    threading.Thread(target=work, daemon=True, name=f"background-{call.__name__}").start()
     try:
         async with asyncio.timeout(limit_seconds) as limit:
             return await done

@@ -19,7 +19,7 @@ from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights import loader
 from trinity.explorer.weights.client import Membership, SyncLink
-from trinity.explorer.weights.fetch import Cache, aside
+from trinity.explorer.weights.fetch import Cache, run_in_daemon_thread
 from trinity.explorer.weights.loader import Engines, Loaded, Loader
 from trinity.explorer.weights.loads import Verdict
 from trinity.explorer.weights.view import Held, View, epoch_number, next_load
@@ -77,7 +77,7 @@ class WeightFollower:
     ) -> None:
         transport = next((t for t in membership.transports if t.startswith("collective")), "collective")
         self._loads = engines.loads
-        self._loads.withhold_start()
+        self._loads.hide_initial_weights()
         self._loader = Loader(engines, cache, membership.base_model, collective, transport)
         self._link = SyncLink(address, membership, self._see, self._make_report, self._reported)
         self._cache = cache
@@ -124,7 +124,7 @@ class WeightFollower:
         return self._lacks(self._handed_back)
 
     def _meets(self, step: int) -> bool:
-        return self._gate >= step and not self._loads.spoiled
+        return self._gate >= step and not self._loads.corrupt
 
     def _lacks(self, step: int) -> bool:
         return self._out_of_reach and self._view.gate_step >= step and not self._meets(step)
@@ -174,8 +174,8 @@ class WeightFollower:
 
     def _next(self) -> Manifest | None:
         later = {version for version, until in self._given_up.items() if until > time.monotonic()}
-        spoiled = self._held.version >= 0 and self._loads.spoiled
-        held = replace(self._held, spoiled=spoiled, refused=self._held.refused | later)
+        corrupt = self._held.version >= 0 and self._loads.corrupt
+        held = replace(self._held, corrupt=corrupt, refused=self._held.refused | later)
         found = next_load(self._view, held, self._activity.busy_with_evaluation())
         return None if found is not None and found.version in later else found
 
@@ -201,7 +201,7 @@ class WeightFollower:
     async def _load(self, wanted: Manifest) -> None:
         def still_wanted() -> bool:
             named = {m.version for m in (self._view.live, self._view.candidate) if m is not None}
-            waits = self._activity.busy_with_evaluation() and not self._loads.spoiled
+            waits = self._activity.busy_with_evaluation() and not self._loads.corrupt
             return wanted.version in named - self._view.rejected and not waits
 
         loaded = await self._loader.load(wanted, partial(self._is_live, wanted), still_wanted)
@@ -211,7 +211,7 @@ class WeightFollower:
         if loaded.right:
             self._hold(loaded)
             with contextlib.suppress(Unavailable):  # a fetch that timed out may still hold the cache
-                await aside(_FORGET_SECONDS, self._cache.keep_only, self._needed())
+                await run_in_daemon_thread(_FORGET_SECONDS, self._cache.keep_only, self._needed())
         elif self._is_live(wanted):
             raise WeightsWrong(
                 f"version {wanted.version} is LIVE, but these engines do not compute its canary, though it was loaded "

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import structlog
 
 from trinity.explorer.types import EngineFailed
-from trinity.explorer.weights.fetch import Cache, aside, base_of, fetch, fetch_seconds
-from trinity.explorer.weights.loads import Loads
+from trinity.explorer.weights.fetch import Cache, base_of, fetch, fetch_seconds, run_in_daemon_thread
+from trinity.explorer.weights.loads import LoadHistory
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.weights import Canary, Manifest
 from trinity.weights.canary import Measured
@@ -32,7 +32,7 @@ _BASE_SECONDS = 120.0
 class Engines(Protocol):
     """The part of EnginePool that is needed here."""
 
-    loads: Loads
+    loads: LoadHistory
 
     async def load(self, version: int, update_info: dict[str, Any]) -> tuple[int, float]: ...
     async def measure(self, canary: Canary) -> Measured: ...
@@ -92,7 +92,7 @@ class Loader:
         files cannot be had.
         """
         if manifest.version == 0 and self._engines.loads.newest == 0:
-            loaded = await self._check(manifest, self._engines.loads.adopt_start(), "", 0.0)
+            loaded = await self._check(manifest, self._engines.loads.accept_initial_weights(), "", 0.0)
             if loaded.right or not is_live():
                 return loaded
         received = await self._receive(manifest)
@@ -115,7 +115,7 @@ class Loader:
         if self._collective is None or not self.is_offered(manifest):
             return None
         self._asked.add(manifest.version)
-        base = await aside(_BASE_SECONDS, base_of, manifest.lora, self._base_model)
+        base = await run_in_daemon_thread(_BASE_SECONDS, base_of, manifest.lora, self._base_model)
         update_info = await self._collective.ready(manifest)
         if update_info is None:
             return None
@@ -130,7 +130,7 @@ class Loader:
     ) -> Loaded | None:
         for again in (False, True):
             limit = fetch_seconds(manifest)
-            update_info, transport = await aside(limit, fetch, self._cache, manifest, self._base_model)
+            update_info, transport = await run_in_daemon_thread(limit, fetch, self._cache, manifest, self._base_model)
             if not still_wanted():
                 return None
             try:
@@ -163,12 +163,12 @@ class Loader:
             try:
                 measured = await self._engines.measure(canary)
             except EngineFailed as error:
-                loads.condemn(serial, f"could not be checked: {error}")
+                loads.mark_bad(serial, f"could not be checked: {error}")
                 raise
             CANARY.set(measured.max_error)
             if not measured.within(canary):
                 log.error("explorer.canary.failed", version=manifest.version, transport=transport, found=str(measured))
-                loads.condemn(serial, f"failed its canary: {measured}")
+                loads.mark_bad(serial, f"failed its canary: {measured}")
                 return Loaded(manifest, serial, transport, pause, measured, right=False)
         loads.pass_canary(serial)
         return Loaded(manifest, serial, transport, pause, measured, right=True)

@@ -39,7 +39,7 @@ class _Load:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Loads:
+class LoadHistory:
     """All loads of this process. Serial 0 is the model the engines started with, version 0, and good."""
 
     def __init__(self) -> None:
@@ -57,48 +57,51 @@ class Loads:
         return self._loads[serial].verdict
 
     @property
-    def spoiled(self) -> bool:
+    def corrupt(self) -> bool:
         """Whether the engines' weights are known to be wrong."""
         return self._loads[-1].verdict is Verdict.BAD
 
-    def withhold_start(self) -> None:
-        """Serial 0 is not served until `adopt_start`."""
+    def hide_initial_weights(self) -> None:
+        """Serial 0 is not served until `accept_initial_weights`."""
         self._verified.discard(0)
-        self._condemn(0, "is the model the engines started with, before its version was LIVE")
+        self.mark_bad(0, "is the model the engines started with, before its version was LIVE")
 
-    def adopt_start(self) -> int:
-        """Validate serial 0 like any other load."""
+    def accept_initial_weights(self) -> int:
+        """Serial 0, from now on validated like any other load."""
         self._loads[0] = _Load(0)
-        self._tell()
+        self._update_usable()
         return 0
 
     def begin(self, version: int) -> int:
         """The serial of a new load. The previous load is BAD if its canary was not computed before this."""
         before = self._loads[-1]
         if before.verdict is Verdict.OPEN and not before.canary_passed:
-            self._condemn(self.newest, "was loaded over before its canary was computed")
+            self.mark_bad(self.newest, "was loaded over before its canary was computed")
         self._loads.append(_Load(version))
-        self._tell()
+        self._update_usable()
         return self.newest
 
     def pass_canary(self, serial: int) -> None:
         """The engines computed what they should, or there is nothing to compute."""
         self._loads[serial].canary_passed = True
-        self._judge()
+        self._update_verdicts()
 
     def verify(self, version: int) -> None:
         """The sync service says that the version is right."""
         self._verified.add(version)
-        self._judge()
+        self._update_verdicts()
 
     def trust(self, serial: int) -> None:
         """Accept this load without a canary or a verdict of the sync service."""
         self.pass_canary(serial)
         self.verify(self._loads[serial].version)
 
-    def condemn(self, serial: int, reason: str) -> None:
-        """This one load is wrong."""
-        self._condemn(serial, reason)
+    def mark_bad(self, serial: int, reason: str) -> None:
+        """This one load is wrong, for that reason."""
+        load = self._loads[serial]
+        load.verdict, load.reason = Verdict.BAD, reason
+        load.settled.set()
+        self._update_usable()
 
     def reject(self, versions: Iterable[int], reason: str) -> None:
         """These versions may not be served: all their loads are BAD, even those that passed their canary."""
@@ -106,7 +109,7 @@ class Loads:
         self._verified -= rejected
         for serial, load in enumerate(self._loads):
             if load.version in rejected and load.verdict is not Verdict.BAD:
-                self._condemn(serial, reason)
+                self.mark_bad(serial, reason)
 
     def unverified(self) -> set[int]:
         """Versions with a load whose canary passed here and that the sync service has not verified yet."""
@@ -133,21 +136,15 @@ class Loads:
                 settled.append(VersionSpan(load.version, span.start, span.end))
         return tuple(settled)
 
-    def _judge(self) -> None:
+    def _update_verdicts(self) -> None:
         for load in self._loads:
             if load.verdict is Verdict.OPEN and load.canary_passed and load.version in self._verified:
                 load.verdict = Verdict.GOOD
                 load.settled.set()
-        self._tell()
+        self._update_usable()
 
-    def _condemn(self, serial: int, reason: str) -> None:
-        load = self._loads[serial]
-        load.verdict, load.reason = Verdict.BAD, reason
-        load.settled.set()
-        self._tell()
-
-    def _tell(self) -> None:
-        if self.spoiled:
+    def _update_usable(self) -> None:
+        if self.corrupt:
             self._usable.clear()
         else:
             self._usable.set()

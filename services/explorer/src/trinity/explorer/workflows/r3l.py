@@ -20,7 +20,7 @@ from trinity.explorer.workflows.conversation import Conversation, Exchange
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
 from trinity.explorer.workflows.episode import REWARD_TOLERANCE, Episode, texts, whole
 from trinity.explorer.workflows.reflection import Outcome, Report, ask, read
-from trinity.explorer.workflows.together import together
+from trinity.explorer.workflows.together import gather_rollouts
 from trinity.runtime.errors import InvalidInput
 
 
@@ -70,7 +70,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
             return await super().run()
         pairs, single = divmod(self.task.repeat_times, 2)
         alone = (self._single() for _ in range(single))
-        made = await together([*(self._pair(index) for index in range(pairs)), *alone])
+        made = await gather_rollouts([*(self._pair(index) for index in range(pairs)), *alone])
         found = [experience for experiences in made for experience in experiences]
         return [replace(experience, rollout=rollout) for rollout, experience in enumerate(found)]
 

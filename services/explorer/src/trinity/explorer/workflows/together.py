@@ -9,7 +9,7 @@ from trinity.explorer.types import EngineFailed
 Result = TypeVar("Result")
 
 
-async def together(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+async def gather_rollouts(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     """The rollouts' results, in order. The first failure cancels the others and is raised unchanged.
 
     A group is stored whole or not at all: without its failed rollouts the baseline of the others would be biased.

@@ -18,7 +18,7 @@ from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.player import seed_of
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
-from trinity.explorer.workflows.together import together
+from trinity.explorer.workflows.together import gather_rollouts
 from trinity.runtime.errors import InvalidInput
 
 _MAX_CALLS = 8  # of one turn
@@ -147,7 +147,7 @@ class ToolCallWorkflow(SimpleWorkflow):
             raise InvalidInput(
                 "model.custom_chat_template", f"{self.tools.history_problem}; tool calls need it as it was"
             )
-        rollouts = await together(self._rollout() for _ in range(self.task.repeat_times))
+        rollouts = await gather_rollouts(self._rollout() for _ in range(self.task.repeat_times))
         asked = self.column("prompt_key")
         answers = [self._answer(rollout, asked) for rollout in rollouts]
         scores = await self.scores(answers)
