@@ -97,7 +97,7 @@ class Arena:
         while (self.episodes or self._closing) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
         for source in list(self.sources.values()):
-            await source.shut()
+            await source.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -118,7 +118,7 @@ class Provider:
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:
                     for message in response.calls:
-                        dispatcher.take(message)
+                        dispatcher.dispatch(message)
                 await _raise_status(call)
             finally:
                 sending.cancel()

@@ -22,7 +22,7 @@ class Dispatcher:
         self._calls: dict[int, asyncio.Queue[pb.ProviderCall]] = {}
         self.outbox: Outbox[pb.ProviderReply] = Outbox()
 
-    def take(self, call: pb.ProviderCall) -> None:
+    def dispatch(self, call: pb.ProviderCall) -> None:
         """Never waits and never raises."""
         kind = call.WhichOneof("call")
         if kind == "close":

@@ -17,28 +17,28 @@ class Outbox(Generic[T]):
     def __init__(self) -> None:
         self._messages: list[T] = []
         self._some = asyncio.Event()
-        self._shut = False
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Drop waiting messages and accept no more."""
-        self._shut = True
+        self._closed = True
         self._messages.clear()
         self._some.set()
 
     def put(self, message: T) -> None:
-        """Queue a message. Does nothing after `shut`."""
-        if self._shut:
+        """Queue a message. Does nothing after `close`."""
+        if self._closed:
             return
         self._messages.append(message)
         self._some.set()
 
     async def batches(self) -> list[list[T]]:
-        """Wait for a message, then give all waiting ones in batches of limited size. None after `shut`."""
+        """Wait for a message, then give all waiting ones in batches of limited size. None after `close`."""
         await self._some.wait()
-        if self._shut:
+        if self._closed:
             return []
         self._some.clear()
         messages, self._messages = self._messages, []

@@ -132,16 +132,16 @@ class ThreadPlayer:
                 result, error = wire.answer(observation, _turn(message)), None
             except BaseException as raised:
                 result, error = None, raised
-            self._tell(_resolve, future, result, error)
+            self._call_in_loop(_resolve, future, result, error)
             future = observation = result = error = None  # type: ignore[assignment]  # nothing outlives its call
         try:
             if environment is not None:
                 environment.close()
         except Exception:
             log.exception("close of %s failed", self._kind.description.name)
-        self._tell(self._finish)
+        self._call_in_loop(self._finish)
 
-    def _tell(self, function: Callable[..., None], *args: Any) -> None:
+    def _call_in_loop(self, function: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
             self._loop.call_soon_threadsafe(function, *args)
 

@@ -43,16 +43,16 @@ class Workers:
     def player(self, release: Release) -> "WorkerPlayer":
         """A slot in the least loaded worker; a new worker if all have load. Raises Full."""
         self._workers = [worker for worker in self._workers if worker.fit()]
-        places = [worker for worker in self._workers if worker.open < self._kind.episodes_per_process]
-        worker = min(places, key=lambda one: one.load, default=None)
+        available = [worker for worker in self._workers if worker.open < self._kind.episodes_per_process]
+        worker = min(available, key=lambda one: one.load, default=None)
         if (worker is None or worker.load) and len(self._workers) < self._processes:
             worker = Worker(self._kind)
             self._workers.append(worker)
         if worker is None:
-            raise Full(f"all {self._processes} workers of {self._kind.description.name} are taken; try again later")
+            raise Full(f"all {self._processes} workers of {self._kind.description.name} are busy; try again later")
         return WorkerPlayer(worker, release, self._wait_seconds)
 
-    async def shut(self) -> None:
+    async def close(self) -> None:
         for worker in self._workers:
             worker.kill("the service ends")
         self._workers = []

@@ -68,7 +68,7 @@ class EpisodeChecks:
             *((f"hostile text: {kind}", partial(self._hostile, text)) for kind, text in _HOSTILE.items()),
             ("episodes side by side do not mix", self._side_by_side),
             ("closing the client's side ends with OK", self._half_close),
-            ("cancelled episodes free their places", self._cancelled),
+            ("cancelled episodes free their slots", self._cancelled),
             ("the announced limit is kept", self._the_limit),
             ("the same seed gives the same episode", self._same_seed),
         ]
@@ -186,7 +186,7 @@ class EpisodeChecks:
             deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
             while not await self._open(count):
                 if asyncio.get_running_loop().time() > deadline:
-                    raise Broken(f"{count} places are not free {_RELEASE_SECONDS:g} s after their clients left")
+                    raise Broken(f"{count} slots are not free {_RELEASE_SECONDS:g} s after their clients left")
                 await asyncio.sleep(0.1)
 
     async def _open(self, count: int) -> bool:

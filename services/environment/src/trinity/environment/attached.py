@@ -36,7 +36,7 @@ _BLAMELESS = {
 
 
 @dataclass
-class _Record:
+class _FailureRecord:
     """Failures in a row under one name."""
 
     failures: int = 0
@@ -53,7 +53,7 @@ class Attachment:
     scorers: frozenset[str]
     outbox: Outbox[pb.ProviderCall] = field(default_factory=Outbox)
     open: Counter[str] = field(default_factory=Counter)
-    _records: dict[str, _Record] = field(default_factory=dict)
+    _records: dict[str, _FailureRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.peer = Peer(self._send)
@@ -64,7 +64,7 @@ class Attachment:
         if unsent > _MAX_UNSENT + self.peer.open:
             self.end(f"the attached provider {self.provider} does not read: {unsent} calls wait to be sent")
 
-    def take(self, reply: pb.ProviderReply) -> None:
+    def receive(self, reply: pb.ProviderReply) -> None:
         """A reply came in."""
         self.peer.deliver(reply)
         if self.peer.strays > _MAX_STRAYS:
@@ -73,7 +73,7 @@ class Attachment:
     def end(self, reason: str) -> None:
         """Fail all its episodes and close the stream."""
         self.peer.fail(grpc.StatusCode.UNAVAILABLE, reason)
-        self.outbox.shut()
+        self.outbox.close()
 
     def has_room(self, name: str) -> bool:
         limit = self.environments[name].max_parallel_episodes
@@ -88,7 +88,7 @@ class Attachment:
 
     def record_failure(self, name: str, error: Exception) -> None:
         """Avoid it for a second after a first failure, twice as long after each further one in a row."""
-        record = self._records.setdefault(name, _Record())
+        record = self._records.setdefault(name, _FailureRecord())
         record.failures += 1
         seconds = min(_MAX_AVOIDED_SECONDS, _FIRST_AVOIDED_SECONDS * 2 ** min(record.failures - 1, 10))
         record.avoided_until = time.monotonic() + seconds

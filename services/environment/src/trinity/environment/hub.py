@@ -66,7 +66,7 @@ class AttachedSource:
     def _release(self) -> None:
         self.open -= 1
 
-    async def shut(self) -> None:
+    async def close(self) -> None:
         """The streams end with the server."""
 
 

@@ -24,7 +24,7 @@ _splits: dict[tuple[str, str], list[int]] = {}
 
 
 class Simulator:
-    """One Java machine. Use `take` and `leave`."""
+    """One Java machine. Use `acquire` and `release`."""
 
     def __init__(self) -> None:
         constants = require("scienceworld.constants", "scienceworld")
@@ -115,7 +115,7 @@ class Simulator:
         return answer
 
 
-def take() -> Simulator:
+def acquire() -> Simulator:
     """An idle machine, or a new one."""
     with _lock:
         while _idle:
@@ -126,7 +126,7 @@ def take() -> Simulator:
     return Simulator()
 
 
-def leave(simulator: Simulator) -> None:
+def release(simulator: Simulator) -> None:
     """Give a machine back; one that is stuck or too many is ended."""
     with _lock:
         if simulator.usable and len(_idle) < MAX_IDLE:

@@ -17,7 +17,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
-_MOST_ABORTED = 1000  # requests whose responses are still here: vLLM says of none that it was aborted
+_MAX_ABORTED = 1000  # responses kept of aborted requests, because vLLM reports no abort
 
 
 class DeferredOutputs:
@@ -43,7 +43,7 @@ class DeferredOutputs:
         super().set_pause_state(pause_state)  # type: ignore[misc]
 
     def add_request(self, request: Any) -> None:
-        if len(self._responses) > len(self.requests) + _MOST_ABORTED:
+        if len(self._responses) > len(self.requests) + _MAX_ABORTED:
             self._responses = {name: self._responses[name] for name in self.requests if name in self._responses}
         if request.sampling_params is not None and request.sampling_params.num_logprobs is not None:
             self._responses[request.request_id] = _Response(request, self._loads)
@@ -57,7 +57,7 @@ class DeferredOutputs:
             return outputs
         for of_client in outputs.values():
             of_client.outputs = self._to_send(of_client.outputs, logprobs, model_runner_output.req_id_to_index)
-        return {client: found for client, found in outputs.items() if _says_something(found)}
+        return {client: found for client, found in outputs.items() if _has_content(found)}
 
     def _to_send(self, outputs: list[Any], logprobs: LogprobsLists, rows: dict[str, int]) -> list[Any]:
         """All outputs except those of deferred responses that are not finished."""
@@ -69,9 +69,9 @@ class DeferredOutputs:
             if response is None:
                 sent.append(output)
                 continue
-            if not response.waits:
+            if not response.deferred:
                 if output.new_token_ids:
-                    response.share(output, logprobs, rows[name], self._loads)
+                    response.stream(output, logprobs, rows[name], self._loads)
                 sent.append(output)
             elif output.new_token_ids:
                 if starts is None:
@@ -81,23 +81,23 @@ class DeferredOutputs:
                     response.logprobs.extend(sampled[start : start + len(output.new_token_ids)])
             if output.finish_reason is not None:
                 del self._responses[name]
-                if response.waits:
-                    response.put_into(output)
+                if response.deferred:
+                    response.fill(output)
                     sent.append(output)
         return sent
 
 
 class _Response:
-    """The response of a request that asks for log-probabilities. If it `waits`, they are deferred until its end."""
+    """The response of a request that asks for log-probabilities. If `deferred`, they wait until its end."""
 
     def __init__(self, request: Any, loads: int) -> None:
         self.request = request
-        self.waits = _waits(request.sampling_params)
+        self.deferred = _is_deferred(request.sampling_params)
         self.logprobs = array("f")  # of every token so far
         self.loads = loads
         self.loads_before = array("l")  # the token that each further load came before
 
-    def put_into(self, output: Any) -> None:
+    def fill(self, output: Any) -> None:
         """Put the complete response into its last output."""
         count = len(self.logprobs)
         further = np.searchsorted(self.loads_before, np.arange(count), side="right")
@@ -108,7 +108,7 @@ class _Response:
             (self.loads + further).astype(np.int32),
         )
 
-    def share(self, output: Any, logprobs: LogprobsLists, row: int, loads: int) -> None:
+    def stream(self, output: Any, logprobs: LogprobsLists, row: int, loads: int) -> None:
         """Add log-probabilities to a streamed output. Requests for more than the sampled token keep vLLM's ranks."""
         found = logprobs.slice_request(row, len(output.new_token_ids))
         if self.request.sampling_params.num_logprobs == 0:
@@ -116,12 +116,12 @@ class _Response:
         output.new_logprobs = found
 
 
-def _waits(sampling: Any) -> bool:
+def _is_deferred(sampling: Any) -> bool:
     """Whether only sampled tokens are requested, only at the end, and the engine core itself detects the end."""
     return sampling.num_logprobs == 0 and sampling.output_kind is RequestOutputKind.FINAL_ONLY and not sampling.stop
 
 
-def _says_something(of_client: Any) -> bool:
+def _has_content(of_client: Any) -> bool:
     return bool(of_client.outputs or of_client.finished_requests or of_client.scheduler_stats)
 
 

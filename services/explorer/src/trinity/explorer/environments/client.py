@@ -22,7 +22,7 @@ import grpc.aio
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.explorer.environments.episode import Episode, Step
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, ScorerFailed, failure_of
-from trinity.explorer.environments.providers import Patience, Providers
+from trinity.explorer.environments.providers import Backoff, Providers
 from trinity.runtime import rpc
 from trinity.sdk.contract import score_problem
 
@@ -111,7 +111,7 @@ class EnvironmentClient:
         return [Score(item.reward, dict(item.metrics)) for item in response.scores]
 
     async def _score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
-        patience = Patience(self._wait_seconds)
+        backoff = Backoff(self._wait_seconds)
         while True:
             provider = self._providers.choose(request.scorer)
             with provider.busy(request.scorer):
@@ -120,7 +120,7 @@ class EnvironmentClient:
                 except grpc.aio.AioRpcError as error:
                     failure = failure_of(provider.address, request.scorer, error)
                     provider.record_failure(request.scorer, failure)
-                    await patience.wait_or_raise(failure)
+                    await backoff.wait_or_raise(failure)
                     continue
             problem = score_problem(request, response)
             if problem:

@@ -10,7 +10,7 @@ import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
-from trinity.explorer.environments.providers import Limits, Patience, Provider, Providers
+from trinity.explorer.environments.providers import Backoff, Limits, Provider, Providers
 from trinity.explorer.environments.slots import EpisodeSlots
 from trinity.runtime import rpc
 from trinity.sdk.contract import answer_problem, json_object
@@ -80,19 +80,19 @@ class Episode:
         """
         if self._over or self._call is not None:
             raise RuntimeError("an episode is reset once, inside its `async with`")
-        name, patience = self._reset.environment, Patience(self._wait_seconds)
+        name, backoff = self._reset.environment, Backoff(self._wait_seconds)
         while True:
             try:
                 if self._slots is None:
                     self._slots, waited = await self._providers.acquire_slot(name)
                     if waited:
-                        patience.renew()
+                        backoff.reset_deadline()
                 return await self._open(self._providers.choose(name))
             except EnvironmentFailed as failure:
                 # While other explorers hold the slots, this episode keeps its position in the queue.
                 if failure.cause is not EnvironmentCause.FULL:
                     self._release_slot()
-                await patience.wait_or_raise(failure)
+                await backoff.wait_or_raise(failure)
 
     async def step(self, text: str) -> Step:
         """Answer the policy's reply. Raises EnvironmentFailed, after which the episode is over."""

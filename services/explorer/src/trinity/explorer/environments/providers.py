@@ -46,29 +46,29 @@ class Limits:
 
 
 @dataclass
-class _Record:
+class _FailureRecord:
     """Failures in a row under one name."""
 
     failures: int = 0
     avoided_until: float = 0.0
 
 
-class Patience:
+class Backoff:
     """Waits between attempts: at an unavailable provider up to a limit, at a full one as long as it takes."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._pause = 0.05
-        self.renew()
+        self.reset_deadline()
 
-    def renew(self) -> None:
+    def reset_deadline(self) -> None:
         """A provider answered: the limit counts from now."""
         self._deadline = time.monotonic() + self._seconds
 
     async def wait_or_raise(self, failure: EnvironmentFailed) -> None:
         """Returns if it may be tried again; raises the failure if not."""
         if failure.cause is EnvironmentCause.FULL:
-            self.renew()
+            self.reset_deadline()
         elif not failure.passing or time.monotonic() + self._pause > self._deadline:
             raise failure
         if self._pause == 0.05:
@@ -85,7 +85,7 @@ class Provider:
         self._channel = rpc.channel(address)
         self.stub = environment_pb2_grpc.EnvironmentServiceStub(self._channel)
         self.open: Counter[str] = Counter()
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, _FailureRecord] = {}
         self._described: dict[str, Limits] = {}
         self._described_at = -_DESCRIBED_FOR_SECONDS
 
@@ -113,7 +113,7 @@ class Provider:
         self._described_at = -_DESCRIBED_FOR_SECONDS
         if failure.cause is EnvironmentCause.REFUSED and not failure.passing:
             return
-        record = self._records.setdefault(name, _Record())
+        record = self._records.setdefault(name, _FailureRecord())
         record.failures += 1
         seconds = min(_MAX_AVOIDED_SECONDS, _FIRST_AVOIDED_SECONDS * 2 ** min(record.failures - 1, 10))
         if full or failure.cause is EnvironmentCause.REFUSED:  # there is room again soon, or the name is served

@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 LEASE_SECONDS = 30.0
 _MAX_LEASES = 100_000
-_ASK_SECONDS = 2.0
+_REQUEST_SECONDS = 2.0
 _PAUSE_SECONDS = 0.5
 
 Work = Callable[[Task, Message], Awaitable[None]]
@@ -38,8 +38,8 @@ class TaskQueue:
         self._pauses = pauses
         self._running: dict[asyncio.Task[None], Message] = {}
         self._draining = False
-        self._asks_no_more = asyncio.Event()
-        self._asks_no_more.set()
+        self._no_open_request = asyncio.Event()
+        self._no_open_request.set()
         self.handed_back = 0
 
     @property
@@ -50,24 +50,24 @@ class TaskQueue:
         """Lease tasks and run them until `drain`. Raises what a task's work raised."""
         consumer = await self._open()
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asks_no_more.clear()
+        self._no_open_request.clear()
         try:
             while not self._draining:
                 if failed.done():
                     failed.result()
                 if self._free.locked():
-                    await self._some_end(failed)
+                    await self._wait_for_any(failed)
                     continue
                 if self._pauses():
                     await asyncio.wait([failed], timeout=_PAUSE_SECONDS)
                     continue
-                async for message in consumer.lease(self._slots - self.running, _ASK_SECONDS):
+                async for message in consumer.lease(self._slots - self.running, _REQUEST_SECONDS):
                     if self._draining:
                         await message.retry()
                         continue
                     await self._free.acquire()
                     self._begin(message, failed)
-            self._asks_no_more.set()
+            self._no_open_request.set()
             await asyncio.Event().wait()
         finally:
             for running in self._running:
@@ -82,7 +82,7 @@ class TaskQueue:
                 )
             await asyncio.sleep(0.5)
 
-    async def _some_end(self, failed: "asyncio.Future[None]") -> None:
+    async def _wait_for_any(self, failed: "asyncio.Future[None]") -> None:
         await asyncio.wait([*self._running, failed], return_when=asyncio.FIRST_COMPLETED)
 
     def _begin(self, message: Message, failed: "asyncio.Future[None]") -> None:
@@ -115,7 +115,7 @@ class TaskQueue:
             await asyncio.wait(list(self._running), timeout=grace_seconds)
         # A task returned while a lease request is open would be delivered to that request again.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._asks_no_more.wait(), _ASK_SECONDS + 1)
+            await asyncio.wait_for(self._no_open_request.wait(), _REQUEST_SECONDS + 1)
         left = list(self._running.items())
         for task, message in left:
             task.cancel()

@@ -79,7 +79,7 @@ class WeightFollower:
         self._loads = engines.loads
         self._loads.hide_initial_weights()
         self._loader = Loader(engines, cache, membership.base_model, collective, transport)
-        self._link = SyncLink(address, membership, self._see, self._make_report, self._reported)
+        self._link = SyncLink(address, membership, self._observe, self._make_report, self._reported)
         self._cache = cache
         self._activity = activity
         self._collective = collective
@@ -89,10 +89,10 @@ class WeightFollower:
         self._evaluating = False
         self._changed = asyncio.Condition()
         self._failed: tuple[int, str, bool] = _NO_FAILURE
-        self._missed_since: float | None = None  # the LIVE version; since the first try that failed began
-        self._out_of_reach = False
-        self._handed_back = -1  # highest gate that could not be met here
-        self._given_up: dict[int, float] = {}
+        self._failing_since: float | None = None  # the LIVE version; since the first try that failed began
+        self._live_unreachable = False
+        self._returned_gate = -1  # highest gate that could not be met here
+        self._retry_at: dict[int, float] = {}
         self._canaries: list[pb.CanaryReport] = []
         self.version = -1
         self.step = -1
@@ -112,22 +112,22 @@ class WeightFollower:
     async def reaches_step(self, step: int) -> bool:
         """As `wait_for_step`. False once the LIVE version meets the gate but cannot be loaded here."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._meets(step) or self._lacks(step))
+            await self._changed.wait_for(lambda: self._meets(step) or self._cannot_load(step))
         if self._meets(step):
             return True
-        self._handed_back = max(self._handed_back, step)
+        self._returned_gate = max(self._returned_gate, step)
         return False
 
     @property
     def falls_short(self) -> bool:
         """Whether new tasks would be returned to the queue, as an earlier one was."""
-        return self._lacks(self._handed_back)
+        return self._cannot_load(self._returned_gate)
 
     def _meets(self, step: int) -> bool:
         return self._gate >= step and not self._loads.corrupt
 
-    def _lacks(self, step: int) -> bool:
-        return self._out_of_reach and self._view.gate_step >= step and not self._meets(step)
+    def _cannot_load(self, step: int) -> bool:
+        return self._live_unreachable and self._view.gate_step >= step and not self._meets(step)
 
     async def notify(self) -> None:
         """Called when the explorer may have become busy or idle."""
@@ -141,17 +141,17 @@ class WeightFollower:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._link.run())
-            group.create_task(self._load_what_is_wanted())
-            group.create_task(self._ask_about_verdicts())
+            group.create_task(self._load_wanted_versions())
+            group.create_task(self._poll_verdicts())
             if self._collective is not None:
-                group.create_task(self._tell_the_group(self._collective))
+                group.create_task(self._update_group(self._collective))
 
     async def leave(self) -> None:
         if self._collective is not None:
             await self._collective.close()
         await self._link.leave()
 
-    async def _see(self, view: View) -> None:
+    async def _observe(self, view: View) -> None:
         """News from the sync service."""
         self._view = view
         self._loads.reject(view.rejected, "was rejected or withdrawn")
@@ -159,21 +159,21 @@ class WeightFollower:
             self._loads.verify(view.live.version)
             if view.live.version == self._held.version:
                 self._held = replace(self._held, was_live=True)
-        await self._tell()
+        await self._notify_changed()
 
-    async def _tell(self) -> None:
+    async def _notify_changed(self) -> None:
         """Tell the waiting tasks and the sync service that the state of the weights has changed."""
         held, live = self._held, self._view.live
         if held.version >= 0 and self._loads.verdict(self._loads.newest) is Verdict.GOOD:
             is_live = live is not None and live.version == held.version
             self._gate = max(self.step, self._view.gate_step) if is_live else self.step
             if is_live:
-                self._missed_since, self._out_of_reach = None, False
+                self._failing_since, self._live_unreachable = None, False
         self._link.report_soon()
         await self.notify()
 
     def _next(self) -> Manifest | None:
-        later = {version for version, until in self._given_up.items() if until > time.monotonic()}
+        later = {version for version, until in self._retry_at.items() if until > time.monotonic()}
         corrupt = self._held.version >= 0 and self._loads.corrupt
         held = replace(self._held, corrupt=corrupt, refused=self._held.refused | later)
         found = next_load(self._view, held, self._activity.busy_with_evaluation())
@@ -182,7 +182,7 @@ class WeightFollower:
     def _is_live(self, manifest: Manifest) -> bool:
         return self._view.live is not None and self._view.live.version == manifest.version
 
-    async def _load_what_is_wanted(self) -> None:
+    async def _load_wanted_versions(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):  # a version that was skipped may be tried again
                 async with asyncio.timeout(_RETRY_SECONDS), self._changed:
@@ -196,7 +196,7 @@ class WeightFollower:
             except (InvalidInput, Unavailable, EngineFailed) as error:
                 if isinstance(error, EngineFailed) and self._is_live(wanted):
                     raise
-                await self._give_up_for_now(wanted, error, begin)
+                await self._schedule_retry(wanted, error, begin)
 
     async def _load(self, wanted: Manifest) -> None:
         def still_wanted() -> bool:
@@ -220,7 +220,7 @@ class WeightFollower:
             )
         else:
             self._held = replace(self._held, refused=self._held.refused | {wanted.version})
-        await self._see(self._view)  # what the service said of the version during the load
+        await self._observe(self._view)  # what the service said of the version during the load
 
     def _hold(self, loaded: Loaded) -> None:
         manifest = loaded.manifest
@@ -235,18 +235,18 @@ class WeightFollower:
         live = {self._view.live.version} if self._view.live is not None else set()
         return {self._held.version} | live
 
-    async def _give_up_for_now(self, wanted: Manifest, error: TrinityError, began: float) -> None:
+    async def _schedule_retry(self, wanted: Manifest, error: TrinityError, began: float) -> None:
         """The version is damaged, collected or unreachable: good weights keep serving until it or a newer one loads."""
         now = time.monotonic()
         self._failed = (wanted.version, str(error), isinstance(error, Unavailable))
-        self._given_up[wanted.version] = now + _RETRY_SECONDS
+        self._retry_at[wanted.version] = now + _RETRY_SECONDS
         if self._is_live(wanted):
-            self._missed_since = began if self._missed_since is None else self._missed_since
-            self._out_of_reach = now - self._missed_since >= _OUT_OF_REACH_SECONDS
+            self._failing_since = began if self._failing_since is None else self._failing_since
+            self._live_unreachable = now - self._failing_since >= _OUT_OF_REACH_SECONDS
         log.warning("explorer.weights.refused", version=wanted.version, reason=str(error))
-        await self._tell()
+        await self._notify_changed()
 
-    async def _ask_about_verdicts(self) -> None:
+    async def _poll_verdicts(self) -> None:
         """Follow up versions that were loaded before they were LIVE."""
         while True:
             async with self._changed:
@@ -259,26 +259,26 @@ class WeightFollower:
                     self._loads.reject([version], "was rejected")
                 elif state is VersionState.STAGED and self._view.live and self._view.live.version > version:
                     self._loads.reject([version], "was never judged")
-            await self._tell()
+            await self._notify_changed()
             await asyncio.sleep(_ASK_SECONDS)
 
-    async def _tell_the_group(self, collective: Collective) -> None:
+    async def _update_group(self, collective: Collective) -> None:
         """Update the epoch. While an evaluation runs, tell the group not to wait for this explorer."""
-        told = -1
+        announced = -1
         while True:
             async with self._changed:
-                await self._changed.wait_for(partial(self._has_news_for_the_group, told))
+                await self._changed.wait_for(partial(self._group_update_due, announced))
             epoch = self._view.epoch
-            if epoch_number(epoch) != told:
-                told = epoch_number(epoch)
+            if epoch_number(epoch) != announced:
+                announced = epoch_number(epoch)
                 await collective.epoch(epoch)
             elif self._view.candidate is not None:
                 await self._loader.decline(self._view.candidate)
 
-    def _has_news_for_the_group(self, told: int) -> bool:
+    def _group_update_due(self, announced: int) -> bool:
         candidate = self._view.candidate
         refuses = candidate is not None and self._activity.busy_with_evaluation() and self._loader.is_offered(candidate)
-        return refuses or epoch_number(self._view.epoch) != told
+        return refuses or epoch_number(self._view.epoch) != announced
 
     def _note_canary(self, loaded: Loaded) -> None:
         measured = loaded.measured

@@ -59,10 +59,10 @@ class Player:
 
     async def play(self) -> Episode:
         """A whole episode. Raises EnvironmentFailed and the engine's errors; a failure is never a reward of zero."""
-        with self.opened() as counted:
+        with self.counting() as counted:
             async with self.episode() as remote:
                 episode = counted.episode = self.begin(await remote.reset())
-                await self.go_on(episode, remote)
+                await self.play_until_done(episode, remote)
         return episode
 
     def episode(self, environment_args: dict[str, Any] | None = None) -> Any:
@@ -71,7 +71,7 @@ class Player:
         return self._tools.episode(self.rules.environment, self._task.raw, args, seed_of(self._task))
 
     @contextmanager
-    def opened(self) -> Iterator["Counted"]:
+    def counting(self) -> Iterator["Counted"]:
         """Count an episode by its end and observe its length, failures too."""
         counted = Counted()
         end = "failed"
@@ -112,7 +112,7 @@ class Player:
             episode.end = End.DONE
         return episode
 
-    async def go_on(self, episode: Episode, remote: Any) -> None:
+    async def play_until_done(self, episode: Episode, remote: Any) -> None:
         """Play until the episode is over."""
         while episode.end is None:
             completion = await self.reply(episode.conversation)

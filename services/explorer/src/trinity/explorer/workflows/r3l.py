@@ -120,7 +120,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
     async def retry(self, first: Episode, report: Report) -> Retry | None:
         """Play again from the chosen step on. None if the replay ends before it, or nothing fits behind it."""
         step = report.retry_from_step
-        with self.player.opened() as counted:
+        with self.player.counting() as counted:
             async with self.player.episode(self._retry_args) as remote:
                 begun = await remote.reset()
                 if step == 0:
@@ -135,7 +135,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
                 if guided.end is not None:
                     return None
                 differs = step > 0 and guided.observation != first.turns[step].observation
-                await self.player.go_on(guided, remote)
+                await self.player.play_until_done(guided, remote)
         return Retry(guided, _without_guidance(guided, unguided, step), step, differs)
 
     async def _replay(self, first: Episode, report: Report, remote: Any) -> tuple[Episode, Conversation]:
