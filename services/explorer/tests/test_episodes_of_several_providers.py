@@ -194,7 +194,7 @@ async def test_a_provider_that_starts_late_is_waited_for(stack: AsyncExitStack) 
 
 
 @pytest.mark.parametrize("own", [True, False])
-async def test_nobody_there_is_said_after_the_wait(stack: AsyncExitStack, own: bool) -> None:
+async def test_an_unreachable_provider_is_reported_after_the_wait(stack: AsyncExitStack, own: bool) -> None:
     there = await provider(stack, "good")
     environment = await client(stack, own=there.address if own else f"127.0.0.1:{free_port()}", wait=0.3)
     begin = time.monotonic()
@@ -253,7 +253,9 @@ async def test_a_hundred_episodes_cancelled_at_once_leave_nothing(stack: AsyncEx
     await until(lambda: there.open == 0 and len(asyncio.all_tasks()) <= before)
 
 
-async def test_scores_come_from_the_named_provider_and_a_wrong_count_is_a_lie(stack: AsyncExitStack) -> None:
+async def test_scores_come_from_the_named_provider_and_a_wrong_count_is_a_violation(
+    stack: AsyncExitStack,
+) -> None:
     there = await provider(stack, "good", "short")
     environment = await client(stack, there)
     (score,) = await environment.score("good", [ANSWER], {}, {})
