@@ -138,7 +138,7 @@ class Worker:
                 [sys.executable, "-m", "trinity.sdk.worker", str(there.fileno())],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # killed together with whatever it starts
+                start_new_session=True,  # killed together with its child processes
             )
         self._reader, self._writer = await asyncio.open_connection(sock=here)
         self._watch_memory(self._process.pid)
@@ -196,7 +196,7 @@ class WorkerPlayer:
             call.action.CopyFrom(message)
         self._begun = True
         seconds -= self._wait_seconds
-        # A client that goes away must not leave half a message in the pipe: the call runs to its end.
+        # A client that disconnects must not leave half a message in the pipe: the call runs to its end.
         self._running = asyncio.create_task(self._worker.call(call, seconds, self._wait_seconds))
         try:
             reply = await asyncio.shield(self._running)

@@ -148,7 +148,7 @@ class EpisodeChecks:
     async def _too_long(self) -> None:
         async with self._stream() as stream:
             await stream.reset(self._reset())
-            # A server that takes no message of that length at all says so in its own way.
+            # A server with a lower message limit refuses with its own status.
             codes = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
             await refused(stream.act("x" * (MAX_TEXT_BYTES + 1), 1), *codes)
 

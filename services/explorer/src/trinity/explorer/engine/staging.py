@@ -37,7 +37,7 @@ _DTYPES: dict[str, torch.dtype] = {name: dtype for name, dtype in _TYPES.items()
 
 @dataclass(frozen=True)
 class Found:
-    """A tensor in a file, which it begins at this byte of. `info` says nothing of the file: any may hold the same."""
+    """A tensor in a file, with its first byte. `info` is independent of the file."""
 
     info: TensorInfo
     path: str
@@ -134,7 +134,7 @@ class _Stage:
         self.bytes = self._memory.numpy().data
 
     def send(self, target: torch.Tensor) -> None:
-        """Its first bytes. `wait` says when they are gone."""
+        """Copy its first bytes to the bucket. `wait` returns when they are copied."""
         target.copy_(self._memory[: len(target)], non_blocking=True)
         if self._sent is not None:
             self._sent.record()

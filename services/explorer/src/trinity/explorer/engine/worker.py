@@ -109,7 +109,7 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             _abandon_reload(self.model, self.model_config)
 
     def _version(self, update: UpdateInfo) -> tuple[list[TensorInfo], Generator[list[Named]]]:
-        """What a whole model's version is made of, and then it, a bucket at a time: the same however it comes."""
+        """The layout of a whole model's version, then its tensors, a bucket at a time, from files or a group."""
         if update.epoch:
             return _infos(update), self._received(update)
         found = find(update.files, update.tensors)
@@ -178,11 +178,11 @@ class Membership:
             self._group = Group(
                 store, info.epoch, info.backend, self._rank, info.world_size, self._device, info.timeout_seconds
             )
-        except Exception as error:  # said when the group is asked for
+        except Exception as error:  # raised when the group is used
             self._failure = f"{type(error).__name__}: {error}"
 
     def group(self, epoch: int) -> Group:
-        """The group, once all have entered. GroupBroken if it never came to be or is another one."""
+        """The group, once all have entered. GroupBroken if it failed to form or has another epoch."""
         self._thread.join(self._info.timeout_seconds)
         if self._info.epoch != epoch or self._group is None:
             raise GroupBroken(f"epoch {epoch} is needed, this worker is in {self._info.epoch}; {self._failure}")

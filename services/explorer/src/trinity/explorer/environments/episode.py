@@ -20,7 +20,7 @@ _HALF_CLOSE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Step:
-    """What the environment answered. `reward` is this step's own, 0 after reset; `metrics` are the episode's so far."""
+    """One answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far."""
 
     observation: str
     reward: float
@@ -30,7 +30,7 @@ class Step:
 
 
 class Episode:
-    """reset once -> step until done. Leaving the `async with` ends it on the provider's side, whatever happened."""
+    """reset once -> step until done. Leaving the `async with` always ends it on the provider's side."""
 
     def __init__(
         self, providers: Providers, reset: pb.Reset, wait_seconds: float, closing: "set[asyncio.Task[None]]"

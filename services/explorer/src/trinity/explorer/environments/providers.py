@@ -135,7 +135,7 @@ class Provider:
         return not slots or self.open[name] < slots
 
     async def limits(self, name: str) -> Limits:
-        """The limits announced for an environment. Raises EnvironmentFailed if it is not there."""
+        """The limits announced for an environment. Raises EnvironmentFailed if it is unknown."""
         if name not in self._described or time.monotonic() > self._described_at + _DESCRIBED_FOR_SECONDS:
             await self._describe(name)
         if name not in self._described:

@@ -27,7 +27,7 @@ _FOREIGN_LEASE_SECONDS = 40.0
 
 @dataclass(frozen=True)
 class Membership:
-    """What this explorer says of itself. `transports` as in sync.v1.Capabilities."""
+    """How this explorer registers. `transports` as in sync.v1.Capabilities."""
 
     run: str
     explorer_id: str

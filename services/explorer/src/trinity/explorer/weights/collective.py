@@ -1,4 +1,4 @@
-"""This explorer's part in the trainer's collective group: it enters an epoch, and says when it is ready to receive."""
+"""This explorer's member of the trainer's collective group: it enters epochs and reports when it can receive."""
 
 import asyncio
 import contextlib

@@ -50,7 +50,7 @@ class Collective(loader.Collective, Protocol):
         """Membership news: the epoch this explorer belongs to now, if any. One call at a time."""
 
     async def close(self) -> None:
-        """The explorer goes away."""
+        """The explorer leaves."""
 
 
 @dataclass

@@ -111,7 +111,7 @@ class Loader:
         return manifest.collective is not None and manifest.version not in self._asked
 
     async def _receive(self, manifest: Manifest) -> Loaded | None:
-        """By the collective group, if this explorer is in it; None if it is not or the load broke off."""
+        """Load by the collective group; None if this explorer is not in it or the load failed."""
         if self._collective is None or not self.is_offered(manifest):
             return None
         self._asked.add(manifest.version)

@@ -1,4 +1,4 @@
-"""What the sync service wants of this explorer, and which version to load next because of it."""
+"""The state that the sync service announces, and the version to load next."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class View:
 class Held:
     """What the engines hold. `version` is -1 before the first.
 
-    `corrupt`: it is known to be wrong, or a load broke off. `was_live`: it was LIVE once. `refused` are candidates
+    `corrupt`: known to be wrong, or a load failed. `was_live`: it was LIVE once. `refused` are candidates
     whose canary failed here.
     """
 

@@ -46,10 +46,10 @@ class Toolbox(Protocol):
         """`sampling.n` completions."""
 
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
-        """What an auxiliary model that writes says, `sampling.n` times; empty name: the first one."""
+        """`sampling.n` replies of a judge model; empty name: the first one."""
 
     async def rate(self, conversations: Sequence[Sequence[Message]], model: str = "") -> list[float]:
-        """What an auxiliary reward model gives for each whole conversation; empty name: the first one."""
+        """A reward model's output for each whole conversation; empty name: the first one."""
 
     async def teacher_logprobs(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> np.ndarray:
         """float32 [R]: an auxiliary model's log-probabilities of the tokens after the prompt, at temperature 1."""

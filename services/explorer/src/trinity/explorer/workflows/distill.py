@@ -1,4 +1,4 @@
-"""On-policy distillation: the policy answers, a teacher says how likely it found every token of the answer."""
+"""On-policy distillation: the policy answers, and a teacher gives the log-probability of every token."""
 
 from dataclasses import replace
 

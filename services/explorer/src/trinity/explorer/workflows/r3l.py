@@ -26,7 +26,7 @@ from trinity.runtime.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Reflection:
-    """What the policy said about an episode; `report` None: nothing that could be used."""
+    """The policy's reply about an episode; `report` is None if it could not be parsed."""
 
     conversation: Conversation
     reply: str
