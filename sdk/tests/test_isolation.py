@@ -175,7 +175,7 @@ async def test_episodes_that_share_a_worker_keep_their_time_and_end_with_it(aren
 @pytest.mark.parametrize("arena", [odd.OddShared], indirect=True)
 async def test_a_call_behind_slow_neighbours_says_that_it_waited_for_its_turn(arena: Arena) -> None:
     announced = arena.sources["odd"].description
-    assert announced.step_timeout_seconds == 1 + 10 + 60, "its own time, and the longest that a neighbour may take"
+    assert announced.step_timeout_seconds == 1 + 10 + 60, "its own time, and the longest call of another episode"
     assert announced.reset_timeout_seconds == 2 * (10 + 60)
     async with arena.enter("odd") as slow, arena.enter("odd") as behind:
         for episode in (slow, behind):

@@ -1,7 +1,7 @@
 """Isolation "process": worker processes that are killed when a call hangs or memory runs over, and started again.
 
 A worker plays one call at a time, so that the time a call takes is its own; a killed one takes the episodes it held
-with it. Idle workers stay for the next episodes. A worker ends with this process, however it ends.
+with it. Idle workers stay for the next episodes. A worker ends with this process, even if that is killed.
 """
 
 import asyncio

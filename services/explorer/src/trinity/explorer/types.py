@@ -1,4 +1,4 @@
-"""What an engine is given, and what it gives back."""
+"""Inputs and results of an engine."""
 
 from dataclasses import dataclass
 

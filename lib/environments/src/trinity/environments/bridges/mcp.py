@@ -151,7 +151,7 @@ class ToolSession:
         return "\n".join(texts)[:MAX_RESULT_CHARACTERS], bool(failed)
 
     def close(self) -> None:
-        """End the server, also one that has never answered. The library kills one that does not go by itself."""
+        """End the server, also one that never answered. The library kills a server that does not exit."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server is gone
             self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(10)

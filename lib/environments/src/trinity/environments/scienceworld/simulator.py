@@ -102,7 +102,7 @@ class Simulator:
                 stream.close()
 
     def _list(self, function: Any) -> list[Any]:
-        """A list of the machine's, copied and let go."""
+        """A list of the machine, copied and then released there."""
         answer = self._call(function)
         values = list(answer)
         self._gateway.detach(answer)

@@ -1,6 +1,6 @@
 """Comparison of mathematical answers by math-verify, in processes that are killed when they take too long.
 
-math-verify hands the text to sympy, which a policy can keep busy for ever (9^{9^{9}}); its own time limits work in the
+math-verify passes the text to sympy, which a policy can make hang (9^{9^{9}}); its own time limits work in the
 main thread alone. A comparison that was cut off counts as different, and is counted; likewise one that its Score call
 has no time left for.
 """

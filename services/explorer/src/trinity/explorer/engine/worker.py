@@ -126,7 +126,7 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             yield from merged(base, adapters, update.scale, self.device)
 
     def _given(self, update: UpdateInfo) -> Generator[Named]:
-        """What the version is made of."""
+        """The version's tensors by name, from files or from the group."""
         if not update.epoch:
             return self._read(update.files, update.tensors)
         return _one_by_one(self._received(update))
@@ -197,7 +197,7 @@ def loads_in_place(model: torch.nn.Module, device: torch.device) -> bool:
     """Whether the parameters a forward pass computes with are the checkpoint's, unchanged but for fusing and slicing.
 
     Then a weight can be copied over the old one, at the address that CUDA graphs read. The layerwise reload rebuilds
-    every layer and takes 0.1 s longer, however small the model is.
+    every layer and takes 0.1 s longer, even for a small model.
     """
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod

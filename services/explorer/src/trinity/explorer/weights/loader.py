@@ -156,7 +156,7 @@ class Loader:
         return await self._check(manifest, serial, transport, pause)
 
     async def _check(self, manifest: Manifest, serial: int, transport: str, pause: float) -> Loaded:
-        """Compute the canary, and tell what came of it."""
+        """Compute the canary and record the result."""
         loads, canary = self._engines.loads, manifest.canary
         measured: Measured | None = None
         if canary is not None:

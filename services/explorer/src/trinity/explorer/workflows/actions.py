@@ -18,7 +18,7 @@ class Parsed:
 def parse_action(reply: str, form: ActionForm, thinking: bool) -> Parsed:
     """The action of a reply. thinking: there must be exactly one <think>...</think> and, behind it, one action.
 
-    Without it the last action counts, however many there are.
+    Without it the last of any number of actions counts.
     """
     if form is ActionForm.REPLY:
         return Parsed(reply)

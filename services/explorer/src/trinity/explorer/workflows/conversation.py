@@ -116,7 +116,7 @@ class Conversation:
 
 
 def _spans(ends: Sequence[tuple[int, int]]) -> tuple[VersionSpan, ...]:
-    """Each begins where the one before ended; neighbours of one version are one."""
+    """Each span begins where the previous one ended; adjacent spans of a version are merged."""
     spans: list[VersionSpan] = []
     for version, end in ends:
         if spans and spans[-1].version == version:

@@ -1,4 +1,4 @@
-"""An episode as it was played, its measures, and the experiences that are made of it."""
+"""A played episode, its metrics, and its experiences."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ class End(StrEnum):
     REPEATED = "repeated"
 
 
-# Rewards are sums of floats: what comes this near is the same.
+# Rewards are sums of floats: smaller differences are rounding errors.
 REWARD_TOLERANCE = 1e-6
 EARLY = (End.BAD_FORMAT, End.LONG_REPLY, End.REPEATED)
 
