@@ -121,7 +121,7 @@ def play_bare(peer: str, game: Game) -> Iterator[None]:
         finally:
             engine.close()
         return
-    machine = simulator.take()
+    machine = simulator.acquire()
     try:
         load(machine, Arguments(game.task, "task"), "easy", "train", 0)
         yield
@@ -131,7 +131,7 @@ def play_bare(peer: str, game: Game) -> Iterator[None]:
             if done or score == SOLVED:
                 break
     finally:
-        simulator.leave(machine)
+        simulator.release(machine)
 
 
 @cache

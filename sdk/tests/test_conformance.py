@@ -1,4 +1,4 @@
-"""The conformance suite passes who keeps the contract, and fails who does not by the right check."""
+"""The conformance suite passes providers that keep the contract, and fails others by the right check."""
 
 import asyncio
 import itertools
@@ -163,7 +163,7 @@ def failed(results: list[Result]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", [Count, OddInLoop, EvenCoroutine, EvenInProcess])
-async def test_who_keeps_the_contract_passes(kind: type[Environment]) -> None:
+async def test_a_provider_that_keeps_the_contract_passes(kind: type[Environment]) -> None:
     async with serving(kind, scorers={"length": length}) as address:
         results = await check(address)
     assert failed(results) == {}
@@ -186,7 +186,7 @@ async def test_who_keeps_the_contract_passes(kind: type[Environment]) -> None:
         ("moody", {"scores are in order, finite or errors"}, "other scores the second time"),
     ],
 )
-async def test_a_lie_fails_its_own_check_and_no_other(kind: str, checks: set[str], said: str) -> None:
+async def test_a_violation_fails_its_own_check_and_no_other(kind: str, checks: set[str], said: str) -> None:
     async with lying(Liar(kind)) as address:
         found = failed(await check(address))
     assert set(found) == checks
@@ -202,19 +202,19 @@ async def test_a_lie_fails_its_own_check_and_no_other(kind: str, checks: set[str
         ("twice", "nothing comes that was not asked for", "a second answer"),
     ],
 )
-async def test_a_lie_in_every_episode_is_named(kind: str, check_name: str, said: str) -> None:
+async def test_a_violation_in_every_episode_is_named(kind: str, check_name: str, said: str) -> None:
     async with lying(Liar(kind)) as address:
         found = failed(await check(address, only="count"))
     assert said in found[check_name]
 
 
-async def test_places_that_are_never_free_again_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slots_that_are_never_released_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     servicer = Liar("honest")
     source = servicer._arena.sources["count"]
     monkeypatch.setattr(source, "_release", lambda: None)
     async with lying(servicer) as address:
         found = failed(await check(address))
-    assert {"cancelled episodes free their places", "the announced limit is kept"} <= set(found)
+    assert {"cancelled episodes free their slots", "the announced limit is kept"} <= set(found)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ async def test_places_that_are_never_free_again_are_found(monkeypatch: pytest.Mo
         (Random, "the same seed gives the same episode", Verdict.NOTE),
     ],
 )
-async def test_an_environment_with_a_fault_is_told_which(
+async def test_an_environment_with_a_fault_is_named(
     environment: type[Environment], check_name: str, verdict: Verdict
 ) -> None:
     async with lying(Liar("honest", environment)) as address:
@@ -247,7 +247,7 @@ async def test_a_name_that_is_not_there_fails() -> None:
         assert "nothing is named 'even'; known: odd" in failed(await check(address, only="even"))["Describe is sound"]
 
 
-async def test_nobody_at_the_address_is_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_server_at_the_address_is_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     from trinity.sdk.conformance import suite
 
     monkeypatch.setattr(suite, "_CALL_SECONDS", 0.5)

@@ -1,4 +1,4 @@
-"""Where an episode's calls run, and what happens to one that hangs, dies or eats memory."""
+"""Where an episode's calls run, and how a call that hangs, dies or exceeds its memory ends."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ async def test_an_episode_is_played_and_closed_once(arena: Arena, tmp_path: Path
 
 @pytest.mark.parametrize("arena", ALL, indirect=True)
 @pytest.mark.parametrize(("action", "said"), [("raise", "odd: ValueError: broken inside"), ("exit", "SystemExit: 3")])
-async def test_what_the_environment_raises_is_said_and_it_is_closed(
+async def test_what_the_environment_raises_is_reported_and_it_is_closed(
     arena: Arena, action: str, said: str, tmp_path: Path
 ) -> None:
     closed = tmp_path / "closed"
@@ -116,7 +116,7 @@ async def test_a_worker_that_dies_is_started_again(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("arena", [odd.OddHungry], indirect=True)
-async def test_a_worker_over_its_memory_is_killed_and_its_neighbour_goes_on(arena: Arena) -> None:
+async def test_a_worker_over_its_memory_is_killed_and_its_neighbour_continues(arena: Arena) -> None:
     async with arena.enter("odd") as neighbour:
         await neighbour.reset(reset())
         with pytest.raises(Exception, match="more than 300 MiB"):
@@ -175,20 +175,20 @@ async def test_episodes_that_share_a_worker_keep_their_time_and_end_with_it(aren
 @pytest.mark.parametrize("arena", [odd.OddShared], indirect=True)
 async def test_a_call_behind_slow_neighbours_says_that_it_waited_for_its_turn(arena: Arena) -> None:
     announced = arena.sources["odd"].description
-    assert announced.step_timeout_seconds == 1 + 10 + 60, "its own time, and the longest that a neighbour may take"
+    assert announced.step_timeout_seconds == 1 + 10 + 60, "its own time, and the longest call of another episode"
     assert announced.reset_timeout_seconds == 2 * (10 + 60)
     async with arena.enter("odd") as slow, arena.enter("odd") as behind:
         for episode in (slow, behind):
             await episode.reset(reset())
         player: Any = behind._player
         turn: asyncio.Lock = player._worker._turn
-        await turn.acquire()  # a neighbour plays, and goes on playing
+        await turn.acquire()  # another episode occupies the worker
         player._wait_seconds = 0.2
         with pytest.raises(Exception, match=r"longer than 0\.2 s for its turn: .* lower episodes_per_pro") as failed:
             await step(behind, "on")
         turn.release()
         assert status_of(failed.value)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert (await step(slow, "on")).reward == 0.5, "the worker goes on"
+        assert (await step(slow, "on")).reward == 0.5, "the worker continues"
 
 
 @pytest.mark.parametrize("arena", [odd.OddInProcess], indirect=True)
@@ -199,7 +199,7 @@ async def test_a_worker_that_cannot_load_its_class_says_why(arena: Arena, monkey
             await episode.reset(reset())
 
 
-async def test_one_look_at_the_memory_is_for_all_workers_and_only_while_one_is_busy(
+async def test_memory_is_polled_once_for_all_workers_and_only_while_one_is_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looks: list[tuple[int, ...]] = []
@@ -229,8 +229,8 @@ async def test_one_look_at_the_memory_is_for_all_workers_and_only_while_one_is_b
     assert threading.get_ident() not in threads
     for pid in (1, 3):
         watch.remove(pid)
-    assert watch._looking is not None
-    await asyncio.wait_for(watch._looking, 10)
+    assert watch._polling is not None
+    await asyncio.wait_for(watch._polling, 10)
 
 
 def test_memory_is_counted_for_each_session() -> None:
@@ -245,7 +245,7 @@ def test_memory_is_counted_for_each_session() -> None:
 
 
 @pytest.mark.parametrize("arena", [odd.OddInProcess, odd.Odd], indirect=True)
-async def test_a_client_that_leaves_mid_call_frees_the_place_when_the_call_ends(arena: Arena, tmp_path: Path) -> None:
+async def test_a_client_that_leaves_mid_call_frees_the_slot_when_the_call_ends(arena: Arena, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     episode = arena.enter("odd")
     await episode.reset(reset(closed_file=str(closed)))

@@ -54,7 +54,7 @@ async def test_an_item_that_fails_fails_alone(arena: Arena) -> None:
 @pytest.mark.parametrize("arena", [lambda item, args: scoring.seconds_left()], indirect=True)
 async def test_a_scorer_knows_how_much_time_is_left(arena: Arena) -> None:
     (score,) = (await arena.score(request(""))).scores
-    assert 0 < score.reward <= scoring.BUDGET_SECONDS < 60, "before the caller has given up"
+    assert 0 < score.reward <= scoring.BUDGET_SECONDS < 60, "before the caller's time-out"
     assert scoring.seconds_left() == math.inf
 
 
@@ -69,7 +69,7 @@ def wait(item: ScoreItem, args: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("arena", [wait], indirect=True)
-async def test_a_caller_that_leaves_takes_what_waits_with_it(arena: Arena) -> None:
+async def test_a_caller_that_leaves_cancels_its_waiting_items(arena: Arena) -> None:
     asking = asyncio.create_task(arena.score(request(*["1"] * 1000)))
     await asyncio.to_thread(begun.acquire, timeout=20)
     asking.cancel()

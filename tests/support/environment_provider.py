@@ -25,17 +25,17 @@ LIES = {
 
 
 class ScriptedProvider(environment_pb2_grpc.EnvironmentServiceServicer):
-    """`good` counts to three and is done. Others behave until the first action. `places`: of all names; 0: no limit."""
+    """`good` counts to three and is done. Others behave until the first action. `slots`: of all names; 0: no limit."""
 
     def __init__(
         self,
         *names: str,
         protocol_version: int = PROTOCOL_VERSION,
         step_seconds: float = 0.3,
-        places: int = 0,
+        slots: int = 0,
     ) -> None:
         self.names = names
-        self.places = places
+        self.slots = slots
         self.protocol_version = protocol_version
         self.step_seconds = step_seconds
         self.address = ""
@@ -50,7 +50,7 @@ class ScriptedProvider(environment_pb2_grpc.EnvironmentServiceServicer):
                 name=name,
                 summary="for tests",
                 step_timeout_seconds=self.step_seconds,
-                max_parallel_episodes=self.places,
+                max_parallel_episodes=self.slots,
             )
             for name in self.names
         ]
@@ -64,7 +64,7 @@ class ScriptedProvider(environment_pb2_grpc.EnvironmentServiceServicer):
             async for request in requests:
                 if request.HasField("reset"):
                     name = self.acts_as.get(request.reset.environment, request.reset.environment)
-                    if self.full or 0 < self.places < self.open:
+                    if self.full or 0 < self.slots < self.open:
                         self.refused += 1
                         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
                     self.begun.append(name)

@@ -15,7 +15,7 @@ from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.client import Membership
 from trinity.explorer.weights.follower import Activity, WeightFollower
-from trinity.explorer.weights.loads import Loads, Verdict
+from trinity.explorer.weights.loads import LoadHistory, Verdict
 from trinity.runtime.process import free_port
 from trinity.weights import Canary, Manifest, Probe, VersionState, manifest_of_folder, manifest_to_proto
 from trinity.weights.canary import Measured
@@ -89,7 +89,7 @@ class FakeEngines:
     """Loads at once. `fails` and `measures` say what goes wrong, by version, in order."""
 
     def __init__(self) -> None:
-        self.loads = Loads()
+        self.loads = LoadHistory()
         self.loaded: list[tuple[int, dict[str, Any]]] = []
         self.fails: dict[int, int] = {}
         self.measures: dict[int, list[Measured]] = {}
@@ -106,7 +106,7 @@ class FakeEngines:
         self.loaded.append((version, update_info))
         if self.fails.get(version, 0) > 0:
             self.fails[version] -= 1
-            self.loads.condemn(serial, "could not be loaded: boom")
+            self.loads.mark_bad(serial, "could not be loaded: boom")
             raise EngineFailed("boom")
         self.holds = version
         return serial, 0.25

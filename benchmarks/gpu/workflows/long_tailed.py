@@ -13,7 +13,7 @@ from pathlib import Path
 from trinity.data.experience import Experience, Truncation
 from trinity.explorer.environments.client import Score
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
-from trinity.explorer.workflows.together import together
+from trinity.explorer.workflows.together import gather_rollouts
 from trinity.plugins import workflow
 
 
@@ -23,7 +23,7 @@ class LongTailedWorkflow(SimpleWorkflow):
 
     async def run(self) -> list[Experience]:
         prompt = self.tools.prompt(self.messages())
-        return await together(self._rollout(index, prompt) for index in range(self.task.repeat_times))
+        return await gather_rollouts(self._rollout(index, prompt) for index in range(self.task.repeat_times))
 
     async def _rollout(self, index: int, prompt: list[int]) -> Experience:
         args, chance = self.task.workflow_args, random.Random(f"{self.task.ordinal}/{index}")

@@ -150,7 +150,7 @@ class TestOpenEnv:
         args = {"url": server[0].replace("http", "ws") + "/ws"}
         assert play(OpenEnv(), [write('{"guess": "3"}')], {"seed": 3}, args).won
 
-    def test_a_full_server_is_told_as_full(self, server: tuple[str, Any]) -> None:
+    def test_a_full_server_raises_full(self, server: tuple[str, Any]) -> None:
         url, game = server
         game.places = 0
         with pytest.raises(Full):
@@ -174,9 +174,7 @@ class TestOpenEnv:
         with pytest.raises(error, match="openenv"):
             play(OpenEnv(), [write("1")], {}, {"url": url, "timeout_seconds": 0.5})
 
-    def test_an_error_of_a_step_is_a_refused_action_and_meets_the_policy_of_the_yaml(
-        self, server: tuple[str, Any]
-    ) -> None:
+    def test_an_error_of_a_step_is_a_refused_action_under_the_rules_of_the_yaml(self, server: tuple[str, Any]) -> None:
         url, game = server
         game.says["step"] = '{"type": "error", "data": {"message": "no such move"}}'
         args: dict[str, Any] = {"url": url, "on_invalid_action": "penalty", "penalty": 0.25}
@@ -206,7 +204,7 @@ class TestOpenEnv:
         assert time.process_time() - begin < 5
         assert fields == {"guess": reply} or fields == json.loads(reply)
 
-    def test_what_is_missing_is_said(self, server: tuple[str, Any]) -> None:
+    def test_what_is_missing_is_named(self, server: tuple[str, Any]) -> None:
         url, game = server
         game.required = ["a", "b"]
         with pytest.raises(InvalidInput, match=r"args\.action_field"):

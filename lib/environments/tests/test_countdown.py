@@ -35,7 +35,7 @@ def test_a_strict_episode_wants_a_thought() -> None:
 
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=4), st.integers(-20, 200))
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_search_finds_is_right(numbers: list[int], target: int) -> None:
+def test_every_expression_that_the_search_finds_is_right(numbers: list[int], target: int) -> None:
     found = find_expression(numbers, target)
     if found is not None:
         value, used = evaluate(found)

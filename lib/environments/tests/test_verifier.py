@@ -87,7 +87,7 @@ def test_plain_numbers_never_need_a_process(top: int, bottom: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["A", "(B)", "\\text{no solution}", "blue", "Ω", "二"])
-def test_equal_texts_are_equal_whatever_they_are(verifier: Verifier, text: str) -> None:
+def test_equal_texts_are_equal_always(verifier: Verifier, text: str) -> None:
     assert same_answer(text, text, verifier)
     assert not same_answer(text + "x", text, verifier)
 

@@ -45,7 +45,7 @@ def call(**arguments: Any) -> str:
 
 
 def by_itself(kind: str, replies: list[str], index: int = 0) -> Any:
-    """What verifiers says of the same replies when it runs the rollout."""
+    """The result of verifiers itself for the same replies."""
     environment = verifiers_games.load_environment(kind)
 
     async def run() -> Any:
@@ -150,7 +150,7 @@ def test_a_conversation_over_the_limit_is_scored_as_it_stands() -> None:
     assert played.last.metrics["rubric_num_turns"] == 2
 
 
-def test_whoever_leaves_leaves_nothing_behind() -> None:
+def test_a_closed_episode_leaves_nothing_behind() -> None:
     verifiers_games.closed.clear()
     episode("guess", ["1"], {"index": 2})
     assert verifiers_games.closed == ["6"]

@@ -260,7 +260,7 @@ def test_an_installed_web_agent_site_is_played_and_shares_its_goods(
         del sys.modules[name]
 
 
-def test_without_web_agent_site_the_way_to_get_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_web_agent_site_the_error_names_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WEBSHOP_PATH", raising=False)
     with pytest.raises(Conflict, match="princeton-nlp/WebShop"):
         play(WebShop(), [], {}, {"backend": "local"})

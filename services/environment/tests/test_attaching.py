@@ -1,4 +1,4 @@
-"""Providers that attach: who may, what they play, and that a bad one hurts its own episodes alone."""
+"""Providers that attach: admission, episodes, and that a bad one fails its own episodes alone."""
 
 import asyncio
 import json
@@ -204,7 +204,7 @@ async def test_the_sdk_raises_what_the_service_refuses(service: Service) -> None
         await asyncio.to_thread(attach, Odd, address=service.address, token="guess")
 
 
-async def test_nobody_attaches_where_no_token_is_set(stack: AsyncExitStack) -> None:
+async def test_no_provider_attaches_where_no_token_is_set(stack: AsyncExitStack) -> None:
     service = await stack.enter_async_context(serve(token=""))
     code, details = await refused(raw_attach(service, token=""))
     assert (code, "TRINITY_ENVIRONMENT_ATTACH_TOKEN is not set" in details) == (grpc.StatusCode.UNAUTHENTICATED, True)
@@ -226,7 +226,7 @@ async def test_load_goes_to_the_attached_provider_with_the_fewest_episodes(servi
         await until(lambda: all(provider.arena.open == 0 for provider in both) and service.arena.open == 0)
 
 
-async def test_a_provider_that_goes_away_fails_its_episodes_and_the_others_go_on(
+async def test_a_provider_that_disconnects_fails_its_episodes_and_the_others_continue(
     service: Service, stack: AsyncExitStack
 ) -> None:
     await stack.enter_async_context(attaching(Odd, address=service.address, token=TOKEN, name="stays"))
@@ -244,7 +244,7 @@ async def test_a_provider_that_goes_away_fails_its_episodes_and_the_others_go_on
     await Player(service).reset()
 
 
-async def test_a_lost_connection_is_made_again_and_what_was_open_is_closed(tmp_path: Path) -> None:
+async def test_a_provider_reconnects_and_its_open_episodes_are_closed(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     async with AsyncExitStack() as first:
         service = await first.enter_async_context(serve())
@@ -288,7 +288,7 @@ LIES: dict[str, tuple[Callable[[int], list[pb.ProviderReply]], str]] = {
 
 
 @pytest.mark.parametrize("kind", LIES)
-async def test_a_lying_or_silent_provider_hurts_its_own_episode_and_is_avoided(
+async def test_a_provider_that_breaks_the_contract_or_is_silent_fails_its_own_episode_and_is_avoided(
     service: Service, stack: AsyncExitStack, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attached, "_GRACE_SECONDS", 0.1)
@@ -325,7 +325,7 @@ async def test_a_lying_or_silent_provider_hurts_its_own_episode_and_is_avoided(
     call.cancel()
 
 
-async def test_a_provider_that_does_not_read_is_given_up_before_what_waits_for_it_fills_the_memory(
+async def test_a_provider_that_does_not_read_is_detached_before_its_queue_fills_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attached, "_MAX_UNSENT", 5)
@@ -344,7 +344,7 @@ async def test_a_provider_that_does_not_read_is_given_up_before_what_waits_for_i
         source.player()
 
 
-async def test_an_answer_nobody_asked_for_ends_that_episode(service: Service) -> None:
+async def test_an_answer_without_a_call_ends_that_episode(service: Service) -> None:
     call = await raw_attach(service)
     player, neighbour = Player(service), Player(service)
     for one in (player, neighbour):

@@ -1,4 +1,4 @@
-"""An episode is one stream: full games, wrong order, slow, crashing and lying environments, clients that go away."""
+"""An episode is one stream: full games, wrong order, slow, crashing and invalid environments, clients that leave."""
 
 import asyncio
 import json
@@ -132,7 +132,7 @@ async def test_a_game_of_countdown(server: Server) -> None:
         ([reset("odd"), act("x" * 1_100_000)], grpc.StatusCode.INVALID_ARGUMENT, "action.text"),
     ],
 )
-async def test_what_goes_wrong_is_said_and_hurts_its_own_episode_alone(
+async def test_a_failure_is_reported_and_fails_its_own_episode_alone(
     server: Server, messages: list[pb.EpisodeRequest], code: grpc.StatusCode, text: str
 ) -> None:
     other = server.stub.Episode(timeout=20)

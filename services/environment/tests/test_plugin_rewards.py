@@ -137,7 +137,7 @@ def test_what_is_no_reward_is_the_error_of_its_item_alone(
     assert bad.reward == 0
 
 
-def test_a_missing_argument_of_the_yaml_is_said(stub: environment_pb2_grpc.EnvironmentServiceStub) -> None:
+def test_a_missing_argument_of_the_yaml_is_named(stub: environment_pb2_grpc.EnvironmentServiceStub) -> None:
     (found,) = score(stub, "short_reward", "four")
     assert found.error == "KeyError: 'limit'"
 

@@ -1,4 +1,4 @@
-"""One attempt at a task, without an engine: a group, or a failure with its cause; leases handed back on a drain."""
+"""One attempt at a task, without an engine: a group, or a failure with its cause; a drain returns leases."""
 
 import asyncio
 from dataclasses import replace
@@ -142,7 +142,7 @@ async def test_weights_that_are_withdrawn_again_and_again_fail_the_attempt_and_n
     assert tools.asked == 4
 
 
-async def test_a_dead_engine_is_raised_and_not_blamed_on_the_task() -> None:
+async def test_a_dead_engine_is_raised_and_is_no_failure_of_the_task() -> None:
     with pytest.raises(EngineFailed):
         await explore(the_task(), Tools(EngineFailed("core is gone")))
 

@@ -1,4 +1,4 @@
-"""Without TRINITY_EXPLORER_CACHE_DIR what an explorer fetches lies in a folder that goes with it, however it ends."""
+"""Without TRINITY_EXPLORER_CACHE_DIR the cache is a temporary folder that is removed even after a kill."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Engines whose GPUs are too few, taken by others, or of no use to torch say so before vLLM starts."""
+"""Engines report GPUs that are too few, in use, or unusable by torch before vLLM starts."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def options(parallel: int = 1, part: float = 0.9) -> EngineOptions:
     return EngineOptions("m", "cuda", 64, tensor_parallel_size=parallel, gpu_memory_utilization=part)
 
 
-def test_memory_that_others_hold_is_said_with_what_is_left() -> None:
+def test_memory_that_other_processes_hold_is_reported_with_what_is_left() -> None:
     devices.check_cards(options(2), [card(0, 95), card(1, 91)], "0,1")
     with pytest.raises(EngineFailed, match=r"90.0 GiB of GPU 1 .* 71.5 GiB are free.*set it to 0.71 at most"):
         devices.check_cards(options(2), [card(0, 95), card(1, 71.5), card(2, 1)], "0,1,2")

@@ -38,7 +38,7 @@ def new_weights(model: Path, folder: Path, seed: int | None) -> dict[str, Any]:
 
 
 def logprobs_of(model: Path, token_ids: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """What transformers says of the response's tokens."""
+    """Log-probabilities of the response's tokens by transformers."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = torch.tensor([*PROMPT, *token_ids.tolist()])[None]
     with torch.no_grad():
@@ -73,7 +73,7 @@ async def test_logprobs_come_once_for_a_whole_response(engine: Engine, monkeypat
 
 
 async def test_a_response_that_a_stop_string_ends_has_all_its_logprobs(engine: Engine) -> None:
-    """Text ends it where it is asked for, not in the engine core: nothing is held back there."""
+    """A stop string ends it in the frontend, not in the engine core, so no output is deferred there."""
     sampling = SamplingParams(max_tokens=24, ignore_eos=True, seed=5)
     (whole,) = await asyncio.wait_for(engine.generate(PROMPT, sampling), 60)
     words = [engine.llm.get_tokenizer().decode([token]) for token in whole.token_ids]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.core
 
 
 class Vllm:
-    """Answers at once, but for the call, or the method of its workers, that `hangs`. Its core is itself."""
+    """Answers at once, except the call or worker method that `hangs`. Its core is itself."""
 
     def __init__(self, hangs: str) -> None:
         self._hangs = hangs

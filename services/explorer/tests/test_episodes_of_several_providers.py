@@ -82,15 +82,15 @@ async def test_an_episode_of_the_runs_own_service(stack: AsyncExitStack) -> None
         ("crash", EnvironmentCause.CRASH, "broken inside"),
         ("end", EnvironmentCause.CRASH, "the stream ended"),
         ("refuse", EnvironmentCause.REFUSED, "task.nums: is missing"),
-        ("nan", EnvironmentCause.LYING, "reward is nan"),
-        ("told", EnvironmentCause.LYING, "reward is nan"),
-        ("infinite", EnvironmentCause.LYING, "reward is inf"),
-        ("huge", EnvironmentCause.LYING, "observation is longer"),
-        ("order", EnvironmentCause.LYING, "turn 7 instead of 1"),
-        ("garbage", EnvironmentCause.LYING, "info_json is not JSON"),
-        ("list", EnvironmentCause.LYING, "must be a JSON object"),
-        ("nan_metric", EnvironmentCause.LYING, "metric steps is nan"),
-        ("many_metrics", EnvironmentCause.LYING, "101 metrics"),
+        ("nan", EnvironmentCause.CONTRACT_VIOLATION, "reward is nan"),
+        ("told", EnvironmentCause.CONTRACT_VIOLATION, "reward is nan"),
+        ("infinite", EnvironmentCause.CONTRACT_VIOLATION, "reward is inf"),
+        ("huge", EnvironmentCause.CONTRACT_VIOLATION, "observation is longer"),
+        ("order", EnvironmentCause.CONTRACT_VIOLATION, "turn 7 instead of 1"),
+        ("garbage", EnvironmentCause.CONTRACT_VIOLATION, "info_json is not JSON"),
+        ("list", EnvironmentCause.CONTRACT_VIOLATION, "must be a JSON object"),
+        ("nan_metric", EnvironmentCause.CONTRACT_VIOLATION, "metric steps is nan"),
+        ("many_metrics", EnvironmentCause.CONTRACT_VIOLATION, "101 metrics"),
     ],
 )
 @pytest.mark.usefixtures("short_grace")
@@ -121,7 +121,7 @@ async def test_an_answer_that_came_twice_is_out_of_order(stack: AsyncExitStack) 
         await episode.step("x")
         with pytest.raises(EnvironmentFailed, match="turn 1 instead of 2") as failed:
             await episode.step("x")
-    assert failed.value.cause is EnvironmentCause.LYING
+    assert failed.value.cause is EnvironmentCause.CONTRACT_VIOLATION
 
 
 async def test_leaving_an_episode_ends_it_on_the_other_side(stack: AsyncExitStack) -> None:
@@ -194,7 +194,7 @@ async def test_a_provider_that_starts_late_is_waited_for(stack: AsyncExitStack) 
 
 
 @pytest.mark.parametrize("own", [True, False])
-async def test_nobody_there_is_said_after_the_wait(stack: AsyncExitStack, own: bool) -> None:
+async def test_an_unreachable_provider_is_reported_after_the_wait(stack: AsyncExitStack, own: bool) -> None:
     there = await provider(stack, "good")
     environment = await client(stack, own=there.address if own else f"127.0.0.1:{free_port()}", wait=0.3)
     begin = time.monotonic()
@@ -253,7 +253,9 @@ async def test_a_hundred_episodes_cancelled_at_once_leave_nothing(stack: AsyncEx
     await until(lambda: there.open == 0 and len(asyncio.all_tasks()) <= before)
 
 
-async def test_scores_come_from_the_named_provider_and_a_wrong_count_is_a_lie(stack: AsyncExitStack) -> None:
+async def test_scores_come_from_the_named_provider_and_a_wrong_count_is_a_violation(
+    stack: AsyncExitStack,
+) -> None:
     there = await provider(stack, "good", "short")
     environment = await client(stack, there)
     (score,) = await environment.score("good", [ANSWER], {}, {})

@@ -99,7 +99,7 @@ async def test_a_wrong_version_is_rejected_with_both_numbers_and_served_by_none(
     await run.until_all_serve(3)
 
 
-async def test_a_rollback_reaches_every_explorer_and_leaves_no_gate_shut(run: Run) -> None:
+async def test_a_rollback_reaches_every_explorer_and_every_gate_opens(run: Run) -> None:
     for version in (0, 1, 2):
         await run.publish(version)
         await run.until_all_serve(version)

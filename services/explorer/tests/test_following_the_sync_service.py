@@ -72,7 +72,7 @@ async def test_a_candidate_counts_once_it_is_live(explorer: Explorer) -> None:
     assert explorer.verdict is Verdict.OPEN
     held_back = asyncio.create_task(explorer.engines.loads.settle([VersionSpan(1, 0, 3), VersionSpan(2, 3, 5)]))
     assert await explorer.meets(1)
-    assert not await explorer.meets(2), "a gate was met by a version nobody had judged"
+    assert not await explorer.meets(2), "an unverified version met a gate"
     assert not held_back.done()
     await explorer.sync.show(explorer.version(2))
     assert await held_back == (VersionSpan(1, 0, 3), VersionSpan(2, 3, 5))
@@ -94,7 +94,7 @@ async def test_a_candidate_that_is_verified_and_not_live_yet_counts_too(explorer
     assert explorer.engines.versions == [1, 2], "it went back and forth"
 
 
-async def test_a_candidate_that_nobody_judged_is_not_served_once_a_newer_one_is_live(explorer: Explorer) -> None:
+async def test_an_unverified_candidate_is_not_served_once_a_newer_one_is_live(explorer: Explorer) -> None:
     explorer.sync.states[2] = VersionState.STAGED
     await explorer.sync.show(explorer.version(1), explorer.version(2))
     await explorer.until(lambda: explorer.follower.version == 2)
@@ -143,7 +143,7 @@ async def test_a_live_version_whose_canary_fails_is_loaded_again_in_full(explore
     assert explorer.sync.measured(4)[-1] == pytest.approx(0.01)
 
 
-async def test_a_live_version_that_cannot_be_computed_ends_the_explorer_in_words(explorer: Explorer) -> None:
+async def test_a_live_version_that_cannot_be_computed_ends_the_explorer_with_the_reason(explorer: Explorer) -> None:
     explorer.engines.measures[4] = [WRONG, WRONG]
     await explorer.sync.show(explorer.version(4))
     error = await explorer.failure()
@@ -152,20 +152,20 @@ async def test_a_live_version_that_cannot_be_computed_ends_the_explorer_in_words
     assert "tied embeddings" in str(error)
 
 
-async def test_a_load_that_breaks_off_is_repaired_by_another(explorer: Explorer) -> None:
+async def test_a_failed_load_is_repaired_by_another(explorer: Explorer) -> None:
     explorer.engines.fails[2] = 1
     await explorer.sync.show(explorer.version(2))
     await explorer.serves(2)
     assert explorer.engines.versions == [2, 2]
 
 
-async def test_a_live_version_whose_load_breaks_off_twice_ends_the_explorer(explorer: Explorer) -> None:
+async def test_a_live_version_whose_load_fails_twice_ends_the_explorer(explorer: Explorer) -> None:
     explorer.engines.fails[2] = 2
     await explorer.sync.show(explorer.version(2))
     assert str(await explorer.failure()) == "boom"
 
 
-async def test_a_candidate_whose_load_breaks_off_twice_is_reported_and_left(explorer: Explorer) -> None:
+async def test_a_candidate_whose_load_fails_twice_is_reported_and_left(explorer: Explorer) -> None:
     explorer.engines.fails[2] = 2
     await explorer.sync.show(explorer.version(1))
     await explorer.serves(1)
@@ -239,7 +239,7 @@ async def test_gates_follow_the_service_when_steps_were_rejected(explorer: Explo
     assert not await explorer.meets(4)
 
 
-async def test_a_service_that_comes_back_hears_the_canary_again(explorer: Explorer) -> None:
+async def test_a_restarted_service_gets_the_canary_again(explorer: Explorer) -> None:
     await explorer.sync.show(explorer.version(1), explorer.version(2))
     await explorer.until(lambda: explorer.sync.measured(2) != [])
     await explorer.sync.stop()
@@ -261,7 +261,7 @@ async def test_an_explorer_that_left_does_not_come_back(explorer: Explorer) -> N
     assert len(explorer.sync.joins) == 1
 
 
-async def test_a_broadcast_is_taken_and_one_that_breaks_off_is_repaired_from_storage(tmp_path: Path) -> None:
+async def test_a_broadcast_is_loaded_and_a_failed_one_is_repaired_from_storage(tmp_path: Path) -> None:
     group = FakeGroup({2: {"epoch": 1}, 3: {"epoch": 1}})
     explorer = Explorer(tmp_path, group)
     await explorer.start()

@@ -1,4 +1,4 @@
-"""Which outputs wait in the engine core for the end of their response, and what the last one carries."""
+"""Which outputs are deferred in the engine core until their response ends, and what the last one carries."""
 
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from trinity.explorer.engine.held_outputs import HoldsOutputs
+from trinity.explorer.engine.held_outputs import DeferredOutputs
 from trinity.explorer.engine.scheduler import make_scheduler
 from trinity.explorer.engine.start import config_of
 from trinity.explorer.types import EngineOptions
@@ -57,7 +57,7 @@ class Scheduler:
         return {0: SimpleNamespace(outputs=made, finished_requests=None, scheduler_stats=None)}
 
 
-class Holding(HoldsOutputs, Scheduler):
+class Holding(DeferredOutputs, Scheduler):
     pass
 
 
@@ -98,7 +98,7 @@ def test_every_token_says_how_many_loads_came_before_it() -> None:
     both = {"waits": 1, "streams": 1}
     streamed = [step(scheduler, [-1.0, -2.0], both)["streams"]]
     scheduler.set_pause_state(PauseState.PAUSED_ALL)
-    streamed.append(step(scheduler, [-1.0, -2.0], both)["streams"])  # was under way
+    streamed.append(step(scheduler, [-1.0, -2.0], both)["streams"])  # was running at the pause
     scheduler.set_pause_state(PauseState.PAUSED_ALL)  # a load failed, another one is tried
     scheduler.set_pause_state(PauseState.UNPAUSED)
     streamed.append(step(scheduler, [-1.0, -2.0], both)["streams"])
@@ -116,7 +116,7 @@ def test_several_tokens_of_a_step_are_each_requests_own() -> None:
     assert found["b"].logprobs[:, 0].tolist() == [-3.0, -4.0, -5.0]
 
 
-def test_who_reads_along_gets_every_token_at_once() -> None:
+def test_a_streaming_request_gets_every_token_at_once() -> None:
     readers = {
         "streams": request(3, output_kind=RequestOutputKind.DELTA),
         "stops at a text": request(3, stop=["end"]),
@@ -127,18 +127,18 @@ def test_who_reads_along_gets_every_token_at_once() -> None:
     assert found["wants the best five"].sampled_token_ranks.tolist() == [1]
 
 
-def test_who_asks_for_no_logprobs_is_passed_on_as_it_is() -> None:
+def test_a_request_without_logprobs_is_passed_on_unchanged() -> None:
     assert step(holding({"a": request(2, num_logprobs=None)}), [-1.0], {"a": 1}) == {"a": None}
 
 
-def test_a_step_that_says_nothing_sends_no_message() -> None:
+def test_a_step_without_output_sends_no_message() -> None:
     scheduler = holding({"a": request(2)})
     lists = LogprobsLists(np.array([[7]]), np.array([[-1.0]], np.float32), np.array([1]), None)
     output = SimpleNamespace(logprobs=lists, req_id_to_index={"a": 0})
     assert scheduler.update_from_output({"a": 1}, output) == {}
 
 
-def test_what_aborted_requests_held_is_let_go() -> None:
+def test_responses_of_aborted_requests_are_released() -> None:
     scheduler = holding({})
     for number in range(5000):
         made = request(9)

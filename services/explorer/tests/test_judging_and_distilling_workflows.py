@@ -99,7 +99,7 @@ async def test_a_judge_that_gives_no_grades_is_a_failure_and_never_a_zero_reward
         ([{"description": "x", "weight": 0}], r"task\.rubric\[0\]\.weight: is 0, must be a number above 0"),
     ],
 )
-async def test_a_bad_rubric_is_refused_by_its_place(rubric: Any, message: str) -> None:
+async def test_a_bad_rubric_is_refused_by_its_field(rubric: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         await run("rubric_judge_workflow", task(row_json=row(rubric=rubric)), tools())
 

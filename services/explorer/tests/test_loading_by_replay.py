@@ -140,7 +140,7 @@ def test_another_layout_or_replaced_parameters_are_loaded_by_the_model(make: Cal
     expect(model, other)
 
 
-def test_a_load_that_breaks_off_is_no_example(make: Callable[[], Any], folder: Path) -> None:
+def test_a_failed_load_records_no_copies(make: Callable[[], Any], folder: Path) -> None:
     model, other = make(), make()
     loader, calls = Loader(model), Calls(model)
     weights = checkpoint(folder, 1)

@@ -146,7 +146,7 @@ def a_few_bytes(file: int, buffers: list[memoryview], offset: int, really: Any =
     return int(really(file, [buffers[0][:100]], offset))
 
 
-def test_who_leaves_early_leaves_no_thread(tmp_path: Path) -> None:
+def test_an_iteration_that_is_closed_early_leaves_no_thread(tmp_path: Path) -> None:
     paths, tensors = version(tmp_path)
     buckets = Staging(CPU, SHARE).read(find(paths, tensors))
     next(buckets)

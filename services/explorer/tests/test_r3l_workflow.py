@@ -189,7 +189,7 @@ async def test_guidance_that_does_not_fit_gives_a_plain_second_attempt(step: int
     assert "second_success" not in made[1].metrics
 
 
-async def test_a_replay_that_looks_otherwise_is_counted_and_goes_on_with_what_is_seen() -> None:
+async def test_a_replay_that_diverges_is_counted_and_continues_from_what_is_seen() -> None:
     class Renamed(Corridor):
         made = 0
 

@@ -45,7 +45,7 @@ assert kernels.of_rows(logits[:0], ids[:0]).shape == (0, 1)
 """
 
 
-def test_a_gpus_kernels_say_the_same() -> None:
+def test_the_gpu_kernels_give_the_same() -> None:
     """On the CPU, interpreted. A part of a row may be excluded, and all but one token of a row."""
     pytest.importorskip("triton")
     command, given = [sys.executable, "-c", INTERPRETED], {**os.environ, "TRITON_INTERPRET": "1"}
@@ -53,7 +53,7 @@ def test_a_gpus_kernels_say_the_same() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_only_who_asks_for_the_sampled_token_alone_gets_the_short_way() -> None:
+def test_only_requests_for_the_sampled_token_alone_use_the_fast_path() -> None:
     asked: list[Any] = []
     scores = sampled_logprobs._instead_of_scores(lambda *given, **named: asked.append((given, named)))
     logits, ids = torch.randn(2, 8), torch.tensor([1, 7])

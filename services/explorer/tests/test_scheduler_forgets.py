@@ -1,4 +1,4 @@
-"""Block hashes over a pause, on vLLM's own requests: nothing from before it is found, and sharing goes on after it."""
+"""Block hashes across a pause, on vLLM's own requests: no block from before it is shared, later ones are again."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request
 
-from trinity.explorer.engine.scheduler import ForgetsAtPause, make_scheduler
+from trinity.explorer.engine.scheduler import InvalidatePrefixCacheOnPause, make_scheduler
 
 pytestmark = pytest.mark.core
 
@@ -31,7 +31,7 @@ class Plain:
         self.requests[request.request_id] = request
 
 
-class Forgetful(ForgetsAtPause, Plain):
+class Forgetful(InvalidatePrefixCacheOnPause, Plain):
     pass
 
 
@@ -78,7 +78,7 @@ def test_requests_of_one_salt_share_before_and_after_a_pause_and_not_across(sche
 
 
 @pytest.mark.parametrize("computed", [1, 4, 9])
-def test_a_request_that_ran_through_a_pause_shares_with_nobody(scheduler: Forgetful, computed: int) -> None:
+def test_a_request_that_ran_across_a_pause_shares_no_block(scheduler: Forgetful, computed: int) -> None:
     running, other = add(scheduler, "running", computed), add(scheduler, "other", computed)
     waiting, before = add(scheduler, "waiting"), list(running)
     pause(scheduler)
@@ -103,7 +103,7 @@ def test_a_prompt_shorter_than_a_block_is_kept_apart_too(scheduler: Forgetful) -
     assert not set(short) & set(add(scheduler, "new", prompt=[1, 2, 3, 4]))
 
 
-def test_a_vllm_that_cannot_be_mended_is_refused_in_words() -> None:
+def test_a_vllm_that_cannot_be_patched_is_refused_with_the_reason() -> None:
     class Config:
         scheduler_config: Any = None
         scheduler_cls: Any = "ours"

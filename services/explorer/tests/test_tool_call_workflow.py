@@ -109,7 +109,7 @@ async def test_what_goes_wrong_is_told_to_the_policy_and_counted(said: str, resu
     assert made.metrics[metric] == 1
 
 
-async def test_a_tool_that_hangs_takes_places_of_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tool_that_hangs_uses_threads_of_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_calls, "_THREADS", 2)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
     released = threading.Event()
@@ -123,7 +123,7 @@ async def test_a_tool_that_hangs_takes_places_of_its_own_alone(monkeypatch: pyte
         assert [e.metrics["tool_errors"] for e in made] == [1] * 6
         assert sum(thread.name.startswith("tool-hang") for thread in threading.enumerate()) == 2
         async with asyncio.timeout(30):
-            assert await asyncio.to_thread(lambda: 5) == 5, "the explorer's own work goes on"
+            assert await asyncio.to_thread(lambda: 5) == 5, "the explorer's own threads are free"
         (added,) = await run(box(answering(call("add", a=2, b=3))))
         assert added.reward == 1
     finally:
@@ -135,7 +135,7 @@ async def test_a_tool_that_hangs_takes_places_of_its_own_alone(monkeypatch: pyte
 async def test_turns_are_limited() -> None:
     (made,) = await run(box(lambda _: call("add", a=1, b=1)), max_turns=3)
     assert made.metrics["turns"] == 3
-    assert made.metrics["tool_calls"] == 2, "the last reply's calls would be answered to nobody"
+    assert made.metrics["tool_calls"] == 2, "no reply would read the results of the last calls"
     (made,) = await run(box(lambda _: call("add", a=1, b=1), max_model_tokens=700), max_turns=30)
     assert made.metrics["turns"] < 10
 

@@ -1,4 +1,4 @@
-"""An explorer that cannot get the LIVE version hands tasks that need it to others, and takes no more of them."""
+"""An explorer that cannot load the LIVE version returns the tasks that need it and leases no more of them."""
 
 import asyncio
 import threading
@@ -59,7 +59,7 @@ async def reaches(weights: WeightFollower, step: int) -> bool:
     return await asyncio.wait_for(weights.reaches_step(step), 10)
 
 
-async def test_tasks_of_a_version_that_cannot_be_had_are_for_others(explorer: Explorer) -> None:
+async def test_tasks_of_an_unreachable_version_go_to_other_explorers(explorer: Explorer) -> None:
     storage, weights = Storage(explorer), explorer.follower
     storage.silent = {2}
     await explorer.sync.show(explorer.version(1))
@@ -79,7 +79,7 @@ async def test_tasks_of_a_version_that_cannot_be_had_are_for_others(explorer: Ex
     assert await asyncio.wait_for(of_a_later_one, 10)
 
 
-async def test_nothing_is_kept_from_it_before_a_task_was_handed_back(explorer: Explorer) -> None:
+async def test_it_leases_tasks_until_one_was_returned(explorer: Explorer) -> None:
     """Else its own older weights could not make the batches that the next version needs."""
     storage = Storage(explorer)
     storage.silent = {2}
@@ -90,7 +90,7 @@ async def test_nothing_is_kept_from_it_before_a_task_was_handed_back(explorer: E
     assert not explorer.follower.falls_short
 
 
-async def test_a_hiccup_hands_nothing_back(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_short_failure_returns_no_task(explorer: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "_OUT_OF_REACH_SECONDS", _LONG_SECONDS)
     storage = Storage(explorer)
     storage.silent = {1}
@@ -114,7 +114,7 @@ async def test_a_failure_says_whether_it_is_the_versions(explorer: Explorer) -> 
         assert explorer.sync.reports[-1].failure_is_passing is is_passing
 
 
-async def test_a_fetch_that_hangs_is_a_store_that_does_not_answer(
+async def test_a_fetch_that_hangs_counts_as_an_unreachable_store(
     explorer: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
@@ -129,7 +129,7 @@ async def test_a_fetch_that_hangs_is_a_store_that_does_not_answer(
         go_on.set()
 
 
-async def test_a_task_that_is_handed_back_is_given_to_the_queue_again() -> None:
+async def test_a_task_that_cannot_run_here_is_returned_to_the_queue() -> None:
     told: list[float] = []
 
     async def retry(delay_seconds: float) -> None:
@@ -168,7 +168,7 @@ async def test_a_queue_that_pauses_leaves_its_tasks_to_others(nats_url: str) -> 
         short, other = queue("short"), queue("other")
         first = asyncio.create_task(short.run())
         async with asyncio.timeout(20):
-            while short._asks_no_more.is_set():  # until it would ask
+            while short._no_open_request.is_set():  # until it would ask
                 await asyncio.sleep(0.02)
         second = asyncio.create_task(other.run())
         await until_taken("other", 3)

@@ -1,4 +1,4 @@
-"""Readers of what policies and judges say: no text breaks them, and a long one takes a time in its proportion."""
+"""Parsers of replies of policies and judges: no text breaks them, and time is linear in its length."""
 
 import json
 import time
@@ -72,7 +72,7 @@ def test_a_report_can_be_used_or_is_none(reply: str, steps: int) -> None:
 
 @settings(deadline=None)
 @given(pieces | st.lists(json_values, max_size=5).map(json.dumps), st.integers(0, 5))
-def test_a_judge_gives_so_many_numbers_or_none(reply: str, count: int) -> None:
+def test_a_judge_gives_as_many_numbers_as_asked_or_none(reply: str, count: int) -> None:
     found = judges.read_numbers(reply, count)
     if found is not None:
         assert len(found) == count
@@ -81,7 +81,7 @@ def test_a_judge_gives_so_many_numbers_or_none(reply: str, count: int) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), pieces.filter(lambda text: "]" not in text))
-def test_the_numbers_of_a_judge_are_found_behind_whatever_it_says(numbers: list[float], said: str) -> None:
+def test_the_numbers_of_a_judge_are_found_behind_any_text(numbers: list[float], said: str) -> None:
     assert judges.read_numbers(f"{said}{json.dumps(numbers)}", len(numbers)) == numbers
 
 

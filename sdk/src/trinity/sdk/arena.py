@@ -1,4 +1,4 @@
-"""All episodes of a process: each has its place, its time limits and its checks, and is closed exactly once."""
+"""All episodes of a process. Each has a slot, time limits and checks, and is closed exactly once."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ import grpc
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import contract
 from trinity.sdk.environment import EnvironmentClass
-from trinity.sdk.errors import Away, Failed, Full, InvalidInput, Lying, NotFound, OutOfTurn, status_of
+from trinity.sdk.errors import Away, ContractViolation, Failed, Full, InvalidInput, NotFound, OutOfTurn, status_of
 from trinity.sdk.players import Message, Player
 from trinity.sdk.scoring import Scorer, Scoring
 from trinity.sdk.sources import ClassSource, Source
@@ -83,7 +83,7 @@ class Arena:
         return scoring.response()
 
     def closing(self, player: Player, name: str) -> "asyncio.Task[None]":
-        """Closes it, whatever becomes of whoever waits."""
+        """Close a player in a task that a cancelled caller does not cancel."""
         task = asyncio.create_task(_close(player, name))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -91,17 +91,17 @@ class Arena:
 
     @property
     def open(self) -> int:
-        """Places that are taken, by episodes or by what is still being released."""
+        """Slots in use, by open episodes or by episodes that are still being released."""
         return sum(source.open for source in self.sources.values())
 
     async def drain(self, grace_seconds: float) -> None:
-        """No new episodes; those that run get the grace to end."""
+        """Refuse new episodes and wait `grace_seconds` for open ones."""
         self._draining = True
         deadline = asyncio.get_running_loop().time() + grace_seconds
         while (self.episodes or self._closing) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
         for source in list(self.sources.values()):
-            await source.shut()
+            await source.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -167,10 +167,10 @@ class Episode:
                 log.exception("%s failed", name)
             code, text = status_of(error)
             raise Failed(code, f"{name}: {text}") from None
-        # Attached providers' answers were looked at in whole where they came in.
+        # Answers of attached providers were validated completely when they arrived.
         problem = contract.answer_problem(answer, self._turn, own=True)
         if problem:
             self._done = True
-            raise Lying(f"{name}: {problem}")
+            raise ContractViolation(f"{name}: {problem}")
         self._done = answer.done
         return answer

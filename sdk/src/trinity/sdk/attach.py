@@ -48,13 +48,13 @@ _ANSWER_SECONDS = 20.0
 
 
 class AttachRefused(EpisodeError):
-    """The environment service does not want this provider; the message says why."""
+    """The environment service refused this provider; the message says why."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
 
 class Provider:
-    """Environments and scorers, attached as often as the connection is lost."""
+    """Environments and scorers that attach, again after every lost connection."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Provider:
         async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
             call = environment_pb2_grpc.EnvironmentServiceStub(channel).Attach()
             async with asyncio.timeout(_ANSWER_SECONDS):
-                with contextlib.suppress(asyncio.InvalidStateError):  # refused at once: read says why
+                with contextlib.suppress(asyncio.InvalidStateError):  # refused at once: `read` raises the reason
                     await call.write(pb.AttachRequest(offer=self._offer))
                 first = await call.read()
             if first is grpc.aio.EOF:
@@ -118,7 +118,7 @@ class Provider:
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:
                     for message in response.calls:
-                        dispatcher.take(message)
+                        dispatcher.dispatch(message)
                 await _raise_status(call)
             finally:
                 sending.cancel()
@@ -132,7 +132,7 @@ class Provider:
                 for batch in await dispatcher.outbox.batches():
                     await call.write(pb.AttachRequest(replies=batch))
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # whoever reads hears why
+            pass  # `read` raises the reason
 
 
 async def _raise_status(call: grpc.aio.StreamStreamCall) -> None:
@@ -182,7 +182,7 @@ def attach(
     name: str = "",
     scorers: Mapping[str, Scorer] | None = None,
 ) -> None:
-    """Stay attached until SIGTERM or Ctrl-C; a lost connection is made again. Raises AttachRefused.
+    """Stay attached until SIGTERM or Ctrl-C; reconnects after a lost connection. Raises AttachRefused.
 
     `token`: the service's TRINITY_ENVIRONMENT_ATTACH_TOKEN. `name`: shown in its log; else host and process id.
     """

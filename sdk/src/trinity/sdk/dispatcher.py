@@ -1,4 +1,4 @@
-"""The playing side of many episodes over one stream: a task for each, fed with its calls in order."""
+"""The playing side of many episodes over one stream. Each has a task that gets its calls in order."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -22,7 +22,7 @@ class Dispatcher:
         self._calls: dict[int, asyncio.Queue[pb.ProviderCall]] = {}
         self.outbox: Outbox[pb.ProviderReply] = Outbox()
 
-    def take(self, call: pb.ProviderCall) -> None:
+    def dispatch(self, call: pb.ProviderCall) -> None:
         """Never waits and never raises."""
         kind = call.WhichOneof("call")
         if kind == "close":

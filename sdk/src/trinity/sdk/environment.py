@@ -3,9 +3,9 @@
 One object plays one episode: made without arguments -> reset once -> step until done -> closed. Calls come one at a
 time. `isolation` says where they run:
 
-- "none": in the event loop that serves everybody. For methods that take microseconds; nothing can stop one that hangs.
+- "none": in the event loop of the provider. For methods that take microseconds; nothing can stop one that hangs.
 - "thread": every episode has a thread of its own. For methods that block; one that hangs fails its episode at the time
-  limit and keeps its thread, and its place among max_parallel_episodes, until it returns.
+  limit and keeps its thread and its slot among max_parallel_episodes until it returns.
 - "process": worker processes play `episodes_per_process` episodes each, in one thread. One that is over the time limit
   or over `memory_limit_mib` is killed with its episodes, and another one is started for the next.
 """
@@ -20,7 +20,7 @@ Isolation = Literal["none", "thread", "process"]
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy sees, and what its last action was worth. `metrics` measure the episode so far."""
+    """What the policy sees, and the reward of its last action. `metrics` measure the episode so far."""
 
     text: str
     reward: float = 0.0

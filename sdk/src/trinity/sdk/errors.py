@@ -10,7 +10,7 @@ import grpc
 
 
 class EpisodeError(Exception):
-    """Root of these errors."""
+    """Base class of these errors."""
 
     code: ClassVar[grpc.StatusCode] = grpc.StatusCode.INTERNAL
 
@@ -46,7 +46,7 @@ class TimedOut(EpisodeError):
 
 
 class Away(EpisodeError):
-    """Whoever plays went away: shutting down, or a lost connection."""
+    """The provider is shutting down, or its connection was lost."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
@@ -55,14 +55,14 @@ class Broken(EpisodeError):
     """The environment's own code raised, or died."""
 
 
-class Lying(Broken):
-    """Whoever plays answered against the contract."""
+class ContractViolation(Broken):
+    """The provider's answer violates the contract."""
 
     code = grpc.StatusCode.DATA_LOSS
 
 
 class Failed(EpisodeError):
-    """A failure told from elsewhere, with the status it had there."""
+    """A failure reported by another process, with its status there."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -86,6 +86,6 @@ def number_of(code: grpc.StatusCode) -> int:
 
 
 def failed(number: int, message: str) -> Failed:
-    """The error that a Failure tells of; a number that is no code is UNKNOWN."""
+    """The error in a Failure message; a number that is no code becomes UNKNOWN."""
     code = _BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
     return Failed(grpc.StatusCode.UNKNOWN if code is grpc.StatusCode.OK else code, message[:10_000])

@@ -38,23 +38,23 @@ class _Watched:
 
 
 class MemoryWatch:
-    """Looks at all watched processes at once, in a thread, while any of them is busy. One for each event loop."""
+    """Polls all watched processes at once, in a thread, while any of them is busy. One for each event loop."""
 
     def __init__(self) -> None:
         self._watched: dict[int, _Watched] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
 
     def add(self, pid: int, limit_mib: int, busy: Callable[[], bool], over: Callable[[], None]) -> None:
         """`over` is called when the session of `pid` uses more, and must remove it."""
         self._watched[pid] = _Watched(limit_mib, busy, over)
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
 
     def remove(self, pid: int) -> None:
-        """Does nothing the second time."""
+        """Stop watching. Idempotent."""
         self._watched.pop(pid, None)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while self._watched:
             await asyncio.sleep(_LOOKS_SECONDS)
             if not any(watched.busy() for watched in self._watched.values()):

@@ -1,4 +1,4 @@
-"""Messages on their way over one stream: whatever has gathered goes out as one batch."""
+"""Messages waiting to be sent over one stream. All waiting messages go out as one batch."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,33 +12,33 @@ MAX_BATCH_BYTES = 1024 * 1024
 
 
 class Outbox(Generic[T]):
-    """A side has at most one message of each open call in it, and closes: whoever puts these bounds their number."""
+    """Holds at most one message of each open call, and closes. The caller of `put` bounds their number."""
 
     def __init__(self) -> None:
         self._messages: list[T] = []
         self._some = asyncio.Event()
-        self._shut = False
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def shut(self) -> None:
-        """Nothing more will go out."""
-        self._shut = True
+    def close(self) -> None:
+        """Drop waiting messages and accept no more."""
+        self._closed = True
         self._messages.clear()
         self._some.set()
 
     def put(self, message: T) -> None:
-        """Does nothing once it is shut."""
-        if self._shut:
+        """Queue a message. Does nothing after `close`."""
+        if self._closed:
             return
         self._messages.append(message)
         self._some.set()
 
     async def batches(self) -> list[list[T]]:
-        """Waits for the first message; then all there are, in batches that are not too long. None once it is shut."""
+        """Wait for a message, then give all waiting ones in batches of limited size. None after `close`."""
         await self._some.wait()
-        if self._shut:
+        if self._closed:
             return []
         self._some.clear()
         messages, self._messages = self._messages, []

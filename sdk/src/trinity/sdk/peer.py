@@ -1,4 +1,4 @@
-"""The calling side of many episodes over one stream: calls go out with an id, replies find whoever waits for them."""
+"""The calling side of many episodes over one stream. Calls carry an id, by which replies reach their callers."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,18 +6,18 @@ from collections.abc import Callable
 import grpc
 
 from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.sdk.errors import Failed, Lying, failed
+from trinity.sdk.errors import ContractViolation, Failed, failed
 
 
 class Peer:
-    """Whoever plays at the other end. `send` puts a call on its way and never waits."""
+    """The playing side at the other end of a stream. `send` queues a call and never waits."""
 
     def __init__(self, send: Callable[[pb.ProviderCall], None]) -> None:
         self._send = send
         self._waiting: dict[int, asyncio.Future[pb.ProviderReply]] = {}
         self._ids: dict[int, str] = {}
         self._next = 0
-        # Replies of nobody: a few come after their episode was closed.
+        # Replies without a call. A few arrive after their episode was closed.
         self.strays = 0
         self._gone: tuple[grpc.StatusCode, str] | None = None
 
@@ -40,12 +40,12 @@ class Peer:
         return self._next
 
     async def ask(self, call: pb.ProviderCall) -> pb.ProviderReply:
-        """The reply. One call of an id at a time. Raises Failed, Lying, or what ended the stream."""
+        """The reply. One call of an id at a time. Raises Failed, ContractViolation, or what ended the stream."""
         if self._gone is not None:
             raise Failed(*self._gone)
         problem = self._ids.get(call.id, "the episode is closed")
         if problem:
-            raise Lying(problem)
+            raise ContractViolation(problem)
         future: asyncio.Future[pb.ProviderReply] = asyncio.get_running_loop().create_future()
         self._waiting[call.id] = future
         self._send(call)
@@ -58,7 +58,7 @@ class Peer:
         return reply
 
     def end(self, identity: int) -> None:
-        """The id is used no more; a reply that is still on its way is nobody's."""
+        """Release an id. A reply that is still on its way counts as stray."""
         if self._ids.pop(identity, None) is not None and self._gone is None:
             self._send(pb.ProviderCall(id=identity, close=pb.Close()))
 
@@ -73,7 +73,7 @@ class Peer:
             self.strays += 1
 
     def fail(self, code: grpc.StatusCode, message: str) -> None:
-        """The stream is over: everybody who waits hears of it, and whoever comes later. The first reason stays."""
+        """The stream is over: pending and later calls raise the reason. The first reason stays."""
         if self._gone is not None:
             return
         self._gone = code, message

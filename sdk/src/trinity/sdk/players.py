@@ -1,7 +1,7 @@
 """How one episode's object is played: in the event loop, or in a thread of its own.
 
 A player plays one episode: `play` a reset, then actions, one at a time, each within its time; then `close`, once, which
-never waits for a call that hangs. The place that the episode takes is given back when everything is released.
+never waits for a call that hangs. The episode's slot is free when everything is released.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ class Player(Protocol):
     """One episode."""
 
     async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
-        """The answer. Raises what went wrong, TimedOut after so many seconds; nothing is played after that."""
+        """The answer. Raises the episode's error, or TimedOut after `seconds`; no call may follow an error."""
 
     async def close(self) -> None:
-        """Release everything, or see to it that it is released."""
+        """Release everything, now or in the background."""
 
 
 def too_slow(message: Message, seconds: float) -> TimedOut:
@@ -132,17 +132,17 @@ class ThreadPlayer:
                 result, error = wire.answer(observation, _turn(message)), None
             except BaseException as raised:
                 result, error = None, raised
-            self._tell(_resolve, future, result, error)
+            self._call_in_loop(_resolve, future, result, error)
             future = observation = result = error = None  # type: ignore[assignment]  # nothing outlives its call
         try:
             if environment is not None:
                 environment.close()
         except Exception:
             log.exception("close of %s failed", self._kind.description.name)
-        self._tell(self._finish)
+        self._call_in_loop(self._finish)
 
-    def _tell(self, function: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    def _call_in_loop(self, function: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
             self._loop.call_soon_threadsafe(function, *args)
 
     def _finish(self) -> None:
@@ -152,7 +152,7 @@ class ThreadPlayer:
 
 
 def _resolve(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
-    if future.done():  # whoever waited is gone
+    if future.done():  # the caller is gone
         return
     if error is None:
         future.set_result(result)

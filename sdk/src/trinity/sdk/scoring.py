@@ -13,7 +13,7 @@ from trinity.sdk.errors import InvalidInput
 from trinity.sdk.wire import parsed
 
 MAX_ITEMS = 4096
-# Of one Score call. Whoever asks waits 60 s; then the whole group of the items fails.
+# Of one Score call. The caller waits 60 s; then the whole group of the items fails.
 BUDGET_SECONDS = 40.0
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
@@ -53,12 +53,12 @@ def as_result(value: Any) -> ScoreResult:
 
 
 def seconds_left() -> float:
-    """Until the answer to the Score call is due; infinite outside of one. Slow scorers end their work by then."""
+    """Seconds until the answer to the Score call is due; infinite outside of a call. Scorers must end by then."""
     return max(_deadline.get() - time.monotonic(), 0.0)
 
 
 class Scoring:
-    """One Score call: each item on its own, taken by as many threads as come. Its time begins when it is made.
+    """One Score call. Its items are scored one by one, by any number of threads. Its time begins at construction.
 
     Raises InvalidInput for a request that is wrong as a whole.
     """

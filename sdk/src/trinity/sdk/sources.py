@@ -25,10 +25,10 @@ class Source(Protocol):
         """What is announced."""
 
     def player(self) -> Player:
-        """A place and its player. Raises Full."""
+        """A player in a slot of its own. Raises Full."""
 
-    async def shut(self) -> None:
-        """Nothing is played any more: release what stays between episodes."""
+    async def close(self) -> None:
+        """Release what stays between episodes. No episode follows."""
 
 
 class ClassSource:
@@ -48,10 +48,10 @@ class ClassSource:
             self._make = partial(ThreadPlayer, kind)
         else:
             processes = kind.processes or os.cpu_count() or 1
-            places = processes * kind.episodes_per_process
-            limit = min(limit or places, places)
+            slots = processes * kind.episodes_per_process
+            limit = min(limit or slots, slots)
             start = max(description.reset_timeout_seconds, description.step_timeout_seconds) + WORKER_START_SECONDS
-            # Where episodes share a worker, a call may have to wait as long as one of a neighbour takes.
+            # Where episodes share a worker, a call may wait for another episode's call.
             wait = start if kind.episodes_per_process > 1 else 0.0
             self._workers = Workers(kind, processes, wait)
             self._make = self._workers.player
@@ -77,9 +77,9 @@ class ClassSource:
     def _release(self) -> None:
         self.open -= 1
 
-    async def shut(self) -> None:
+    async def close(self) -> None:
         if self._workers is not None:
-            await self._workers.shut()
+            await self._workers.close()
 
 
 def _check(kind: EnvironmentClass) -> None:

@@ -1,7 +1,7 @@
 """Isolation "process": worker processes that are killed when a call hangs or memory runs over, and started again.
 
 A worker plays one call at a time, so that the time a call takes is its own; a killed one takes the episodes it held
-with it. Idle workers stay for the next episodes. A worker ends with this process, however it ends.
+with it. Idle workers stay for the next episodes. A worker ends with this process, even if that is killed.
 """
 
 import asyncio
@@ -41,29 +41,29 @@ class Workers:
         self._workers: list[Worker] = []
 
     def player(self, release: Release) -> "WorkerPlayer":
-        """A place in the worker that has least to do; a new worker if all have something. Raises Full."""
+        """A slot in the least loaded worker; a new worker if all have load. Raises Full."""
         self._workers = [worker for worker in self._workers if worker.fit()]
-        places = [worker for worker in self._workers if worker.open < self._kind.episodes_per_process]
-        worker = min(places, key=lambda one: one.load, default=None)
+        available = [worker for worker in self._workers if worker.open < self._kind.episodes_per_process]
+        worker = min(available, key=lambda one: one.load, default=None)
         if (worker is None or worker.load) and len(self._workers) < self._processes:
             worker = Worker(self._kind)
             self._workers.append(worker)
         if worker is None:
-            raise Full(f"all {self._processes} workers of {self._kind.description.name} are taken; try again later")
+            raise Full(f"all {self._processes} workers of {self._kind.description.name} are busy; try again later")
         return WorkerPlayer(worker, release, self._wait_seconds)
 
-    async def shut(self) -> None:
+    async def close(self) -> None:
         for worker in self._workers:
             worker.kill("the service ends")
         self._workers = []
 
 
 class Worker:
-    """One process. Alive from its first call until it is killed, or dies."""
+    """One worker process. It lives from its first call until it exits or is killed."""
 
     def __init__(self, kind: EnvironmentClass) -> None:
         self._kind = kind
-        self.open = 0  # episodes that go on
+        self.open = 0  # open episodes
         self.dead = ""
         self._calls = 0
         self._ids = 0
@@ -75,7 +75,7 @@ class Worker:
 
     @property
     def load(self) -> int:
-        """Episodes that go on, and calls that run or wait: an episode that the policy thinks about takes no time."""
+        """Open episodes plus running and waiting calls. An episode that waits for the policy uses no time."""
         return self.open + self._calls
 
     def new_id(self) -> int:
@@ -138,7 +138,7 @@ class Worker:
                 [sys.executable, "-m", "trinity.sdk.worker", str(there.fileno())],
                 pass_fds=[there.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # killed together with whatever it starts
+                start_new_session=True,  # killed together with its child processes
             )
         self._reader, self._writer = await asyncio.open_connection(sock=here)
         self._watch_memory(self._process.pid)
@@ -196,7 +196,7 @@ class WorkerPlayer:
             call.action.CopyFrom(message)
         self._begun = True
         seconds -= self._wait_seconds
-        # A client that goes away must not leave half a message in the pipe: the call goes on to its own end.
+        # A client that disconnects must not leave half a message in the pipe: the call runs to its end.
         self._running = asyncio.create_task(self._worker.call(call, seconds, self._wait_seconds))
         try:
             reply = await asyncio.shield(self._running)
@@ -219,12 +219,12 @@ class WorkerPlayer:
                         log.error("close of %s failed: %s", self._id, reply.failure.message)
         finally:
             if self._running is not None and self._running.done() and not self._running.cancelled():
-                self._running.exception()  # heard already
+                self._running.exception()  # raised already
             self._release()
 
 
 def _reference(kind: EnvironmentClass) -> dict[str, Any]:
-    """How a worker finds the class."""
+    """The message by which a worker finds the class."""
     script, module = "", kind.__module__
     if module == "__main__":
         main = sys.modules["__main__"]

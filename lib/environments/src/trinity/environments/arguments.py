@@ -1,4 +1,4 @@
-"""Reads arguments of the YAML and fields of a dataset row, by name and kind; refuses what nobody asked for."""
+"""Reads arguments of the YAML and fields of a dataset row, by name and kind. Unknown names are refused."""
 
 import difflib
 from collections.abc import Sequence

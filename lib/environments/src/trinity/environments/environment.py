@@ -1,4 +1,4 @@
-"""The interface of an environment. Built-in ones derive from the same class as everybody else's."""
+"""The interface of an environment. Built-in environments derive from the same class as users' own."""
 
 from trinity.sdk.environment import AsyncEnvironment, Description, Environment, EnvironmentClass, Observation
 

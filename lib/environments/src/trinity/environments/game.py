@@ -1,7 +1,7 @@
 """A text game of turns: the part that all of them share.
 
-A reply names one action. Whatever cannot be used (no action in it, or one that the game does not know) meets the policy
-that the YAML names, and is counted. What the game itself says is left to `begin`, `play` and `actions`.
+A reply names one action. A reply that cannot be used (no action in it, or an unknown one) is counted and handled as the
+YAML says (END, PENALTY or NOOP). The game itself implements `begin`, `play` and `actions`.
 """
 
 from abc import abstractmethod
@@ -16,7 +16,7 @@ from trinity.environments.replies import MAX_REPLY_CHARACTERS, Reply, ReplyForma
 
 
 class OnInvalid(StrEnum):
-    """What becomes of a reply that cannot be used. The turn counts in every case."""
+    """How a reply that cannot be used is handled. The turn counts in every case."""
 
     END = "end"  # the episode is over, with `end_penalty` taken from the reward
     PENALTY = "penalty"  # nothing moves, `penalty` is taken from the reward
@@ -34,7 +34,7 @@ class TurnRules:
     penalty: float = 0.1
     end_penalty: float = 0.0
     failure_reward: float = 0.0  # added when the steps are used up without success
-    max_repeats: int = 0  # so many equal actions in a row, refused ones too, end the episode; 0: no limit
+    max_repeats: int = 0  # equal actions in a row, refused ones too, that end the episode; 0: no limit
     max_reply_characters: int = MAX_REPLY_CHARACTERS
     list_actions: bool = True  # observations end with the actions there are
     rewards_add_up: bool = True  # else the episode's reward is that of its last step
@@ -72,7 +72,7 @@ class Turn:
 
 
 class Refused(Exception):
-    """Raised by `play`: the action turned out to be none of this game; nothing has moved. The text says why."""
+    """Raised by `play`: the game has no such action, and its state is unchanged. The text says why."""
 
 
 class TextGame(Environment):
@@ -108,7 +108,7 @@ class TextGame(Environment):
         return replace(found, action=same[0]) if len(same) == 1 else found
 
     def repeatable(self, action: str) -> bool:
-        """Whether the action may come as often in a row as it likes, whatever `max_repeats` says."""
+        """Whether `max_repeats` does not limit this action."""
         return False
 
     @classmethod
@@ -146,7 +146,7 @@ class TextGame(Environment):
         if reply.problem:
             self._last_actions.clear()
             return self._refuse("invalid_format", reply.problem), reply.problem
-        repeated = self._repeats(reply.action)  # whatever becomes of it: a refused action is an action
+        repeated = self._repeats(reply.action)  # a refused action counts too
         problem = self.refusal(reply.action)
         if repeated:
             self.counts["invalid_action"] += bool(problem)
@@ -171,7 +171,7 @@ class TextGame(Environment):
         return Turn(self.refused_text(problem), reward)
 
     def refused_text(self, problem: str) -> str:
-        """The observation of a reply that could not be used, when the game goes on."""
+        """The observation of a reply that could not be used, when the game continues."""
         return f"Nothing happens: {problem}.\n{self.last_text}"
 
     def _repeats(self, action: str) -> bool:

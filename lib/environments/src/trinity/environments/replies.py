@@ -1,4 +1,4 @@
-"""What a policy's reply asks for. Linear in the reply's length, whatever it holds; nothing of it is ever evaluated."""
+"""Parses the action in a policy's reply, in time linear in its length. No part of a reply is ever evaluated."""
 
 import re
 from dataclasses import dataclass

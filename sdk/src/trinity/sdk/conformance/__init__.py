@@ -1,4 +1,4 @@
-"""Does a provider keep the contract? A suite that anyone can point at an address: `trinity env check ADDRESS`."""
+"""Checks that the provider at an address keeps the contract: `trinity env check ADDRESS`."""
 
 from trinity.sdk.conformance.episodes import Sample
 from trinity.sdk.conformance.result import Result, Verdict

@@ -68,7 +68,7 @@ class EpisodeChecks:
             *((f"hostile text: {kind}", partial(self._hostile, text)) for kind, text in _HOSTILE.items()),
             ("episodes side by side do not mix", self._side_by_side),
             ("closing the client's side ends with OK", self._half_close),
-            ("cancelled episodes free their places", self._cancelled),
+            ("cancelled episodes free their slots", self._cancelled),
             ("the announced limit is kept", self._the_limit),
             ("the same seed gives the same episode", self._same_seed),
         ]
@@ -82,7 +82,7 @@ class EpisodeChecks:
             raise Broken(f"it was refused: {refusal}") from None
 
     async def _when_there_is_room(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Tries again for a while: episodes before it may take their time to be released."""
+        """Retries for a while, because earlier episodes may need time to be released."""
         deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
         while True:
             try:
@@ -148,7 +148,7 @@ class EpisodeChecks:
     async def _too_long(self) -> None:
         async with self._stream() as stream:
             await stream.reset(self._reset())
-            # A server that takes no message of that length at all says so in its own way.
+            # A server with a lower message limit refuses with its own status.
             codes = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
             await refused(stream.act("x" * (MAX_TEXT_BYTES + 1), 1), *codes)
 
@@ -181,16 +181,16 @@ class EpisodeChecks:
         await self._released(min(limit, _PARALLEL) if limit else _PARALLEL)
 
     async def _released(self, count: int) -> None:
-        """So many episodes can be open, twice in a row; those before may take a while to be released."""
+        """Raises Broken unless `count` episodes can be open, twice. Earlier ones may need time to be released."""
         for _ in range(2):
             deadline = asyncio.get_running_loop().time() + _RELEASE_SECONDS
             while not await self._open(count):
                 if asyncio.get_running_loop().time() > deadline:
-                    raise Broken(f"{count} places are not free {_RELEASE_SECONDS:g} s after their clients left")
+                    raise Broken(f"{count} slots are not free {_RELEASE_SECONDS:g} s after their clients left")
                 await asyncio.sleep(0.1)
 
     async def _open(self, count: int) -> bool:
-        """Whether so many can be open at once; they are cancelled then."""
+        """Whether `count` episodes can be open at once. Cancels them afterwards."""
         streams = [self._stream() for _ in range(count)]
         try:
             results = await asyncio.gather(*(stream.reset(self._reset()) for stream in streams), return_exceptions=True)

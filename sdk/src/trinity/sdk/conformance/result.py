@@ -25,7 +25,7 @@ class Result:
 
 
 class Broken(Exception):
-    """The contract is not kept."""
+    """The contract is violated."""
 
 
 class Skipped(Exception):

@@ -13,7 +13,7 @@ _RESPONSES = ("", "42", "<answer>42</answer>", "\\boxed{", "9**9**9**9", "\x00\x
 
 
 async def check_scorer(stub: environment_pb2_grpc.EnvironmentServiceStub, scorer: str) -> None:
-    """As many scores as items, each finite or an error, whatever the items are; the same again for the same."""
+    """One score for each item, finite or an error, for any items, and equal for equal items."""
     items = [pb.ScoreItem(prompt="6 x 7?", response=response, truth="42", task_json="{}") for response in _RESPONSES]
     items.append(pb.ScoreItem(response="42", truth="42", task_json="no JSON"))
     request = pb.ScoreRequest(scorer=scorer, items=items)

@@ -11,7 +11,7 @@ import structlog
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk.contract import answer_problem, score_problem
 from trinity.sdk.environment import Description
-from trinity.sdk.errors import Failed, Lying, TimedOut
+from trinity.sdk.errors import ContractViolation, Failed, TimedOut
 from trinity.sdk.outbox import Outbox
 from trinity.sdk.peer import Peer
 from trinity.sdk.players import Message, Release, too_slow
@@ -19,14 +19,14 @@ from trinity.sdk.players import Message, Release, too_slow
 log = structlog.get_logger(__name__)
 
 _FIRST_AVOIDED_SECONDS, _MAX_AVOIDED_SECONDS = 1.0, 60.0
-# What an answer may take beyond the announced time, for the way there and back.
+# Added to the announced time, for the network.
 _GRACE_SECONDS = 2.0
 _SCORE_SECONDS = 60.0
-# Replies that belong to nobody, after which a provider is no longer listened to.
+# Replies without a call after which the provider's stream is closed.
 _MAX_STRAYS = 100_000
-# Calls that may wait to be sent, beside one for each open episode: closes of episodes that are over.
+# Calls that may wait to be sent beside one for each open episode, such as closes of episodes.
 _MAX_UNSENT = 10_000
-# The task's or the moment's fault, not the provider's.
+# Caused by the task or the moment, not by the provider.
 _BLAMELESS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -36,7 +36,7 @@ _BLAMELESS = {
 
 
 @dataclass
-class _Record:
+class _FailureRecord:
     """Failures in a row under one name."""
 
     failures: int = 0
@@ -45,7 +45,7 @@ class _Record:
 
 @dataclass(eq=False)
 class Attachment:
-    """Lives from the offer until the stream ends."""
+    """One attached provider, from its offer until its stream ends."""
 
     provider: str
     instance: str
@@ -53,7 +53,7 @@ class Attachment:
     scorers: frozenset[str]
     outbox: Outbox[pb.ProviderCall] = field(default_factory=Outbox)
     open: Counter[str] = field(default_factory=Counter)
-    _records: dict[str, _Record] = field(default_factory=dict)
+    _records: dict[str, _FailureRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.peer = Peer(self._send)
@@ -64,31 +64,31 @@ class Attachment:
         if unsent > _MAX_UNSENT + self.peer.open:
             self.end(f"the attached provider {self.provider} does not read: {unsent} calls wait to be sent")
 
-    def take(self, reply: pb.ProviderReply) -> None:
+    def receive(self, reply: pb.ProviderReply) -> None:
         """A reply came in."""
         self.peer.deliver(reply)
         if self.peer.strays > _MAX_STRAYS:
             self.end(f"the attached provider {self.provider} sent {_MAX_STRAYS} replies to calls that were not made")
 
     def end(self, reason: str) -> None:
-        """Everything it plays fails; the stream is closed."""
+        """Fail all its episodes and close the stream."""
         self.peer.fail(grpc.StatusCode.UNAVAILABLE, reason)
-        self.outbox.shut()
+        self.outbox.close()
 
     def has_room(self, name: str) -> bool:
         limit = self.environments[name].max_parallel_episodes
         return not limit or self.open[name] < limit
 
     def avoided_until(self, name: str) -> float:
-        """Time (monotonic) until which others are asked first."""
+        """Monotonic time until which other providers are preferred."""
         return self._records[name].avoided_until if name in self._records else 0.0
 
-    def praise(self, name: str) -> None:
+    def record_success(self, name: str) -> None:
         self._records.pop(name, None)
 
-    def blame(self, name: str, error: Exception) -> None:
+    def record_failure(self, name: str, error: Exception) -> None:
         """Avoid it for a second after a first failure, twice as long after each further one in a row."""
-        record = self._records.setdefault(name, _Record())
+        record = self._records.setdefault(name, _FailureRecord())
         record.failures += 1
         seconds = min(_MAX_AVOIDED_SECONDS, _FIRST_AVOIDED_SECONDS * 2 ** min(record.failures - 1, 10))
         record.avoided_until = time.monotonic() + seconds
@@ -97,7 +97,7 @@ class Attachment:
         )
 
     async def score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
-        """Scores that keep the contract. Raises Failed, TimedOut, Lying."""
+        """Scores that keep the contract. Raises Failed, TimedOut, ContractViolation."""
         identity = self.peer.begin()
         self.open[request.scorer] += 1
         try:
@@ -105,19 +105,19 @@ class Attachment:
                 reply = await self.peer.ask(pb.ProviderCall(id=identity, score=request))
             problem = score_problem(request, reply.scores) if reply.HasField("scores") else "it has no scores"
             if problem:
-                raise Lying(f"{request.scorer} by {self.provider}: {problem}")
+                raise ContractViolation(f"{request.scorer} by {self.provider}: {problem}")
         except TimeoutError:
             slow = TimedOut(f"{request.scorer} by {self.provider}: no scores in {_SCORE_SECONDS:g} s")
-            self.blame(request.scorer, slow)
+            self.record_failure(request.scorer, slow)
             raise slow from None
-        except (Failed, Lying) as error:
+        except (Failed, ContractViolation) as error:
             if error.code not in _BLAMELESS:
-                self.blame(request.scorer, error)
+                self.record_failure(request.scorer, error)
             raise
         finally:
             self.open[request.scorer] -= 1
             self.peer.end(identity)
-        self.praise(request.scorer)
+        self.record_success(request.scorer)
         return reply.scores
 
 
@@ -143,11 +143,11 @@ class AttachedPlayer:
         try:
             return await self._ask(call, seconds, turn)
         except TimeoutError:
-            error: TimedOut | Failed | Lying = too_slow(message, seconds)
-        except (Failed, Lying) as failed:
+            error: TimedOut | Failed | ContractViolation = too_slow(message, seconds)
+        except (Failed, ContractViolation) as failed:
             error = failed
         if error.code not in _BLAMELESS:
-            self._attachment.blame(self._name, error)
+            self._attachment.record_failure(self._name, error)
         raise Failed(error.code, f"{error} (attached provider {self._attachment.provider})")
 
     async def _ask(self, call: pb.ProviderCall, seconds: float, turn: int) -> pb.EpisodeResponse:
@@ -155,9 +155,9 @@ class AttachedPlayer:
             reply = await self._attachment.peer.ask(call)
         problem = answer_problem(reply.response, turn) if reply.HasField("response") else "it answered with scores"
         if problem:
-            raise Lying(problem)
+            raise ContractViolation(problem)
         if reply.response.done:
-            self._attachment.praise(self._name)
+            self._attachment.record_success(self._name)
         return reply.response
 
     async def close(self) -> None:

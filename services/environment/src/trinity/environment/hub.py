@@ -1,4 +1,4 @@
-"""All attached providers: who may attach, and who of several plays the next episode."""
+"""All attached providers: admission, and the choice of a provider for the next episode."""
 
 import hmac
 import random
@@ -24,13 +24,13 @@ _TOKEN = "TRINITY_ENVIRONMENT_ATTACH_TOKEN"
 
 
 class Unauthenticated(TrinityError):
-    """Whoever offers does not know the token."""
+    """The offer has no valid token."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class AttachedSource:
-    """One environment, played by whichever attached provider of it has the fewest open episodes."""
+    """One environment. The attached provider with the fewest open episodes of it plays the next one."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class AttachedSource:
 
     @property
     def description(self) -> Description:
-        """Limits together: room adds up; the time limits are those of the slowest."""
+        """The limits of all its providers: slots are summed, time limits are those of the slowest."""
         each = [attachment.environments[self.name] for attachment in self.attachments]
         if not each:
             return Description(self.name)
@@ -66,7 +66,7 @@ class AttachedSource:
     def _release(self) -> None:
         self.open -= 1
 
-    async def shut(self) -> None:
+    async def close(self) -> None:
         """The streams end with the server."""
 
 
@@ -127,7 +127,7 @@ class Hub:
         return attachment
 
     def remove(self, attachment: Attachment, reason: str) -> None:
-        """Its episodes fail. Does nothing the second time."""
+        """Detach a provider: its episodes fail. Idempotent."""
         attachment.end(reason)
         if self.attachments.get(attachment.provider) is not attachment:
             return
@@ -144,7 +144,7 @@ class Hub:
 
     def _check(self, offer: pb.Offer) -> None:
         if not self._token:
-            raise Unauthenticated(f"offer.token: nobody may attach here, because {_TOKEN} is not set")
+            raise Unauthenticated(f"offer.token: no provider may attach, because {_TOKEN} is not set")
         if not hmac.compare_digest(offer.token.encode(), self._token.encode()):
             raise Unauthenticated(f"offer.token: is not the service's {_TOKEN}")
         if offer.protocol_version != PROTOCOL_VERSION:
@@ -185,7 +185,7 @@ def _twice(names: Iterable[str]) -> Iterator[str]:
 
 
 def choose(attachments: list[Attachment], name: str) -> Attachment:
-    """Among those not avoided the least busy one; else the one whose time is up first."""
+    """The least busy provider among those not avoided; else the one avoided for the shortest time."""
     now = time.monotonic()
     fit = [one for one in attachments if one.avoided_until(name) <= now]
     if not fit:

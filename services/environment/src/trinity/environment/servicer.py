@@ -71,6 +71,6 @@ async def _read(stream: AsyncIterator[pb.AttachRequest], attachment: Attachment)
             if request.HasField("offer"):
                 raise InvalidInput("offer", "came twice")
             for reply in request.replies:
-                attachment.take(reply)
+                attachment.receive(reply)
     finally:
         attachment.end(f"the attached provider {attachment.provider} went away")

@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 Message = dict[str, Any]
 
-# Characters of a private use area: they stand for a reply in a rendered text, and nobody writes them.
+# Characters of a private use area: they stand for a reply in a rendered text, and no real text has them.
 _REPLY = "\ue0a1\ue0a2\ue0a3"
 
 

@@ -38,7 +38,7 @@ from trinity.weights.stores.cache import WeightCache
 
 log = structlog.get_logger(__name__)
 
-# Deliveries beyond the allowed attempts before a task is taken for one that kills whoever works on it.
+# Deliveries beyond the allowed attempts after which a task counts as one that kills its explorers.
 _SILENT_DEATHS = 5
 _RETRY_DELAY_SECONDS = 1.0
 # Longer than a request for tasks is open, so that what is handed back does not come straight back.

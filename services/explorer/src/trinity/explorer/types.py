@@ -1,4 +1,4 @@
-"""What an engine is given, and what it gives back."""
+"""Inputs and results of an engine."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from trinity.runtime.errors import TrinityError
 
 
 class EngineFailed(TrinityError):
-    """vLLM raised, or its core is gone. The process must be started anew."""
+    """vLLM raised, or its core is gone. The process must be restarted."""
 
 
 @dataclass(frozen=True)

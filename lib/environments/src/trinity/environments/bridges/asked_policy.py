@@ -88,4 +88,4 @@ class Asking:
         self._task.cancel()
         self._loop.run_until_complete(asyncio.wait({self._task}))
         if not self._task.cancelled():
-            self._task.exception()  # heard already, or nobody's any more
+            self._task.exception()  # raised already, or no longer awaited

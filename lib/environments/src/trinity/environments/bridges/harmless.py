@@ -1,7 +1,7 @@
-"""Answers that others will evaluate as Python: which of them can do no harm.
+"""Decides which answers are safe where a library evaluates them as Python.
 
-Some scorers of reasoning-gym hand the policy's text to `eval`, or to sympy's parser, which evaluates it too. Only lists
-of plain values, formulas that are computed in a moment, and texts in which nothing can be called get there.
+Some scorers of reasoning-gym pass the policy's text to `eval`, or to sympy's parser, which evaluates it too. Only lists
+of plain values, cheap formulas, and texts without any call are let through.
 """
 
 import ast

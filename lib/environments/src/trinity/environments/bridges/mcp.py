@@ -1,8 +1,8 @@
 """Questions that are answered with the tools of an MCP server.
 
-Which servers there are is the business of whoever runs the environment service, never of a task: starting one means
-running a program. The file that $MCP_SERVERS_FILE names holds {"mcpServers": {name: {"command", "args", "env"}}}, as
-other MCP clients read it.
+The operator of the environment service configures the servers, never a task, because starting one runs a program. They
+are in the file that $MCP_SERVERS_FILE names: {"mcpServers": {name: {"command", "args", "env"}}}, as for other MCP
+clients.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class McpTools(TextGame):
         )
 
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
-        """info.tools: the tools as the server lists them, for a policy whose chat template has a place for them."""
+        """info.tools: the tools as the server lists them, for a policy whose chat template takes tools."""
         answer = super().reset(task, args, seed)
         assert self.tools is not None
         return replace(answer, info={**answer.info, "tools": self.tools.tools})
@@ -151,7 +151,7 @@ class ToolSession:
         return "\n".join(texts)[:MAX_RESULT_CHARACTERS], bool(failed)
 
     def close(self) -> None:
-        """End the server, also one that has never answered. The library kills one that does not go by itself."""
+        """End the server, also one that never answered. The library kills a server that does not exit."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the server is gone
             self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join(10)

@@ -31,7 +31,7 @@ def split_system(messages: Messages) -> tuple[str, Messages]:
 
 
 def shown(messages: Messages) -> str:
-    """As one text; who said it is told where somebody else than the user did."""
+    """As one text, with the role of every speaker unless all are the user."""
     if isinstance(messages, str):
         return messages
     if any(message["role"] == "assistant" for message in messages):
@@ -45,7 +45,7 @@ def _one(message: dict[str, Any]) -> str:
 
 
 def news(before: Messages, reply: str, after: Messages) -> str:
-    """What came since the policy was last asked; all there is if the conversation was rewritten."""
+    """The text since the policy's last reply; the whole conversation if it was rewritten."""
     if isinstance(before, str) or isinstance(after, str):
         return after.removeprefix(f"{before}{reply}") if isinstance(after, str) else shown(after)
     same = len(after) > len(before) + 1 and list(after[: len(before)]) == list(before)
@@ -62,7 +62,7 @@ def has_replied(completion: Any) -> Messages:
 
 def assistant(reply: str, calls: bool) -> dict[str, Any]:
     """A reply as an assistant's message. `calls`: read <tool_call>{"name", "arguments"}</tool_call> in it; one that
-    cannot be read is a call all the same, so that whoever runs the tools says what is wrong with it.
+    cannot be parsed is a call all the same, so that the program that runs the tools reports the error.
     """
     parts = reply.split("<tool_call>")[1 : _MAX_CALLS + 1] if calls else []
     if not parts:

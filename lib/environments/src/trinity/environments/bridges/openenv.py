@@ -1,6 +1,6 @@
 """OpenEnv servers, by their WebSocket: one connection is one session.
 
-A server that is full closes the socket without a word; that is told as Full, so that the caller tries again later.
+A full server closes the socket without a message. That becomes Full, so the caller tries again later.
 """
 
 import contextlib

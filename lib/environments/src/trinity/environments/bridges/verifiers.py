@@ -126,12 +126,12 @@ def load(environment_id: str, options: dict[str, Any], args: Arguments) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _load(environment_id: str, options: str) -> Any:
-    with _signals_kept():
+    with _signals_restored():
         return require("verifiers", "verifiers").load_environment(environment_id, **json.loads(options))
 
 
 @contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
+def _signals_restored() -> Iterator[None]:
     """Environments take SIGINT and SIGTERM for themselves, which are the worker's."""
     kept = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:

@@ -47,7 +47,7 @@ class ScienceWorld(TextGame):
         self.score = self._paid = 0
         simplifications = args.text("simplifications", "easy")
         split = args.choice("split", "train", ["train", "dev", "test"])
-        self.simulator = simulator.take()
+        self.simulator = simulator.acquire()
         load(self.simulator, task, simplifications, split, seed)
         text, _, _ = self.simulator.step("look around")
         self.goal = self.simulator.description().removeprefix("Task Description:").strip()
@@ -81,19 +81,19 @@ class ScienceWorld(TextGame):
         taken = getattr(self, "simulator", None)
         if taken is not None:
             self.simulator = None
-            simulator.leave(taken)
+            simulator.release(taken)
 
     @classmethod
     def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:
         """The simulator's gold path. It is another one each time, and each leads to a score of 100."""
-        machine = simulator.take()
+        machine = simulator.acquire()
         try:
             arguments = Arguments(args)
             split = arguments.choice("split", "train", ["train", "dev", "test"])
             load(machine, Arguments(task, "task"), arguments.text("simplifications", "easy"), split, seed, gold=True)
             actions = machine.gold_actions()
         finally:
-            simulator.leave(machine)
+            simulator.release(machine)
         if not actions or actions[0].startswith("ERROR"):
             raise Unsolvable("the simulator has no gold path for this task")
         return replies(actions)

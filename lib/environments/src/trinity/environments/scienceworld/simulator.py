@@ -1,8 +1,8 @@
 """ScienceWorld's simulator in a Java machine of its own.
 
-A machine takes one to two seconds to start, so those that are done wait for the next episode. Two episodes must not
-share one: their transcripts would mix. Calls go straight to the simulator; the Python wrapper that comes with it lists
-all valid actions at every step, which takes longer than everything else together.
+A machine takes one to two seconds to start, so an idle one is kept for the next episode. Two episodes must not share
+one: their transcripts would mix. Calls go straight to the simulator, because its Python wrapper lists all valid actions
+at every step, which takes longer than the rest of the step.
 """
 
 import atexit
@@ -24,7 +24,7 @@ _splits: dict[tuple[str, str], list[int]] = {}
 
 
 class Simulator:
-    """One Java machine. Use `take` and `leave`."""
+    """One Java machine. Use `acquire` and `release`."""
 
     def __init__(self) -> None:
         constants = require("scienceworld.constants", "scienceworld")
@@ -96,13 +96,13 @@ class Simulator:
             _alive.discard(self)
         self._process.kill()
         self._process.wait(10)
-        self._gateway.close()  # not shutdown(): that calls itself again and again when nobody answers
+        self._gateway.close()  # not shutdown(): that recurses without end when the server is dead
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
 
     def _list(self, function: Any) -> list[Any]:
-        """A list of the machine's, copied and let go."""
+        """A list of the machine, copied and then released there."""
         answer = self._call(function)
         values = list(answer)
         self._gateway.detach(answer)
@@ -115,8 +115,8 @@ class Simulator:
         return answer
 
 
-def take() -> Simulator:
-    """A machine that waits, or a new one."""
+def acquire() -> Simulator:
+    """An idle machine, or a new one."""
     with _lock:
         while _idle:
             simulator = _idle.pop()
@@ -126,7 +126,7 @@ def take() -> Simulator:
     return Simulator()
 
 
-def leave(simulator: Simulator) -> None:
+def release(simulator: Simulator) -> None:
     """Give a machine back; one that is stuck or too many is ended."""
     with _lock:
         if simulator.usable and len(_idle) < MAX_IDLE:

@@ -1,6 +1,6 @@
 """Comparison of mathematical answers by math-verify, in processes that are killed when they take too long.
 
-math-verify hands the text to sympy, which a policy can keep busy for ever (9^{9^{9}}); its own time limits work in the
+math-verify passes the text to sympy, which a policy can make hang (9^{9^{9}}); its own time limits work in the
 main thread alone. A comparison that was cut off counts as different, and is counted; likewise one that its Score call
 has no time left for.
 """
@@ -101,7 +101,7 @@ class _Worker:
             return self._line(process.stdout, min(seconds, seconds_left())) == "same"
         except (TimeoutError, OSError):
             self.stop()
-            self._start()  # it loads while nobody waits for it
+            self._start()  # it loads while no comparison waits
             raise TimeoutError from None
 
     def _start(self) -> "subprocess.Popen[bytes]":
@@ -121,7 +121,7 @@ class _Worker:
                 raise OSError
         except (TimeoutError, OSError) as error:
             if isinstance(error, TimeoutError) and left < allowed:
-                raise _NoTime from None  # it goes on loading
+                raise _NoTime from None  # it continues to load
             self.stop()
             fix = "is it installed? pip install 'math-verify[antlr4_13_2]'"
             raise Unavailable(f"math-verify does not start; {fix}") from None

@@ -46,8 +46,8 @@ def _has_attribute(bought: Product, wanted: str) -> bool:
 
 def _plain(option: str) -> str:
     """An option, reduced to the first known colour in it."""
-    words = _WORD.findall(option.lower())
-    return next((word for word in words if word in COLORS), option.lower())
+    found = _WORD.findall(option.lower())
+    return next((word for word in found if word in COLORS), option.lower())
 
 
 def similar(first: str, second: str) -> bool:

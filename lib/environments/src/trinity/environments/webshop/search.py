@@ -20,7 +20,7 @@ class Search:
         self._products = products
         self._words = [Counter(_WORD.findall(_text(product))) for product in products]
         self._mean_length = sum(map(Counter.total, self._words)) / len(products)
-        self._documents = Counter(word for words in self._words for word in words)
+        self._documents = Counter(word for counts in self._words for word in counts)
 
     def find(self, query: str) -> list[Product]:
         """The best first; none that shares no word with the query."""

@@ -1,4 +1,4 @@
-"""Where the engines run, and what their GPUs can take: said before vLLM starts, whose own errors come from a child."""
+"""The engines' devices, checked before vLLM starts, because vLLM raises its own errors in a child process."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ def check_room(options: EngineOptions, devices: str | None) -> None:
 
 def check_cards(options: EngineOptions, cards: Sequence[Gpu], devices: str | None) -> None:
     """vLLM takes its part of each GPU's memory at once, and refuses to start if less is free."""
-    if not cards:  # nvidia-smi is not there, or these are parts of GPUs: vLLM itself will see
+    if not cards:  # no nvidia-smi, or MIG slices: vLLM checks them itself
         return
     wanted, part = options.tensor_parallel_size, options.gpu_memory_utilization
     if len(cards) < wanted:

@@ -2,9 +2,9 @@
 
     start -> generate ... (load in between) -> close
 
-`load` pauses sampling with the running requests kept, loads, and resumes: a response may be sampled by several loads
-and says so per token. Loads are known by serials, which are never used twice. Every key-value block is for one load:
-the prefix cache is salted with the serial, and forgets at each pause (see scheduler.py).
+`load` pauses sampling, keeps running requests, loads, and resumes. So several loads may sample one response, which
+records the load of every token. Each load has a unique serial. Every key-value block belongs to one load: the prefix
+cache is salted with the serial, and invalidated at each pause (see scheduler.py).
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class Engine:
 
     @property
     def cache_salt(self) -> str:
-        """Of requests that begin now: key-value blocks of other weights are not reused."""
+        """The salt of requests that begin now, so that they reuse no key-value block of other weights."""
         return f"load{self.serial}"
 
     def _vllm_sampling(self, sampling: SamplingParams) -> Any:
@@ -128,8 +128,8 @@ class Engine:
     async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32 [L - 1]: log-probability of each token after the first, at temperature 1, by the newest weights.
 
-        Goes before all that wait for a place, and reads no cached block. Not while a load is under way, and never by a
-        paused engine. Raises EngineFailed.
+        Runs before all queued requests and reads no cached block. Not allowed during a load or on a paused engine.
+        Raises EngineFailed.
         """
         from vllm import SamplingParams as VllmSampling
         from vllm import TokensPrompt
@@ -175,7 +175,7 @@ class Engine:
             return end - begin
 
     async def _pause(self) -> None:
-        """When the steps under way have ended.
+        """Pause once the running steps have ended.
 
         `AsyncLLM.pause_generation` does the same, and then sleeps 20 ms so that outputs come before its end.
         """

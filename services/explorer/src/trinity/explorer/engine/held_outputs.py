@@ -1,11 +1,11 @@
-"""Responses leave vLLM's engine core whole: ids, log-probabilities, and after how many loads each token was sampled.
+"""Responses leave vLLM's engine core complete: ids, log-probabilities, and the number of loads before each token.
 
-vLLM sends, for every token of every request, a message with an id and three small arrays, which takes as long as the
-model itself on a fast GPU. Where nobody reads a response before its end, all of it can wait in the engine core, beside
-the request; the last output carries it. Since only the engine core knows then which tokens came before a pause, it says
-so itself: in the place of a token's rank, which nobody here reads, stands the number of loads before it.
+vLLM sends a message with an id and three small arrays for every token of every request. On a fast GPU that takes as
+long as the model itself. Where no client reads a response before its end, the engine core keeps all of it beside the
+request, and the last output carries it. Only the engine core knows then which tokens came before a pause. It reports
+that in the field of the token's rank, which is unused here: the field holds the number of loads before the token.
 
-`HoldsOutputs` works in the engine core, `WholeLogprobs` in the process that asked.
+`DeferredOutputs` works in the engine core, `WholeLogprobs` in the process that asked.
 """
 
 from array import array
@@ -17,13 +17,13 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
-_MOST_ABORTED = 1000  # requests whose responses are still here: vLLM says of none that it was aborted
+_MAX_ABORTED = 1000  # responses kept of aborted requests, because vLLM reports no abort
 
 
-class HoldsOutputs:
+class DeferredOutputs:
     """Mixed into vLLM's scheduler. Uses `requests`, `add_request` and what `update_from_output` takes and returns.
 
-    While that runs a GPU may stand still: for a token that waits there is one append, and no slice, copy or message.
+    The GPU may idle while `update_from_output` runs, so a deferred token costs one append: no slice, copy or message.
     """
 
     requests: dict[str, Any]
@@ -35,7 +35,7 @@ class HoldsOutputs:
         super().__init__(*args, **kwargs)
 
     def set_pause_state(self, pause_state: PauseState) -> None:
-        """A pause ends when a load is done; until then tokens that were under way are by the weights before."""
+        """A pause ends when a load is done. Tokens that arrive before that were sampled by the previous weights."""
         if pause_state is PauseState.UNPAUSED and self.pause_state is not PauseState.UNPAUSED:
             self._loads += 1
             for response in self._responses.values():
@@ -43,24 +43,24 @@ class HoldsOutputs:
         super().set_pause_state(pause_state)  # type: ignore[misc]
 
     def add_request(self, request: Any) -> None:
-        if len(self._responses) > len(self.requests) + _MOST_ABORTED:
+        if len(self._responses) > len(self.requests) + _MAX_ABORTED:
             self._responses = {name: self._responses[name] for name in self.requests if name in self._responses}
         if request.sampling_params is not None and request.sampling_params.num_logprobs is not None:
             self._responses[request.request_id] = _Response(request, self._loads)
         super().add_request(request)  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """vLLM's is shown no log-probabilities, for it would slice them for every token."""
+        """vLLM's own method gets no log-probabilities, because it would slice them for every token."""
         logprobs, model_runner_output.logprobs = model_runner_output.logprobs, None
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if logprobs is None:
             return outputs
         for of_client in outputs.values():
             of_client.outputs = self._to_send(of_client.outputs, logprobs, model_runner_output.req_id_to_index)
-        return {client: found for client, found in outputs.items() if _says_something(found)}
+        return {client: found for client, found in outputs.items() if _has_content(found)}
 
     def _to_send(self, outputs: list[Any], logprobs: LogprobsLists, rows: dict[str, int]) -> list[Any]:
-        """All but those of responses that wait and go on."""
+        """All outputs except those of deferred responses that are not finished."""
         sampled, starts = logprobs.logprobs[:, 0].tolist(), logprobs.cu_num_generated_tokens
         sent = []
         for output in outputs:
@@ -69,9 +69,9 @@ class HoldsOutputs:
             if response is None:
                 sent.append(output)
                 continue
-            if not response.waits:
+            if not response.deferred:
                 if output.new_token_ids:
-                    response.share(output, logprobs, rows[name], self._loads)
+                    response.stream(output, logprobs, rows[name], self._loads)
                 sent.append(output)
             elif output.new_token_ids:
                 if starts is None:
@@ -81,24 +81,24 @@ class HoldsOutputs:
                     response.logprobs.extend(sampled[start : start + len(output.new_token_ids)])
             if output.finish_reason is not None:
                 del self._responses[name]
-                if response.waits:
-                    response.put_into(output)
+                if response.deferred:
+                    response.fill(output)
                     sent.append(output)
         return sent
 
 
 class _Response:
-    """Of a request that asks for log-probabilities. If it `waits`, they are held until its end."""
+    """The response of a request that asks for log-probabilities. If `deferred`, they wait until its end."""
 
     def __init__(self, request: Any, loads: int) -> None:
         self.request = request
-        self.waits = _waits(request.sampling_params)
+        self.deferred = _is_deferred(request.sampling_params)
         self.logprobs = array("f")  # of every token so far
         self.loads = loads
         self.loads_before = array("l")  # the token that each further load came before
 
-    def put_into(self, output: Any) -> None:
-        """The last output carries the whole."""
+    def fill(self, output: Any) -> None:
+        """Put the complete response into its last output."""
         count = len(self.logprobs)
         further = np.searchsorted(self.loads_before, np.arange(count), side="right")
         output.new_token_ids = list(self.request.output_token_ids)[:count]
@@ -108,25 +108,25 @@ class _Response:
             (self.loads + further).astype(np.int32),
         )
 
-    def share(self, output: Any, logprobs: LogprobsLists, row: int, loads: int) -> None:
-        """To who reads along. Who asks for more than the sampled token wants to read ranks."""
+    def stream(self, output: Any, logprobs: LogprobsLists, row: int, loads: int) -> None:
+        """Add log-probabilities to a streamed output. Requests for more than the sampled token keep vLLM's ranks."""
         found = logprobs.slice_request(row, len(output.new_token_ids))
         if self.request.sampling_params.num_logprobs == 0:
             found = found._replace(sampled_token_ranks=np.full_like(found.sampled_token_ranks, loads))
         output.new_logprobs = found
 
 
-def _waits(sampling: Any) -> bool:
-    """Only the sampled tokens are asked for, only at the end, and the end is seen by the engine core itself."""
+def _is_deferred(sampling: Any) -> bool:
+    """Whether only sampled tokens are requested, only at the end, and the engine core itself detects the end."""
     return sampling.num_logprobs == 0 and sampling.output_kind is RequestOutputKind.FINAL_ONLY and not sampling.stop
 
 
-def _says_something(of_client: Any) -> bool:
+def _has_content(of_client: Any) -> bool:
     return bool(of_client.outputs or of_client.finished_requests or of_client.scheduler_stats)
 
 
 class WholeLogprobs(LogprobsProcessor):
-    """vLLM's, which goes through a response token by token; here all at once where there is no text to make."""
+    """vLLM's processor works token by token. Here all tokens are handled at once where no text is decoded."""
 
     def _update_sample_logprobs(self, logprobs_lists: LogprobsLists) -> None:
         found: Any = self.logprobs

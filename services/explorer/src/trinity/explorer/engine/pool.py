@@ -11,7 +11,7 @@ from typing import Any
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.types import Completion, EngineOptions
-from trinity.explorer.weights.loads import Loads
+from trinity.explorer.weights.loads import LoadHistory
 from trinity.weights import Canary
 from trinity.weights import canary as canaries
 
@@ -23,7 +23,7 @@ class EnginePool:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
-        self.loads = Loads()
+        self.loads = LoadHistory()
         self._running = dict.fromkeys(range(len(self.engines)), 0)
         self._recent: deque[tuple[float, int]] = deque()
 
@@ -80,7 +80,7 @@ class EnginePool:
         results = await asyncio.gather(*loading, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
-                self.loads.condemn(serial, f"could not be loaded: {result}")
+                self.loads.mark_bad(serial, f"could not be loaded: {result}")
                 raise result
         return serial, max(result for result in results if not isinstance(result, BaseException))
 

@@ -1,9 +1,9 @@
-"""Loading weights again by the copies that loading them the first time made.
+"""Loads weights again by replaying the copies that the first load made.
 
-A model's `load_weights` asks for every tensor of a checkpoint where it belongs, in Python, and that takes longer than
-the tensors travel. In a model whose parameters are the checkpoint's, but for fusing and slicing, the answer is always
-the same: a copy from a part of the tensor to a part of a parameter. So the first load is watched, and the next ones
-make its copies, a bucket at a time. A model that does anything else with a tensor is never replayed.
+A model's `load_weights` finds the destination of every checkpoint tensor in Python, which takes longer than the
+transfer. Where a model only fuses and slices the checkpoint's parameters, every load makes the same copies, from a part
+of a tensor to a part of a parameter. So the first load is recorded, and later loads replay its copies, a bucket at a
+time. A model that does anything else with a tensor is never replayed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ class Loader:
 
     @torch.no_grad()
     def load(self, layout: Sequence[Any], buckets: Iterable[list[Named]]) -> None:
-        """All buckets' tensors, each contiguous; `layout` says their names, dtypes and shapes in order.
+        """Load the tensors of all buckets, each contiguous; `layout` has their names, dtypes and shapes in order.
 
         Raises what `load_weights` and `buckets` raise; part of the weights is new then.
         """
@@ -45,7 +45,7 @@ class Loader:
             _replay(self._copies, buckets)
 
     def _watch(self, layout: Sequence[Any], buckets: Iterable[list[Named]]) -> None:
-        self._layout, self._copies = (), None  # a load that breaks off is no example
+        self._layout, self._copies = (), None  # a failed load records no copies
         with _Watch(self._model) as watch:
             self._model.load_weights(watch.given(chain.from_iterable(buckets)))
         reason = watch.obstacle()
@@ -86,9 +86,9 @@ def _places(model: torch.nn.Module) -> list[Any]:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees what is done with the tensor given last, and with the parameters.
+    """Records the operations on the tensor given last, and on the parameters.
 
-    What is made of an earlier one goes unseen, until it is written to a parameter, and not from the last one.
+    Operations on an earlier tensor are not seen until their result is written to a parameter. That is no plain copy.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

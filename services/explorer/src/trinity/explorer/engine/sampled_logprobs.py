@@ -1,9 +1,9 @@
 """The log-probability of the sampled token alone, in vLLM's workers.
 
-vLLM also ranks the token among the whole vocabulary, and computes the normalisation in one serial loop a row: together
-about half of a decoding step of a small model on an H200. Nobody here reads ranks, and the normalisation is one
-reduction: every row in parts that all of a GPU reads at once, once, in the dtype they have. What asks for more than the
-sampled token goes vLLM's own way.
+vLLM also ranks the token among the whole vocabulary, and computes the normalisation in one serial loop a row. Both take
+about half of a decoding step of a small model on an H200. Ranks are unused here, and the normalisation is one
+reduction: the whole GPU reads every row once, in parts and in its own dtype. Requests for more than the sampled token
+use vLLM's own code.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def sampled_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Ten
 
 
 def install() -> None:
-    """Put it into both of vLLM's samplers; a vLLM that has neither of the places keeps its own."""
+    """Patch both of vLLM's samplers. A vLLM that has neither of the patched functions keeps its own."""
     from vllm.v1.sample.sampler import Sampler
 
     Sampler.gather_logprobs = staticmethod(_in_place_of(Sampler.gather_logprobs))  # type: ignore[method-assign]

@@ -1,14 +1,14 @@
-"""What runs in vLLM's engine core: its scheduler, which sends responses when they are whole (see
-held_outputs.py) and forgets at every pause which key-value blocks it could share.
+"""The scheduler that runs in vLLM's engine core. It sends responses when they are complete (see held_outputs.py) and
+invalidates the prefix cache at every pause.
 
 New weights are loaded while the scheduler is paused, so no block computed before a pause may serve a request that
 starts after it. A salt given by the client is not enough: a request that waits in vLLM's queue during a load, or is on
 its way there, still carries the old one. `reset_prefix_cache` is no help either: it refuses while blocks are in use,
 and running requests keep theirs.
 
-So every request's block hashes are marked with the number of pauses so far. Blocks from before the pause are found by
-nobody and are evicted in time. A request that runs through the pause gets a mark of its own: what it computes from here
-on rests on old blocks and new weights, which no other request may share.
+So every request's block hashes are salted with the number of pauses so far. No later request finds blocks from before
+the pause, and they are evicted in time. A request that runs across the pause gets a salt of its own: its new blocks
+depend on old blocks and new weights, so no other request may share them.
 """
 
 from typing import Any
@@ -16,10 +16,10 @@ from typing import Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request
 
-from trinity.explorer.engine.held_outputs import HoldsOutputs
+from trinity.explorer.engine.held_outputs import DeferredOutputs
 
 
-class ForgetsAtPause:
+class InvalidatePrefixCacheOnPause:
     """Mixed into vLLM's scheduler. Uses `requests`, and of a request `block_hashes` and `cache_salt`."""
 
     requests: dict[str, Any]
@@ -45,7 +45,7 @@ class ForgetsAtPause:
 
 
 def make_scheduler(vllm_config: Any, **arguments: Any) -> Any:
-    """The scheduler vLLM would have made for this configuration, with both."""
+    """The scheduler class that vLLM would choose for this configuration, with both mixins."""
     vllm_config.scheduler_config.scheduler_cls = None
     chosen: Any = vllm_config.scheduler_config.get_scheduler_cls()
     missing = [name for name in ("set_pause_state", "add_request", "update_from_output") if not hasattr(chosen, name)]
@@ -54,5 +54,5 @@ def make_scheduler(vllm_config: Any, **arguments: Any) -> Any:
             f"{chosen.__name__} of this vLLM has no {' and no '.join(missing) or 'block hashes'}: its prefix cache "
             "cannot be kept apart from new weights; use vLLM 0.26 to 0.32"
         )
-    scheduler = type(f"Trinity{chosen.__name__}", (ForgetsAtPause, HoldsOutputs, chosen), {})
+    scheduler = type(f"Trinity{chosen.__name__}", (InvalidatePrefixCacheOnPause, DeferredOutputs, chosen), {})
     return scheduler(vllm_config=vllm_config, **arguments)

@@ -10,7 +10,7 @@ from trinity.explorer.types import Completion, EngineFailed
 
 
 def completion_of(part: Any, serials: Sequence[int]) -> Completion:
-    """What vLLM says of a whole response. `serials`: of the weights before the first load, after it, after the second.
+    """Tokens, log-probabilities and spans of a complete response. `serials`: of the weights after 0, 1, 2 ... loads.
 
     The number of loads before each token stands where vLLM has its rank (see held_outputs). An engine whose weights
     never change has one serial, and true ranks.

@@ -2,9 +2,9 @@
 
     files -- threads --> a stage (pinned) -- one copy, asynchronous --> the bucket on the device --> tensors, its views
 
-A GPU can fetch from pinned memory by itself. From a mapped file it cannot: tensor by tensor, one thread of the host
-copies all bytes into a buffer of the driver's, and nothing else goes on meanwhile. Here the next stages are read while
-one travels. All copies are made in the stream in which the tensors are used, so nobody waits for them.
+A GPU can copy from pinned memory by itself. From a memory-mapped file it cannot: one host thread copies tensor after
+tensor into a buffer of the driver, and nothing overlaps. Here the next stages are read while one is being copied. All
+copies run in the stream that uses the tensors, so the host never waits for them.
 """
 
 import os
@@ -37,7 +37,7 @@ _DTYPES: dict[str, torch.dtype] = {name: dtype for name, dtype in _TYPES.items()
 
 @dataclass(frozen=True)
 class Found:
-    """A tensor in a file, which it begins at this byte of. `info` says nothing of the file: any may hold the same."""
+    """A tensor in a file, with its first byte. `info` is independent of the file."""
 
     info: TensorInfo
     path: str
@@ -134,7 +134,7 @@ class _Stage:
         self.bytes = self._memory.numpy().data
 
     def send(self, target: torch.Tensor) -> None:
-        """Its first bytes. `wait` says when they are gone."""
+        """Copy its first bytes to the bucket. `wait` returns when they are copied."""
         target.copy_(self._memory[: len(target)], non_blocking=True)
         if self._sent is not None:
             self._sent.record()

@@ -1,4 +1,4 @@
-"""Starting vLLM in this process, its core in a child."""
+"""Starts vLLM in this process, with its core in a child process."""
 
 import importlib.util
 import os

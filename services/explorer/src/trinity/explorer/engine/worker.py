@@ -32,7 +32,7 @@ BACKEND = "trinity"
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """A collective group to enter; it takes the place of the one before it. Fields as in sync.v1.Epoch."""
+    """A collective group to enter, in place of the previous one. Fields as in sync.v1.Epoch."""
 
     epoch: int
     backend: str
@@ -66,7 +66,7 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     _membership: "Membership | None" = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Begin to enter a group; generation goes on meanwhile."""
+        """Begin to enter a group. Generation continues meanwhile."""
         if self._membership is not None:
             self._membership.close()
         self._membership = Membership(init_info, self.vllm_config.parallel_config.rank, self.device)
@@ -104,12 +104,12 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise
 
     def abandon(self) -> None:
-        """After a load that broke off: be ready for the next one. The model is a mixture of two versions now."""
+        """Reset after a failed load, ready for the next one. The model is a mixture of two versions now."""
         if not self.in_place:
             _abandon_reload(self.model, self.model_config)
 
     def _version(self, update: UpdateInfo) -> tuple[list[TensorInfo], Generator[list[Named]]]:
-        """What a whole model's version is made of, and then it, a bucket at a time: the same however it comes."""
+        """The layout of a whole model's version, then its tensors, a bucket at a time, from files or a group."""
         if update.epoch:
             return _infos(update), self._received(update)
         found = find(update.files, update.tensors)
@@ -126,7 +126,7 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             yield from merged(base, adapters, update.scale, self.device)
 
     def _given(self, update: UpdateInfo) -> Generator[Named]:
-        """What the version is made of."""
+        """The version's tensors by name, from files or from the group."""
         if not update.epoch:
             return self._read(update.files, update.tensors)
         return _one_by_one(self._received(update))
@@ -162,7 +162,7 @@ class TrinityTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 
 class Membership:
-    """This worker's part in one epoch, entered in a thread: whoever enters waits for all the others."""
+    """This worker's part in one epoch, entered in a thread, because entering blocks until all have entered."""
 
     def __init__(self, info: InitInfo, rank: int, device: torch.device) -> None:
         self._info, self._rank, self._device = info, info.first_rank + rank, device
@@ -178,11 +178,11 @@ class Membership:
             self._group = Group(
                 store, info.epoch, info.backend, self._rank, info.world_size, self._device, info.timeout_seconds
             )
-        except Exception as error:  # said when the group is asked for
+        except Exception as error:  # raised when the group is used
             self._failure = f"{type(error).__name__}: {error}"
 
     def group(self, epoch: int) -> Group:
-        """The group, once all have entered. GroupBroken if it never came to be or is another one."""
+        """The group, once all have entered. GroupBroken if it failed to form or has another epoch."""
         self._thread.join(self._info.timeout_seconds)
         if self._info.epoch != epoch or self._group is None:
             raise GroupBroken(f"epoch {epoch} is needed, this worker is in {self._info.epoch}; {self._failure}")
@@ -196,8 +196,8 @@ class Membership:
 def loads_in_place(model: torch.nn.Module, device: torch.device) -> bool:
     """Whether the parameters a forward pass computes with are the checkpoint's, unchanged but for fusing and slicing.
 
-    Then a weight can be copied over the old one, where CUDA graphs look for it. The layerwise reload, which makes every
-    layer anew, takes some 0.1 s more, however small the model is.
+    Then a weight can be copied over the old one, at the address that CUDA graphs read. The layerwise reload rebuilds
+    every layer and takes 0.1 s longer, even for a small model.
     """
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -211,8 +211,8 @@ def loads_in_place(model: torch.nn.Module, device: torch.device) -> bool:
 def _abandon_reload(model: torch.nn.Module, model_config: Any) -> None:
     """Layers that got only a part of their weights get their old ones back.
 
-    vLLM would go on counting from there, and take a later load's weights for the missing ones. The model is a mixture
-    of two versions now; a full load must follow.
+    Otherwise vLLM keeps its count and mistakes a later load's weights for the missing ones. The model is a mixture of
+    two versions now, so a full load must follow.
     """
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -244,8 +244,8 @@ def _read(paths: list[str], tensors: list[list[Any]]) -> Generator[Named]:
 def _repack_tied_heads(model: torch.nn.Module) -> None:
     """Rebuild the packed copy an output head on a CPU computes with.
 
-    A head tied to the input embedding has no weight of its own in the checkpoint, so vLLM's reload passes it over and
-    it would go on with the old weights, without an error.
+    A head tied to the input embedding has no weight of its own in the checkpoint. vLLM's reload skips it, and it would
+    keep the old weights without an error.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
@@ -266,7 +266,7 @@ class WorkerExtension:
         self.finish_weight_update()
 
     def abandon_weight_update(self: Any) -> None:
-        """After an update that failed on some worker: be ready for the next one."""
+        """Reset after an update that failed on some worker, ready for the next one."""
         if self._weight_update_active:
             engine = self.weight_transfer_engine
             engine.abandon()

@@ -1,14 +1,14 @@
-"""Environments and scorers as the workflows see them, whoever provides them.
+"""Environments and scorers as the workflows use them, independent of their provider.
 
     async with client.episode("countdown", task_row, args, seed) as episode:
         step = await episode.reset()
         while not step.done:
             step = await episode.step(reply(step.observation))
 
-An environment that the YAML names by address is played there; every other one by the run's own environment service,
-which also speaks for the providers attached to it. Who finds all places taken waits (`environment_places`). An episode
-that cannot be finished raises EnvironmentFailed with its cause: the whole group is attempted again, and the provider is
-avoided for a while if another one has the name.
+An environment that the YAML names by address is played there. The run's own environment service plays every other one,
+and forwards to the providers attached to it. Callers wait while every slot is in use (slots.py). An episode that cannot
+be finished raises EnvironmentFailed with its cause: the whole group is attempted again, and the provider is avoided for
+a while if another one has the name.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ import grpc.aio
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.explorer.environments.episode import Episode, Step
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, ScorerFailed, failure_of
-from trinity.explorer.environments.providers import Patience, Providers
+from trinity.explorer.environments.providers import Backoff, Providers
 from trinity.runtime import rpc
 from trinity.sdk.contract import score_problem
 
@@ -63,8 +63,8 @@ class EnvironmentClient:
 
     def __init__(self, address: str, addressed: Sequence[tuple[str, str]] = (), wait_seconds: float = 60.0) -> None:
         """`address`: the run's environment service. `addressed`: (name of an environment or scorer, address of its
-        provider), several of a name share its load. `wait_seconds`: how long a provider may be away. Full it may
-        be for as long as the attempt has time."""
+        provider); several of a name share its load. `wait_seconds`: how long a provider may be unavailable. It may
+        be full for as long as the attempt has time."""
         self.address = address
         self._providers = Providers(address, addressed)
         self._wait_seconds = wait_seconds
@@ -111,7 +111,7 @@ class EnvironmentClient:
         return [Score(item.reward, dict(item.metrics)) for item in response.scores]
 
     async def _score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
-        patience = Patience(self._wait_seconds)
+        backoff = Backoff(self._wait_seconds)
         while True:
             provider = self._providers.choose(request.scorer)
             with provider.busy(request.scorer):
@@ -119,15 +119,15 @@ class EnvironmentClient:
                     response = await provider.stub.Score(request, timeout=_SCORE_SECONDS, metadata=rpc.metadata())
                 except grpc.aio.AioRpcError as error:
                     failure = failure_of(provider.address, request.scorer, error)
-                    provider.blame(request.scorer, failure)
-                    await patience.wait_or_raise(failure)
+                    provider.record_failure(request.scorer, failure)
+                    await backoff.wait_or_raise(failure)
                     continue
             problem = score_problem(request, response)
             if problem:
                 failure = EnvironmentFailed(
-                    f"{provider.address} Score {request.scorer}: {problem}", EnvironmentCause.LYING
+                    f"{provider.address} Score {request.scorer}: {problem}", EnvironmentCause.CONTRACT_VIOLATION
                 )
-                provider.blame(request.scorer, failure)
+                provider.record_failure(request.scorer, failure)
                 raise ScorerFailed(str(failure))
-            provider.praise(request.scorer)
+            provider.record_success(request.scorer)
             return response

@@ -1,4 +1,4 @@
-"""One episode as its client plays it: every answer has a deadline and is checked against the contract."""
+"""The client's side of one episode. Every answer has a deadline and is checked against the contract."""
 
 import asyncio
 import contextlib
@@ -10,17 +10,17 @@ import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
-from trinity.explorer.environments.providers import Limits, Patience, Provider, Providers
-from trinity.explorer.environments.slots import Places
+from trinity.explorer.environments.providers import Backoff, Limits, Provider, Providers
+from trinity.explorer.environments.slots import EpisodeSlots
 from trinity.runtime import rpc
 from trinity.sdk.contract import answer_problem, json_object
 
-_GOODBYE_SECONDS = 5.0
+_HALF_CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the environment answered. `reward` is this step's own, 0 after reset; `metrics` are the episode's so far."""
+    """One answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far."""
 
     observation: str
     reward: float
@@ -30,7 +30,7 @@ class Step:
 
 
 class Episode:
-    """reset once -> step until done. Leaving the `async with` ends it on the provider's side, whatever happened."""
+    """reset once -> step until done. Leaving the `async with` always ends it on the provider's side."""
 
     def __init__(
         self, providers: Providers, reset: pb.Reset, wait_seconds: float, closing: "set[asyncio.Task[None]]"
@@ -40,7 +40,7 @@ class Episode:
         self._wait_seconds = wait_seconds
         self._closing = closing
         self._held = contextlib.ExitStack()
-        self._place: Places | None = None
+        self._slots: EpisodeSlots | None = None
         self._provider: Provider | None = None
         self._limits = Limits(0.0, 0.0)
         self._call: Any = None
@@ -56,43 +56,43 @@ class Episode:
     ) -> None:
         self._over = True
         self._held.close()
-        self._give_back_place()
+        self._release_slot()
         call, self._call = self._call, None
         if call is None:
             return
         if not self._done:
             call.cancel()
             return
-        goodbye = asyncio.create_task(_say_goodbye(call))
+        goodbye = asyncio.create_task(_half_close(call))
         self._closing.add(goodbye)
         goodbye.add_done_callback(self._closing.discard)
 
     @property
     def provider(self) -> str:
-        """Address of who plays it; empty before reset."""
+        """Address of the provider; empty before reset."""
         return self._provider.address if self._provider is not None else ""
 
     async def reset(self) -> Step:
         """Begin, at the provider with the fewest open episodes. Raises EnvironmentFailed.
 
-        For a place it waits its turn, as long as it takes. If a provider is away another one is asked, or the same one
-        again, for as long as the client waits.
+        Waits for a slot as long as it takes. If a provider is unavailable, asks another one, or the same one again, for
+        `wait_seconds`.
         """
         if self._over or self._call is not None:
             raise RuntimeError("an episode is reset once, inside its `async with`")
-        name, patience = self._reset.environment, Patience(self._wait_seconds)
+        name, backoff = self._reset.environment, Backoff(self._wait_seconds)
         while True:
             try:
-                if self._place is None:
-                    self._place, waited = await self._providers.place(name)
+                if self._slots is None:
+                    self._slots, waited = await self._providers.acquire_slot(name)
                     if waited:
-                        patience.renew()
+                        backoff.reset_deadline()
                 return await self._open(self._providers.choose(name))
             except EnvironmentFailed as failure:
-                # Where other explorers hold the places this one keeps its turn.
+                # While other explorers hold the slots, this episode keeps its position in the queue.
                 if failure.cause is not EnvironmentCause.FULL:
-                    self._give_back_place()
-                await patience.wait_or_raise(failure)
+                    self._release_slot()
+                await backoff.wait_or_raise(failure)
 
     async def step(self, text: str) -> Step:
         """Answer the policy's reply. Raises EnvironmentFailed, after which the episode is over."""
@@ -137,22 +137,22 @@ class Episode:
         if problem:
             self._fail(
                 EnvironmentFailed(
-                    f"{where}: the answer to {what} breaks the contract: {problem}", EnvironmentCause.LYING
+                    f"{where}: the answer to {what} breaks the contract: {problem}", EnvironmentCause.CONTRACT_VIOLATION
                 )
             )
         self._done = answer.done
         if answer.done:
-            self._provider.praise(self._reset.environment)
+            self._provider.record_success(self._reset.environment)
         info = json_object(answer.info_json)
         return Step(answer.observation, answer.reward, answer.done, info, dict(answer.metrics))
 
-    def _give_back_place(self) -> None:
-        place, self._place = self._place, None
-        if place is not None:
-            place.give_back()
+    def _release_slot(self) -> None:
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.release()
 
     async def _fail_by_status(self, where: str, what: str) -> NoReturn:
-        """The provider ended the stream: with a status that says why, or without a reason."""
+        """The provider ended the stream, with a status or without a reason."""
         assert self._provider is not None
         code, details = await self._call.code(), await self._call.details()
         if code is grpc.StatusCode.OK:
@@ -161,24 +161,24 @@ class Episode:
         self._fail(failure_of(self._provider.address, self._reset.environment, error))
 
     def _fail(self, failure: EnvironmentFailed) -> NoReturn:
-        """The episode is over here and there; always raises."""
+        """End the episode on both sides. Always raises."""
         assert self._provider is not None
-        self._provider.blame(self._reset.environment, failure)
+        self._provider.record_failure(self._reset.environment, failure)
         self._held.close()
         if self._call is not None:
             self._call.cancel()
             self._call = None
-        # Once observed, an episode cannot go on elsewhere: only a reset may be tried again.
+        # After its first observation an episode cannot move to another provider: only a reset may be retried.
         if self._turn:
             self._over = True
             failure.passing = False
         raise failure from None
 
 
-async def _say_goodbye(call: Any) -> None:
-    """Half-close, so that the provider ends the episode by itself; cancel it if it takes its time."""
+async def _half_close(call: Any) -> None:
+    """Half-close, so that the provider ends the episode by itself; cancel it if that takes too long."""
     try:
-        async with asyncio.timeout(_GOODBYE_SECONDS):
+        async with asyncio.timeout(_HALF_CLOSE_SECONDS):
             await call.done_writing()
             await call.code()
     except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):

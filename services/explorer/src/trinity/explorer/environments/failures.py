@@ -15,7 +15,7 @@ class EnvironmentCause(StrEnum):
     CRASH = "crash"
     REFUSED = "refused"
     FULL = "full"
-    LYING = "lying"
+    CONTRACT_VIOLATION = "lying"
 
 
 class ScorerFailed(TrinityError):
@@ -23,10 +23,10 @@ class ScorerFailed(TrinityError):
 
 
 class EnvironmentFailed(TrinityError):
-    """The provider of an environment is too slow, went away, refuses, or answers against the contract.
+    """The provider of an environment is too slow or gone, or it refused, failed or broke the contract.
 
-    `passing`: nothing is wrong with the task; the same call may succeed soon, or at another provider now. `full` always
-    is, and ends with the attempt at the latest: others hold the places, and will give them back.
+    `passing`: nothing is wrong with the task; the same call may succeed soon, or at another provider now. FULL is
+    always passing: other attempts hold the slots and release them when they end.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ def failure_of(address: str, name: str, error: grpc.aio.AioRpcError) -> Environm
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         cause = EnvironmentCause.TIMEOUT
     elif code is grpc.StatusCode.DATA_LOSS:
-        cause = EnvironmentCause.LYING
+        cause = EnvironmentCause.CONTRACT_VIOLATION
     elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         cause = EnvironmentCause.FULL
     elif code in _REFUSALS:

@@ -1,8 +1,8 @@
-"""Who plays which environment: load goes to the provider with the fewest open episodes, and bad ones are avoided.
+"""Chooses the provider of an episode: the one with the fewest open episodes that did not fail lately.
 
-A failure is remembered by provider and name, so an environment that breaks does not take its neighbours with it. A
-provider is avoided for a second after its first failure in a row, twice as long after each further one, a minute at
-most. Where nobody else has the name it is asked all the same.
+Failures are recorded by provider and name, so a broken environment does not affect others of its provider. A provider
+is avoided for one second after a failure, twice as long after each further one in a row, and at most a minute. The only
+provider of a name is asked anyway.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import structlog
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
-from trinity.explorer.environments.slots import Places
+from trinity.explorer.environments.slots import EpisodeSlots
 from trinity.runtime import metrics, rpc
 from trinity.sdk.contract import PROTOCOL_VERSION, description_problem
 
@@ -32,43 +32,43 @@ _FIRST_AVOIDED_SECONDS, _MAX_AVOIDED_SECONDS = 1.0, 60.0
 _DESCRIBE_SECONDS = 10.0
 _DESCRIBED_FOR_SECONDS = 60.0
 _MAX_STEP_SECONDS = 3600.0
-# What an answer may take beyond the announced time: the way there and back, and the announcement of the time-out.
+# Added to the announced time: the network, and the provider's own report of a time-out.
 _GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds until an answer must be here. `places`: how many episodes may be open at a time; 0: no limit."""
+    """Seconds until an answer must be here. `slots`: how many episodes may be open at a time; 0: no limit."""
 
     reset: float
     step: float
-    places: int = 0
+    slots: int = 0
 
 
 @dataclass
-class _Record:
+class _FailureRecord:
     """Failures in a row under one name."""
 
     failures: int = 0
     avoided_until: float = 0.0
 
 
-class Patience:
-    """Waits between attempts at a provider that is away, up to a limit, or full, for as long as it takes."""
+class Backoff:
+    """Waits between attempts: at an unavailable provider up to a limit, at a full one as long as it takes."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._pause = 0.05
-        self.renew()
+        self.reset_deadline()
 
-    def renew(self) -> None:
-        """A provider was there: the limit counts from now."""
+    def reset_deadline(self) -> None:
+        """A provider answered: the limit counts from now."""
         self._deadline = time.monotonic() + self._seconds
 
     async def wait_or_raise(self, failure: EnvironmentFailed) -> None:
         """Returns if it may be tried again; raises the failure if not."""
         if failure.cause is EnvironmentCause.FULL:
-            self.renew()
+            self.reset_deadline()
         elif not failure.passing or time.monotonic() + self._pause > self._deadline:
             raise failure
         if self._pause == 0.05:
@@ -85,7 +85,7 @@ class Provider:
         self._channel = rpc.channel(address)
         self.stub = environment_pb2_grpc.EnvironmentServiceStub(self._channel)
         self.open: Counter[str] = Counter()
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, _FailureRecord] = {}
         self._described: dict[str, Limits] = {}
         self._described_at = -_DESCRIBED_FOR_SECONDS
 
@@ -93,49 +93,49 @@ class Provider:
         await self._channel.close()
 
     def avoided_until(self, name: str) -> float:
-        """Time (monotonic) until which others are asked first."""
+        """Monotonic time until which other providers are preferred."""
         return self._records[name].avoided_until if name in self._records else 0.0
 
     @contextlib.contextmanager
     def busy(self, name: str) -> Iterator[None]:
-        """Counts as open."""
+        """Count as open while the body runs."""
         self.open[name] += 1
         try:
             yield
         finally:
             self.open[name] -= 1
 
-    def blame(self, name: str, failure: EnvironmentFailed) -> None:
-        """Remember a failure; a refusal of one task is not the provider's."""
+    def record_failure(self, name: str, failure: EnvironmentFailed) -> None:
+        """Record a failure. A refusal of one task does not count against the provider."""
         full = failure.cause is EnvironmentCause.FULL
         if not full:
             FAILURES.labels(name, failure.cause).inc()
         self._described_at = -_DESCRIBED_FOR_SECONDS
         if failure.cause is EnvironmentCause.REFUSED and not failure.passing:
             return
-        record = self._records.setdefault(name, _Record())
+        record = self._records.setdefault(name, _FailureRecord())
         record.failures += 1
         seconds = min(_MAX_AVOIDED_SECONDS, _FIRST_AVOIDED_SECONDS * 2 ** min(record.failures - 1, 10))
-        if full or failure.cause is EnvironmentCause.REFUSED:  # soon there is room again, or the name
+        if full or failure.cause is EnvironmentCause.REFUSED:  # there is room again soon, or the name is served
             record.failures, seconds = 0, _FIRST_AVOIDED_SECONDS
         record.avoided_until = time.monotonic() + seconds
 
-    def praise(self, name: str) -> None:
-        """An episode or a scoring went well."""
+    def record_success(self, name: str) -> None:
+        """Record that an episode or a scoring succeeded."""
         self._records.pop(name, None)
 
     @property
-    def places(self) -> dict[str, int]:
+    def slots(self) -> dict[str, int]:
         """By name, as far as it is known; 0: no limit."""
-        return {name: limits.places for name, limits in self._described.items()}
+        return {name: limits.slots for name, limits in self._described.items()}
 
     def has_room(self, name: str) -> bool:
-        """As far as this process knows."""
-        places = self.places.get(name, 0)
-        return not places or self.open[name] < places
+        """Whether a slot is free, as far as this process knows."""
+        slots = self.slots.get(name, 0)
+        return not slots or self.open[name] < slots
 
     async def limits(self, name: str) -> Limits:
-        """The limits announced for an environment. Raises EnvironmentFailed if it is not there."""
+        """The limits announced for an environment. Raises EnvironmentFailed if it is unknown."""
         if name not in self._described or time.monotonic() > self._described_at + _DESCRIBED_FOR_SECONDS:
             await self._describe(name)
         if name not in self._described:
@@ -172,9 +172,9 @@ class Providers:
         self._by_address: dict[str, Provider] = {}
         self._default = self._at(address)
         self._by_name: dict[str, list[Provider]] = {}
-        self._places: dict[str, Places] = {}
-        for name, place in addressed:
-            self._by_name.setdefault(name, []).append(self._at(place))
+        self._slots: dict[str, EpisodeSlots] = {}
+        for name, provider_address in addressed:
+            self._by_name.setdefault(name, []).append(self._at(provider_address))
 
     def _at(self, address: str) -> Provider:
         if address not in self._by_address:
@@ -185,23 +185,23 @@ class Providers:
         for provider in self._by_address.values():
             await provider.close()
 
-    async def place(self, name: str) -> tuple[Places, bool]:
-        """A place for an episode, to be given back, and whether it had to be waited for. Raises EnvironmentFailed."""
+    async def acquire_slot(self, name: str) -> tuple[EpisodeSlots, bool]:
+        """Wait for a slot, to be released, and whether it was not free at once. Raises EnvironmentFailed."""
         provider = self.choose(name)
         try:
             await provider.limits(name)
         except EnvironmentFailed as failure:
-            provider.blame(name, failure)
+            provider.record_failure(name, failure)
             raise
-        known = [one.places[name] for one in self._candidates(name) if name in one.places]
-        places = self._places.setdefault(name, Places(name))
-        return places, await places.take(sum(known) if all(known) else 0)
+        known = [one.slots[name] for one in self._candidates(name) if name in one.slots]
+        slots = self._slots.setdefault(name, EpisodeSlots(name))
+        return slots, await slots.acquire(sum(known) if all(known) else 0)
 
     def _candidates(self, name: str) -> list[Provider]:
         return self._by_name.get(name, [self._default])
 
     def choose(self, name: str) -> Provider:
-        """Among those not avoided the least busy one with room; else the one whose time is up first."""
+        """The least busy provider with room among those not avoided; else the one avoided for the shortest time."""
         candidates, now = self._candidates(name), time.monotonic()
         fit = [one for one in candidates if one.avoided_until(name) <= now]
         if not fit:

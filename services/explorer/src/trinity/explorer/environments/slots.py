@@ -1,11 +1,11 @@
-"""Places for episodes: an environment plays so many at a time, and who comes beyond that waits here, not at its door.
+"""Slots for episodes. An environment plays a limited number at a time; further callers wait here for a free slot.
 
-The next place goes to the oldest attempt's episode: attempts end one after the other, and none is left with half of its
-episodes while younger ones take the places. An episode needs one place and gives it back at its own end, whatever its
-siblings wait for; so a group larger than all places is played in portions.
+The next free slot goes to the episode of the oldest attempt. So attempts finish one after the other, and younger ones
+cannot starve an attempt that has played half of its episodes. An episode needs one slot and releases it at its own end,
+independent of the rest of its group, so a group larger than the number of slots is played in portions.
 
-While an attempt waits for its first place its time does not run. That wait has an end, because the time of all before
-it does run.
+The time limit of an attempt is suspended until its first slot. That wait is bounded, because the limits of all earlier
+attempts run.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from itertools import count
 from trinity.runtime.metrics import Gauge
 
 WAITING = Gauge(
-    "trinity_explorer_episodes_waiting", "Episodes that wait for a place at an environment's providers", ["environment"]
+    "trinity_explorer_episodes_waiting", "Episodes that wait for a slot at an environment's providers", ["environment"]
 )
 
 _numbers = count()
@@ -27,22 +27,23 @@ _numbers = count()
 
 @dataclass
 class Attempt:
-    """Who asks for places. `timeout`: the running limit of the attempt, of `seconds`; None: it has none."""
+    """The attempt that needs slots. `timeout`: its limit of `seconds`; None: it has none."""
 
     timeout: asyncio.Timeout | None = None
     seconds: float = 0.0
     number: int = field(default_factory=lambda: next(_numbers))
-    placed: bool = False
+    started: bool = False
 
-    def waits(self) -> None:
-        if self.timeout is not None and not self.placed:
+    def suspend_limit(self) -> None:
+        """Before its first slot is waited for."""
+        if self.timeout is not None and not self.started:
             self.timeout.reschedule(None)
 
-    def goes_on(self, after_waiting: bool) -> None:
-        """With a place, or because somebody gave up waiting for one."""
-        if self.timeout is not None and not self.placed and after_waiting:
+    def resume_limit(self, waited: bool) -> None:
+        """Once the slot is acquired, or the wait was cancelled."""
+        if self.timeout is not None and not self.started and waited:
             self.timeout.reschedule(asyncio.get_running_loop().time() + self.seconds)
-        self.placed = True
+        self.started = True
 
 
 _current: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
@@ -50,7 +51,7 @@ _current: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 
 @contextlib.contextmanager
 def attempt(timeout: asyncio.Timeout, seconds: float) -> Iterator[None]:
-    """The episodes begun in the body, also by tasks that it starts, are of one attempt with this limit."""
+    """Episodes that begin in the body, or in tasks that it starts, belong to one attempt with this limit."""
     token = _current.set(Attempt(timeout, seconds))
     try:
         yield
@@ -58,49 +59,49 @@ def attempt(timeout: asyncio.Timeout, seconds: float) -> Iterator[None]:
         _current.reset(token)
 
 
-class Places:
-    """Those of one environment, at all its providers together."""
+class EpisodeSlots:
+    """The slots of one environment, summed over its providers."""
 
     def __init__(self, environment: str) -> None:
-        self.taken = 0
+        self.in_use = 0
         self._limit = 0
         self._environment = environment
         self._tickets = count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
-    async def take(self, limit: int) -> bool:
-        """Returns with a place, which must be given back; whether it had to be waited for. `limit`: how many there are
-        by now; 0: as many as one likes."""
+    async def acquire(self, limit: int) -> bool:
+        """Wait for a slot, which must be released; True if it was not free at once. `limit`: the number of slots now;
+        0: no limit."""
         self._limit = limit
-        who = _current.get() or Attempt()
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (who.number, next(self._tickets), place))
-        self._hand_out()
-        waits = not place.done()
+        owner = _current.get() or Attempt()
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (owner.number, next(self._tickets), slot))
+        self._assign_free()
+        waits = not slot.done()
         try:
             if waits:
-                who.waits()
-                await self._wait(place)
+                owner.suspend_limit()
+                await self._wait(slot)
         finally:
-            who.goes_on(waits)
+            owner.resume_limit(waits)
         return waits
 
-    def give_back(self) -> None:
-        self.taken -= 1
-        self._hand_out()
+    def release(self) -> None:
+        self.in_use -= 1
+        self._assign_free()
 
-    async def _wait(self, place: "asyncio.Future[None]") -> None:
+    async def _wait(self, slot: "asyncio.Future[None]") -> None:
         with WAITING.labels(self._environment).track_inprogress():
             try:
-                await place
+                await slot
             except asyncio.CancelledError:
-                if not place.cancelled():  # cancelled with the place in its hand
-                    self.give_back()
+                if not slot.cancelled():  # cancelled after the slot was assigned
+                    self.release()
                 raise
 
-    def _hand_out(self) -> None:
-        while self._waiting and (not self._limit or self.taken < self._limit):
-            *_, place = heapq.heappop(self._waiting)
-            if not place.done():  # else its episode was cancelled
-                self.taken += 1
-                place.set_result(None)
+    def _assign_free(self) -> None:
+        while self._waiting and (not self._limit or self.in_use < self._limit):
+            *_, slot = heapq.heappop(self._waiting)
+            if not slot.done():  # else its episode was cancelled
+                self.in_use += 1
+                slot.set_result(None)

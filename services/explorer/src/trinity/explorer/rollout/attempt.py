@@ -26,13 +26,13 @@ from trinity.data.experience import (
     TaskKind,
 )
 from trinity.data.wire import encode_outcome
-from trinity.explorer.environments import slots as environment_places
+from trinity.explorer.environments import slots as episode_slots
 from trinity.explorer.environments.client import EnvironmentFailed, ScorerFailed
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.loads import WeightsWithdrawn
 from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow
 from trinity.explorer.workflows.base import Workflow
-from trinity.explorer.workflows.together import together
+from trinity.explorer.workflows.together import gather_rollouts
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Broker, PublishRefused, blobs
 from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
@@ -103,12 +103,12 @@ async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox, li
 
 
 async def _run(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Experience]:
-    """The workflow's experiences, sampled anew if weights were withdrawn meanwhile. Each run has the whole time, from
-    its first place at an environment on where it had to wait for one."""
+    """The workflow's experiences, sampled again if weights were withdrawn meanwhile. Each run has the whole time, from
+    its first episode slot on where it had to wait for one."""
     for left in reversed(range(_SAMPLED_AGAIN + 1)):
         try:
             async with asyncio.timeout(task.timeout_seconds) as limit:
-                with environment_places.attempt(limit, task.timeout_seconds):
+                with episode_slots.attempt(limit, task.timeout_seconds):
                     experiences = await _rollouts(workflow, task, tools)
             _refuse_older_after_newer(experiences)
             return experiences
@@ -128,7 +128,7 @@ async def _rollouts(workflow: type[Workflow], task: Task, tools: Toolbox) -> lis
         replace(task, repeat_times=others, sampling=replace(task.sampling, n=others)),
         replace(task, repeat_times=1, sampling=replace(task.sampling, n=1, temperature=0.0)),
     )
-    sampled, greedy = await together(workflow(part, tools).run() for part in parts)
+    sampled, greedy = await gather_rollouts(workflow(part, tools).run() for part in parts)
     return sampled + [replace(e, rollout=others, metrics={**e.metrics, "greedy": 1.0}) for e in greedy]
 
 
@@ -142,8 +142,8 @@ def _refuse_older_after_newer(experiences: Sequence[Experience]) -> None:
 
 
 def lease_lost(task: Task, attempt: int, explorer_id: str) -> AttemptFailure:
-    """The task was delivered so often, without any report, that whoever takes it seems to die of it."""
-    error = RuntimeError(f"delivered {attempt} times; the explorers that took it ended without a word")
+    """The task was delivered so often without any report that it seems to kill its explorers."""
+    error = RuntimeError(f"delivered {attempt} times; no explorer reported a result")
     return _failure(task, attempt, explorer_id, FailureCause.LEASE_LOST, error, final=True)
 
 

@@ -1,4 +1,4 @@
-"""Tasks are leased: taken from the shared queue, kept while they run, handed back or acknowledged at the end."""
+"""Leases tasks from the shared queue, renews leases while tasks run, and returns or acknowledges them at the end."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,14 @@ log = structlog.get_logger(__name__)
 
 LEASE_SECONDS = 30.0
 _MAX_LEASES = 100_000
-_ASK_SECONDS = 2.0
+_REQUEST_SECONDS = 2.0
 _PAUSE_SECONDS = 0.5
 
 Work = Callable[[Task, Message], Awaitable[None]]
 
 
 class TaskQueue:
-    """Leases tasks of one stream and works on up to `slots` of them at the same time; takes none while `pauses`."""
+    """Leases tasks of one stream, runs up to `slots` of them at once, and leases none while `pauses()` is true."""
 
     def __init__(
         self, broker: Broker, stream: str, slots: int, work: Work, pauses: Callable[[], bool] = lambda: False
@@ -38,8 +38,8 @@ class TaskQueue:
         self._pauses = pauses
         self._running: dict[asyncio.Task[None], Message] = {}
         self._draining = False
-        self._asks_no_more = asyncio.Event()
-        self._asks_no_more.set()
+        self._no_open_request = asyncio.Event()
+        self._no_open_request.set()
         self.handed_back = 0
 
     @property
@@ -47,27 +47,27 @@ class TaskQueue:
         return len(self._running)
 
     async def run(self) -> None:
-        """Take and work until `drain`; raises what the work of a task raised."""
+        """Lease tasks and run them until `drain`. Raises what a task's work raised."""
         consumer = await self._open()
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asks_no_more.clear()
+        self._no_open_request.clear()
         try:
             while not self._draining:
                 if failed.done():
                     failed.result()
                 if self._free.locked():
-                    await self._some_end(failed)
+                    await self._wait_for_any(failed)
                     continue
                 if self._pauses():
                     await asyncio.wait([failed], timeout=_PAUSE_SECONDS)
                     continue
-                async for message in consumer.lease(self._slots - self.running, _ASK_SECONDS):
+                async for message in consumer.lease(self._slots - self.running, _REQUEST_SECONDS):
                     if self._draining:
                         await message.retry()
                         continue
                     await self._free.acquire()
                     self._begin(message, failed)
-            self._asks_no_more.set()
+            self._no_open_request.set()
             await asyncio.Event().wait()
         finally:
             for running in self._running:
@@ -82,7 +82,7 @@ class TaskQueue:
                 )
             await asyncio.sleep(0.5)
 
-    async def _some_end(self, failed: "asyncio.Future[None]") -> None:
+    async def _wait_for_any(self, failed: "asyncio.Future[None]") -> None:
         await asyncio.wait([*self._running, failed], return_when=asyncio.FIRST_COMPLETED)
 
     def _begin(self, message: Message, failed: "asyncio.Future[None]") -> None:
@@ -104,18 +104,18 @@ class TaskQueue:
             log.error("explorer.task.unreadable", sequence=message.sequence, error=str(error))
             await message.ack()
             return
-        async with _kept(message):
+        async with _lease_heartbeat(message):
             await self._work(task, message)
 
     async def drain(self, grace_seconds: float) -> int:
-        """Take no more; let running tasks finish within the grace and hand the others back. Returns the finished."""
+        """Stop leasing, wait `grace_seconds` for running tasks, return the rest. Gives how many finished."""
         self._draining = True
         before = self.running
         if self._running:
             await asyncio.wait(list(self._running), timeout=grace_seconds)
-        # What is handed back while a request is open comes straight back, and would be leased to nobody.
+        # A task returned while a lease request is open would be delivered to that request again.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._asks_no_more.wait(), _ASK_SECONDS + 1)
+            await asyncio.wait_for(self._no_open_request.wait(), _REQUEST_SECONDS + 1)
         left = list(self._running.items())
         for task, message in left:
             task.cancel()
@@ -125,8 +125,8 @@ class TaskQueue:
 
 
 @contextlib.asynccontextmanager
-async def _kept(message: Message) -> AsyncIterator[None]:
-    """Keep the lease of a message while the body runs."""
+async def _lease_heartbeat(message: Message) -> AsyncIterator[None]:
+    """Renew the lease of a message while the body runs."""
 
     async def extend() -> None:
         while True:

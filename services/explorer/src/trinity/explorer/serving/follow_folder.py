@@ -30,7 +30,7 @@ class FolderFollower:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def load_newest(self) -> None:
-        """Load the newest checkpoint unless it is served already; one that cannot be read is said once."""
+        """Load the newest checkpoint unless it is served already; log an unreadable one once."""
         found = await asyncio.to_thread(newest_model, self._folder)
         if found is None or found[0] in (self.version, self._refused):
             return

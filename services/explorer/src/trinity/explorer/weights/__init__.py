@@ -1,1 +1,1 @@
-"""The weights the engines serve: what is wanted, how it gets into the engines, and whether it is right."""
+"""The weights that the engines serve: which version, how it is loaded, and whether it is right."""

@@ -17,12 +17,12 @@ _TEMPORARY, _LOCK = "trinity-weights-", ".lock"
 
 @contextlib.contextmanager
 def cache_folder(given: Path | None, explorer_id: str) -> Iterator[Path]:
-    """A folder for this explorer's cache: in the one given, or one that goes with the process, however it ends."""
+    """A folder for this explorer's cache: in the given one, or a temporary one that is removed after the process."""
     if given is not None:
         (given / explorer_id).mkdir(parents=True, exist_ok=True)
         yield given / explorer_id
         return
-    made = Path(tempfile.mkdtemp(prefix=f".{_TEMPORARY}"))  # nobody looks at it under this name
+    made = Path(tempfile.mkdtemp(prefix=f".{_TEMPORARY}"))  # no cleanup searches for this name
     lock = FileLock(made / _LOCK)
     lock.acquire()
     folder = made.rename(made.with_name(made.name.removeprefix(".")))
@@ -35,7 +35,7 @@ def cache_folder(given: Path | None, explorer_id: str) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Folders of explorers that were killed: a lock ends with its process, in whichever container that ran."""
+    """Remove folders of explorers that were killed. A file lock ends with its process, in any container."""
     for path in parent.glob(f"{_TEMPORARY}*/{_LOCK}"):
         lock = FileLock(path)
         with contextlib.suppress(OSError):  # another user's

@@ -1,4 +1,4 @@
-"""The explorer's connection to the sync service: join, watch, report; for ever, whatever happens to the service."""
+"""The explorer's connection to the sync service: join, watch, report. It reconnects until the explorer leaves."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,13 @@ log = structlog.get_logger(__name__)
 
 _RETRY_SECONDS = 0.5
 _CALL_SECONDS = 10.0
-# A restarted explorer meets its own old lease; one that lives longer than this is somebody else's.
+# A restarted explorer finds its own old lease. A lease older than this belongs to another explorer.
 _FOREIGN_LEASE_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
 class Membership:
-    """What this explorer says of itself. `transports` as in sync.v1.Capabilities."""
+    """How this explorer registers. `transports` as in sync.v1.Capabilities."""
 
     run: str
     explorer_id: str
@@ -40,7 +40,7 @@ class Membership:
 
 
 class SyncLink:
-    """`on_view` hears all that is watched; `make_report` fills reports, and `reported` hears which one arrived."""
+    """`on_view` gets every watched state, `make_report` fills reports, `reported` gets each report that arrived."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SyncLink:
         self._due.set()
 
     async def run(self) -> None:
-        """Join, then watch and report until the lease is lost; again and again, until `leave`."""
+        """Join, then watch and report until the lease is lost. Repeats until `leave`."""
         while not self._left:
             try:
                 lease_seconds = await self._join()
@@ -82,7 +82,7 @@ class SyncLink:
         await asyncio.Event().wait()
 
     async def leave(self) -> None:
-        """Go away in good order, and do not come back. The second time nothing happens."""
+        """Leave the run and do not join again. Idempotent."""
         if self._left:
             return
         self._left = True

@@ -1,4 +1,4 @@
-"""This explorer's part in the trainer's collective group: it enters an epoch, and says when it is ready to receive."""
+"""This explorer's member of the trainer's collective group: it enters epochs and reports when it can receive."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ Enter = Callable[[dict[str, Any], int], Awaitable[None]]
 
 
 class CollectiveMember:
-    """Follows the epochs this explorer belongs to. Nothing here raises: whoever is not ready loads from storage."""
+    """Follows the epochs this explorer belongs to. Never raises: an explorer that is not ready loads from storage."""
 
     def __init__(self, explorer_id: str, enter: Enter, timeout_seconds: float) -> None:
         self._id = explorer_id
@@ -30,7 +30,7 @@ class CollectiveMember:
         self._entering: asyncio.Task[None] | None = None
 
     async def epoch(self, epoch: pb.Epoch | None) -> None:
-        """News of the epoch: enter it in the background if it is another one."""
+        """The current epoch: enter it in the background if it is a new one."""
         number = epoch.number if epoch is not None else 0
         if number == self._number:
             return

@@ -77,14 +77,14 @@ def base_folder(model: str) -> Path:
 
 
 def fetch_seconds(manifest: Manifest) -> float:
-    """How long a fetch may take: a store, or a folder on another host, that hangs is one that does not answer."""
+    """How long a fetch may take. A store or a remote folder that hangs longer counts as unreachable."""
     return _FETCH_SECONDS + manifest.size_bytes / _SLOWEST_BYTES_PER_SECOND
 
 
-async def aside(limit_seconds: float, call: Callable[..., Result], *arguments: Any) -> Result:
-    """As asyncio.to_thread, but neither the caller nor a process that ends waits for a call that hangs.
+async def run_in_daemon_thread(limit_seconds: float, call: Callable[..., Result], *arguments: Any) -> Result:
+    """As asyncio.to_thread, but a call that hangs blocks neither the caller nor the exit of the process.
 
-    Raises Unavailable after the limit; the call goes on, and what comes of it is lost.
+    Raises Unavailable after the limit. The call continues in its thread, and its result is dropped.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
@@ -101,12 +101,12 @@ async def aside(limit_seconds: float, call: Callable[..., Result], *arguments: A
         result, failure = None, None
         try:
             result = call(*arguments)
-        except Exception as error:  # goes to whoever waits
+        except Exception as error:  # raised where the result is awaited
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=work, daemon=True, name=f"aside-{call.__name__}").start()
+    threading.Thread(target=work, daemon=True, name=f"background-{call.__name__}").start()
     try:
         async with asyncio.timeout(limit_seconds) as limit:
             return await done

@@ -1,8 +1,8 @@
-"""Keeps the engines at the version the sync service wants, and says what becomes of it.
+"""Keeps the engines at the version that the sync service wants, and reports the result.
 
-The LIVE version is loaded, or as the run's canary explorer a candidate. What is sampled counts once its load is known
-to be good (see loads.py). From weights that turn out wrong, or are withdrawn by a rollback, the engines go back to the
-LIVE version by a full load. A LIVE version that these engines cannot compute with ends the explorer, in words.
+It loads the LIVE version; the run's canary explorer also loads candidates. Samples count once their load is known to be
+good (see loads.py). When weights turn out wrong, or a rollback withdraws them, the engines load the LIVE version in
+full. If these engines cannot compute with the LIVE version, the explorer exits with the reason.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights import loader
 from trinity.explorer.weights.client import Membership, SyncLink
-from trinity.explorer.weights.fetch import Cache, aside
+from trinity.explorer.weights.fetch import Cache, run_in_daemon_thread
 from trinity.explorer.weights.loader import Engines, Loaded, Loader
 from trinity.explorer.weights.loads import Verdict
 from trinity.explorer.weights.view import Held, View, epoch_number, next_load
@@ -34,28 +34,28 @@ VERSION = Gauge("trinity_explorer_weight_version", "Weight version served")
 _RETRY_SECONDS = 5.0
 _ASK_SECONDS = 2.0
 _FORGET_SECONDS = 60.0
-# Tries at a LIVE version that fail for so long are no hiccup: tasks that need it are for other explorers.
+# After failing this long to load a LIVE version, return the tasks that need it to other explorers.
 _OUT_OF_REACH_SECONDS = 15.0
-_NO_FAILURE = (-1, "", False)  # version, reason, whether that says nothing of the version
+_NO_FAILURE = (-1, "", False)  # version, reason, whether the version itself may be right
 
 
 class WeightsWrong(TrinityError):
-    """A version that others load and compute right cannot be computed here."""
+    """These engines do not compute a version that other explorers compute right."""
 
 
 class Collective(loader.Collective, Protocol):
-    """A collective group as the follower sees it."""
+    """The part of a collective group that the follower needs."""
 
     async def epoch(self, epoch: pb.Epoch | None) -> None:
         """Membership news: the epoch this explorer belongs to now, if any. One call at a time."""
 
     async def close(self) -> None:
-        """The explorer goes away."""
+        """The explorer leaves."""
 
 
 @dataclass
 class Activity:
-    """What the rest of the explorer says in each report."""
+    """What the rest of the explorer adds to each report."""
 
     state: Callable[[], str]
     tokens_per_second: Callable[[], float]
@@ -77,9 +77,9 @@ class WeightFollower:
     ) -> None:
         transport = next((t for t in membership.transports if t.startswith("collective")), "collective")
         self._loads = engines.loads
-        self._loads.withhold_start()
+        self._loads.hide_initial_weights()
         self._loader = Loader(engines, cache, membership.base_model, collective, transport)
-        self._link = SyncLink(address, membership, self._see, self._make_report, self._reported)
+        self._link = SyncLink(address, membership, self._observe, self._make_report, self._reported)
         self._cache = cache
         self._activity = activity
         self._collective = collective
@@ -89,10 +89,10 @@ class WeightFollower:
         self._evaluating = False
         self._changed = asyncio.Condition()
         self._failed: tuple[int, str, bool] = _NO_FAILURE
-        self._missed_since: float | None = None  # the LIVE version; since the first try that failed began
-        self._out_of_reach = False
-        self._handed_back = -1  # highest gate that could not be met here
-        self._given_up: dict[int, float] = {}
+        self._failing_since: float | None = None  # the LIVE version; since the first try that failed began
+        self._live_unreachable = False
+        self._returned_gate = -1  # highest gate that could not be met here
+        self._retry_at: dict[int, float] = {}
         self._canaries: list[pb.CanaryReport] = []
         self.version = -1
         self.step = -1
@@ -105,32 +105,32 @@ class WeightFollower:
         return self._loader.updating
 
     async def wait_for_step(self, step: int) -> None:
-        """Until the engines serve weights that meet a gate of that optimizer step, and that are known to be good."""
+        """Wait until the engines serve weights that meet the gate of that optimizer step and are known to be good."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._meets(step))
 
     async def reaches_step(self, step: int) -> bool:
-        """As `wait_for_step`; False once others must: the LIVE version meets the gate, and is not to be had here."""
+        """As `wait_for_step`. False once the LIVE version meets the gate but cannot be loaded here."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._meets(step) or self._lacks(step))
+            await self._changed.wait_for(lambda: self._meets(step) or self._cannot_load(step))
         if self._meets(step):
             return True
-        self._handed_back = max(self._handed_back, step)
+        self._returned_gate = max(self._returned_gate, step)
         return False
 
     @property
     def falls_short(self) -> bool:
-        """Whether new tasks would be handed back, as one was before."""
-        return self._lacks(self._handed_back)
+        """Whether new tasks would be returned to the queue, as an earlier one was."""
+        return self._cannot_load(self._returned_gate)
 
     def _meets(self, step: int) -> bool:
-        return self._gate >= step and not self._loads.spoiled
+        return self._gate >= step and not self._loads.corrupt
 
-    def _lacks(self, step: int) -> bool:
-        return self._out_of_reach and self._view.gate_step >= step and not self._meets(step)
+    def _cannot_load(self, step: int) -> bool:
+        return self._live_unreachable and self._view.gate_step >= step and not self._meets(step)
 
     async def notify(self) -> None:
-        """What the explorer is busy with may have changed."""
+        """Called when the explorer may have become busy or idle."""
         evaluating = self._activity.busy_with_evaluation()
         if evaluating is not self._evaluating:
             self._evaluating = evaluating
@@ -141,17 +141,17 @@ class WeightFollower:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._link.run())
-            group.create_task(self._load_what_is_wanted())
-            group.create_task(self._ask_about_verdicts())
+            group.create_task(self._load_wanted_versions())
+            group.create_task(self._poll_verdicts())
             if self._collective is not None:
-                group.create_task(self._tell_the_group(self._collective))
+                group.create_task(self._update_group(self._collective))
 
     async def leave(self) -> None:
         if self._collective is not None:
             await self._collective.close()
         await self._link.leave()
 
-    async def _see(self, view: View) -> None:
+    async def _observe(self, view: View) -> None:
         """News from the sync service."""
         self._view = view
         self._loads.reject(view.rejected, "was rejected or withdrawn")
@@ -159,32 +159,32 @@ class WeightFollower:
             self._loads.verify(view.live.version)
             if view.live.version == self._held.version:
                 self._held = replace(self._held, was_live=True)
-        await self._tell()
+        await self._notify_changed()
 
-    async def _tell(self) -> None:
-        """Everybody here, and the sync service, that something about the weights has changed."""
+    async def _notify_changed(self) -> None:
+        """Tell the waiting tasks and the sync service that the state of the weights has changed."""
         held, live = self._held, self._view.live
         if held.version >= 0 and self._loads.verdict(self._loads.newest) is Verdict.GOOD:
             is_live = live is not None and live.version == held.version
             self._gate = max(self.step, self._view.gate_step) if is_live else self.step
             if is_live:
-                self._missed_since, self._out_of_reach = None, False
+                self._failing_since, self._live_unreachable = None, False
         self._link.report_soon()
         await self.notify()
 
     def _next(self) -> Manifest | None:
-        later = {version for version, until in self._given_up.items() if until > time.monotonic()}
-        spoiled = self._held.version >= 0 and self._loads.spoiled
-        held = replace(self._held, spoiled=spoiled, refused=self._held.refused | later)
+        later = {version for version, until in self._retry_at.items() if until > time.monotonic()}
+        corrupt = self._held.version >= 0 and self._loads.corrupt
+        held = replace(self._held, corrupt=corrupt, refused=self._held.refused | later)
         found = next_load(self._view, held, self._activity.busy_with_evaluation())
         return None if found is not None and found.version in later else found
 
     def _is_live(self, manifest: Manifest) -> bool:
         return self._view.live is not None and self._view.live.version == manifest.version
 
-    async def _load_what_is_wanted(self) -> None:
+    async def _load_wanted_versions(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):  # a version that was given up may be tried again
+            with contextlib.suppress(TimeoutError):  # a version that was skipped may be tried again
                 async with asyncio.timeout(_RETRY_SECONDS), self._changed:
                     await self._changed.wait_for(lambda: self._next() is not None)
             wanted = self._next()
@@ -196,12 +196,12 @@ class WeightFollower:
             except (InvalidInput, Unavailable, EngineFailed) as error:
                 if isinstance(error, EngineFailed) and self._is_live(wanted):
                     raise
-                await self._give_up_for_now(wanted, error, begin)
+                await self._schedule_retry(wanted, error, begin)
 
     async def _load(self, wanted: Manifest) -> None:
         def still_wanted() -> bool:
             named = {m.version for m in (self._view.live, self._view.candidate) if m is not None}
-            waits = self._activity.busy_with_evaluation() and not self._loads.spoiled
+            waits = self._activity.busy_with_evaluation() and not self._loads.corrupt
             return wanted.version in named - self._view.rejected and not waits
 
         loaded = await self._loader.load(wanted, partial(self._is_live, wanted), still_wanted)
@@ -210,8 +210,8 @@ class WeightFollower:
         self._note_canary(loaded)
         if loaded.right:
             self._hold(loaded)
-            with contextlib.suppress(Unavailable):  # a fetch that was given up may still have the cache
-                await aside(_FORGET_SECONDS, self._cache.keep_only, self._needed())
+            with contextlib.suppress(Unavailable):  # a fetch that timed out may still hold the cache
+                await run_in_daemon_thread(_FORGET_SECONDS, self._cache.keep_only, self._needed())
         elif self._is_live(wanted):
             raise WeightsWrong(
                 f"version {wanted.version} is LIVE, but these engines do not compute its canary, though it was loaded "
@@ -220,7 +220,7 @@ class WeightFollower:
             )
         else:
             self._held = replace(self._held, refused=self._held.refused | {wanted.version})
-        await self._see(self._view)  # what was said of the version while it was loaded
+        await self._observe(self._view)  # what the service said of the version during the load
 
     def _hold(self, loaded: Loaded) -> None:
         manifest = loaded.manifest
@@ -235,19 +235,19 @@ class WeightFollower:
         live = {self._view.live.version} if self._view.live is not None else set()
         return {self._held.version} | live
 
-    async def _give_up_for_now(self, wanted: Manifest, error: TrinityError, began: float) -> None:
-        """Damaged, collected, or out of reach: what is good serves on until the version can be had or another comes."""
+    async def _schedule_retry(self, wanted: Manifest, error: TrinityError, began: float) -> None:
+        """The version is damaged, collected or unreachable: good weights keep serving until it or a newer one loads."""
         now = time.monotonic()
         self._failed = (wanted.version, str(error), isinstance(error, Unavailable))
-        self._given_up[wanted.version] = now + _RETRY_SECONDS
+        self._retry_at[wanted.version] = now + _RETRY_SECONDS
         if self._is_live(wanted):
-            self._missed_since = began if self._missed_since is None else self._missed_since
-            self._out_of_reach = now - self._missed_since >= _OUT_OF_REACH_SECONDS
+            self._failing_since = began if self._failing_since is None else self._failing_since
+            self._live_unreachable = now - self._failing_since >= _OUT_OF_REACH_SECONDS
         log.warning("explorer.weights.refused", version=wanted.version, reason=str(error))
-        await self._tell()
+        await self._notify_changed()
 
-    async def _ask_about_verdicts(self) -> None:
-        """What becomes of versions that were loaded before they were LIVE."""
+    async def _poll_verdicts(self) -> None:
+        """Follow up versions that were loaded before they were LIVE."""
         while True:
             async with self._changed:
                 await self._changed.wait_for(self._loads.unverified)
@@ -259,26 +259,26 @@ class WeightFollower:
                     self._loads.reject([version], "was rejected")
                 elif state is VersionState.STAGED and self._view.live and self._view.live.version > version:
                     self._loads.reject([version], "was never judged")
-            await self._tell()
+            await self._notify_changed()
             await asyncio.sleep(_ASK_SECONDS)
 
-    async def _tell_the_group(self, collective: Collective) -> None:
-        """Which epoch this explorer is in, and that nobody need wait for it while an evaluation runs."""
-        told = -1
+    async def _update_group(self, collective: Collective) -> None:
+        """Update the epoch. While an evaluation runs, tell the group not to wait for this explorer."""
+        announced = -1
         while True:
             async with self._changed:
-                await self._changed.wait_for(partial(self._has_news_for_the_group, told))
+                await self._changed.wait_for(partial(self._group_update_due, announced))
             epoch = self._view.epoch
-            if epoch_number(epoch) != told:
-                told = epoch_number(epoch)
+            if epoch_number(epoch) != announced:
+                announced = epoch_number(epoch)
                 await collective.epoch(epoch)
             elif self._view.candidate is not None:
                 await self._loader.decline(self._view.candidate)
 
-    def _has_news_for_the_group(self, told: int) -> bool:
+    def _group_update_due(self, announced: int) -> bool:
         candidate = self._view.candidate
         refuses = candidate is not None and self._activity.busy_with_evaluation() and self._loader.is_offered(candidate)
-        return refuses or epoch_number(self._view.epoch) != told
+        return refuses or epoch_number(self._view.epoch) != announced
 
     def _note_canary(self, loaded: Loaded) -> None:
         measured = loaded.measured
@@ -308,7 +308,7 @@ class WeightFollower:
         )
 
     def _reported(self, request: pb.ReportRequest) -> None:
-        """It arrived. What the service still waits for is said again: it may have been restarted in between."""
+        """A report arrived. Repeat what the service still waits for: it may have been restarted in between."""
         if self._failed[:2] == (request.failed_version, request.failure):
             self._failed = _NO_FAILURE
         awaited = self._view.candidate.version if self._view.candidate is not None else -1

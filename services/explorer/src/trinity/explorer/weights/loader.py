@@ -1,7 +1,7 @@
-"""One version into the engines, by the ways there are, and its canary afterwards.
+"""Loads one version into the engines, by collective group or storage, and computes its canary afterwards.
 
-What is loaded is fetched and checked before the engines pause. A load that breaks off leaves them paused, with part of
-the weights new: only another load, in full, makes them go on.
+Files are fetched and checked before the engines pause. A failed load leaves the engines paused with part of the weights
+new: only another full load resumes them.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import structlog
 
 from trinity.explorer.types import EngineFailed
-from trinity.explorer.weights.fetch import Cache, aside, base_of, fetch, fetch_seconds
-from trinity.explorer.weights.loads import Loads
+from trinity.explorer.weights.fetch import Cache, base_of, fetch, fetch_seconds, run_in_daemon_thread
+from trinity.explorer.weights.loads import LoadHistory
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.weights import Canary, Manifest
 from trinity.weights.canary import Measured
@@ -32,7 +32,7 @@ _BASE_SECONDS = 120.0
 class Engines(Protocol):
     """The part of EnginePool that is needed here."""
 
-    loads: Loads
+    loads: LoadHistory
 
     async def load(self, version: int, update_info: dict[str, Any]) -> tuple[int, float]: ...
     async def measure(self, canary: Canary) -> Measured: ...
@@ -42,7 +42,7 @@ class Collective(Protocol):
     """This explorer's part in the trainer's collective group; none unless the explorer has one."""
 
     async def ready(self, manifest: Manifest, willing: bool = True) -> dict[str, Any] | None:
-        """What to give to the engines at once, without a fetch; None: this version comes another way.
+        """What the engines load at once, without a fetch. None: this version comes another way.
 
         Asked once for a version. With `willing` False it only tells the others not to wait for this explorer.
         """
@@ -50,7 +50,7 @@ class Collective(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A version that the engines hold now. `right`: they compute its canary, if it has one.
+    """A version that the engines hold now. `right`: they compute its canary right, or it has none.
 
     `transport` is empty, and the pause 0, for the model they started with.
     """
@@ -92,7 +92,7 @@ class Loader:
         files cannot be had.
         """
         if manifest.version == 0 and self._engines.loads.newest == 0:
-            loaded = await self._check(manifest, self._engines.loads.adopt_start(), "", 0.0)
+            loaded = await self._check(manifest, self._engines.loads.accept_initial_weights(), "", 0.0)
             if loaded.right or not is_live():
                 return loaded
         received = await self._receive(manifest)
@@ -111,11 +111,11 @@ class Loader:
         return manifest.collective is not None and manifest.version not in self._asked
 
     async def _receive(self, manifest: Manifest) -> Loaded | None:
-        """By the collective group, if this explorer is in it; None if it is not or the load broke off."""
+        """Load by the collective group; None if this explorer is not in it or the load failed."""
         if self._collective is None or not self.is_offered(manifest):
             return None
         self._asked.add(manifest.version)
-        base = await aside(_BASE_SECONDS, base_of, manifest.lora, self._base_model)
+        base = await run_in_daemon_thread(_BASE_SECONDS, base_of, manifest.lora, self._base_model)
         update_info = await self._collective.ready(manifest)
         if update_info is None:
             return None
@@ -130,7 +130,7 @@ class Loader:
     ) -> Loaded | None:
         for again in (False, True):
             limit = fetch_seconds(manifest)
-            update_info, transport = await aside(limit, fetch, self._cache, manifest, self._base_model)
+            update_info, transport = await run_in_daemon_thread(limit, fetch, self._cache, manifest, self._base_model)
             if not still_wanted():
                 return None
             try:
@@ -156,19 +156,19 @@ class Loader:
         return await self._check(manifest, serial, transport, pause)
 
     async def _check(self, manifest: Manifest, serial: int, transport: str, pause: float) -> Loaded:
-        """Compute the canary, and tell what came of it."""
+        """Compute the canary and record the result."""
         loads, canary = self._engines.loads, manifest.canary
         measured: Measured | None = None
         if canary is not None:
             try:
                 measured = await self._engines.measure(canary)
             except EngineFailed as error:
-                loads.condemn(serial, f"could not be checked: {error}")
+                loads.mark_bad(serial, f"could not be checked: {error}")
                 raise
             CANARY.set(measured.max_error)
             if not measured.within(canary):
                 log.error("explorer.canary.failed", version=manifest.version, transport=transport, found=str(measured))
-                loads.condemn(serial, f"failed its canary: {measured}")
+                loads.mark_bad(serial, f"failed its canary: {measured}")
                 return Loaded(manifest, serial, transport, pause, measured, right=False)
         loads.pass_canary(serial)
         return Loaded(manifest, serial, transport, pause, measured, right=True)

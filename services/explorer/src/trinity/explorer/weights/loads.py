@@ -1,8 +1,8 @@
 """Loads of weights into the engines, each with a serial number of its own, and whether what they sampled may be used.
 
 A load is GOOD when the engines computed its version's canary right and the version is VERIFIED. Until then responses
-with its tokens are held back; if it turns out BAD they fail. A version that is loaded again, to repair it or by a
-rollback, is another load.
+with its tokens are deferred; if the load turns out BAD they fail. Loading a version again, for a repair or a rollback,
+is another load.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class _Load:
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Loads:
+class LoadHistory:
     """All loads of this process. Serial 0 is the model the engines started with, version 0, and good."""
 
     def __init__(self) -> None:
@@ -57,63 +57,66 @@ class Loads:
         return self._loads[serial].verdict
 
     @property
-    def spoiled(self) -> bool:
-        """What the engines hold is known to be wrong."""
+    def corrupt(self) -> bool:
+        """Whether the engines' weights are known to be wrong."""
         return self._loads[-1].verdict is Verdict.BAD
 
-    def withhold_start(self) -> None:
-        """Serial 0 is not served until `adopt_start`."""
+    def hide_initial_weights(self) -> None:
+        """Serial 0 is not served until `accept_initial_weights`."""
         self._verified.discard(0)
-        self._condemn(0, "is the model the engines started with, before its version was LIVE")
+        self.mark_bad(0, "is the model the engines started with, before its version was LIVE")
 
-    def adopt_start(self) -> int:
-        """Serial 0 is to be judged like any load."""
+    def accept_initial_weights(self) -> int:
+        """Serial 0, from now on validated like any other load."""
         self._loads[0] = _Load(0)
-        self._tell()
+        self._update_usable()
         return 0
 
     def begin(self, version: int) -> int:
-        """The serial of a new load. What came before it and never showed its canary never will: it is BAD."""
+        """The serial of a new load. The previous load is BAD if its canary was not computed before this."""
         before = self._loads[-1]
         if before.verdict is Verdict.OPEN and not before.canary_passed:
-            self._condemn(self.newest, "was loaded over before its canary was computed")
+            self.mark_bad(self.newest, "was loaded over before its canary was computed")
         self._loads.append(_Load(version))
-        self._tell()
+        self._update_usable()
         return self.newest
 
     def pass_canary(self, serial: int) -> None:
         """The engines computed what they should, or there is nothing to compute."""
         self._loads[serial].canary_passed = True
-        self._judge()
+        self._update_verdicts()
 
     def verify(self, version: int) -> None:
         """The sync service says that the version is right."""
         self._verified.add(version)
-        self._judge()
+        self._update_verdicts()
 
     def trust(self, serial: int) -> None:
-        """Nobody else judges this load."""
+        """Accept this load without a canary or a verdict of the sync service."""
         self.pass_canary(serial)
         self.verify(self._loads[serial].version)
 
-    def condemn(self, serial: int, reason: str) -> None:
-        """This one load is wrong."""
-        self._condemn(serial, reason)
+    def mark_bad(self, serial: int, reason: str) -> None:
+        """This one load is wrong, for that reason."""
+        load = self._loads[serial]
+        load.verdict, load.reason = Verdict.BAD, reason
+        load.settled.set()
+        self._update_usable()
 
     def reject(self, versions: Iterable[int], reason: str) -> None:
-        """Versions may not be served, however good they looked: all loads of them are BAD."""
+        """These versions may not be served: all their loads are BAD, even those that passed their canary."""
         rejected = set(versions)
         self._verified -= rejected
         for serial, load in enumerate(self._loads):
             if load.version in rejected and load.verdict is not Verdict.BAD:
-                self._condemn(serial, reason)
+                self.mark_bad(serial, reason)
 
     def unverified(self) -> set[int]:
-        """Versions with a load whose canary passed here while nobody said yet that the version is right."""
+        """Versions with a load whose canary passed here and that the sync service has not verified yet."""
         return {load.version for load in self._loads if load.verdict is Verdict.OPEN and load.canary_passed}
 
     async def usable(self) -> None:
-        """Until the engines hold weights that are not known to be wrong."""
+        """Wait until the engines hold weights that are not known to be wrong."""
         await self._usable.wait()
 
     async def settle(self, spans: Iterable[VersionSpan]) -> tuple[VersionSpan, ...]:
@@ -133,21 +136,15 @@ class Loads:
                 settled.append(VersionSpan(load.version, span.start, span.end))
         return tuple(settled)
 
-    def _judge(self) -> None:
+    def _update_verdicts(self) -> None:
         for load in self._loads:
             if load.verdict is Verdict.OPEN and load.canary_passed and load.version in self._verified:
                 load.verdict = Verdict.GOOD
                 load.settled.set()
-        self._tell()
+        self._update_usable()
 
-    def _condemn(self, serial: int, reason: str) -> None:
-        load = self._loads[serial]
-        load.verdict, load.reason = Verdict.BAD, reason
-        load.settled.set()
-        self._tell()
-
-    def _tell(self) -> None:
-        if self.spoiled:
+    def _update_usable(self) -> None:
+        if self.corrupt:
             self._usable.clear()
         else:
             self._usable.set()

@@ -1,4 +1,4 @@
-"""What the sync service wants of this explorer, and which version to load next because of it."""
+"""The state that the sync service announces, and the version to load next."""
 
 from dataclasses import dataclass
 
@@ -32,12 +32,12 @@ class View:
 class Held:
     """What the engines hold. `version` is -1 before the first.
 
-    `spoiled`: it is known to be wrong, or a load broke off. `was_live`: it was LIVE once. `refused` are candidates
+    `corrupt`: known to be wrong, or a load failed. `was_live`: it was LIVE once. `refused` are candidates
     whose canary failed here.
     """
 
     version: int = -1
-    spoiled: bool = False
+    corrupt: bool = False
     was_live: bool = False
     refused: frozenset[int] = frozenset()
 
@@ -50,14 +50,14 @@ def epoch_number(epoch: pb.Epoch | None) -> int:
 def next_load(view: View, held: Held, evaluating: bool) -> Manifest | None:
     """What to load now; None: nothing.
 
-    While an evaluation runs here newer versions wait, so that one evaluation measures one version. What leads away from
+    While an evaluation runs here newer versions wait, so that one evaluation measures one version. A load that replaces
     wrong or withdrawn weights does not wait.
     """
     live = view.live if view.live is None or view.live.version not in view.rejected else None
     candidate, unwanted = view.candidate, view.rejected | held.refused
     if live is not None:
         withdrawn = held.version in view.rejected or (live.version < held.version and held.was_live)
-        if held.version < 0 or held.spoiled or withdrawn:
+        if held.version < 0 or held.corrupt or withdrawn:
             return live
     newer = live if live is not None and live.version > held.version else None
     if candidate is not None and candidate.version > held.version and candidate.version not in unwanted:

@@ -1,4 +1,4 @@
-"""From a reply to the action in it. Linear in the reply's length, whatever it holds."""
+"""Parses the action in a reply, in time linear in the reply's length."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ _MAX_ACTION = 2_000
 
 @dataclass(frozen=True)
 class Parsed:
-    """`action` is what the environment is given; `problem` says why there is none, in words for the policy."""
+    """`action`: sent to the environment. `problem`: why there is none, as text that the policy reads."""
 
     action: str = ""
     problem: str = ""
@@ -18,7 +18,7 @@ class Parsed:
 def parse_action(reply: str, form: ActionForm, thinking: bool) -> Parsed:
     """The action of a reply. thinking: there must be exactly one <think>...</think> and, behind it, one action.
 
-    Without it the last action counts, however many there are.
+    Without it the last of any number of actions counts.
     """
     if form is ActionForm.REPLY:
         return Parsed(reply)

@@ -1,4 +1,4 @@
-"""What a workflow is: a task in, the group's experiences out.
+"""The base class of workflows. A workflow turns a task into the group's experiences.
 
 A workflow asks the toolbox for completions and scores and never sees an engine, a stream or a message. It raises when
 it cannot finish: a failed attempt is a fact with a cause, never a zero reward.
@@ -19,7 +19,7 @@ from trinity.runtime.errors import InvalidInput
 
 
 class Toolbox(Protocol):
-    """What the explorer lends a workflow."""
+    """What a workflow may use of the explorer."""
 
     max_prompt_tokens: int
     max_model_tokens: int
@@ -46,10 +46,10 @@ class Toolbox(Protocol):
         """`sampling.n` completions."""
 
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
-        """What an auxiliary model that writes says, `sampling.n` times; empty name: the first one."""
+        """`sampling.n` replies of a judge model; empty name: the first one."""
 
     async def rate(self, conversations: Sequence[Sequence[Message]], model: str = "") -> list[float]:
-        """What an auxiliary reward model gives for each whole conversation; empty name: the first one."""
+        """A reward model's output for each whole conversation; empty name: the first one."""
 
     async def teacher_logprobs(self, token_ids: Sequence[int], prompt_length: int, model: str = "") -> np.ndarray:
         """float32 [R]: an auxiliary model's log-probabilities of the tokens after the prompt, at temperature 1."""

@@ -1,4 +1,4 @@
-"""A conversation as tokens: what was asked, and every reply exactly as it was sampled.
+"""A conversation as tokens: prompts, and every reply exactly as it was sampled.
 
 prompt -> replied(completion) -> told(next_turn) -> replied ... ; each gives a new conversation, so one may branch. Text
 that was sampled is never tokenised again: other tokens could spell it, with other log-probabilities.
@@ -16,7 +16,7 @@ from trinity.explorer.weights.loads import WeightsWithdrawn
 
 @dataclass(frozen=True)
 class Exchange:
-    """What was told since the reply before (the first one: nothing, the prompt was told), and the reply to it."""
+    """`told`: tokens between the previous reply and this one (empty for the first), and the reply."""
 
     told: tuple[int, ...]
     completion: Completion
@@ -24,7 +24,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Conversation:
-    """`pending`: what was told after the last reply, and is not answered."""
+    """`pending`: tokens after the last reply that have no reply yet."""
 
     prompt: tuple[int, ...]
     exchanges: tuple[Exchange, ...] = ()
@@ -116,7 +116,7 @@ class Conversation:
 
 
 def _spans(ends: Sequence[tuple[int, int]]) -> tuple[VersionSpan, ...]:
-    """Each begins where the one before ended; neighbours of one version are one."""
+    """Each span begins where the previous one ended; adjacent spans of a version are merged."""
     spans: list[VersionSpan] = []
     for version, end in ends:
         if spans and spans[-1].version == version:

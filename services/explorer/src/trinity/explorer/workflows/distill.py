@@ -1,4 +1,4 @@
-"""On-policy distillation: the policy answers, a teacher says how likely it found every token of the answer."""
+"""On-policy distillation: the policy answers, and a teacher gives the log-probability of every token."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import numpy as np
 from trinity.data.experience import Experience
 from trinity.explorer.environments.client import Answer, Score
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
-from trinity.explorer.workflows.together import together
+from trinity.explorer.workflows.together import gather_rollouts
 
 
 class DistillWorkflow(SimpleWorkflow):
@@ -19,7 +19,7 @@ class DistillWorkflow(SimpleWorkflow):
 
     async def run(self) -> list[Experience]:
         made = await super().run()
-        return await together(self._taught(experience) for experience in made)
+        return await gather_rollouts(self._taught(experience) for experience in made)
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
         return await super().scores(answers) if self.truth() else [Score(0.0, {}) for _ in answers]

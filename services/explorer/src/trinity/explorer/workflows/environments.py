@@ -8,7 +8,7 @@ from trinity.data.experience import Experience, Task, TaskKind
 from trinity.explorer.workflows.base import Toolbox, Workflow
 from trinity.explorer.workflows.episode import Episode, by_step, whole
 from trinity.explorer.workflows.player import Player
-from trinity.explorer.workflows.together import together
+from trinity.explorer.workflows.together import gather_rollouts
 from trinity.runtime.errors import InvalidInput
 
 
@@ -29,7 +29,7 @@ class EnvironmentWorkflow(Workflow):
         return self.task.workflow_args
 
     async def run(self) -> list[Experience]:
-        episodes = await together(self.player.play() for _ in range(self.task.repeat_times))
+        episodes = await gather_rollouts(self.player.play() for _ in range(self.task.repeat_times))
         return [made for rollout, episode in enumerate(episodes) for made in self.experiences(episode, rollout)]
 
     def experiences(self, episode: Episode, rollout: int) -> list[Experience]:

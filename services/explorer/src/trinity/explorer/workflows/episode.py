@@ -1,4 +1,4 @@
-"""An episode as it was played, its measures, and the experiences that are made of it."""
+"""A played episode, its metrics, and its experiences."""
 
 import hashlib
 import json
@@ -24,16 +24,16 @@ class End(StrEnum):
     REPEATED = "repeated"
 
 
-# Rewards are sums of floats: what comes this near is the same.
+# Rewards are sums of floats: smaller differences are rounding errors.
 REWARD_TOLERANCE = 1e-6
 EARLY = (End.BAD_FORMAT, End.LONG_REPLY, End.REPEATED)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the policy saw, what it said to it, and what that was worth.
+    """One turn: the observation, the policy's reply, and its reward.
 
-    `action`: what the environment was given; empty where `problem`, an End, kept the reply from it.
+    `action`: sent to the environment; empty if the reply has a `problem` (an End) and was not sent.
     """
 
     observation: str
@@ -74,7 +74,7 @@ class Episode:
 
     @property
     def success(self) -> bool:
-        """As the environment says; if it says nothing, a reward of 1 at least."""
+        """As the environment reports; without a report, a reward of 1 at least."""
         if "success" in self.metrics:
             return self.metrics["success"] > 0
         if isinstance(self.info.get("success"), bool):
@@ -83,7 +83,7 @@ class Episode:
 
     @property
     def step_rewards(self) -> list[float]:
-        """Of each turn. They add up to the episode's reward: what an early end changed is the last one's."""
+        """Rewards of the turns. They sum to the episode's reward; an early end changes the last one's."""
         rewards = [turn.reward for turn in self.turns]
         if rewards:
             rewards[-1] = self.reward - sum(rewards[:-1])

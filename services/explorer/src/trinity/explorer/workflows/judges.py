@@ -10,7 +10,7 @@ from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score, ScorerFailed
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
-from trinity.explorer.workflows.together import together
+from trinity.explorer.workflows.together import gather_rollouts
 from trinity.runtime.errors import InvalidInput
 
 _ATTEMPTS = 3
@@ -69,7 +69,7 @@ class RubricJudgeWorkflow(_Judged):
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
         rubric = self._rubric()
-        graded = await together(self._grade(answer, rubric) for answer in answers)
+        graded = await gather_rollouts(self._grade(answer, rubric) for answer in answers)
         total = sum(criterion.weight for criterion in rubric)
         rewards = [sum(c.weight * grade for c, grade in zip(rubric, g, strict=True)) / total for g in graded]
         return await self.checked(answers, rewards, "rubric")

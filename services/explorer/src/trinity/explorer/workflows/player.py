@@ -58,11 +58,11 @@ class Player:
             )
 
     async def play(self) -> Episode:
-        """A whole episode. Raises EnvironmentFailed and whatever the engine raises: never a reward of zero instead."""
-        with self.opened() as counted:
+        """A whole episode. Raises EnvironmentFailed and the engine's errors; a failure is never a reward of zero."""
+        with self.counting() as counted:
             async with self.episode() as remote:
                 episode = counted.episode = self.begin(await remote.reset())
-                await self.go_on(episode, remote)
+                await self.play_until_done(episode, remote)
         return episode
 
     def episode(self, environment_args: dict[str, Any] | None = None) -> Any:
@@ -71,8 +71,8 @@ class Player:
         return self._tools.episode(self.rules.environment, self._task.raw, args, seed_of(self._task))
 
     @contextmanager
-    def opened(self) -> Iterator["Counted"]:
-        """Counts what becomes of an episode: how it ended and how long it was, failures too."""
+    def counting(self) -> Iterator["Counted"]:
+        """Count an episode by its end and observe its length, failures too."""
         counted = Counted()
         end = "failed"
         try:
@@ -112,7 +112,7 @@ class Player:
             episode.end = End.DONE
         return episode
 
-    async def go_on(self, episode: Episode, remote: Any) -> None:
+    async def play_until_done(self, episode: Episode, remote: Any) -> None:
         """Play until the episode is over."""
         while episode.end is None:
             completion = await self.reply(episode.conversation)
@@ -127,7 +127,7 @@ class Player:
         return completion
 
     async def act(self, episode: Episode, completion: Completion, remote: Any) -> None:
-        """Take a reply: give its action to the environment, unless it breaks a rule."""
+        """Pass the action of a reply to the environment, unless the reply breaks a rule."""
         rules = self.rules
         episode.conversation = episode.conversation.replied(completion)
         if self._rewritten:

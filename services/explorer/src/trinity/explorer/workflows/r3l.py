@@ -1,4 +1,4 @@
-"""R3L: reflect, then retry from the step that mattered, and learn the retry as if nobody had helped.
+"""R3L: reflect, then retry from the step that mattered, and learn the retry as if it had no guidance.
 
 Half of a group's rollouts are first attempts. After each the policy reflects on it, and the other half are retries: the
 actions before the chosen step are replayed in a fresh environment, from there on the policy plays with the reflection's
@@ -20,13 +20,13 @@ from trinity.explorer.workflows.conversation import Conversation, Exchange
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
 from trinity.explorer.workflows.episode import REWARD_TOLERANCE, Episode, texts, whole
 from trinity.explorer.workflows.reflection import Outcome, Report, ask, read
-from trinity.explorer.workflows.together import together
+from trinity.explorer.workflows.together import gather_rollouts
 from trinity.runtime.errors import InvalidInput
 
 
 @dataclass(frozen=True)
 class Reflection:
-    """What the policy said about an episode; `report` None: nothing that could be used."""
+    """The policy's reply about an episode; `report` is None if it could not be parsed."""
 
     conversation: Conversation
     reply: str
@@ -70,7 +70,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
             return await super().run()
         pairs, single = divmod(self.task.repeat_times, 2)
         alone = (self._single() for _ in range(single))
-        made = await together([*(self._pair(index) for index in range(pairs)), *alone])
+        made = await gather_rollouts([*(self._pair(index) for index in range(pairs)), *alone])
         found = [experience for experiences in made for experience in experiences]
         return [replace(experience, rollout=rollout) for rollout, experience in enumerate(found)]
 
@@ -120,7 +120,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
     async def retry(self, first: Episode, report: Report) -> Retry | None:
         """Play again from the chosen step on. None if the replay ends before it, or nothing fits behind it."""
         step = report.retry_from_step
-        with self.player.opened() as counted:
+        with self.player.counting() as counted:
             async with self.player.episode(self._retry_args) as remote:
                 begun = await remote.reset()
                 if step == 0:
@@ -135,7 +135,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
                 if guided.end is not None:
                     return None
                 differs = step > 0 and guided.observation != first.turns[step].observation
-                await self.player.go_on(guided, remote)
+                await self.player.play_until_done(guided, remote)
         return Retry(guided, _without_guidance(guided, unguided, step), step, differs)
 
     async def _replay(self, first: Episode, report: Report, remote: Any) -> tuple[Episode, Conversation]:
@@ -217,7 +217,7 @@ def _guided(retry: Retry, index: int) -> Experience:
     return replace(made, info_json=json.dumps({"group": f"retry_{index}"}))
 
 
-# Puzzles whose turns are tries at one answer begin anew.
+# Puzzles whose turns are tries at one answer retry from the start.
 _FROM_START = ("dapo", "countdown")
 # An illegal action of a guided attempt costs its turn alone.
 _LENIENT_RETRY = ("alfworld", "webshop")

@@ -9,11 +9,11 @@ from trinity.explorer.types import EngineFailed
 Result = TypeVar("Result")
 
 
-async def together(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Their results, in order. The first failure cancels the others and is raised as it is.
+async def gather_rollouts(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The rollouts' results, in order. The first failure cancels the others and is raised unchanged.
 
-    A group is whole or it is nothing: one without the rollouts that failed would make the others' baseline wrong. A
-    dead engine is raised before all else.
+    A group is stored whole or not at all: without its failed rollouts the baseline of the others would be biased.
+    EngineFailed takes precedence over other failures.
     """
     try:
         async with asyncio.TaskGroup() as group:

@@ -18,21 +18,21 @@ from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.player import seed_of
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
-from trinity.explorer.workflows.together import together
+from trinity.explorer.workflows.together import gather_rollouts
 from trinity.runtime.errors import InvalidInput
 
 _MAX_CALLS = 8  # of one turn
 _MAX_RESULT = 8_000  # characters
 _THREADS = 32  # of one tool
 
-# A thread cannot be ended: the calls of a tool that hang keep their places, but no other tool's, and none of the
-# explorer's own work.
+# A thread cannot be killed. Hanging calls keep the threads of their own tool, but not those of other tools or of the
+# explorer.
 _threads: dict[str, ThreadPoolExecutor] = {}
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the policy asked for; with a `problem` it cannot be made."""
+    """A call that the policy requested. With a `problem` it cannot be made."""
 
     name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class ToolCallWorkflow(SimpleWorkflow):
             raise InvalidInput(
                 "model.custom_chat_template", f"{self.tools.history_problem}; tool calls need it as it was"
             )
-        rollouts = await together(self._rollout() for _ in range(self.task.repeat_times))
+        rollouts = await gather_rollouts(self._rollout() for _ in range(self.task.repeat_times))
         asked = self.column("prompt_key")
         answers = [self._answer(rollout, asked) for rollout in rollouts]
         scores = await self.scores(answers)
