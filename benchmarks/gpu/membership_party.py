@@ -120,7 +120,7 @@ class Party:
         return len(whole_run.trained(self.main.job))
 
     def go_on(self, steps: int) -> None:
-        """Wait for so many more steps."""
+        """Wait for this many more steps."""
         begin = self.steps()
         self.until(lambda: self.steps() >= begin + steps, EVENT_SECONDS, f"{steps} more steps")
 

@@ -210,7 +210,7 @@ async def test_a_rollback_may_keep_the_experience(three: tuple[Live, FakeMember,
 async def test_who_does_not_follow_a_rollback_is_named(three: tuple[Live, FakeMember, FakeMember]) -> None:
     live, _, two = three
     two.follows = False
-    with pytest.raises(RunError, match=r"rollback 1 was made, but not everybody has followed: two serves 4"):
+    with pytest.raises(RunError, match=r"rollback 1 was made, but not all have followed: two serves 4"):
         await live.ask(rollback.roll_back, Wish(0, yes=True, wait_seconds=3))
     assert await live.state(0) == "LIVE"
 

@@ -1,6 +1,6 @@
 """Random calls of trainers, explorers and operators, by two instances at once, which are killed between any two writes.
 
-Whatever the order, KV tells one story: what is LIVE was VERIFIED and committed, what was rejected or withdrawn never is
+In any order, KV tells one story: what is LIVE was VERIFIED and committed, what was rejected or withdrawn never is
 LIVE again, the pointer goes back by rollbacks alone, and gates that were met stay met.
 """
 
@@ -31,7 +31,7 @@ from trinity.weights.pointer import Live, decode_live
 
 pytestmark = pytest.mark.core
 
-# (what, which version: so many back from the newest, which instance, killed before its n-th write or never)
+# (what, which version, counted back from the newest; which instance, killed before its n-th write or never)
 CALL = st.tuples(
     st.sampled_from(["publish", "stage", "commit", "verify", "reject", "rollback", "pin", "collect", "both"]),
     st.integers(0, 4),
@@ -194,7 +194,7 @@ async def _live(nats_url: str, calls: list[tuple[str, int, int, int | None]]) ->
             await until(lambda: one.versions.is_settled() and two.versions.is_settled())
             found = await world.look()
             newest_first = [found[version] for version in sorted(found, reverse=True)]
-            assert next_live(newest_first, world.story.pointer) is None, "somebody finishes what was begun"
+            assert next_live(newest_first, world.story.pointer) is None, "one instance finishes what was begun"
             following.cancel()
 
 

@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-deadletters = typer.Typer(help="Tasks that a run has given up.", no_args_is_help=True)
+deadletters = typer.Typer(help="Tasks that failed for good.", no_args_is_help=True)
 batch = typer.Typer(help="What a step learns from, out of the ledger.", no_args_is_help=True)
 app.add_typer(deadletters, name="deadletters")
 app.add_typer(batch, name="batch")
@@ -58,7 +58,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show the plan; start nothing")] = False,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Run what a YAML describes, or go on where it stopped."""
+    """Run what a YAML describes, or resume where it stopped."""
     from trinity.cli.commands.run import check_command, request, run_command
 
     asked = request(config, arguments, plugin_dir)
@@ -95,7 +95,7 @@ def log(
     service: Annotated[str, typer.Argument(help="One process, as explorer; empty: all of them")] = "",
     config: RunOption = None,
     job: JobOption = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue as lines are written")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to begin with")] = 50,
     level: Annotated[str, typer.Option("--level", help="Least level: debug, info, warning, error")] = "info",
 ) -> None:
@@ -127,7 +127,7 @@ def list_letters(
     config: RunOption = None,
     job: JobOption = None,
     stage: StageOption = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the oldest")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many, oldest first")] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List them: ordinal, task, cause, attempts and error."""
@@ -192,7 +192,9 @@ def show_batch(
     config: RunOption = None,
     job: JobOption = None,
     stage: StageOption = "",
-    texts: Annotated[int, typer.Option("--texts", min=0, help="Prompt and so many responses of every group")] = 0,
+    texts: Annotated[
+        int, typer.Option("--texts", min=0, help="Show the prompt and at most this many responses of every group")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show the groups (or rows) that a step consumed, and those that were dropped before it."""

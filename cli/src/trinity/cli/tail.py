@@ -1,7 +1,7 @@
 """What `trinity log` and `trinity view` share: big files read from their end, growing files, text a terminal can trust.
 
-A line counts once its newline is written; what follows the last newline is a line somebody is still writing, or one
-that a crash cut off. A `GrowingFile` is read backwards or forwards as it was when it was opened, and then on, through
+A line counts once its newline is written; what follows the last newline is still being written, or was cut off by
+a crash. A `GrowingFile` is read backwards or forwards as it was when it was opened, and then on, through
 rotation and truncation: each line once, none skipped.
 """
 

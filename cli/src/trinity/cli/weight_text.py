@@ -229,7 +229,7 @@ def describe(found: Facts) -> str:
 
 def _canary_facts(canary: Facts | None) -> dict[str, str]:
     if canary is None:
-        return {"canary": "none: whoever loads it has nothing to compare with"}
+        return {"canary": "none: explorers cannot check what they load"}
     mean, most = canary["mean_tolerance"], canary["max_tolerance"]
     facts = {
         "canary": f"{canary['probes']} sequence(s), {canary['tokens']} tokens; log-probabilities may differ by "

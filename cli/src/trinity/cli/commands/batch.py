@@ -1,7 +1,7 @@
 """`trinity batch show`: what an optimizer step learnt from, out of the ledger and, for texts, the log.
 
-The ledger entry comes from whatever buffer there is. Texts come from a buffer of this command's own: to ask the run's
-own for batches would tell it that a trainer wants the next step.
+The ledger entry comes from the run's buffer, or from a read-only one of this command. Texts always come from the
+read-only one: a request for batches would tell the run's buffer that a trainer wants the next step.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Batch = dict[str, Any]
 
 
 def show_batch(subject: Subject, step: int, texts: int, as_json: bool) -> str:
-    """The batch of a step; `texts`: with prompt and so many responses of every group. RunError without an entry."""
+    """The batch of a step. `texts`: with prompt and this many responses of every group. RunError without an entry."""
     batch = asyncio.run(_read(subject, step, texts))
     if as_json:
         return json.dumps(batch, indent=1).replace("\x7f", "\\u007f")
@@ -46,7 +46,7 @@ async def _read(subject: Subject, step: int, texts: int) -> Batch:
 
 
 async def _add_texts(reader: Reader, entry: pb.LedgerEntry, batch: Batch, texts: int) -> None:
-    """Of every group its first `texts` experiences, and so many rows of datasets."""
+    """Add the first `texts` experiences of every group, and as many rows of datasets."""
     call = reader.stub.StreamBatches(pb.StreamBatchesRequest(run=entry.run, from_step=entry.step))
     members = iter(zip(entry.groups, batch["groups"], strict=True))
     batch["examples"] = []

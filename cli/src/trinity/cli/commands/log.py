@@ -152,7 +152,7 @@ def find(folder: Path) -> dict[Path, str]:
 
 
 def show(folder: Path, service: str, lines: int, follow: bool, level: str) -> None:
-    """Print the last `lines` lines (0: all) of a job's logs; with `follow`, go on until Ctrl-C.
+    """Print the last `lines` lines (0: all) of a job's logs; with `follow`, continue until Ctrl-C.
 
     RunError for a level or a process there is not, or if there is no log at all.
     """

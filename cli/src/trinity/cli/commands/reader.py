@@ -183,7 +183,7 @@ async def _live_address(subject: Subject) -> tuple[str, str]:
 
 
 async def _nats(subject: Subject, lock: FileLock, children: list[Child]) -> str:
-    """The URL of the run's NATS; started here if nobody runs it, and then the job is locked."""
+    """The URL of the run's NATS. If no process runs it, it is started here and the job is locked."""
     deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
     embedded = not os.environ.get("TRINITY_NATS_URL")
     while True:

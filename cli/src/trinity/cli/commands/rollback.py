@@ -1,4 +1,4 @@
-"""`trinity weights rollback`: an older version LIVE again, and a wait until everybody has gone back."""
+"""`trinity weights rollback`: make an older version LIVE again and wait until all have followed."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ class Situation:
 
 
 def roll_back(subject: Subject, wish: Wish) -> str:
-    """Do it, and say what came of it. RunError if it is refused, or if somebody has not followed in time."""
+    """Roll back and report the result. RunError if it is refused, or if explorers or buffer do not follow in time."""
     return asyncio.run(_roll_back(subject, wish))
 
 
@@ -126,8 +126,8 @@ def announcement(name: str, situation: Situation, wish: Wish) -> str:
     loads = ", ".join(situation.explorers) or "no explorer"
     return visible(
         f"{name}: version {wish.version} becomes LIVE again in place of {situation.live}; withdrawn: "
-        f"{numbers(situation.withdrawn)}, whose experience {experience}; loads it: {loads}; the trainer goes on from "
-        "its weights"
+        f"{numbers(situation.withdrawn)}, whose experience {experience}; loads it: {loads}; the trainer continues "
+        "from its weights"
     )
 
 
@@ -143,7 +143,7 @@ def _confirm(wish: Wish) -> None:
         return
     if not sys.stdin.isatty():
         raise RunError("nothing was done; --yes does it without asking", code=2)
-    if not typer.confirm("Go on?", err=True):
+    if not typer.confirm("Continue?", err=True):
         raise RunError("nothing was done")
 
 
@@ -195,7 +195,7 @@ async def _until_served(
                 f"{m.explorer_id} serves {m.version} ({m.state}, reported {m.seconds_since_report:.0f} s ago)"
                 for m in late
             )
-            raise RunError(visible(f"rollback {done.number} was made, but not everybody has followed: {who}"))
+            raise RunError(visible(f"rollback {done.number} was made, but not all have followed: {who}"))
         await asyncio.sleep(_POLL_SECONDS)
 
 

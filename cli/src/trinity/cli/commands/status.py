@@ -66,7 +66,7 @@ def render_finished(folder: Path, found: dict[str, Any]) -> str:
             value = summary[key]
             lines.append(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}")
     if found["state"] == "stopped":
-        lines.append("  `trinity run` with the same YAML goes on")
+        lines.append("  `trinity run` with the same YAML resumes it")
     return "\n".join(lines)
 
 

@@ -58,7 +58,7 @@ def pin_version(subject: Subject, number: int, pinned: bool, as_json: bool) -> s
         return to_json({"version": number, "pinned": pinned})
     if pinned:
         return f"version {number} is pinned: its files stay until `trinity weights unpin {number}`"
-    return f"version {number} is not pinned: its files go when nobody needs them"
+    return f"version {number} is not pinned: its files are deleted once they are not needed"
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ def list_weights(
     config: RunOption = None,
     job: JobOption = None,
     stage: StageOption = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many, newest first")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List them, newest first: step, state, who serves them, size, transports, canary, age."""
@@ -63,7 +63,7 @@ def unpin_weights(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let a version's files go when nobody needs them."""
+    """Let a version's files be deleted once they are not needed."""
     from trinity.cli.commands.reader import looking
     from trinity.cli.commands.weights import pin_version
 

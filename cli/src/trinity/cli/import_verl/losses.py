@@ -43,7 +43,7 @@ def _bound(run: Run, side: str) -> Node:
 
 
 def aggregation(run: Run) -> Node | None:
-    """gspo and sapo are means over sequences there, whatever is given."""
+    """gspo and sapo always average over sequences in veRL; the option has no effect."""
     option, loss = f"{ACTOR}.loss_agg_mode", _loss(run)
     given = run.take(option)
     if loss == "geo_mean":

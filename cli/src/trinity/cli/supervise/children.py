@@ -96,7 +96,7 @@ class Child:
         )
 
     async def keep_running(self, changed: "asyncio.Event") -> str:
-        """Restart at every death; returns "finished" for a `once` child that is, or why it was given up."""
+        """Restart the process whenever it dies. Returns "finished" for a `once` child that is, else the reason."""
         while True:
             code = await self._wait()
             self.end_group(signal.SIGKILL)  # what a killed process left behind
@@ -113,7 +113,7 @@ class Child:
             reason = self.last_error() or _describe(code)
             log.warning("run.process.died", name=self.name, pid=self.pid, how=_describe(code), reason=reason)
             if code == EXIT_FOR_GOOD:
-                return f"{self.name} cannot go on: {reason}"
+                return f"{self.name} cannot continue: {reason}"
             if self._quick_deaths > MAX_RESTARTS:
                 return f"{self.name} died {self._quick_deaths} times in a row; its last error: {reason}"
             await asyncio.sleep(min(_BACKOFF_SECONDS[0] * 2 ** (self._quick_deaths - 1), _BACKOFF_SECONDS[1]))
@@ -166,7 +166,7 @@ def _describe(code: int) -> str:
 
 
 async def stop_all(children: Sequence[Child], seconds: float) -> None:
-    """SIGTERM to all, then SIGKILL to whatever is left below them after `seconds`."""
+    """Send SIGTERM to all, then SIGKILL to all that still runs in their process groups after `seconds`."""
     for child in children:
         if child.is_running() and child.process is not None:
             with contextlib.suppress(ProcessLookupError):

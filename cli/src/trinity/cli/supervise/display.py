@@ -55,7 +55,7 @@ def facts(view: View) -> dict[str, str]:
 
 
 class LiveDisplay:
-    """A table that is drawn anew."""
+    """A table that is redrawn in place."""
 
     def __init__(self) -> None:
         self._console = Console()

@@ -88,7 +88,7 @@ def _child(plan: Plan, url: str, about: dict[str, Any] | None, endpoint: str, jo
 
 
 async def _until_open(host: str, port: int, keeper: "asyncio.Task[str]", stop: asyncio.Event) -> None:
-    """Until the endpoint listens. RunError if its process was given up."""
+    """Wait until the endpoint listens. RunError if its process failed for good."""
     place = "127.0.0.1" if host in ("", "0.0.0.0") else host
     while not stop.is_set():
         if keeper.done():

@@ -64,7 +64,7 @@ class Stage:
         self.children.append(trainer)
 
     async def run(self, others: list[Child], stop: asyncio.Event) -> dict[str, Any]:
-        """Until the stage is finished; returns its part of the summary. RunError if a child was given up.
+        """Wait until the stage is finished. Returns its part of the summary. RunError if a child failed for good.
 
         `others` run longer than the stage and are watched with it. After `stop` everything of the stage is ended.
         """
@@ -120,7 +120,7 @@ class Stage:
     async def _announce(self) -> None:
         """Tell those who want to join what runs now, and where."""
         config = json.loads(self._plan.config.model_dump_json())
-        config["monitor"]["monitor_args"] = None  # keys and passwords are nobody else's
+        config["monitor"]["monitor_args"] = None  # no other process may read keys and passwords
         about = {
             "run": self.run_id,
             "stage": self.name,

@@ -53,7 +53,7 @@ class Watcher:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def refresh(self) -> View:
-        """Ask everybody once; who does not answer keeps his last answer, members excepted."""
+        """Ask every service once. A service that does not answer keeps its last answer, members excepted."""
         await asyncio.gather(self._ask_buffer(), self._ask_trainer(), self._ask_sync())
         return self.view
 

@@ -1,4 +1,4 @@
-"""What this machine's GPUs can take of a plan, found before anything starts: in words, with numbers and a way out.
+"""Whether this machine's GPUs can hold a plan, checked before the start. Problems are text with numbers and a fix.
 
 look -> problems. Nothing here imports torch, or touches a GPU: nvidia-smi is asked, and torch's folder is read.
 """

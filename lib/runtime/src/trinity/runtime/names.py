@@ -174,5 +174,5 @@ class RunNames:
 
     @property
     def job_key(self) -> str:
-        """Of a job (a run, or the run of all its stages): what runs now, and where. Read by whoever joins."""
+        """Of a job (a run, or the run of all its stages): what runs now, and where. Read by processes that join."""
         return f"{self.run}.job"

@@ -78,7 +78,7 @@ _given_ports: set[int] = set()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody holds now, and none that was given before to this process.
+    """A TCP port that no process holds now and that was not returned before in this process.
 
     It lies below the ports that the kernel gives to outgoing connections: between this call and the listening one of
     those could take it, and keep it for hours.

@@ -30,7 +30,7 @@ class Claims:
         return bool(claim.lease_id) and self._state.mirror.age_seconds(self._key) < self.claim_seconds
 
     async def take(self, trainer_id: str, pid: int, host: str, lease_id: str) -> Claim:
-        """Take the run, or renew. AlreadyExists names who has it; NotFound for a lease that somebody else ended."""
+        """Take the run, or renew. AlreadyExists names the holder; NotFound for a lease that another process ended."""
         if not trainer_id:
             raise InvalidInput("trainer_id", "is empty")
         fresh_lease = uuid.uuid4().hex

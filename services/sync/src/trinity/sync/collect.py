@@ -1,4 +1,4 @@
-"""Which versions' files nobody needs any more, so that their maker may delete them."""
+"""Which versions' files are not needed any more, so that the trainer may delete them."""
 
 import asyncio
 from collections.abc import Collection, Iterable
@@ -20,7 +20,7 @@ _GOOD = (VersionState.VERIFIED, VersionState.LIVE, VersionState.RETIRED)
 
 
 def needed(newest_first: Iterable[Record], live: Live, held: Collection[int], kept: int) -> set[int]:
-    """Versions whose files must stay, out of those that are not given up yet.
+    """Versions whose files must stay, of those whose files are not released yet.
 
     The `kept` newest good ones and everything newer, what is LIVE, pinned, held by an explorer or about to be LIVE
     again, and the chains of bases of the deltas of all these. Version 0 has no files; it always can be gone back to.
@@ -46,7 +46,7 @@ def _is_wanted(record: Record, live: Live, held: Collection[int]) -> bool:
 
 
 class Collector:
-    """Gives up the files of one run's versions."""
+    """Releases the files of one run's versions."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Taking a new version in: whose turn it is, what it is made of, and then its record."""
+"""Registering a new version: the claim, the checks of its manifest, and then its record."""
 
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.sync.checks import examine

@@ -1,4 +1,4 @@
-"""buffer: where tasks come from, how many make a batch, and how long it goes on."""
+"""buffer: where tasks come from, how many make a batch, and how long the run lasts."""
 
 from typing import Any, Literal
 

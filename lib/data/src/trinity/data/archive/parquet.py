@@ -54,7 +54,7 @@ class ParquetArchive:
         folder.mkdir(parents=True, exist_ok=True)
         self._position = self._newest_position()
         self._lock = lock(folder / f".{self._prefix}.lock")
-        self._position = self._newest_position()  # nobody else adds to it from here on
+        self._position = self._newest_position()  # the lock is held: no other process adds parts
         for torn in folder.glob(f".{self._prefix}.*.parquet.*"):
             torn.unlink()
 

@@ -231,7 +231,7 @@ def _task(row: Row, place: str, made_up: str, size: int) -> Task:
 
 
 def _made_up_task(run: str, task_id: str, size: int) -> Task:
-    """Of rows without a task: it stands for the prompt, and nobody can explore it."""
+    """The task of rows that have none: it stands for the prompt and cannot be explored."""
     return Task(
         run=run,
         task_id=task_id,

@@ -1,4 +1,4 @@
-"""What operators and scores are made of: rows with their numbers, and what they may know of the run."""
+"""Types of operators and scores: rows with their numbers, and what an operator may know of the run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -35,7 +35,7 @@ class PublishRefused(Full):
 
 
 class SequenceConflict(TrinityError):
-    """Somebody else wrote at the expected sequence."""
+    """Another process wrote at the expected sequence."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Broker:
 
     @property
     def usual_replicas(self) -> int:
-        """Copies of a stream where nobody says how many: three in a cluster, one on a single server."""
+        """Replicas of a stream unless configured: three in a cluster, one on a single server."""
         return _CLUSTER_REPLICAS if self.client._server_info.get("cluster") else 1
 
     async def __aenter__(self) -> "Broker":

@@ -174,10 +174,9 @@ class Bucket:
                 await subscription.unsubscribe()
 
     async def follow(self, prefix: str, every_seconds: float | None = None) -> AsyncIterator[Changes]:
-        """All that lies under a prefix now, at first; then every change, for ever, whatever happens to the server.
+        """First all keys under a prefix, then every change, without end: it survives restarts of the server.
 
-        A plain subscription is the hint to look, or, where changes come thick and fast and may wait, the clock:
-        `every_seconds`.
+        A plain subscription says when to read. Where changes are frequent and may wait, use `every_seconds`.
         """
         hint = asyncio.Event()
 

@@ -18,14 +18,14 @@ from trinity.sync.store import clock
 
 _AGAIN_SECONDS = 0.01
 _CATCH_UP_SECONDS = 10.0
-# How often a value whose writers collide is tried before somebody is told; a hundred collisions are no accident.
+# How often a value whose writers collide is tried before an error is raised; a hundred collisions are no accident.
 _ATTEMPTS = 1000
 
 
 class Mirror:
     """Keys and values under one prefix. `run` keeps it up to date; `ready` is set once it has all that was there.
 
-    `keep_when_lost`: the values outlive the bucket, to be written again by whoever changes them next.
+    `keep_when_lost`: the values outlive the bucket; the next change writes them again.
     """
 
     def __init__(
