@@ -31,8 +31,10 @@ MUTATIONS = [
         f"{_ALGORITHMS}[on_policy_distill]",
     ),
     Mutation(f"{_TRAINER}/loop.py", "self._plan.algorithm, experts)", "self._plan.algorithm)", f"{_ALGORITHMS}[mix]"),
-    Mutation(f"{_TRAINER}/examples.py", "(index + 1, -index - 1)", "(index + 1, index + 1)", f"{_ALGORITHMS}[dpo]"),
-    Mutation(f"{_TRAINER}/examples.py", "elif example.text:", "elif False:", f"{_ALGORITHMS}[cpt]"),
+    Mutation(
+        f"{_TRAINER}/data/examples.py", "(index + 1, -index - 1)", "(index + 1, index + 1)", f"{_ALGORITHMS}[dpo]"
+    ),
+    Mutation(f"{_TRAINER}/data/examples.py", "elif example.text:", "elif False:", f"{_ALGORITHMS}[cpt]"),
     Mutation(
         f"{_TRAINER}/weights/verdicts.py",
         "for_good = True",
@@ -58,9 +60,17 @@ MUTATIONS = [
         f"{_BAD_STEPS}::test_the_same_run_goes_on_without_bad_batches_if_it_is_told_to",
     ),
     Mutation(
-        f"{_CLI}/stage.py", '["monitor_args"] = None', '["monitor_args"]', f"{_SFT}::test_it_trains_and_leaves_a_model"
+        f"{_CLI}/supervise/stage.py",
+        '["monitor_args"] = None',
+        '["monitor_args"]',
+        f"{_SFT}::test_it_trains_and_leaves_a_model",
     ),
-    Mutation(f"{_CLI}/services.py", "if not plan.offline:", "if True:", f"{_SFT}::test_it_trains_and_leaves_a_model"),
+    Mutation(
+        f"{_CLI}/supervise/services.py",
+        "if not plan.offline:",
+        "if True:",
+        f"{_SFT}::test_it_trains_and_leaves_a_model",
+    ),
     Mutation(
         "services/explorer/src/trinity/explorer/weights/fetch.py",
         '"scale": lora.scale',
@@ -74,7 +84,7 @@ MUTATIONS = [
         f"{_LORA}::test_checkpoints_have_the_adapters_and_the_last_one_a_whole_model",
     ),
     Mutation(
-        f"{_CLI}/replay.py",
+        f"{_CLI}/commands/replay.py",
         '"save_hf_checkpoint": "last"',
         '"save_hf_checkpoint": "never"',
         f"{_REPLAY}::test_a_replay_of_the_finished_run_from_a_checkpoint_is_identical",
