@@ -80,22 +80,22 @@ def _many(party: Party) -> Explorer:
     party.main.until(lambda status: status["trainer_state"] == "waiting", START_SECONDS, "the trainer waits")
     one = party.start("one")
     party.joined(one)
-    party.go_on(3)
+    party.wait_for_steps(3)
     two = party.start("two")
     if len(party.cards) == 1:  # one engine at a time may measure how much of the GPU is free
         party.joined(two)
     three = party.start("three")
     party.joined(*([three] if len(party.cards) == 1 else [two, three]))
-    party.go_on(3)
+    party.wait_for_steps(3)
     party.kill(three)
-    party.go_on(3)
+    party.wait_for_steps(3)
     party.kill_in_collective(one)
-    party.go_on(3)
+    party.wait_for_steps(3)
     party.joined(party.start(one.name))
     party.until(lambda: by_group(one), EVENT_SECONDS, f"{one.name} is in the collective group again")
-    party.go_on(3)
+    party.wait_for_steps(3)
     party.leave(two)
-    party.go_on(3)
+    party.wait_for_steps(3)
     return one
 
 

@@ -24,7 +24,7 @@ def audited(job: Path, logs: Sequence[Path], counts: dict[str, int]) -> list[str
     `logs`: the log folders of its explorers; `counts`: what the buffer said last, as `trinity status` shows it.
     """
     record = TrainerRecord(job / "monitor/batches.jsonl")
-    record.look()
+    record.read()
     server = NatsServer(job / "nats")
     server.start()
     try:

@@ -77,7 +77,7 @@ async def test_a_stage_under_way_when_the_run_is_taken_over_is_refused(run: Run,
     manifest = make_manifest(tmp_path, 1)
     record, _ = await examine(manifest, run.state, run.manifests)
     with pytest.raises(Conflict, match="another trainer has taken the run over since"):
-        await run.versions.take_in(record, claim=checked, rollback=None)
+        await run.versions.register(record, claim=checked, rollback=None)
     assert run.state.records == {}
 
 

@@ -132,9 +132,9 @@ def list_letters(
 ) -> None:
     """List them: ordinal, task, cause, attempts and error."""
     from trinity.cli.commands import dead_letters as letters
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
-    sys.exit(looking(config, job, stage, lambda subject: letters.list_letters(subject, limit, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: letters.list_letters(job_stage, limit, as_json)))
 
 
 @deadletters.command("show")
@@ -147,9 +147,9 @@ def show_letter(
 ) -> None:
     """Show one whole, with the row of its task."""
     from trinity.cli.commands import dead_letters as letters
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
-    sys.exit(looking(config, job, stage, lambda subject: letters.show_letter(subject, ordinal, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: letters.show_letter(job_stage, ordinal, as_json)))
 
 
 @deadletters.command("retry")
@@ -163,10 +163,10 @@ def retry_letters(
 ) -> None:
     """Feed them again, each with all its attempts. The run must be live."""
     from trinity.cli.commands import dead_letters as letters
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
     change = letters.Change("retry", ordinals or [], everything)
-    sys.exit(looking(config, job, stage, lambda subject: letters.change_letters(subject, change, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: letters.change_letters(job_stage, change, as_json)))
 
 
 @deadletters.command("drop")
@@ -180,10 +180,10 @@ def drop_letters(
 ) -> None:
     """Take them away; their tasks stay dead. The run must be live."""
     from trinity.cli.commands import dead_letters as letters
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
     change = letters.Change("drop", ordinals or [], everything)
-    sys.exit(looking(config, job, stage, lambda subject: letters.change_letters(subject, change, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: letters.change_letters(job_stage, change, as_json)))
 
 
 @batch.command("show")
@@ -199,9 +199,9 @@ def show_batch(
 ) -> None:
     """Show the groups (or rows) that a step consumed, and those that were dropped before it."""
     from trinity.cli.commands.batch import show_batch
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
-    sys.exit(looking(config, job, stage, lambda subject: show_batch(subject, step, texts, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: show_batch(job_stage, step, texts, as_json)))
 
 
 @app.command()
@@ -210,9 +210,9 @@ def explorers(
 ) -> None:
     """List the explorers of a live run: state, weights, lag, tokens a second, how weights reach them."""
     from trinity.cli.commands.explorers import list_explorers
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
-    sys.exit(looking(config, job, stage, lambda subject: list_explorers(subject, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: list_explorers(job_stage, as_json)))
 
 
 @app.command()
@@ -226,10 +226,14 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Train steps again from the ledger, and compare with what the run did."""
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
     from trinity.cli.commands.replay import replay
 
-    sys.exit(looking(config, job, stage, lambda subject: replay(subject, from_step, to_step, arguments or [], as_json)))
+    sys.exit(
+        run_on_stage(
+            config, job, stage, lambda job_stage: replay(job_stage, from_step, to_step, arguments or [], as_json)
+        )
+    )
 
 
 @app.command()
@@ -264,10 +268,10 @@ def replay_step(
     as_json: AsJson = False,
 ) -> None:
     """Train the kept batch of a bad step again, and show loss, advantage and ratio of each of its groups."""
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
     from trinity.cli.commands.replay_step import replay_step
 
-    sys.exit(looking(config, job, stage, lambda subject: replay_step(subject, step, arguments or [], as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: replay_step(job_stage, step, arguments or [], as_json)))
 
 
 @app.command()

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.commands.dead_letters import when
-from trinity.cli.commands.reader import Reader, Subject, answer, any_buffer, read_only_buffer
+from trinity.cli.commands.reader import JobStage, Reader, answer, any_buffer, read_only_buffer
 from trinity.cli.errors import RunError
 from trinity.cli.tail import visible
 from trinity.data.experience import Group
@@ -27,17 +27,17 @@ _SHOWN_ROWS = 64
 Batch = dict[str, Any]
 
 
-def show_batch(subject: Subject, step: int, texts: int, as_json: bool) -> str:
+def show_batch(job_stage: JobStage, step: int, texts: int, as_json: bool) -> str:
     """The batch of a step. `texts`: with prompt and this many responses of every group. RunError without an entry."""
-    batch = asyncio.run(_read(subject, step, texts))
+    batch = asyncio.run(_read(job_stage, step, texts))
     if as_json:
         return json.dumps(batch, indent=1).replace("\x7f", "\\u007f")
-    return render(subject.name, batch)
+    return render(job_stage.name, batch)
 
 
-async def _read(subject: Subject, step: int, texts: int) -> Batch:
-    async with read_only_buffer(subject) if texts else any_buffer(subject) as reader:
-        request = pb.GetLedgerEntryRequest(run=subject.run, step=step)
+async def _read(job_stage: JobStage, step: int, texts: int) -> Batch:
+    async with read_only_buffer(job_stage) if texts else any_buffer(job_stage) as reader:
+        request = pb.GetLedgerEntryRequest(run=job_stage.run, step=step)
         entry = (await answer(reader.stub.GetLedgerEntry(request, timeout=_CALL_SECONDS))).entry
         batch = describe(entry)
         if texts:

@@ -114,13 +114,13 @@ class Source:
 
 
 class Sources:
-    """The logs of a job that were asked for. New ones are noticed by `look`."""
+    """The logs of a job that were asked for. New ones are found by `poll`."""
 
     def __init__(self, folder: Path, service: str) -> None:
         self._folder, self._service = folder, service
         self.by_path: dict[Path, Source] = {}
 
-    def look(self) -> list[Source]:
+    def poll(self) -> list[Source]:
         """Sources that were not there before."""
         wanted = {
             path: process
@@ -159,7 +159,7 @@ def show(folder: Path, service: str, lines: int, follow: bool, level: str) -> No
     if level.lower() not in _LEVELS:
         raise RunError(f"level {level!r} is none of {', '.join(_LEVELS)}", code=2)
     least, sources = _LEVELS[level.lower()], Sources(folder, service)
-    if not sources.look():
+    if not sources.poll():
         raise _no_log(folder, service)
     printer = Printer()
     try:
@@ -167,7 +167,7 @@ def show(folder: Path, service: str, lines: int, follow: bool, level: str) -> No
         while follow:
             time.sleep(_POLL_SECONDS)
             before = list(sources.by_path.values())
-            entries = [entry for source in sources.look() for entry in source.all(least)]
+            entries = [entry for source in sources.poll() for entry in source.all(least)]
             entries += [entry for source in before for entry in source.new(least)]
             printer.write(sorted(entries, key=_time), sources.width)
     except KeyboardInterrupt:

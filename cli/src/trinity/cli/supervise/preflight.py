@@ -69,7 +69,7 @@ def check_inputs(plan: Plan, source: str) -> int:
 
 def machine_problems(plan: Plan) -> list[Problem]:
     """What this machine's GPUs, or without any its CPU, cannot take of a stage."""
-    gpus = devices.look()
+    gpus = devices.detect_gpus()
     return list(devices.problems(plan, gpus, devices.torch_build(), devices.host_memory()))
 
 

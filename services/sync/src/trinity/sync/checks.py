@@ -12,7 +12,7 @@ _SHOWN = 3
 
 
 async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> tuple[Record, InvalidInput | None]:
-    """The record to take in, judged as far as it can be here, and what is wrong with its files.
+    """The record to register, judged as far as possible here, and the problem of its files.
 
     They are compared with the manifest where this host sees them: REJECTED if they differ. Without a canary the version
     is VERIFIED then, with one it is STAGED. Raises InvalidInput, or Conflict for a base that cannot be used.

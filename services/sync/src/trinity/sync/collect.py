@@ -56,13 +56,13 @@ class Collector:
         state = self._state
         stay = needed(state.newest_first, await state.pointer(), held, kept or DEFAULT_KEPT)
         candidates = [r.version for r in state.newest_first if r.version not in stay and not r.collected]
-        given_up = [v for v in await asyncio.gather(*(self._give_up(v, held, kept) for v in candidates)) if v >= 0]
-        if given_up:
-            log.info("sync.version.collectable", versions=sorted(given_up))
-        told_before = [r.version for r in state.newest_first if r.collected and r.version not in given_up]
-        return sorted({*given_up, *told_before[:_TOLD_AGAIN]})
+        released = [v for v in await asyncio.gather(*(self._release(v, held, kept) for v in candidates)) if v >= 0]
+        if released:
+            log.info("sync.version.collectable", versions=sorted(released))
+        told_before = [r.version for r in state.newest_first if r.collected and r.version not in released]
+        return sorted({*released, *told_before[:_TOLD_AGAIN]})
 
-    async def _give_up(self, version: int, held: Collection[int], kept: int) -> int:
+    async def _release(self, version: int, held: Collection[int], kept: int) -> int:
         """The version, or -1 if something needs it since; marked so that no pin and no rollback comes in between."""
         live = self._state.live
 

@@ -59,7 +59,7 @@ class Versions:
         """Newest first, as far as this process knows."""
         return [judge(record, self._state.live) for record in self._state.newest_first]
 
-    async def take_in(self, record: Record, *, claim: int | None, rollback: int | None) -> Judged:
+    async def register(self, record: Record, *, claim: int | None, rollback: int | None) -> Judged:
         """Write a new version's record. Conflict if it is not newer than all others, or not its maker's turn.
 
         The number is taken in the pointer first, so that two versions, a version and a rollback, or an old trainer and

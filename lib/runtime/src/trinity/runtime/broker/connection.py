@@ -82,7 +82,7 @@ class _Acks:
         loop = asyncio.get_running_loop()
         reply, answer = f"{self._inbox}.{next(self._numbers)}", loop.create_future()
         self._waiting[reply] = answer
-        timer = loop.call_later(seconds, _give_up, answer)
+        timer = loop.call_later(seconds, _expire, answer)
         try:
             await self._client.publish(subject, data, reply=reply, headers=dict(headers))
             return _stored(await answer)
@@ -96,7 +96,7 @@ class _Acks:
             answer.set_result(message)
 
 
-def _give_up(answer: "asyncio.Future[Msg]") -> None:
+def _expire(answer: "asyncio.Future[Msg]") -> None:
     if not answer.done():
         answer.set_exception(TimeoutError("no answer from JetStream"))
 
