@@ -116,7 +116,7 @@ def view(
     task: Annotated[str, typer.Option("--task", help="Those whose task id contains this")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show what was learnt from: experiences with reward, advantage and the weights that sampled them."""
+    """Show the experiences that were trained: reward, advantage and the versions that sampled them."""
     from trinity.cli.commands.run import view_command
 
     sys.exit(view_command(config, job, step, index, task, as_json))
@@ -130,7 +130,7 @@ def list_letters(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many, oldest first")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List them: ordinal, task, cause, attempts and error."""
+    """List dead letters: ordinal, task, cause, attempts and error."""
     from trinity.cli.commands import dead_letters as letters
     from trinity.cli.commands.reader import run_on_stage
 
@@ -145,7 +145,7 @@ def show_letter(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show one whole, with the row of its task."""
+    """Show one dead letter with all its fields and the row of its task."""
     from trinity.cli.commands import dead_letters as letters
     from trinity.cli.commands.reader import run_on_stage
 
@@ -161,7 +161,7 @@ def retry_letters(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> None:
-    """Feed them again, each with all its attempts. The run must be live."""
+    """Requeue tasks of dead letters with all their attempts. The run must be live."""
     from trinity.cli.commands import dead_letters as letters
     from trinity.cli.commands.reader import run_on_stage
 
@@ -178,7 +178,7 @@ def drop_letters(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take them away; their tasks stay dead. The run must be live."""
+    """Delete dead letters; their tasks are not retried. The run must be live."""
     from trinity.cli.commands import dead_letters as letters
     from trinity.cli.commands.reader import run_on_stage
 

@@ -97,7 +97,7 @@ def _sampling(plan: Plan) -> str:
 
 
 def _processes(plan: Plan) -> list[tuple[str, str]]:
-    """Who runs, and on how many GPUs."""
+    """Processes and their GPUs."""
     config, gpus = plan.config, plan.gpus
     rollout = config.explorer.rollout_model
     on_gpus = bool(gpus.total)

@@ -66,7 +66,7 @@ async def _add_texts(reader: Reader, entry: pb.LedgerEntry, batch: Batch, texts:
 
 
 def experiences(member: pb.LedgerGroup, outcome: bytes) -> list[Batch]:
-    """The experiences of a group that the step learnt from, as operators left them."""
+    """The experiences of a group that the step trained on, after the operators."""
     group = decode_outcome(outcome)
     if not isinstance(group, Group):
         raise RunError(f"log entry {member.log_sequence} holds no group")
@@ -129,7 +129,7 @@ def _group(group: pb.LedgerGroup) -> Batch:
 
 
 def render(name: str, batch: Batch) -> str:
-    """For people."""
+    """A batch as text."""
     lines = [_title(name, batch)]
     if batch["groups"]:
         lines.append(_table(batch["groups"]))

@@ -50,21 +50,21 @@ def list_letters(job_stage: JobStage, limit: int, as_json: bool) -> str:
 
 
 def show_letter(job_stage: JobStage, ordinal: int, as_json: bool) -> str:
-    """One letter with everything that is known of its task. RunError if the task has none."""
+    """One letter with all fields of its task. RunError if the task has none."""
     (letter,) = asyncio.run(_read(job_stage, pb.ListDeadLettersRequest(run=job_stage.run, ordinal=ordinal)))
     return _json(whole(letter)) if as_json else describe(whole(letter))
 
 
 @dataclass(frozen=True)
 class Change:
-    """`retry` feeds tasks again, `drop` takes their letters away: those of `ordinals`, or `everything`."""
+    """`retry` requeues tasks, `drop` deletes their letters: those of `ordinals`, or all with `everything`."""
 
     command: Literal["retry", "drop"]
     ordinals: Sequence[int]
     everything: bool
 
     def check(self) -> None:
-        """RunError unless it says which, once."""
+        """RunError unless exactly one of ordinals and --all is given."""
         if bool(self.ordinals) == self.everything:
             raise RunError(
                 f"name the tasks by ordinal, as `trinity deadletters {self.command} 3 7`, or all of them by --all; "
@@ -74,7 +74,7 @@ class Change:
 
 
 def change_letters(job_stage: JobStage, change: Change, as_json: bool) -> str:
-    """What was changed. RunError unless the run lives and all ordinals have letters."""
+    """Apply a change; returns what was changed. RunError unless the run is live and all ordinals have letters."""
     change.check()
     ordinals = asyncio.run(_change(job_stage, change))
     if as_json:
@@ -103,7 +103,7 @@ async def _change(job_stage: JobStage, change: Change) -> list[int]:
 
 
 def not_live(job_stage: JobStage, command: str) -> str:
-    """Why nothing can be changed, and what to do."""
+    """The reason why letters cannot be changed now, and the fix."""
     main = jobs.read_records(job_stage.job).get("main")
     if main is not None:
         return (
@@ -116,7 +116,7 @@ def not_live(job_stage: JobStage, command: str) -> str:
 
 
 def brief(letter: experience_pb2.AttemptFailure) -> Letter:
-    """What a list shows."""
+    """The fields that a list shows."""
     return {
         "ordinal": letter.task.ordinal,
         "task_id": letter.task.task_id,
@@ -128,7 +128,7 @@ def brief(letter: experience_pb2.AttemptFailure) -> Letter:
 
 
 def whole(letter: experience_pb2.AttemptFailure) -> Letter:
-    """Everything: what failed, the task, its row."""
+    """All fields: the failure, the task, its row."""
     task: Letter = {name: getattr(letter.task, name) for name in _TASK_FIELDS}
     task["row_number"] = letter.task.row
     task |= {name: _parsed(getattr(letter.task, f"{name}_json")) for name in _JSON_FIELDS}
@@ -150,7 +150,7 @@ def _plain(value: Any) -> Any:
 
 
 def table(name: str, letters: Sequence[Letter], limit: int) -> str:
-    """For people: one line for each letter."""
+    """A text table, one line for each letter."""
     more = f", the oldest; --limit {2 * limit} shows more" if len(letters) == limit else ""
     drawn = Table(
         title=Text(f"{name}: {len(letters)} dead letters{more}"), title_justify="left", box=None, padding=(0, 2, 0, 0)
@@ -178,7 +178,7 @@ def table(name: str, letters: Sequence[Letter], limit: int) -> str:
 
 
 def describe(letter: Letter) -> str:
-    """For people: one letter, whole."""
+    """All fields of one letter as text."""
     task = letter["task"]
     facts = {
         "task": letter["task_id"] or "(unknown)",

@@ -19,7 +19,7 @@ _WIDTH = 140
 
 
 def list_explorers(job_stage: JobStage, as_json: bool) -> str:
-    """All whose lease is alive, by name."""
+    """All explorers with a live lease, by name."""
     members = asyncio.run(_read(job_stage))
     found = [member_facts(member) for member in members]
     if as_json:
@@ -38,7 +38,7 @@ async def _read(job_stage: JobStage) -> Sequence[pb.Member]:
 
 
 def table(title: str, explorers: Sequence[Facts]) -> str:
-    """For people: one line each, and the failures below."""
+    """A text table, one line for each explorer, and failures below it."""
     drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     drawn.add_column("name", overflow="fold")
     drawn.add_column("state", no_wrap=True)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def live_services(job_stage: JobStage) -> Addresses:
-    """Where the stage's services listen. RunError unless it lives and has a sync service."""
+    """Where the stage's services listen. RunError unless it is live and has a sync service."""
     found = await _find(job_stage)
     if found is None:
         raise RunError(_not_live(job_stage))

@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def rank(self) -> int:
-        """How grave it is. Text says nothing about that, so it always passes."""
+        """Rank of the level. Text has no level and always passes the filter."""
         return _RANKS.get(str(self.fields.get("level", "info")).lower(), _LEVELS["info"]) if self.fields else 100
 
 
@@ -138,7 +138,7 @@ class Sources:
 
 
 def find(folder: Path) -> dict[Path, str]:
-    """Log files of a job (the newest of each rotation) and whose they are; those of nats-server last changed last."""
+    """Log files of a job (the newest of each rotation) and their processes; nats-server last, by time of change."""
     found: dict[Path, str] = {}
     texts: list[Path] = []
     for place in (folder / "log", *sorted(folder.glob("*/log"))):

@@ -1,7 +1,7 @@
 """The buffer of a job, for commands that read its log and ledger.
 
-While the run lives, it is the run's own. Otherwise one that only reads is started for as long as the command takes, on
-the run's NATS: the one of TRINITY_NATS_URL, or the embedded one on the job's own store, and then the job is locked.
+While the run is live, this is the run's buffer. Otherwise the command starts a read-only buffer on the run's NATS and
+ends it. That NATS is TRINITY_NATS_URL, or an embedded server on the job's store; then the job is locked meanwhile.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobStage:
-    """One stage of a job, as it was run last. `stage` is empty for a job without stages."""
+    """One stage of a job with the configuration of its last run. `stage` is empty for a job without stages."""
 
     job: Path
     folder: Path
@@ -54,7 +54,7 @@ class JobStage:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Project and name, for display."""
         return f"{self.plan.config.project}/{self.plan.config.name}"
 
     @property
@@ -71,7 +71,7 @@ class JobStage:
 
 
 def run_on_stage(config: Path | None, job: Path | None, stage: str, command: Callable[[JobStage], str | int]) -> int:
-    """A command about a stage: its exit code. Text that `command` returns is printed."""
+    """Run a command on a stage; returns the exit code. Text that `command` returns is printed."""
 
     def action() -> int:
         logs.configure("look", level="ERROR")
@@ -85,7 +85,7 @@ def run_on_stage(config: Path | None, job: Path | None, stage: str, command: Cal
 
 
 def find_job_stage(config: Path | None, job: Path | None, stage: str) -> JobStage:
-    """The stage asked for; else the live one, else the last that was trained. RunError if there is none."""
+    """The requested stage, else the live one, else the last trained one. RunError if there is none."""
     folder = find_job(load(config, plugins_loaded=False) if config else None, job).absolute()
     found = {path.parent.name if path.parent != folder else "": path for path in _stage_configs(folder)}
     if not found:
@@ -98,7 +98,7 @@ def find_job_stage(config: Path | None, job: Path | None, stage: str) -> JobStag
 
 
 def _stage_configs(folder: Path) -> list[Path]:
-    """Those of the job and its stages, the newest last; not those of evaluations below them."""
+    """Config files of the job and its stages, the newest last; without those of evaluations below them."""
     own = [path for path in jobs.stage_configs(folder) if folder in (path.parent, path.parent.parent)]
     return sorted(own, key=lambda path: path.stat().st_mtime)
 
@@ -113,7 +113,7 @@ def _default_stage(folder: Path, found: dict[str, Path]) -> str:
 
 @dataclass(frozen=True)
 class Reader:
-    """A buffer that serves. `is_live`: it is the run's own, and may change the run."""
+    """A serving buffer. `is_live`: it is the run's own and can change the run."""
 
     address: str
     nats_url: str
@@ -123,7 +123,7 @@ class Reader:
 
 @contextlib.asynccontextmanager
 async def live_buffer(job_stage: JobStage) -> AsyncIterator[Reader | None]:
-    """The run's own buffer; None if the stage does not live."""
+    """The run's own buffer; None if the stage is not live."""
     address, url = await _live_address(job_stage)
     if not address:
         yield None
@@ -134,7 +134,7 @@ async def live_buffer(job_stage: JobStage) -> AsyncIterator[Reader | None]:
 
 @contextlib.asynccontextmanager
 async def any_buffer(job_stage: JobStage) -> AsyncIterator[Reader]:
-    """The run's own buffer if the stage lives, else one that only reads."""
+    """The run's own buffer if the stage is live, else a read-only one."""
     async with contextlib.AsyncExitStack() as stack:
         reader = await stack.enter_async_context(live_buffer(job_stage))
         if reader is None:
@@ -144,7 +144,7 @@ async def any_buffer(job_stage: JobStage) -> AsyncIterator[Reader]:
 
 @contextlib.asynccontextmanager
 async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> AsyncIterator[Reader]:
-    """A buffer of the command's own, so that a live run is not disturbed. `log_dir`: kept there, else nowhere."""
+    """A read-only buffer of this command, separate from the live run's. `log_dir`: of its logs; None: not kept."""
     async with contextlib.AsyncExitStack() as stack:
         folder = log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trinity-")))
         lock = FileLock(job_stage.job / ".lock")
@@ -169,7 +169,7 @@ async def answer(call: Awaitable[T]) -> T:
 
 
 async def _live_address(job_stage: JobStage) -> tuple[str, str]:
-    """Where the run's own buffer listens, and its NATS; empty if the stage does not live."""
+    """Addresses of the run's own buffer and NATS; empty if the stage is not live."""
     main = jobs.read_records(job_stage.job).get("main")
     if main is not None:
         if main.run != job_stage.run:
@@ -208,7 +208,7 @@ async def _connected(address: str, nats_url: str, child: Child | None) -> AsyncI
 
 
 async def _until_serving(channel: grpc.aio.Channel, child: Child | None) -> None:
-    """RunError if a child ends before, or after the time. `child` None: the buffer of a live run, which may restart."""
+    """RunError if a child ends first or at the timeout. `child` None: the buffer of a live run, which may restart."""
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while asyncio.get_running_loop().time() < deadline:
         with contextlib.suppress(grpc.aio.AioRpcError):
@@ -218,4 +218,4 @@ async def _until_serving(channel: grpc.aio.Channel, child: Child | None) -> None
         if child is not None and not child.is_running():
             raise RunError(f"the run cannot be read: {child.last_error()}")
         await asyncio.sleep(_POLL_SECONDS)
-    raise RunError(f"the buffer is not there within {_START_SECONDS:g} s; `trinity status` shows a live run")
+    raise RunError(f"the buffer does not serve within {_START_SECONDS:g} s; `trinity status` shows a live run")

@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Wanted:
-    """Steps `first` to `last`, after the checkpoint of step `begin`; 0: the base model."""
+    """Train steps `first` to `last` from the checkpoint of step `begin`; 0: the base model."""
 
     first: int
     last: int
@@ -41,12 +41,12 @@ class Wanted:
 
     @property
     def steps(self) -> range:
-        """What is trained."""
+        """The steps that are trained."""
         return range(self.begin + 1, self.last + 1)
 
 
 def replay(job_stage: JobStage, first: int, last: int | None, overrides: Sequence[str], as_json: bool) -> int:
-    """Exit code: 0 if everything that was compared is equal, 1 if something differs or nothing could be compared."""
+    """Exit code: 0 if all compared values are equal, 1 on a difference or without a comparison."""
     trained = circumstances(job_stage.folder)
     noted = trained.keys() | metrics_by_step(job_stage.folder).keys()
     wanted = _wanted(job_stage, first, last, max(noted, default=0))
@@ -94,7 +94,7 @@ def _wanted(job_stage: JobStage, first: int, last: int | None, newest: int) -> W
 
 
 def placement_of(job_stage: JobStage, wanted: Wanted, trained: dict[int, dict[str, Any]]) -> tuple[Placement, int]:
-    """As many ranks as the run had, of the same kind, and CPU threads. RunError if this machine has not got them."""
+    """As many ranks as the run had, of the same kind, and CPU threads. RunError if this machine has fewer."""
     found = {(e.get("ranks"), e.get("device"), e.get("threads")) for e in map(trained.get, wanted.steps) if e}
     if len(found) > 1:
         kinds = " and ".join(sorted(f"{ranks} rank(s) on {device}" for ranks, device, _ in found))
@@ -115,7 +115,7 @@ def placement_of(job_stage: JobStage, wanted: Wanted, trained: dict[int, dict[st
 
 
 def _micro_batch_tokens(wanted: Wanted, trained: dict[int, dict[str, Any]]) -> int | None:
-    """Of all these steps, where the run noted it: a GPU of another size would choose others. None: not, or not one."""
+    """The micro-batch size that the run noted for all these steps. None: not noted, or several values."""
     found = {entry.get("micro_batch_tokens") for entry in map(trained.get, wanted.steps) if entry}
     return found.pop() if len(found) == 1 else None
 
@@ -173,7 +173,7 @@ async def _train(
     folder: Path,
     quiet: bool,
 ) -> dict[int, int]:
-    """Run the trainer to its end; returns the groups (or rows) of each step. RunError if it cannot be done."""
+    """Run the trainer to its end; returns the groups (or rows) of each step. RunError if it fails."""
     async with read_only_buffer(job_stage, folder / "log") as reader:
         try:
             groups = await _check_ledger(reader, job_stage.run, wanted)
@@ -191,7 +191,7 @@ async def _train(
 
 
 async def _check_ledger(reader: Reader, run: str, wanted: Wanted) -> dict[int, int]:
-    """Whether every step has an entry, and its experience is there still."""
+    """Check that every step has an entry and its experience still exists."""
     sizes = {}
     for step in wanted.steps:
         request = pb.GetLedgerEntryRequest(run=run, step=step)
@@ -202,7 +202,7 @@ async def _check_ledger(reader: Reader, run: str, wanted: Wanted) -> dict[int, i
 
 
 async def _until_ended(child: Child, folder: Path, quiet: bool) -> None:
-    """Until the trainer ends; says each step as it comes. RunError if it fails."""
+    """Wait until the trainer ends and print each step. RunError if it fails."""
     said: set[int] = set()
     while True:
         running = child.is_running()

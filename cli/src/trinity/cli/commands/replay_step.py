@@ -25,7 +25,7 @@ _POLL_SECONDS, _STOP_SECONDS = 0.3, 1.0
 
 
 def replay_step(job_stage: JobStage, step: int | None, overrides: Sequence[str], as_json: bool) -> int:
-    """Exit code: 0 if the batch could be learnt from now, else 1. RunError if none is kept."""
+    """Exit code: 0 if the batch trains without a bad value now, else 1. RunError without a kept batch."""
     steps = kept_steps(job_stage.folder)
     if not steps:
         raise RunError(
@@ -59,7 +59,7 @@ def kept_steps(folder: Path) -> list[int]:
 
 
 def render(report: dict[str, Any]) -> str:
-    """The groups as a table, those with a value that is not finite marked by `!`, and what training said."""
+    """The groups as a table, non-finite values marked by `!`, and the metrics of training."""
     begin = report["checkpoint_step"]
     weights = f"the checkpoint of step {begin}" if begin else "the base model"
     lines = [f"step {report['step']} with the weights of {weights}"]

@@ -28,7 +28,7 @@ _MOST_VERSIONS = 1_000_000
 
 @dataclass(frozen=True)
 class RollbackRequest:
-    """What was asked for on the command line. `wait_seconds`: for explorers and buffer to follow."""
+    """The options of the command line. `wait_seconds`: time for explorers and buffer to follow."""
 
     version: int
     keep_experience: bool = False
@@ -40,7 +40,7 @@ class RollbackRequest:
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """Before the rollback."""
+    """The run before the rollback: LIVE version, versions to withdraw, explorers that have to load."""
 
     live: int
     withdrawn: tuple[int, ...]
@@ -102,7 +102,7 @@ def _said(request: RollbackRequest, text: str, facts: dict[str, object]) -> str:
 
 
 async def take_snapshot(sync: sync_pb2_grpc.SyncServiceStub, run: str, version: int) -> RunSnapshot:
-    """What a rollback to a version would mean. RunError if there is no such version, or it never can be LIVE again."""
+    """The effect of a rollback to a version. RunError if there is no such version, or it cannot be LIVE again."""
     asked = pb.GetVersionRequest(run=run, version=version)
     wanted = (await answer(sync.GetVersion(asked, timeout=CALL_SECONDS), "sync")).version
     if wanted.state not in (pb.VERSION_STATE_LIVE, pb.VERSION_STATE_RETIRED):
@@ -121,7 +121,7 @@ async def take_snapshot(sync: sync_pb2_grpc.SyncServiceStub, run: str, version: 
 
 
 def announcement(name: str, snapshot: RunSnapshot, request: RollbackRequest) -> str:
-    """What will happen, for people."""
+    """The effect of the rollback as text."""
     experience = "stays in later batches" if request.keep_experience else "enters no later batch"
     loads = ", ".join(snapshot.explorers) or "no explorer"
     return visible(
@@ -159,7 +159,7 @@ async def _fenced(buffer: buffer_pb2_grpc.BufferServiceStub, run: str) -> int:
 async def _until_fenced(
     buffer: buffer_pb2_grpc.BufferServiceStub, run: str, done: pb.RollbackRecord, deadline: float
 ) -> int:
-    """Groups that fences have dropped, this one included. The buffer hears of it by itself; this is the same fence."""
+    """Groups that fences have dropped, this one included. The buffer fences by itself too; asking twice is harmless."""
     newest = max([done.newest_step, *done.withdrawn])
     request = buffer_pb2.FenceRequest(run=run, versions=range(done.version + 1, newest + 1))
     while True:
@@ -181,7 +181,7 @@ async def _until_fenced(
 async def _until_served(
     sync: sync_pb2_grpc.SyncServiceStub, run: str, done: pb.RollbackRecord, deadline: float
 ) -> list[str]:
-    """Explorers that serve what is not withdrawn, once all that serve anything do."""
+    """Wait until every explorer that serves has left the withdrawn versions; returns their names."""
     late: list[pb.Member] = []
     while True:
         with contextlib.suppress(grpc.aio.AioRpcError):

@@ -30,7 +30,7 @@ def list_versions(job_stage: JobStage, limit: int, as_json: bool) -> str:
 
 
 def show_version(job_stage: JobStage, number: int, as_json: bool) -> str:
-    """One version with everything that is known of it."""
+    """All fields of one version."""
 
     async def read() -> tuple[pb.WeightVersion, list[str]]:
         async with sync_of(job_stage) as stub:
@@ -46,7 +46,7 @@ def show_version(job_stage: JobStage, number: int, as_json: bool) -> str:
 
 
 def pin_version(job_stage: JobStage, number: int, pinned: bool, as_json: bool) -> str:
-    """Keep a version's files, or let them go again."""
+    """Pin or unpin a version's files."""
 
     async def pin() -> None:
         async with sync_of(job_stage) as stub:
@@ -63,7 +63,7 @@ def pin_version(job_stage: JobStage, number: int, pinned: bool, as_json: bool) -
 
 @contextlib.asynccontextmanager
 async def sync_of(job_stage: JobStage) -> AsyncIterator[sync_pb2_grpc.SyncServiceStub]:
-    """The sync service of a live stage. RunError if it does not live."""
+    """The sync service of a live stage. RunError if the stage is not live."""
     addresses = await live_services(job_stage)
     async with rpc.channel(addresses.sync) as channel:
         yield sync_pb2_grpc.SyncServiceStub(channel)

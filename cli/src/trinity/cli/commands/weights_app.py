@@ -18,7 +18,7 @@ def list_weights(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many, newest first")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List them, newest first: step, state, who serves them, size, transports, canary, age."""
+    """List versions, newest first: step, state, who serves them, size, transports, canary, age."""
     from trinity.cli.commands.reader import run_on_stage
     from trinity.cli.commands.weights import list_versions
 
@@ -33,7 +33,7 @@ def show_weights(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show one whole: transports, tensors, and what the canary measured."""
+    """Show one version: transports, tensors and canary measurements."""
     from trinity.cli.commands.reader import run_on_stage
     from trinity.cli.commands.weights import show_version
 

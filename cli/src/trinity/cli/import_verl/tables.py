@@ -182,7 +182,7 @@ PASSED_WITHOUT_EFFECT = f"{ROLLOUT}.log_prob_"
 
 
 def reason(table: Mapping[str, str], option: str) -> str | None:
-    """A table's word on an option: that of its own name, else that of the section it is in."""
+    """A table's entry for an option: under its own name, else under its section."""
     if option in table:
         return table[option]
     return next((why for name, why in table.items() if name.endswith(".") and option.startswith(name)), None)

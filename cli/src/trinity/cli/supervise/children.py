@@ -1,4 +1,4 @@
-"""Child processes: each in a group of its own, restarted with back-off, ended with everything below them."""
+"""Child processes: each in a process group of its own, restarted with back-off, ended with its group."""
 
 import asyncio
 import contextlib
@@ -75,7 +75,7 @@ class Child:
         return self.log_file.with_suffix(".announced.json")
 
     def has_finished(self) -> bool:
-        """Whether the process that was started last has said so. Its exit code may say something else."""
+        """Whether the last started process announced that it finished. Its exit code may differ."""
         said = files.read_json(self.announce_file)
         return isinstance(said, dict) and said.get("pid") == self.pid and said.get("finished") is True
 

@@ -63,7 +63,7 @@ async def _serve(config: Config, source: str) -> None:
 
 
 def _plan(config: Config, about: dict[str, Any] | None) -> Plan:
-    """The last stage's plan, with the model of the live run if there is one."""
+    """The plan of the last stage, with the live run's model if a run is live."""
     stage = expand(config)[-1]
     changes: dict[str, Any] = {"mode": "serve"}
     if about is not None:

@@ -107,7 +107,7 @@ class Stage:
             stopping.cancel()
 
     async def _keep_record(self, others: list[Child]) -> None:
-        """Write who runs, again at every restart."""
+        """Write the record of running processes, again at every restart."""
         while True:
             self._changed.clear()
             processes = [child.record() for child in [*others, *self.children]]
@@ -118,7 +118,7 @@ class Stage:
             await self._changed.wait()
 
     async def _announce(self) -> None:
-        """Tell those who want to join what runs now, and where."""
+        """Publish the running services and their addresses for explorers that join."""
         config = json.loads(self._plan.config.model_dump_json())
         config["monitor"]["monitor_args"] = None  # no other process may read keys and passwords
         about = {

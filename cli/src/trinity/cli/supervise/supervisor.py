@@ -207,7 +207,7 @@ def _earlier_seconds(folder: Path) -> float:
 
 
 def _summary(config: Config, parts: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """The last stage's figures at the top, every stage's below."""
+    """The last stage's values at the top level, all stages below."""
     main = {key: value for key, value in parts[-1].items() if key not in ("stage", "evaluations")}
     main["wall_seconds"] = round(max(seconds, sum(part["wall_seconds"] for part in parts)), 1)
     return {"project": config.project, "name": config.name, **main, "stages": parts}

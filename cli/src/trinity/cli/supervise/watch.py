@@ -1,4 +1,4 @@
-"""What a run does now, asked of its services."""
+"""The current state of a run, from its services."""
 
 import asyncio
 from dataclasses import dataclass, field
