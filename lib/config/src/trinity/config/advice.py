@@ -1,4 +1,4 @@
-"""What a user should know of a configuration that is right: keys that do less than they say, and memory."""
+"""Advice on a valid configuration: keys with less effect than their name suggests, and memory."""
 
 from collections.abc import Iterator
 

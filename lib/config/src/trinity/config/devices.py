@@ -94,7 +94,7 @@ def torch_build() -> TorchBuild | None:
 
 
 def mismatch(gpus: Sequence[Gpu], torch: TorchBuild | None) -> str:
-    """Why torch cannot use the GPUs that are here, and what to do; empty if nothing speaks against it."""
+    """Why torch cannot use the GPUs that are here, and what to do; empty if it can."""
     if not gpus or torch is None:
         return ""
     here = f"this machine has {len(gpus)} GPU(s) ({gpus[0].name}, driver {gpus[0].driver})"
@@ -154,7 +154,7 @@ def problems(plan: Plan, gpus: Sequence[Gpu], torch: TorchBuild | None, host_mem
 
 
 def host_memory() -> float:
-    """GiB that processes can still get here; 0 where the system does not say."""
+    """Free host memory in GiB; 0 if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

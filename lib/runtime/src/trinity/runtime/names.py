@@ -91,7 +91,7 @@ class RunNames:
 
     @property
     def control(self) -> str:
-        """Subject of the buffer's own entries in the log: revivals and fences."""
+        """Subject of the buffer's own entries in the log: requeued tasks and fences."""
         return f"trinity.{self.run}.experiences.control"
 
     def evaluation(self, taskset: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a version's weights do what they should: one explorer loads it and computes its canary.
+"""Verifies a version's weights: one explorer loads it and computes its canary.
 
 Which version is judged, and by whom, is one key (the candidate), written by compare-and-set by the instance that first
 finds that an explorer has to be asked. An explorer that dies or takes too long is replaced by another one, if there is

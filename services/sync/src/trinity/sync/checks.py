@@ -1,4 +1,4 @@
-"""What a manifest must be before its version is taken in. Refusals name the field and leave everything as it is."""
+"""Checks of a manifest before its version is registered. Refusals name the field and change nothing."""
 
 import asyncio
 

@@ -61,7 +61,7 @@ class Claims:
         return result
 
     async def _fence(self, number: int) -> None:
-        """From here on nothing of an older claim's is taken in, not even what is under way."""
+        """From now on nothing of an older claim is accepted, also not calls in flight."""
         if self._state.live.claim < number:
             await self._state.change_pointer(lambda live: replace(live, claim=max(live.claim, number)))
 

@@ -1,4 +1,4 @@
-"""The life of versions: STAGED, VERIFIED, LIVE, RETIRED, REJECTED. Every change is a compare-and-set on one key.
+"""The states of versions: STAGED, VERIFIED, LIVE, RETIRED, REJECTED. Every change is a compare-and-set on one key.
 
 A version's record says what was found out about it; which one is LIVE is one pointer. What needs both is done in an
 order that may stop at any point. The next call of `settle` finishes it: by this instance, another one, or this one

@@ -1,4 +1,4 @@
-"""What each explorer is to load, told at once and at every change, to a thousand streams as to one."""
+"""Tells each explorer what to load, now and at every change; built for a thousand streams."""
 
 import asyncio
 from collections import OrderedDict

@@ -33,7 +33,7 @@ def lock(path: Path) -> FileLock:
 
 
 class JsonlArchive:
-    """One file. After a restart `position` is that of the last group: what followed and is no group comes again."""
+    """One file. After a restart `position` is that of the last group; log entries after it are delivered again."""
 
     def __init__(self, path: Path, run: str) -> None:
         self._path, self._run = path, run

@@ -150,7 +150,7 @@ def _is_archived(opened: Any) -> bool:
 
 
 def _keys(opened: Any, row_group: int, place: str, before: int) -> Iterator[Row]:
-    """What tells the group of each row. Rows that were written by hand are judged whole."""
+    """The columns that identify the group of each row. Rows written by hand are validated in full."""
     if _is_archived(opened):
         yield from opened.read_row_group(row_group, columns=list(_GROUP_COLUMNS)).to_pylist()
         return

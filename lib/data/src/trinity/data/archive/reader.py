@@ -11,7 +11,7 @@ from trinity.runtime.errors import InvalidInput
 
 
 class Source(Protocol):
-    """Where rows lie. A reference to a group is the source's own business."""
+    """A source of rows. The type of its references to groups is private to it."""
 
     def groups(self) -> Sequence[Any]:
         """A reference to each group, in order."""

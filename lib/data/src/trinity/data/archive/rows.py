@@ -87,7 +87,7 @@ def kind_of(path: str) -> Kind:
 
 @contextlib.contextmanager
 def needed_from(package: str) -> Iterator[None]:
-    """Around the import of a kind: what is not installed becomes an InvalidInput that says what to install."""
+    """Wraps the import of a kind. A missing package becomes an InvalidInput that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -110,7 +110,7 @@ def run_stages(config: Config, source: str = "<config>") -> tuple[Config, tuple[
 
 @contextmanager
 def previewed(config: Config, job_dir: Path, source: str = "<config>") -> Iterator[tuple[Config, TaskPipelineResult]]:
-    """The stage after its pipeline, for as long as the block lasts: what is not made yet is in a temporary folder."""
+    """The stage after its pipeline, for as long as the block lasts; new files are in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="trinity-tasks-") as folder:
         result = run_pipeline(config, job_dir, source, Path(folder))
         yield with_outputs(config, result), result

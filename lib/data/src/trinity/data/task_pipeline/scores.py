@@ -167,6 +167,6 @@ def scaled(values: Sequence[float], low: float | None = None, high: float | None
 
 
 def _judged(entries: Sequence[Entry], key: str) -> list[float]:
-    """What a data-juicer operator found out about every row; empty if it did not see all of them."""
+    """The value that a data-juicer operator computed for every row; empty if one lacks it."""
     found = [entry.stats[key] for entry in entries if key in entry.stats]
     return scaled(found, 0.0, 1.0) if len(found) == len(entries) else []

@@ -1,4 +1,4 @@
-"""Reading streams: leases on a shared consumer, and a tail of a log that proves it skipped nothing."""
+"""Reading streams: leases on a shared consumer, and a tail of a log that detects every gap."""
 
 import asyncio
 import contextlib

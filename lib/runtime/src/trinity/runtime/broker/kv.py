@@ -218,7 +218,7 @@ def is_cancelled() -> bool:
 
 
 class _Tail:
-    """A reader of the stream that a bucket is: in order, many changes in one question."""
+    """Reads the stream behind a bucket: in order, many changes with one request."""
 
     def __init__(self, broker: Broker, bucket: str, prefix: str, config: KeyValueConfig | None) -> None:
         self._broker = broker
@@ -245,7 +245,7 @@ class _Tail:
                 return tuple(changes)
 
     async def _is_at_the_end(self) -> bool:
-        """Whether there is nothing to read; a server that merely did not answer says nothing."""
+        """Whether nothing is left to read. A server that does not answer counts as False."""
         js = self._broker.js
 
         def next_message() -> Awaitable[object]:
@@ -261,7 +261,7 @@ class _Tail:
         return False
 
     async def check_bucket(self) -> None:
-        """Once a second, whether this is another bucket than before: then it is read from its beginning."""
+        """Check once a second whether the bucket was recreated; if so, read it from its beginning."""
         if time.monotonic() - self._checked_at < _POLL_SECONDS:
             return
         born = await self._when_made()
@@ -271,7 +271,7 @@ class _Tail:
         self._born, self._checked_at = born, time.monotonic()
 
     async def _when_made(self) -> object:
-        """By the server's clock. A bucket that is gone is made again; waits for ever while NATS is away."""
+        """Creation time of the bucket (server clock). A missing bucket is created; waits while NATS is away."""
         js, stream = self._broker.js, self._stream
         while True:
             try:
