@@ -3,7 +3,7 @@
     python benchmarks/algorithms.py [--names grpo,ppo] [--steps 40] [--seeds 0,1,2] [--device cpu] [--jobs 2] [--table]
 
 One line of JSON for each run goes to <out>/results.jsonl; a run that is there already is not done again, so that the
-same command goes on after a break. --table writes what is there into docs/algorithms.md. With GPUs each job gets an
+same command resumes after a break. --table writes what is there into docs/algorithms.md. With GPUs each job gets an
 equal part of those that are visible.
 """
 

@@ -130,7 +130,7 @@ class Latencies:
 
 
 async def at_a_rate(work: Work, groups_per_second: float, found: Latencies) -> None:
-    """A group is due every so many seconds, whether or not earlier ones have arrived."""
+    """`groups_per_second` groups are due each second, whether or not earlier ones have arrived."""
     async with flow(work) as live:
         receiving = asyncio.create_task(live.receive())
         begin = time.perf_counter() + 0.1

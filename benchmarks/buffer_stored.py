@@ -130,7 +130,7 @@ class Stored:
         await trainer.close()
 
     async def judged(self, groups: int) -> None:
-        """Until the buffer has stored so many groups."""
+        """Wait until the buffer has stored this many groups."""
         trainer = self.run.trainer()
         async with asyncio.timeout(_JUDGE_SECONDS):
             while (stats := await trainer.stats()).stored < groups:
@@ -139,7 +139,7 @@ class Stored:
         await trainer.close()
 
     async def start(self, next_step: int) -> Start:
-        """Start the buffer, which was killed, and ask for a batch as a trainer that goes on."""
+        """Start the buffer, which was killed, and ask for a batch as a resumed trainer does."""
         begin = time.perf_counter()
         self.run.buffer.start(wait_seconds=0)
         await until_serving(self.run.buffer)
@@ -182,7 +182,7 @@ _Message = tuple[str, bytes, dict[str, str]]
 
 @contextlib.asynccontextmanager
 async def stored(groups: int, tasks: int) -> AsyncIterator[Stored]:
-    """A run with so many groups in its log and so many tasks fed; the buffer does not run."""
+    """A run with this many groups in its log and this many tasks fed; the buffer does not run."""
     with tempfile.TemporaryDirectory() as folder:
         run = Stored(Path(folder), tasks)
         try:

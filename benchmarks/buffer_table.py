@@ -45,7 +45,7 @@ def percentile(values: Iterable[float], part: float) -> float:
 
 
 async def until_serving(*processes: ServiceProcess) -> None:
-    """Until all are SERVING. gRPC is asked when somebody listens: a refused channel rests for a second or more."""
+    """Until all are SERVING. gRPC is asked once the port is open: a refused channel retries only after a second."""
     for process in processes:
         host, port = process.address.split(":")
         while True:

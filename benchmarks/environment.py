@@ -44,7 +44,7 @@ TOKEN = "benchmark"
 
 
 class Trivial(Environment):
-    """Says the same every time, and is over after so many steps as the task says."""
+    """Gives the same observation at every step, and ends after the number of steps in the task."""
 
     isolation = "none"
 
@@ -79,7 +79,7 @@ def direct(seconds: float) -> float:
 
 
 async def through(client: EnvironmentClient, episodes: int, seconds: float) -> float:
-    """Steps a second of so many episodes in parallel, each followed by the next."""
+    """Steps per second of this many parallel episodes, each followed by the next."""
     steps = 0
     stop = time.perf_counter() + seconds
 
@@ -178,12 +178,12 @@ async def measure_open(args: argparse.Namespace) -> None:
 
 
 async def open_at_once(client: EnvironmentClient, count: int) -> None:
-    everybody = asyncio.Barrier(count)
+    barrier = asyncio.Barrier(count)
 
     async def play() -> None:
         async with client.episode("trivial", {"steps": 2}) as episode:
             await episode.reset()
-            await everybody.wait()
+            await barrier.wait()
             await episode.step("look")
             await episode.step("look")
 

@@ -110,7 +110,7 @@ class Crowd:
                 await stub.Report(report, timeout=60)
 
     async def swap(self, part: float) -> None:
-        """So many leave, and as many with new names join."""
+        """This part of the members leaves, and as many with new names join."""
         gone = random.sample(sorted(self._tasks), round(len(self._tasks) * part))
         for name in gone:
             self._tasks[name].cancel()
@@ -230,7 +230,7 @@ async def publish_all(plan: Plan, folder: Path, sync: ServiceProcess, parts: Par
 
 
 async def reached(parts: Parts, version: int, wanted: int) -> float:
-    """When so many members had reported the version."""
+    """Time until this many members had reported the version."""
     async with asyncio.timeout(_VERSION_SECONDS):
         while len(served := await parts.served(version)) < wanted:
             await asyncio.sleep(0.05)

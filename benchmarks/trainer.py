@@ -97,7 +97,7 @@ def measure_growth(job: dict[str, Any]) -> dict[str, float]:
     parameters = sum(parameter.numel() for parameter in engine.policy.parameters())
     gradients = sum(p.numel() for p in engine.policy.parameters() if p.grad is None) * 4
     before = resident("VmRSS") + gradients
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     begin = time.perf_counter()
     engine.train(make_batch(job["lengths"], job["vocabulary"], 2), 100)
     seconds = time.perf_counter() - begin

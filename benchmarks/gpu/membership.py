@@ -1,10 +1,10 @@
-"""Explorers join, leave, and are killed with -9, one in the middle of a collective update, while a run goes on.
+"""Explorers join, leave, and are killed with -9, one in the middle of a collective update, while a run continues.
 
     python benchmarks/gpu/membership.py             two GPUs, about five minutes; more give each explorer its own
     python benchmarks/gpu/membership.py --cpu --tiny
 
 The trainer has the last GPU. With two, the explorers share the other one: the first is in the collective group, which
-takes a GPU once, the others load from the folder. Nobody may hold the trainer up beyond a deadline: a version waits
+takes a GPU once, the others load from the folder. No explorer may delay the trainer beyond a deadline: a version waits
 `collective_timeout` for a member, a batch waits for the lease of a task whose explorer is gone. In the end all
 explorers leave, and what the run left on NATS is audited against what its processes said.
 """
@@ -76,26 +76,26 @@ def _few(party: Party) -> Explorer:
 
 
 def _many(party: Party) -> Explorer:
-    """Two join a run that goes on with one; one of them is killed, then the first one, which joins again."""
+    """Two join a run of one explorer. One of them is killed, then the first one, which joins again."""
     party.main.until(lambda status: status["trainer_state"] == "waiting", START_SECONDS, "the trainer waits")
     one = party.start("one")
     party.joined(one)
-    party.go_on(3)
+    party.wait_for_steps(3)
     two = party.start("two")
     if len(party.cards) == 1:  # one engine at a time may measure how much of the GPU is free
         party.joined(two)
     three = party.start("three")
     party.joined(*([three] if len(party.cards) == 1 else [two, three]))
-    party.go_on(3)
+    party.wait_for_steps(3)
     party.kill(three)
-    party.go_on(3)
+    party.wait_for_steps(3)
     party.kill_in_collective(one)
-    party.go_on(3)
+    party.wait_for_steps(3)
     party.joined(party.start(one.name))
     party.until(lambda: by_group(one), EVENT_SECONDS, f"{one.name} is in the collective group again")
-    party.go_on(3)
+    party.wait_for_steps(3)
     party.leave(two)
-    party.go_on(3)
+    party.wait_for_steps(3)
     return one
 
 

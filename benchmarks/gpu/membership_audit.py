@@ -19,12 +19,12 @@ _SECONDS = 120.0
 
 
 def audited(job: Path, logs: Sequence[Path], counts: dict[str, int]) -> list[str]:
-    """What does not fit together of what a run left that was stopped at rest, in words; nothing: all is kept.
+    """Contradictions in what a run left that was stopped while idle, as text; empty: every invariant holds.
 
     `logs`: the log folders of its explorers; `counts`: what the buffer said last, as `trinity status` shows it.
     """
     record = TrainerRecord(job / "monitor/batches.jsonl")
-    record.look()
+    record.read()
     server = NatsServer(job / "nats")
     server.start()
     try:

@@ -48,7 +48,7 @@ class Explorer:
         return next((event["at"] for event in stored if event["at"] > self.started_at), None)
 
     def process(self) -> dict[str, Any]:
-        status = self.run.look()
+        status = self.run.poll_status()
         assert status is not None, self.run.tail()
         return process_of(status, self.name)
 
@@ -90,7 +90,7 @@ class Party:
         config = whole_run.write_yaml(self.folder / f"{name}.yaml", values)
         card = self.cards[number % len(self.cards)] if self.cards else ""
         transports = "folder" if shared and number else "collective,folder"
-        status = self.main.look()
+        status = self.main.poll_status()
         assert status is not None, self.main.tail()
         given = {
             "TRINITY_NATS_URL": status["nats_url"], "TRINITY_LOG_LEVEL": "DEBUG",
@@ -119,8 +119,8 @@ class Party:
     def steps(self) -> int:
         return len(whole_run.trained(self.main.job))
 
-    def go_on(self, steps: int) -> None:
-        """Wait for so many more steps."""
+    def wait_for_steps(self, steps: int) -> None:
+        """Wait for this many more steps."""
         begin = self.steps()
         self.until(lambda: self.steps() >= begin + steps, EVENT_SECONDS, f"{steps} more steps")
 
@@ -148,8 +148,8 @@ class Party:
             os.kill(process["pid"], signal.SIGKILL)
         at = time.time()
         explorer.run.kill()
-        self.go_on(2)
-        seen = [event["event"].removeprefix("trainer.") for event in _troubles(self.main.job) if event["at"] > at - 0.5]
+        self.wait_for_steps(2)
+        seen = [event["event"].removeprefix("trainer.") for event in _warnings(self.main.job) if event["at"] > at - 0.5]
         self.note(f"{explorer.name} is killed in a collective ({seen[0] if seen else 'it was over'})", at)
 
     def rest(self) -> dict[str, int]:
@@ -168,7 +168,7 @@ def by_group(explorer: Explorer) -> bool:
     return bool(loads) and loads[-1]["transport"].startswith("collective")
 
 
-def _troubles(job: Path) -> list[dict[str, Any]]:
+def _warnings(job: Path) -> list[dict[str, Any]]:
     return whole_run.events(job, "trainer", "trainer.epoch.broken", "trainer.epoch.silent", "trainer.epoch.failed")
 
 

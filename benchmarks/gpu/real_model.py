@@ -237,12 +237,12 @@ def tables(folder: Path, runs: dict[str, Part]) -> tuple[Table, Table]:
     judged = {path.stem.removeprefix("judged-"): json.loads(path.read_text()) for path in folder.glob("judged-*.json")}
     learnt = Table("accuracy of greedy replies, counted by plain vLLM on the folders; [95 % over templates]",
                    ("", "before", "after", "gain", "limit", "more than TRL"))  # fmt: skip
-    for split, words in WORDS.items():
+    for split, label in WORDS.items():
         for name in (name for name in runs if name in judged):
             found, before, peer = (judged.get(who, {}).get(split) for who in (name, "before", "trl"))
             more = gain(found, before)
             learnt.rows.append((
-                f"{name}, {words}", with_ends(gain(before)), with_ends(gain(found)), with_ends(more, "+"),
+                f"{name}, {label}", with_ends(gain(before)), with_ends(gain(found)), with_ends(more, "+"),
                 "> 0" if more[1] > 0 else "> 0 MISSED",
                 with_ends(gain(found, peer), "+") if peer and name != "trl" else "",
             ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""The peer of real_model.py: TRL's GRPO on the same problems, for so many seconds, one process a GPU, vLLM beside each.
+"""The peer of real_model.py: TRL's GRPO on the same problems, for a given time: a process per GPU, each with vLLM.
 
 real_model.py starts it with torch.distributed.run. Writes OUT/model and OUT/steps.json. Needs trl.
 """

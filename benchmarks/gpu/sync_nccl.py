@@ -190,7 +190,7 @@ async def engine_side(job: Job, index: int) -> Found:
     loads, memory = [], _LeastFree(job)
     for number in range(1, job["updates"] + 1):
         store.say(f"ready/{number}/{index}")
-        assert await asyncio.to_thread(store.wait, f"go/{number}", SECONDS), "the sender does not go on"
+        assert await asyncio.to_thread(store.wait, f"go/{number}", SECONDS), "the sender does not continue"
         pause = await engine.load(number, {"epoch": EPOCH, "bucket_bytes": BUCKET, "tensors": layout})
         parts = engine.last_load
         assert parts is not None

@@ -5,10 +5,10 @@
     python benchmarks/gpu/trainer.py --cpu --tiny
 
 A step is 16,384 tokens a GPU in one packed micro-batch, lengths mixed, and one update of AdamW, float32 masters; its
-loss is GRPO's, without a reference. 4096, 16384: the longest length; gradient_checkpointing is `mlp`. anew, kept: as
-4096, with true and false. unfused: as anew, without kernels of our own. padding: lengths uniform in [1, 4096], packed
-against rows of 4 padded to the longest. compiled, the peer of 4096: the transformers model with torch.compile, 4 rows
-of 4096, the same head and loss, AdamW on bf16 alone, activations kept.
+loss is GRPO's, without a reference. 4096, 16384: the longest length; gradient_checkpointing is `mlp`. full, none:
+as 4096, with gradient_checkpointing true and false. unfused: as full, without kernels of our own. padding: lengths
+uniform in [1, 4096], packed, against rows of 4 padded to the longest. compiled, the peer of 4096: the transformers
+model with torch.compile, 4 rows of 4096, the same head and loss, AdamW on bf16 alone, without recompute.
 
 6N: 6 x parameters x tokens/s, as a part of 989 TFLOP/s a GPU. GiB: the most that tensors took on GPU 0.
 """
@@ -33,7 +33,7 @@ SHAPES = {  # hidden, layers, heads, key-value heads, intermediate, vocabulary, 
     "1.5B": (1536, 28, 12, 2, 8960, 151_936, True),
     "7B": (3584, 28, 28, 4, 18944, 152_064, False),
 }
-PARTS = ("4096", "anew", "kept", "unfused", "16384", "padding", "compiled")
+PARTS = ("4096", "full", "none", "unfused", "16384", "padding", "compiled")
 PEAK_FLOPS, PART_SECONDS = 989e12, 240.0
 LEAST_TOKENS, MOST_GIB, LEAST_OF_PADDED, LEAST_SHARE = 45_000, 40.0, 1.7, 0.40
 _OF_JOB = ("gpus", "zero", "steps", "tokens", "longest", "torch_attention")
@@ -186,8 +186,8 @@ def time_part(part: str, job: dict[str, Any]) -> dict[str, Any]:
         rows = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": job["tokens"] // longest}
         chosen = packed if part == "packed" else {"use_remove_padding": False, **rows}
         return time_engine(job, lengths, {**chosen, "gradient_checkpointing": True})
-    anew = {"anew": True, "kept": False, "unfused": True}.get(part, "mlp")
-    trainer = {**packed, "gradient_checkpointing": anew, "fused_kernels": part != "unfused"}
+    checkpointing = {"full": True, "none": False, "unfused": True}.get(part, "mlp")
+    trainer = {**packed, "gradient_checkpointing": checkpointing, "fused_kernels": part != "unfused"}
     return time_engine(job, mixed_lengths(longest, tokens), trainer)
 
 

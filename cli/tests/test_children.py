@@ -1,4 +1,4 @@
-"""Supervised processes: restarted, given up with their last error, ended with everything below them."""
+"""Supervised processes: restarted, failed for good with their last error, ended with their process group."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ async def test_a_child_that_would_end_the_same_way_again_is_started_once(tmp_pat
     child = make(tmp_path, f"print('model_path: is no folder'); raise SystemExit({EXIT_FOR_GOOD})", once=True)
     child.start()
     reason = await asyncio.wait_for(child.keep_running(asyncio.Event()), 30)
-    assert reason == "child cannot go on: model_path: is no folder"
+    assert reason == "child cannot continue: model_path: is no folder"
     assert (child.restarts, child.finished) == (0, False)
 
 

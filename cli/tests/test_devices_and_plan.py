@@ -1,4 +1,4 @@
-"""Which GPU everybody gets on this machine, what `check` says of a YAML, and how it refuses one."""
+"""Which GPU each process gets on this machine, what `check` says of a YAML, and how it refuses one."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def test_a_machine_without_gpus_is_one_rank_on_the_cpu_or_as_many_as_are_asked_f
         ([*engines(2), "mode=bench"], ("9",), "01", ""),
     ],
 )
-def test_engines_and_auxiliary_models_come_first_and_nobody_gets_what_is_taken(
+def test_engines_and_auxiliary_models_come_first_and_no_gpu_is_given_twice(
     overrides: list[str], taken: tuple[str, ...], explorer: str, trainer: str
 ) -> None:
     placed = place(plan_of(*overrides), EIGHT, taken)

@@ -18,7 +18,7 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.cli.commands import batch, reader, replay
 from trinity.cli.commands import dead_letters as letters
 from trinity.cli.commands import replay_report as report
-from trinity.cli.commands.reader import Subject, find_subject
+from trinity.cli.commands.reader import JobStage, find_job_stage
 from trinity.cli.errors import RunError
 from trinity.data.wire import encode_outcome, task_to_proto
 from trinity.runtime.process import FileLock
@@ -209,8 +209,8 @@ def stopped(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def subject_of(job: Path, stage: str = "") -> Subject:
-    return find_subject(None, job, stage)
+def job_stage_of(job: Path, stage: str = "") -> JobStage:
+    return find_job_stage(None, job, stage)
 
 
 def test_the_stage_is_the_one_asked_for_or_the_last_that_was_trained(stopped: Callable[..., Path]) -> None:
@@ -218,12 +218,12 @@ def test_the_stage_is_the_one_asked_for_or_the_last_that_was_trained(stopped: Ca
     for age, stage in enumerate(("three", "two", "one")):
         os.utime(job / stage / "config.json", (1e9 - age, 1e9 - age))
     (job / "three/monitor/batches.jsonl").unlink()
-    assert subject_of(job).stage == "two"
-    chosen = subject_of(job, "three")
+    assert job_stage_of(job).stage == "two"
+    chosen = job_stage_of(job, "three")
     assert (chosen.stage, chosen.folder, chosen.whole_job().folder) == ("three", job / "three", job)
     assert chosen.whole_job().token != chosen.run
     with pytest.raises(RunError, match="'one'"):
-        subject_of(job, "four")
+        job_stage_of(job, "four")
 
 
 @pytest.mark.parametrize(
@@ -237,44 +237,44 @@ def test_the_stage_is_the_one_asked_for_or_the_last_that_was_trained(stopped: Ca
 def test_steps_that_cannot_be_trained_again(
     stopped: Callable[..., Path], first: int, last: int | None, said: str
 ) -> None:
-    subject = subject_of(stopped(steps=8, checkpoints=(5, 7)))
+    job_stage = job_stage_of(stopped(steps=8, checkpoints=(5, 7)))
     with pytest.raises(RunError) as caught:
-        replay.replay(subject, first, last, [], False)
+        replay.replay(job_stage, first, last, [], False)
     assert said in str(caught.value)
-    assert not (subject.folder / "replay").exists()
+    assert not (job_stage.folder / "replay").exists()
 
 
 def test_a_replay_begins_at_the_newest_checkpoint_before_it(stopped: Callable[..., Path]) -> None:
-    subject = subject_of(stopped(steps=8, checkpoints=(5, 7)))
-    assert replay._wanted(subject, 8, None, 8) == replay.Wanted(8, 8, 7)
-    assert replay._wanted(subject, 7, 7, 8) == replay.Wanted(7, 7, 5)
-    assert replay._wanted(subject, 1, 2, 8) == replay.Wanted(1, 2, 0)
+    job_stage = job_stage_of(stopped(steps=8, checkpoints=(5, 7)))
+    assert replay._wanted(job_stage, 8, None, 8) == replay.Wanted(8, 8, 7)
+    assert replay._wanted(job_stage, 7, 7, 8) == replay.Wanted(7, 7, 5)
+    assert replay._wanted(job_stage, 1, 2, 8) == replay.Wanted(1, 2, 0)
     assert list(replay.Wanted(7, 7, 5).steps) == [6, 7]
 
 
 def test_ranks_are_those_of_the_run(stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "visible_gpus", lambda: ["0", "1"])
-    subject, wanted = subject_of(stopped(steps=8)), replay.Wanted(1, 2, 0)
-    notes = report.circumstances(subject.folder)
-    placement, threads = replay.placement_of(subject, wanted, notes)
+    job_stage, wanted = job_stage_of(stopped(steps=8)), replay.Wanted(1, 2, 0)
+    notes = report.circumstances(job_stage.folder)
+    placement, threads = replay.placement_of(job_stage, wanted, notes)
     assert (placement.device, placement.trainer_ranks, threads) == ("cpu", 1, 2)
     on_gpus = {step: {**note, "device": "cuda", "ranks": 2} for step, note in notes.items()}
-    placement, _ = replay.placement_of(subject, wanted, on_gpus)
+    placement, _ = replay.placement_of(job_stage, wanted, on_gpus)
     assert (placement.device, placement.trainer) == ("cuda", ["0", "1"])
     monkeypatch.setattr(replay, "visible_gpus", lambda: ["0"])
     with pytest.raises(RunError, match=r"2 rank\(s\) on GPUs; here 1 GPU\(s\) are free"):
-        replay.placement_of(subject, wanted, on_gpus)
+        replay.placement_of(job_stage, wanted, on_gpus)
     with pytest.raises(RunError, match=r"1 rank\(s\) on cpu and 2 rank\(s\) on cuda; choose steps of one of them"):
-        replay.placement_of(subject, wanted, {1: notes[1], 2: on_gpus[2]})
+        replay.placement_of(job_stage, wanted, {1: notes[1], 2: on_gpus[2]})
 
 
 def test_micro_batches_are_as_large_as_those_of_the_run(stopped: Callable[..., Path]) -> None:
-    subject = subject_of(stopped(steps=3, micro_batch_tokens=16_384))
-    notes, wanted = report.circumstances(subject.folder), replay.Wanted(1, 3, 0)
+    job_stage = job_stage_of(stopped(steps=3, micro_batch_tokens=16_384))
+    notes, wanted = report.circumstances(job_stage.folder), replay.Wanted(1, 3, 0)
     tokens = replay._micro_batch_tokens(wanted, notes)
-    assert replay.trainer_config(subject, [], tokens).trainer.max_token_len_per_gpu == 16_384
+    assert replay.trainer_config(job_stage, [], tokens).trainer.max_token_len_per_gpu == 16_384
     asked = ["trainer.max_token_len_per_gpu=99"]
-    assert replay.trainer_config(subject, asked, tokens).trainer.max_token_len_per_gpu == 99
+    assert replay.trainer_config(job_stage, asked, tokens).trainer.max_token_len_per_gpu == 99
     notes[2]["micro_batch_tokens"] = 20_000
     assert replay._micro_batch_tokens(wanted, notes) is None
     assert replay._micro_batch_tokens(wanted, {}) is None
@@ -288,16 +288,16 @@ def test_a_job_that_was_moved_is_trained_again_where_it_is(stopped: Callable[...
     job = stopped(steps=2)
     (tmp_path / "elsewhere/p").mkdir(parents=True)
     moved = job.rename(tmp_path / "elsewhere/p/n")
-    config = replay.trainer_config(subject_of(moved), ["algorithm.optimizer.lr=0.5"])
+    config = replay.trainer_config(job_stage_of(moved), ["algorithm.optimizer.lr=0.5"])
     assert config.checkpoint_root_dir == str(tmp_path / "elsewhere")
     assert (config.mode, config.algorithm.optimizer.lr) == ("train", 0.5)
-    other = subject_of(moved.rename(moved.parent / "m"))
+    other = job_stage_of(moved.rename(moved.parent / "m"))
     with pytest.raises(RunError, match="does not end in p/n"):
         replay.trainer_config(other, [])
 
 
-async def _open(subject: Subject) -> None:
-    async with reader.any_buffer(subject):
+async def _open(job_stage: JobStage) -> None:
+    async with reader.any_buffer(job_stage):
         raise AssertionError("nothing can be opened")
 
 
@@ -306,13 +306,13 @@ def test_a_job_in_use_and_one_without_a_store_are_left_alone(
 ) -> None:
     monkeypatch.delenv("TRINITY_NATS_URL", raising=False)
     monkeypatch.setattr(reader, "_LOCK_SECONDS", 0.2)
-    subject = subject_of(stopped(steps=1))
+    job_stage = job_stage_of(stopped(steps=1))
     with pytest.raises(RunError, match="set TRINITY_NATS_URL"):
-        asyncio.run(_open(subject))
-    lock = FileLock(subject.job / ".lock")
+        asyncio.run(_open(job_stage))
+    lock = FileLock(job_stage.job / ".lock")
     assert lock.acquire()
     with pytest.raises(RunError, match=f"another command \\(process {os.getpid()}\\)"):
-        asyncio.run(_open(subject))
+        asyncio.run(_open(job_stage))
     lock.release()
 
 

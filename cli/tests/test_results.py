@@ -1,4 +1,4 @@
-"""`trinity results`: curves and peaks of many runs in one table, whatever their files hold."""
+"""`trinity results`: curves and peaks of many runs in one table, for any content of their files."""
 
 import csv
 import io

@@ -35,7 +35,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def seen(monkeypatch: pytest.MonkeyPatch, folder: Path, gib: int, count: int) -> None:
-    """A machine with so many GPUs, and a torch that can use them."""
+    """A machine with `count` GPUs, and a torch that can use them."""
     lines = "".join(
         f"{index}, GPU-{index}, NVIDIA Some, {gib * 1024}, {gib * 1024}, 580.65\\n" for index in range(count)
     )

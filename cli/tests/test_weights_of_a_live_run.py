@@ -17,8 +17,8 @@ from support.fake_member import FakeMember
 from support.nats import NatsServer
 from support.peers import FakeTrainer, explorer
 from trinity.cli.commands import explorers, rollback, status, weights
-from trinity.cli.commands.reader import Subject, find_subject
-from trinity.cli.commands.rollback import Wish
+from trinity.cli.commands.reader import JobStage, find_job_stage
+from trinity.cli.commands.rollback import RollbackRequest
 from trinity.cli.errors import RunError
 from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.config import load
@@ -52,12 +52,12 @@ class Live:
         ]})  # fmt: skip
 
     @property
-    def subject(self) -> Subject:
-        return find_subject(None, self.folder, "")
+    def job_stage(self) -> JobStage:
+        return find_job_stage(None, self.folder, "")
 
     async def ask(self, command: Callable[..., str], *arguments: Any) -> Any:
         """What a command prints; parsed, if its last argument asks for JSON."""
-        text = await asyncio.to_thread(command, self.subject, *arguments)
+        text = await asyncio.to_thread(command, self.job_stage, *arguments)
         return json.loads(text) if arguments[-1] is True else text
 
     async def state(self, version: int) -> str:
@@ -183,25 +183,25 @@ async def store_groups_of(live: Live, version: int) -> None:
 async def test_a_rollback_waits_for_explorers_and_the_fence(three: tuple[Live, FakeMember, FakeMember]) -> None:
     live, one, two = three
     await store_groups_of(live, INTERVAL)
-    text = await live.ask(rollback.roll_back, Wish(0, yes=True, reason="worse", wait_seconds=30))
+    text = await live.ask(rollback.roll_back, RollbackRequest(0, yes=True, reason="worse", wait_seconds=30))
     # The buffer makes entries ahead of the trainer until the fence stands, and of what it fences none.
     free = (STEPS - (await live.trainer.stats()).ledger_step) * live.run.groups
     assert free > 0
     assert f"the fence keeps {free} stored group(s) out of later batches" in text
     assert "2 explorer(s)" in text
     assert one.served == two.served == [0, INTERVAL, 0]
-    assert "LIVE already" in await live.ask(rollback.roll_back, Wish(0, yes=True))
+    assert "LIVE already" in await live.ask(rollback.roll_back, RollbackRequest(0, yes=True))
     listed = await live.ask(weights.list_versions, 20, True)
     assert [(v["version"], v["state"]) for v in listed] == [(5, "REJECTED"), (4, "REJECTED"), (0, "LIVE")]
     with pytest.raises(RunError, match="REJECTED"):
-        await live.ask(rollback.roll_back, Wish(INTERVAL, yes=True))
+        await live.ask(rollback.roll_back, RollbackRequest(INTERVAL, yes=True))
 
 
 async def test_a_rollback_may_keep_the_experience(three: tuple[Live, FakeMember, FakeMember]) -> None:
     live, *_ = three
     await store_groups_of(live, INTERVAL)
-    wish = Wish(0, keep_experience=True, yes=True, wait_seconds=30, as_json=True)
-    said = json.loads(await live.ask(rollback.roll_back, wish))
+    request = RollbackRequest(0, keep_experience=True, yes=True, wait_seconds=30, as_json=True)
+    said = json.loads(await live.ask(rollback.roll_back, request))
     assert (said["rollback"]["version"], said["rollback"]["number"], said["dropped_groups"]) == (0, 1, 0)
     assert said["explorers"] == ["one", "two"]
     assert (await live.trainer.stats()).dropped.get("fenced", 0) == 0
@@ -210,8 +210,8 @@ async def test_a_rollback_may_keep_the_experience(three: tuple[Live, FakeMember,
 async def test_who_does_not_follow_a_rollback_is_named(three: tuple[Live, FakeMember, FakeMember]) -> None:
     live, _, two = three
     two.follows = False
-    with pytest.raises(RunError, match=r"rollback 1 was made, but not everybody has followed: two serves 4"):
-        await live.ask(rollback.roll_back, Wish(0, yes=True, wait_seconds=3))
+    with pytest.raises(RunError, match=r"rollback 1 was made, but not all have followed: two serves 4"):
+        await live.ask(rollback.roll_back, RollbackRequest(0, yes=True, wait_seconds=3))
     assert await live.state(0) == "LIVE"
 
 
@@ -234,7 +234,7 @@ async def test_without_a_live_run_every_command_says_what_to_do(tmp_path: Path, 
     for command, arguments in (
         (weights.list_versions, (20, False)),
         (explorers.list_explorers, (False,)),
-        (rollback.roll_back, (Wish(0, yes=True),)),
+        (rollback.roll_back, (RollbackRequest(0, yes=True),)),
     ):
         with pytest.raises(RunError, match="does not run, and versions are the running sync service's"):
             await live.ask(command, *arguments)  # type: ignore[operator]

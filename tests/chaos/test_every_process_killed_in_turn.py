@@ -63,7 +63,7 @@ def _tell(run: ChaosRun) -> Story:
         assert run.strike([victim], moment(rng, [victim], phase))
     assert run.strike(["explorer"], moment(rng, ["explorer"], "step"))
     assert run.strike(["trainer"], Moment("start", rng.uniform(0.0, 2.0)))  # both take long to come back
-    assert run.goes_on([*QUICK_TO_START, "explorer", "trainer"])
+    assert run.resumes([*QUICK_TO_START, "explorer", "trainer"])
     newest = max(run.record.said)
     run.until(lambda s: is_up(s, "explorer") and (s["step"] or 0) > newest, 240, "explorer and trainer go on")
     before = {step: set(groups) for step, groups in run.record.said.items()}

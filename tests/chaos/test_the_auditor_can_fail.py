@@ -205,9 +205,9 @@ def test_the_auditor_finds(doctor: Callable[[Records], None]) -> None:
 def test_what_the_trainer_said_once_stays_said(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "batches.jsonl"
     record = TrainerRecord(path)
-    record.look()
+    record.read()
     path.write_text('{"step": 1, "groups": [1, 2]}\n{"step": 2, "gro')
-    record.look()
+    record.read()
     path.write_text('{"step": 1, "groups": [1, 3]}\n')
-    record.look()
+    record.read()
     assert record.said == {1: {(1, 2), (1, 3)}}

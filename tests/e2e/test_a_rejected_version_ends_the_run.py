@@ -37,7 +37,9 @@ def test_a_version_that_fails_its_canary_ends_the_run_at_once_with_both_numbers(
     run.start()
     assert run.finish(360) == 1
     shown = run.tail()
-    assert "trainer cannot go on: version 0 was rejected: canary: the trainer expected a log-probability of -" in shown
+    assert (
+        "trainer cannot continue: version 0 was rejected: canary: the trainer expected a log-probability of -" in shown
+    )
     assert "computed -" in shown
     assert "synchronizer.canary_tolerance" in shown
     log = next(run.job.rglob("trainer.log"))

@@ -211,7 +211,7 @@ def test_ctrl_c_ends_everything_within_ten_seconds(journey: Journey) -> None:
     assert journey.interruption.code == 128 + signal.SIGINT
     assert journey.interruption.seconds < 10
     assert not journey.interruption.left_alive, "\n".join(journey.interruption.left_alive)
-    assert journey.interruption.said == ["trinity: ended by SIGINT; the same command goes on"]
+    assert journey.interruption.said == ["trinity: ended by SIGINT; the same command resumes the run"]
 
 
 def test_the_same_command_goes_on_from_the_checkpoint(journey: Journey) -> None:

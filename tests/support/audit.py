@@ -101,14 +101,14 @@ class Findings:
 
 
 class TrainerRecord:
-    """monitor/batches.jsonl, read repeatedly: a record of a step stays, even if the file changes later."""
+    """monitor/batches.jsonl, read repeatedly. Groups once seen for a step stay recorded if the file changes later."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.said: dict[int, set[tuple[int, ...]]] = {}
         self.lines: list[int] = []  # the step of each, as the file is now
 
-    def look(self) -> None:
+    def read(self) -> None:
         text = self._path.read_text() if self._path.exists() else ""
         entries = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
         self.lines = [entry["step"] for entry in entries]

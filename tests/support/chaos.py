@@ -77,19 +77,19 @@ class ChaosRun(TrinityRun):
     def has_ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
-    def look(self) -> Status | None:
+    def poll_status(self) -> Status | None:
         try:
-            status = super().look()
+            status = super().poll_status()
         except RuntimeError:  # it removed its record while it was asked
             status = None
-        self.record.look()
+        self.record.read()
         if status is not None and status["groups"] is not None:
             self.counts.append(status["groups"])
         return status
 
     def finish(self, seconds: float) -> int:
         code = super().finish(seconds)
-        self.record.look()
+        self.record.read()
         return code
 
     def strike(self, victims: Sequence[str], when: Moment) -> str:
@@ -108,22 +108,22 @@ class ChaosRun(TrinityRun):
         self._wait(lambda: all(self._is_another(v, pid) for v, pid in pids.items()), "they are back")
         return phase
 
-    def goes_on(self, victims: Sequence[str]) -> bool:
+    def resumes(self, victims: Sequence[str]) -> bool:
         """Wait until all victims serve and the trainer has noted another step. False if the run ended meanwhile."""
-        self.record.look()
+        self.record.read()
         noted = len(self.record.lines)
 
         def holds() -> bool:
-            status = self.look()
+            status = self.poll_status()
             return len(self.record.lines) > noted and status is not None and all(is_up(status, v) for v in victims)
 
-        return self._wait(holds, f"{' and '.join(victims)} are up and it continues", pause_seconds=0.25)
+        return self._wait(holds, f"{' and '.join(victims)} are up and the run continues", pause_seconds=0.25)
 
     def wait_until_noted(self, step: int) -> None:
         """Wait until the trainer has recorded the step."""
 
         def holds() -> bool:
-            self.record.look()
+            self.record.read()
             return step in self.record.said
 
         assert self._wait(holds, f"step {step}"), f"the run ended before step {step}: {self.tail()}"
@@ -147,7 +147,7 @@ class ChaosRun(TrinityRun):
         """Wait for the phase. Returns it; empty if the run ended before."""
         if phase == "start":
             there = self._wait(lambda: all(self._process_of(v) is not None for v in victims), "they are started")
-        elif not self.goes_on(victims):
+        elif not self.resumes(victims):
             there = False
         elif phase == "waiting":
             return self._reach_waiting()
@@ -165,7 +165,7 @@ class ChaosRun(TrinityRun):
 
         def holds() -> bool:
             nonlocal state
-            status = self.look()
+            status = self.poll_status()
             state = status["trainer_state"] if status is not None else ""
             return state == "waiting" or len(self.record.lines) > noted + 2
 
@@ -182,7 +182,7 @@ class ChaosRun(TrinityRun):
         return any(at >= begin for at in changed)
 
     def _noted_more(self, noted: int) -> bool:
-        self.record.look()
+        self.record.read()
         return len(self.record.lines) > noted
 
     def _wait(self, holds: Callable[[], Any], what: str, pause_seconds: float = 0.01) -> bool:

@@ -52,7 +52,7 @@ class TrinityRun:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    def look(self) -> Status | None:
+    def poll_status(self) -> Status | None:
         """The same, asked in this process: a command each time would cost the run a third of a core. None: no run."""
         self._remember()
         return asyncio.run(collect(self.job)) if read_records(self.job) else None
@@ -62,7 +62,7 @@ class TrinityRun:
         deadline = time.monotonic() + seconds
         status: Status | None = None
         while time.monotonic() < deadline:
-            status = self.look()
+            status = self.poll_status()
             if status is not None and holds(status):
                 return status
             if self._process is not None and self._process.poll() is not None:

@@ -19,7 +19,7 @@ from trinity.plugins import workflow
 
 @workflow("long_tailed_workflow")
 class LongTailedWorkflow(SimpleWorkflow):
-    """Each rollout is sampled until it has its length, whatever the model says; its reward is a coin's."""
+    """Each rollout is sampled up to its drawn length; a stop token does not end it. Its reward is random."""
 
     async def run(self) -> list[Experience]:
         prompt = self.tools.prompt(self.messages())

@@ -1,4 +1,4 @@
-"""Every algorithm by its name: what it is made of, and what is wrong with a choice of parts and arguments."""
+"""Every algorithm by its name: its parts, and the problems of a choice of parts and arguments."""
 
 from pathlib import Path
 from typing import Any

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trinity.config import Plan, make_plan
-from trinity.config.devices import Gpu, TorchBuild, device_of, look, mismatch, problems, torch_build, visible
+from trinity.config.devices import Gpu, TorchBuild, detect_gpus, device_of, mismatch, problems, torch_build, visible
 from trinity.config.load import parse
 from trinity.config.memory import Sharding, cache_gib, certain_gib, host_gib
 
@@ -55,7 +55,7 @@ def test_a_card_that_does_not_say_its_memory_is_left_out() -> None:
 
 def test_a_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert look() == []
+    assert detect_gpus() == []
 
 
 def test_the_drivers_tool_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_the_drivers_tool_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     tool.write_text(f"#!/bin/sh\nprintf '{LISTING}'\n".replace("\n0", "0", 1))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert [gpu.index for gpu in look({})] == ["0", "1"]
+    assert [gpu.index for gpu in detect_gpus({})] == ["0", "1"]
     tool.write_text("#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n")
-    assert look({}) == []
+    assert detect_gpus({}) == []
 
 
 def test_the_installed_torch_is_read_without_its_import() -> None:

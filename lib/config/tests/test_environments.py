@@ -27,12 +27,12 @@ def problems(*overrides: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("address", ["10.0.0.7:7010", "localhost:1", "[::1]:7010", "attached"])
-def test_a_scorer_that_somebody_provides_is_known(address: str) -> None:
+def test_a_scorer_with_a_provider_is_known(address: str) -> None:
     config = parse(BASE, overrides=[f"explorer.environments=[{{name: my_scorer, address: '{address}'}}]"])
     assert [(one.name, one.address) for one in config.explorer.environments] == [("my_scorer", address)]
 
 
-def test_a_scorer_that_nobody_provides_is_refused() -> None:
+def test_a_scorer_without_a_provider_is_refused() -> None:
     assert "my_scorer" in problems()["buffer.explorer_input.taskset.default_reward_fn_type"]
 
 

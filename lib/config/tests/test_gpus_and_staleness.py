@@ -281,7 +281,7 @@ def test_parameters_are_read_off_a_name(name: str, count: float | None) -> None:
 @pytest.mark.parametrize(
     ("config", "count"), [('{"dtype": "float32"}', 250), ('{"torch_dtype": "bfloat16"}', 500), ("", 500)]
 )
-def test_parameters_are_counted_in_a_folder_whatever_its_name(tmp_path: Path, config: str, count: int) -> None:
+def test_parameters_are_counted_in_a_folder_of_any_name(tmp_path: Path, config: str, count: int) -> None:
     folder = tmp_path / "Qwen2.5-72B"
     folder.mkdir()
     assert parameters_of(str(folder)) == (72e9, "by its name")

@@ -151,7 +151,7 @@ def test_a_shorter_key_that_exists_is_told_by_what_it_holds() -> None:
             parse(_text(name).replace(key, wrong, 1))
 
 
-def test_old_names_of_values_are_taken_whatever_their_case() -> None:
+def test_old_names_of_values_are_accepted_in_any_case() -> None:
     text = EXAMPLE.replace("sync_method: 'nccl'", "sync_method: Online\n  sync_style: dynamic_by_explorer")
     config = parse(text)
     assert (config.synchronizer.sync_method, config.synchronizer.sync_style) == ("nccl", "explorer_driven")

@@ -1,4 +1,4 @@
-"""Every group comes back from every kind of archive as it was and once, whatever ends the writer."""
+"""Every group comes back unchanged and once from every kind of archive, however the writer ends."""
 
 import dataclasses
 import itertools

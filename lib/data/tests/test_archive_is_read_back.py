@@ -29,7 +29,7 @@ def test_groups_are_read_when_they_are_asked_for(new_place: Callable[[], Place])
     for start in range(0, 40, 10):
         archive.append(written[start : start + 10], position=start + 10)
     archive.close()
-    read_experiences(place.path, place.name).close()  # whatever is imported, is
+    read_experiences(place.path, place.name).close()  # so that all lazy imports are done
     tracemalloc.start()
     groups_read = read_experiences(place.path, place.name)
     _, peak = tracemalloc.get_traced_memory()

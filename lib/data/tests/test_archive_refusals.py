@@ -1,4 +1,4 @@
-"""What is another's stays as it is, and what is no archive is refused in words."""
+"""Files of other programs stay unchanged, and what is no archive is refused with the reason."""
 
 import sqlite3
 import sys
@@ -74,7 +74,7 @@ def _other_column(line: bytes) -> bytes:
         lambda lines: [line.replace(RUN.encode(), b"another-run", 1) for line in lines],
         lambda lines: [*lines[:2], *(line.replace(RUN.encode(), b"another-run", 1) for line in lines[2:])],
         lambda lines: [_other_column(lines[0]), *lines[1:]],
-        lambda lines: lines[::2],  # the first experience of each group: somebody chose rows
+        lambda lines: lines[::2],  # the first experience of each group, as if rows had been selected
     ],
 )
 def test_a_jsonl_that_is_another_s_is_left_alone(changed: Callable[[list[bytes]], list[bytes]], tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_another_file_at_the_output_is_never_replaced(tmp_path: Path, suffix: st
         f"{KEY}.output": f"{said}made with other operators, priority_weights{fix}"
     }
     write(source, ROWS[1:])
-    assert problems(config) == {f"{KEY}.output": f"{said}made of other input{fix}"}
+    assert problems(config) == {f"{KEY}.output": f"{said}made from other input{fix}"}
     write(source, ROWS)
     assert go(config).tasksets[0].reused
     output.write_bytes(output.read_bytes() + b"\n")

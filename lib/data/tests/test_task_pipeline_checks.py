@@ -162,7 +162,7 @@ def test_operators_of_data_juicer_filter_edit_and_score(tmp_path: Path) -> None:
     assert found["difficulty"] == [0.8, 0.4]
     assert [row["q"] for row in found["upper"]] == ["A", "ABCDEFGH", "ABCD"]
     assert "x" not in found["upper"][0]
-    assert "upper_mapper edits the text, which is made of several columns; give text_key" in found["said"][0]
+    assert "upper_mapper edits the text, which is joined from several columns; give text_key" in found["said"][0]
     assert "needy_mapper failed: ImportError: package 'torch' is not installed" in found["said"][1]
 
 

@@ -78,7 +78,7 @@ async def test_a_server_that_stays_away_ends_a_publish_in_words(broker: Broker, 
     nats_server.start()
 
 
-async def test_nobody_there_is_said_within_the_time() -> None:
+async def test_a_missing_server_is_reported_within_the_time() -> None:
     with pytest.raises(Unavailable, match="did not answer within 1 s"):
         await asyncio.wait_for(connect("nats://127.0.0.1:1", "test", wait_seconds=1.0), 10)
 

@@ -1,4 +1,4 @@
-"""Exit codes of service processes: whoever supervises them learns whether to start them again."""
+"""Exit codes of service processes: they tell a supervisor whether to start the process again."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def announced(log: Path) -> dict[str, object]:
     ("failure", "code", "reason"),
     [
         ("errors.InvalidInput('model.model_path', 'is no folder')", EXIT_FOR_GOOD, "model.model_path: is no folder"),
-        ("errors.Unavailable('nobody answers')", 1, "nobody answers"),
+        ("errors.Unavailable('no server answers')", 1, "no server answers"),
         ("OSError('a disk')", 1, "OSError: a disk"),
         ("RuntimeError('a card')", 1, "RuntimeError: a card"),
         ("KeyError('betas')", EXIT_UNEXPECTED, "KeyError: 'betas'"),

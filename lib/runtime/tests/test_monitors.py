@@ -83,7 +83,7 @@ def hosted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[MonitorOption
 # The lines
 
 
-def test_lines_are_valid_json_whatever_the_numbers(tmp_path: Path) -> None:
+def test_lines_are_valid_json_for_any_number(tmp_path: Path) -> None:
     options = _options(tmp_path)
     run = open_monitor(options)
     run.log({"loss": 0.5, "nan": math.nan, "inf": -math.inf, "none": None}, 1)  # type: ignore[dict-item]

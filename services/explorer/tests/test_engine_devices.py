@@ -33,7 +33,7 @@ def test_fewer_gpus_than_an_engine_takes_are_refused() -> None:
 def test_what_cannot_be_seen_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     devices.check_cards(options(), [], "MIG-1")
     asked: list[object] = []
-    monkeypatch.setattr(devices, "look", lambda *given: asked.append(given) or [])
+    monkeypatch.setattr(devices, "detect_gpus", lambda *given: asked.append(given) or [])
     devices.check_room(EngineOptions("m", "cpu", 64), None)
     assert asked == []
     devices.check_room(options(), "3")
@@ -43,9 +43,9 @@ def test_what_cannot_be_seen_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_gpus_that_torch_cannot_use_are_an_error_and_no_slow_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(devices, "look", list)
+    monkeypatch.setattr(devices, "detect_gpus", list)
     assert devices.choose("auto") == devices.choose("cpu") == "cpu"
-    monkeypatch.setattr(devices, "look", lambda: [card(0, 95)])
+    monkeypatch.setattr(devices, "detect_gpus", lambda: [card(0, 95)])
     monkeypatch.setattr(devices, "torch_build", lambda: TorchBuild("2.13.0+cpu", ""))
     with pytest.raises(InvalidInput, match=r"TRINITY_EXPLORER_DEVICE: is auto, but torch 2.13.0.cpu is built without"):
         devices.choose("auto")

@@ -111,7 +111,7 @@ async def test_without_explorers_the_trainer_goes_on_and_a_later_joiner_judges(r
         VersionState.LIVE, VersionState.STAGED, VersionState.STAGED,
     ]  # fmt: skip
     await asyncio.sleep(0.4)
-    assert run.state.candidate.version == 3, "nobody is asked about what was overtaken"
+    assert run.state.candidate.version == 3, "no explorer is asked about what was overtaken"
 
 
 async def test_a_newer_version_waits_for_a_canary_under_way(run: Run, tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ async def test_the_only_explorer_is_asked_again_for_as_long_as_its_storage_is_aw
     assert await state(run, 1) is VersionState.LIVE
 
 
-async def test_a_failure_of_somebody_who_was_not_asked_does_not_count(run: Run, tmp_path: Path) -> None:
+async def test_a_failure_of_an_explorer_that_was_not_asked_does_not_count(run: Run, tmp_path: Path) -> None:
     await run.members.join(make_member("a"))
     other = await run.members.join(make_member("b"))
     await publish(run, tmp_path, 1)
@@ -219,7 +219,7 @@ async def test_a_slow_explorer_is_replaced_if_there_is_another(nats_url: str, tm
         await asked(run, 1, "a")
         attempt = run.state.candidate.attempt
         await asyncio.sleep(0.8)
-        assert run.state.candidate.attempt == attempt, "nobody else could do it, and it may be nearly done"
+        assert run.state.candidate.attempt == attempt, "no other explorer could do it, and it may be nearly done"
         await run.members.join(make_member("b"))
         await asked(run, 1, "b")
 
@@ -233,7 +233,7 @@ async def test_who_evaluates_and_who_cannot_load_it_are_spared(run: Run, tmp_pat
     await asked(run, 1, "c")
 
 
-async def test_nobody_is_asked_who_could_not_load_it(run: Run, tmp_path: Path) -> None:
+async def test_an_explorer_that_could_not_load_it_is_not_asked(run: Run, tmp_path: Path) -> None:
     await run.members.join(make_member("a", 1, "s3"))
     await publish(run, tmp_path, 1)
     await asyncio.sleep(0.4)

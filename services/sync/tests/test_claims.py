@@ -53,7 +53,7 @@ async def test_one_that_ran_out_is_taken_over_and_its_trainer_fenced(run: Run, t
     old = await run.claims.take("one", 11, "here", "")
     await run.staging.stage(base_manifest(), old.lease_id)
     await until(lambda: not run.claims._is_alive(run.state.claim))
-    await run.staging.stage(make_manifest(tmp_path, 1), old.lease_id)  # nobody else wants it: no harm
+    await run.staging.stage(make_manifest(tmp_path, 1), old.lease_id)  # no other process has a claim: no harm
     new = await run.claims.take("two", 22, "there", "")
     assert new.number == old.number + 1
     with pytest.raises(Conflict, match="process 22 on there"):
@@ -77,11 +77,11 @@ async def test_a_stage_under_way_when_the_run_is_taken_over_is_refused(run: Run,
     manifest = make_manifest(tmp_path, 1)
     record, _ = await examine(manifest, run.state, run.manifests)
     with pytest.raises(Conflict, match="another trainer has taken the run over since"):
-        await run.versions.take_in(record, claim=checked, rollback=None)
+        await run.versions.register(record, claim=checked, rollback=None)
     assert run.state.records == {}
 
 
-async def test_without_a_claim_versions_can_be_made_while_nobody_has_one(run: Run, tmp_path: Path) -> None:
+async def test_a_version_without_a_claim_is_accepted_while_no_trainer_has_one(run: Run, tmp_path: Path) -> None:
     await run.staging.stage(base_manifest())
     claim = await run.claims.take("one", 11, "here", "")
     with pytest.raises(Conflict, match="only it makes versions"):

@@ -71,14 +71,14 @@ async def test_who_is_not_ready_stays_out(run: Run, unready: dict[str, object]) 
 async def test_another_backend_is_another_group(run: Run) -> None:
     await ready(run, "a")
     await form(run)
-    assert (await form(run, backend="nccl")).members == (), "nobody can"
+    assert (await form(run, backend="nccl")).members == (), "no member can"
     assert run.state.epoch.number == 2, "and the members of the last one hear that it is over"
     assert (await form(run, backend="nccl")).number == 2
     with pytest.raises(InvalidInput, match="backend"):
         await form(run, backend="mpi")
 
 
-async def test_nobody_ready_is_no_epoch(run: Run) -> None:
+async def test_no_ready_member_is_no_epoch(run: Run) -> None:
     await run.members.join(make_member("a"))
     assert await form(run) == Epoch()
 

@@ -1,6 +1,6 @@
 """Random calls of trainers, explorers and operators, by two instances at once, which are killed between any two writes.
 
-Whatever the order, KV tells one story: what is LIVE was VERIFIED and committed, what was rejected or withdrawn never is
+In any order, KV tells one story: what is LIVE was VERIFIED and committed, what was rejected or withdrawn never is
 LIVE again, the pointer goes back by rollbacks alone, and gates that were met stay met.
 """
 
@@ -31,7 +31,7 @@ from trinity.weights.pointer import Live, decode_live
 
 pytestmark = pytest.mark.core
 
-# (what, which version: so many back from the newest, which instance, killed before its n-th write or never)
+# (what, which version, counted back from the newest; which instance, killed before its n-th write or never)
 CALL = st.tuples(
     st.sampled_from(["publish", "stage", "commit", "verify", "reject", "rollback", "pin", "collect", "both"]),
     st.integers(0, 4),
@@ -57,7 +57,7 @@ class Story:
     bad: set[int] = field(default_factory=set)
     was_live: set[int] = field(default_factory=set)
 
-    def goes_on(self, pointer: Live, found: dict[int, Record]) -> None:
+    def advance(self, pointer: Live, found: dict[int, Record]) -> None:
         before = self.pointer
         assert pointer.gate_step >= before.gate_step
         assert pointer.newest_version >= before.newest_version
@@ -90,7 +90,7 @@ def _number(pointer: Live) -> int:
 
 
 class World:
-    """Two instances on one run, and a look at KV past both."""
+    """Two instances on one run, and a reader of KV past both."""
 
     def __init__(self, folder: Path, run: str, bucket: Bucket, instances: tuple[Run, Run]) -> None:
         self.folder, self.run, self.bucket, self.instances = folder, run, bucket, instances
@@ -100,17 +100,17 @@ class World:
         self.pinned: set[int] = set()
 
     async def follow(self) -> None:
-        """What was LIVE between two looks."""
+        """What was LIVE between two observations."""
         async for changes in self.bucket.follow(self.run):
             values = (change.value for change in changes.changes if change.key == self.names.live_key)
             self.story.was_live |= {decode_live(value or b"").version for value in values}
 
-    async def look(self) -> dict[int, Record]:
+    async def observe(self) -> dict[int, Record]:
         """The records after the pointer: what it names must be there."""
         pointer = decode_live((await self.bucket.get(self.names.live_key)).value)
         entries = await self.bucket.entries(f"{self.run}.version")
         found = {int(key.rpartition(".")[2]): records.decode_record(entry.value) for key, entry in entries.items()}
-        self.story.goes_on(pointer, found)
+        self.story.advance(pointer, found)
         return found
 
     async def call(self, what: str, back: int, which: int, writes: int | None) -> None:
@@ -137,9 +137,9 @@ class World:
             await run.versions.pin(version, True)
             self.pinned.add(version)
         elif what == "collect":
-            given_up = await run.collector.collect([version], 2)
-            assert not self.pinned & set(given_up)
-            assert 0 not in given_up
+            released = await run.collector.collect([version], 2)
+            assert not self.pinned & set(released)
+            assert 0 not in released
         else:
             one, two = self.instances
             calls: list[Awaitable[object]] = [
@@ -189,12 +189,12 @@ async def _live(nats_url: str, calls: list[tuple[str, int, int, int | None]]) ->
             await one.versions.commit(0)
             for call in calls:
                 await world.call(*call)
-                await world.look()
+                await world.observe()
             await until(lambda: one.state.records == two.state.records and one.state.live == two.state.live)
             await until(lambda: one.versions.is_settled() and two.versions.is_settled())
-            found = await world.look()
+            found = await world.observe()
             newest_first = [found[version] for version in sorted(found, reverse=True)]
-            assert next_live(newest_first, world.story.pointer) is None, "somebody finishes what was begun"
+            assert next_live(newest_first, world.story.pointer) is None, "one instance finishes what was begun"
             following.cancel()
 
 

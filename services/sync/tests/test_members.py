@@ -63,7 +63,7 @@ async def test_who_leaves_is_gone_everywhere(nats_url: str) -> None:
         assert (await run.members.join(make_member(pid=2))).pid == 2
 
 
-@pytest.mark.parametrize("lease", ["", "x", ".", "*.1", ">.1", "a.b.c", "nobody-000000.1"])
+@pytest.mark.parametrize("lease", ["", "x", ".", "*.1", ">.1", "a.b.c", "absent-000000.1"])
 async def test_a_lease_that_was_never_given_is_not_found(nats_url: str, lease: str) -> None:
     async with instance(nats_url) as run:
         with pytest.raises(NotFound):
@@ -92,7 +92,7 @@ async def test_members_outlive_the_service(nats_url: str) -> None:
         joined = [await run.members.join(make_member(name)) for name in "ab"]
         await asyncio.sleep(0.7)
         await run.members.report(joined[0].lease_id, version=1)
-    await asyncio.sleep(2.0)  # longer than a lease: nobody could report
+    await asyncio.sleep(2.0)  # longer than a lease: no member could report
     async with instance(nats_url, lease_seconds=1.5) as run:
         assert served(run) == [("a", 1), ("b", -1)]
         for member in joined:

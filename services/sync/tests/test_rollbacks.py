@@ -1,4 +1,4 @@
-"""An older version LIVE again, and what came after it withdrawn, whatever is killed meanwhile."""
+"""An older version LIVE again and newer ones withdrawn, whichever process is killed meanwhile."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ async def test_an_older_version_is_live_again_and_all_newer_ones_are_withdrawn(r
     assert states(run)[3] is VersionState.LIVE
     assert {states(run)[version] for version in (4, 5, 6)} == {VersionState.REJECTED}
     assert (await run.versions.get(5)).reason == "withdrawn by a rollback to version 3: bad rewards"
-    assert run.state.live.gate_step == 6, "nobody waits for the weights of steps that were withdrawn"
+    assert run.state.live.gate_step == 6, "the gate does not wait for the weights of steps that were withdrawn"
     await publish(run, tmp_path, 7)
     assert (run.state.live.version, run.state.live.gate_step) == (7, 7)
 
@@ -172,7 +172,7 @@ async def test_pinned_files_stay(run: Run) -> None:
     assert await run.collector.collect([], 1) == [2, 3, 4]
     await run.versions.pin(1, False)
     assert await run.collector.collect([], 1) == [1, 2, 3, 4], "told again, for a trainer that died before it deleted"
-    with pytest.raises(Conflict, match="files of 2 were given up"):
+    with pytest.raises(Conflict, match="files of 2 may be deleted already"):
         await run.versions.pin(2, True)
     with pytest.raises(NotFound):
         await run.versions.pin(9, True)

@@ -76,7 +76,7 @@ async def test_damaged_files_are_rejected_by_name_and_never_go_live(run: Run, tm
     with pytest.raises(Conflict, match="REJECTED"):
         await run.versions.commit(1)
     assert run.state.live.version == 0
-    assert run.state.live.gate_step == 1, "nobody waits for the weights of a step that were rejected"
+    assert run.state.live.gate_step == 1, "the gate does not wait for the weights of a step that were rejected"
 
 
 WEIGHT = TensorInfo("w", "F32", (2, 2), 16, "part.safetensors")
@@ -99,7 +99,7 @@ WEIGHT = TensorInfo("w", "F32", (2, 2), 16, "part.safetensors")
         ({"tensors": (replace(WEIGHT, dtype="I32"),)}, r"w is I32 \[2, 2\], in version 1 it is F32"),
         ({"delta": Delta(7, ()), "version": 9}, r"manifest\.delta\.base_version: is 7, which this run does not have"),
         ({"delta": Delta(2, ())}, r"manifest\.delta\.base_version: is 2; must be below version 2"),
-        ({"offers": (FolderOffer("/nowhere/v2"),)}, "/nowhere/v2 is no folder the sync service sees"),
+        ({"offers": (FolderOffer("/nowhere/v2"),)}, "/nowhere/v2 is no folder that the sync service sees"),
         ({"canary": replace(CANARY, probes=())}, r"manifest\.canary\.probes: is empty"),
     ],
 )  # fmt: skip
@@ -148,12 +148,12 @@ async def test_a_delta_needs_a_base_that_is_good_and_there(run: Run, tmp_path: P
     with pytest.raises(Conflict, match=r"base_version: 2 is REJECTED \(for the test\)"):
         await run.staging.stage(make_manifest(tmp_path, 3, base=2))
     await run.state.change_record(1, lambda record: replace(record, collected=True))
-    with pytest.raises(Conflict, match="the files of 1 were given up"):
+    with pytest.raises(Conflict, match="the files of 1 may be deleted already"):
         await run.staging.stage(make_manifest(tmp_path, 3, base=1))
     assert (await run.staging.stage(make_manifest(tmp_path, 3))).state is VersionState.VERIFIED
 
 
-async def test_files_that_this_host_does_not_see_need_somebody_who_judges_them(run: Run, tmp_path: Path) -> None:
+async def test_files_that_this_host_does_not_see_need_a_canary(run: Run, tmp_path: Path) -> None:
     unseen = replace(make_manifest(tmp_path, 1), offers=(FolderOffer("/nowhere/v1"),))
     assert (await run.staging.stage(replace(unseen, canary=CANARY))).state is VersionState.STAGED
     elsewhere = replace(make_manifest(tmp_path, 2), offers=(S3Offer("bucket", "v2"), FolderOffer("/nowhere/v2")))
@@ -209,7 +209,7 @@ async def test_what_an_instance_left_half_done_is_finished_by_another(run: Run, 
         assert (await two.versions.get(1)).record.was_live
 
 
-async def test_a_record_nobody_can_read_stops_neither_the_service_nor_the_run(run: Run, tmp_path: Path) -> None:
+async def test_an_unreadable_record_stops_neither_the_service_nor_the_run(run: Run, tmp_path: Path) -> None:
     await run.state.mirror._bucket.put_if(run.state.names.version_key(1), b"\x0a\x03run", 0)
     await publish(run, make_manifest(tmp_path, 2))
     assert run.state.live.version == 2

@@ -10,7 +10,7 @@ from trinity.runtime.errors import TrinityError
 
 
 class RunError(Exception):
-    """The command cannot go on. `code` is the exit code."""
+    """The command cannot continue. `code` is the exit code."""
 
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class RunError(Exception):
 
 
 def ending_well(action: Callable[[], int]) -> int:
-    """2 for a configuration that cannot be used, 1 (or a RunError's own code) for a run that could not go on."""
+    """2 for a configuration that cannot be used, 1 (or a RunError's own code) for a run that could not continue."""
     try:
         return action()
     except ConfigError as error:

@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-deadletters = typer.Typer(help="Tasks that a run has given up.", no_args_is_help=True)
+deadletters = typer.Typer(help="Tasks that failed for good.", no_args_is_help=True)
 batch = typer.Typer(help="What a step learns from, out of the ledger.", no_args_is_help=True)
 app.add_typer(deadletters, name="deadletters")
 app.add_typer(batch, name="batch")
@@ -58,7 +58,7 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and show the plan; start nothing")] = False,
     plugin_dir: PluginDirs = None,
 ) -> None:
-    """Run what a YAML describes, or go on where it stopped."""
+    """Run what a YAML describes, or resume where it stopped."""
     from trinity.cli.commands.run import check_command, request, run_command
 
     asked = request(config, arguments, plugin_dir)
@@ -95,7 +95,7 @@ def log(
     service: Annotated[str, typer.Argument(help="One process, as explorer; empty: all of them")] = "",
     config: RunOption = None,
     job: JobOption = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines are written")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue as lines are written")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines to begin with")] = 50,
     level: Annotated[str, typer.Option("--level", help="Least level: debug, info, warning, error")] = "info",
 ) -> None:
@@ -116,7 +116,7 @@ def view(
     task: Annotated[str, typer.Option("--task", help="Those whose task id contains this")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show what was learnt from: experiences with reward, advantage and the weights that sampled them."""
+    """Show the experiences that were trained: reward, advantage and the versions that sampled them."""
     from trinity.cli.commands.run import view_command
 
     sys.exit(view_command(config, job, step, index, task, as_json))
@@ -127,14 +127,14 @@ def list_letters(
     config: RunOption = None,
     job: JobOption = None,
     stage: StageOption = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the oldest")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many, oldest first")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List them: ordinal, task, cause, attempts and error."""
+    """List dead letters: ordinal, task, cause, attempts and error."""
     from trinity.cli.commands import dead_letters as letters
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
-    sys.exit(looking(config, job, stage, lambda subject: letters.list_letters(subject, limit, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: letters.list_letters(job_stage, limit, as_json)))
 
 
 @deadletters.command("show")
@@ -145,11 +145,11 @@ def show_letter(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show one whole, with the row of its task."""
+    """Show one dead letter with all its fields and the row of its task."""
     from trinity.cli.commands import dead_letters as letters
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
-    sys.exit(looking(config, job, stage, lambda subject: letters.show_letter(subject, ordinal, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: letters.show_letter(job_stage, ordinal, as_json)))
 
 
 @deadletters.command("retry")
@@ -161,12 +161,12 @@ def retry_letters(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> None:
-    """Feed them again, each with all its attempts. The run must be live."""
+    """Requeue tasks of dead letters with all their attempts. The run must be live."""
     from trinity.cli.commands import dead_letters as letters
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
     change = letters.Change("retry", ordinals or [], everything)
-    sys.exit(looking(config, job, stage, lambda subject: letters.change_letters(subject, change, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: letters.change_letters(job_stage, change, as_json)))
 
 
 @deadletters.command("drop")
@@ -178,12 +178,12 @@ def drop_letters(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take them away; their tasks stay dead. The run must be live."""
+    """Delete dead letters; their tasks are not retried. The run must be live."""
     from trinity.cli.commands import dead_letters as letters
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
     change = letters.Change("drop", ordinals or [], everything)
-    sys.exit(looking(config, job, stage, lambda subject: letters.change_letters(subject, change, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: letters.change_letters(job_stage, change, as_json)))
 
 
 @batch.command("show")
@@ -192,14 +192,16 @@ def show_batch(
     config: RunOption = None,
     job: JobOption = None,
     stage: StageOption = "",
-    texts: Annotated[int, typer.Option("--texts", min=0, help="Prompt and so many responses of every group")] = 0,
+    texts: Annotated[
+        int, typer.Option("--texts", min=0, help="Show the prompt and at most this many responses of every group")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show the groups (or rows) that a step consumed, and those that were dropped before it."""
     from trinity.cli.commands.batch import show_batch
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
-    sys.exit(looking(config, job, stage, lambda subject: show_batch(subject, step, texts, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: show_batch(job_stage, step, texts, as_json)))
 
 
 @batch.command("skip")
@@ -223,9 +225,9 @@ def explorers(
 ) -> None:
     """List the explorers of a live run: state, weights, lag, tokens a second, how weights reach them."""
     from trinity.cli.commands.explorers import list_explorers
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
-    sys.exit(looking(config, job, stage, lambda subject: list_explorers(subject, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: list_explorers(job_stage, as_json)))
 
 
 @app.command()
@@ -239,10 +241,14 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Train steps again from the ledger, and compare with what the run did."""
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
     from trinity.cli.commands.replay import replay
 
-    sys.exit(looking(config, job, stage, lambda subject: replay(subject, from_step, to_step, arguments or [], as_json)))
+    sys.exit(
+        run_on_stage(
+            config, job, stage, lambda job_stage: replay(job_stage, from_step, to_step, arguments or [], as_json)
+        )
+    )
 
 
 @app.command()
@@ -277,10 +283,10 @@ def replay_step(
     as_json: AsJson = False,
 ) -> None:
     """Train the kept batch of a bad step again, and show loss, advantage and ratio of each of its groups."""
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
     from trinity.cli.commands.replay_step import replay_step
 
-    sys.exit(looking(config, job, stage, lambda subject: replay_step(subject, step, arguments or [], as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: replay_step(job_stage, step, arguments or [], as_json)))
 
 
 @app.command()

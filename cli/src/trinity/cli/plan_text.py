@@ -1,4 +1,4 @@
-"""A plan in words."""
+"""A plan as text."""
 
 from trinity.config import Plan
 from trinity.config.advice import memory
@@ -82,7 +82,7 @@ def _adapters(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _sampling(plan: Plan) -> str:
-    """How groups become batches, in words."""
+    """How groups become batches, as text."""
     source, strategy = plan.experience_buffer, plan.algorithm.sample_strategy
     if plan.policy == "replay":
         rest = source.replay_buffer.reuse_cooldown_time
@@ -97,7 +97,7 @@ def _sampling(plan: Plan) -> str:
 
 
 def _processes(plan: Plan) -> list[tuple[str, str]]:
-    """Who runs, and on how many GPUs."""
+    """Processes and their GPUs."""
     config, gpus = plan.config, plan.gpus
     rollout = config.explorer.rollout_model
     on_gpus = bool(gpus.total)

@@ -1,7 +1,7 @@
 """What `trinity log` and `trinity view` share: big files read from their end, growing files, text a terminal can trust.
 
-A line counts once its newline is written; what follows the last newline is a line somebody is still writing, or one
-that a crash cut off. A `GrowingFile` is read backwards or forwards as it was when it was opened, and then on, through
+A line counts once its newline is written; what follows the last newline is still being written, or was cut off by
+a crash. A `GrowingFile` is read backwards or forwards as it was when it was opened, and then on, through
 rotation and truncation: each line once, none skipped.
 """
 
@@ -20,7 +20,7 @@ _SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def visible(text: str, *, layout: bool = False) -> str:
-    """What moves no cursor and colours nothing: control characters as `\\x1b`; `layout` keeps newlines and tabs."""
+    """Text without control sequences: control characters are escaped as `\\x1b`; `layout` keeps newlines and tabs."""
     return (_INSIDE_TEXT if layout else _ANY).sub(_spelt, text)
 
 
@@ -43,7 +43,7 @@ def whole_end(file: BinaryIO) -> int:
 
 
 def lines_backwards(file: BinaryIO, end: int) -> Iterator[bytes]:
-    """The lines before `end` (a `whole_end`), the last first, without newlines. Reads no further than is asked for."""
+    """The lines before `end` (a `whole_end`), the last first, without newlines. Reads lazily."""
     if end == 0:
         return
     position = end - 1
@@ -138,7 +138,7 @@ class GrowingFile:
                 yield file
 
     def _newer(self) -> list[BinaryIO]:
-        """What took the place of our file, oldest first; empty while it is in its place."""
+        """Files that replaced ours, oldest first; empty while ours is in place."""
         found: list[BinaryIO] = []
         number = 0
         while (file := _open(self._rotated(number))) is not None:

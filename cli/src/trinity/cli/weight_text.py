@@ -1,4 +1,4 @@
-"""Explorers and weight versions, as the commands show them: facts for programs, lines for people."""
+"""Explorers and weight versions, as the commands show them: JSON facts and text."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def member_facts(member: pb.Member) -> Facts:
 
 
 def finite(value: float) -> float | None:
-    """JSON has no NaN: what was not finite, or not measured, is null."""
+    """JSON has no NaN: a value that is not finite or not measured becomes null."""
     return value if math.isfinite(value) else None
 
 
@@ -56,7 +56,7 @@ def error_text(value: float | None) -> str:
 
 
 def brief(version: pb.WeightVersion) -> Facts:
-    """What a list shows."""
+    """The fields that a list shows."""
     manifest, judged = version.manifest, version.HasField("measured")
     return {
         "version": manifest.version,
@@ -78,7 +78,7 @@ def brief(version: pb.WeightVersion) -> Facts:
 
 
 def whole(version: pb.WeightVersion) -> Facts:
-    """Everything."""
+    """All fields."""
     manifest = version.manifest
     dtypes: dict[str, dict[str, int]] = {}
     for dtype, count in Counter(tensor.dtype for tensor in manifest.tensors).items():
@@ -100,7 +100,7 @@ def _transport(offer: pb.Offer) -> str:
 
 
 def _offer(manifest: pb.Manifest, offer: pb.Offer) -> Facts:
-    """One transport: where, and what lies there."""
+    """One transport: its address and content."""
     kind = _transport(offer)
     where = {
         "folder": offer.folder.path,
@@ -113,7 +113,7 @@ def _offer(manifest: pb.Manifest, offer: pb.Offer) -> Facts:
 
 
 def _canary(version: pb.WeightVersion) -> Facts | None:
-    """What must be computed, and what was; None for a version without canary."""
+    """Expected and measured log-probabilities; None for a version without canary."""
     if not version.manifest.HasField("canary"):
         return None
     canary = version.manifest.canary
@@ -165,7 +165,7 @@ def to_json(value: Any) -> str:
 
 
 def table(title: str, versions: Sequence[Facts]) -> str:
-    """For people: one line for each version, and below why some were rejected."""
+    """A text table, one line for each version, with reasons of rejections below."""
     drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in ("version", "step"):
         drawn.add_column(column, justify="right", no_wrap=True)
@@ -202,7 +202,7 @@ def _canary_text(version: Facts) -> str:
 
 
 def describe(found: Facts) -> str:
-    """For people: one version, whole."""
+    """All fields of one version as text."""
     facts = {
         "version": f"{found['version']}, of optimizer step {found['step']}",
         "state": found["state"] + (f": {found['reason']}" if found["reason"] else ""),
@@ -229,7 +229,7 @@ def describe(found: Facts) -> str:
 
 def _canary_facts(canary: Facts | None) -> dict[str, str]:
     if canary is None:
-        return {"canary": "none: whoever loads it has nothing to compare with"}
+        return {"canary": "none: explorers cannot check what they load"}
     mean, most = canary["mean_tolerance"], canary["max_tolerance"]
     facts = {
         "canary": f"{canary['probes']} sequence(s), {canary['tokens']} tokens; log-probabilities may differ by "

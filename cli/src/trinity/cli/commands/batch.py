@@ -1,7 +1,7 @@
 """`trinity batch show`: what an optimizer step learnt from, out of the ledger and, for texts, the log.
 
-The ledger entry comes from whatever buffer there is. Texts come from a buffer of this command's own: to ask the run's
-own for batches would tell it that a trainer wants the next step.
+The ledger entry comes from the run's buffer, or from a read-only one of this command. Texts always come from the
+read-only one: a request for batches would tell the run's buffer that a trainer wants the next step.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.commands.dead_letters import when
-from trinity.cli.commands.reader import Reader, Subject, answer, any_buffer, read_only_buffer
+from trinity.cli.commands.reader import JobStage, Reader, answer, any_buffer, read_only_buffer
 from trinity.cli.errors import RunError
 from trinity.cli.tail import visible
 from trinity.data.experience import Group
@@ -28,33 +28,33 @@ _SHOWN_ROWS = 64
 Batch = dict[str, Any]
 
 
-def show_batch(subject: Subject, step: int, texts: int, as_json: bool) -> str:
-    """The batch of a step; `texts`: with prompt and so many responses of every group. RunError without an entry."""
-    batch = asyncio.run(_read(subject, step, texts))
+def show_batch(job_stage: JobStage, step: int, texts: int, as_json: bool) -> str:
+    """The batch of a step. `texts`: with prompt and this many responses of every group. RunError without an entry."""
+    batch = asyncio.run(_read(job_stage, step, texts))
     if as_json:
         return json.dumps(batch, indent=1).replace("\x7f", "\\u007f")
-    return render(subject.name, batch)
+    return render(job_stage.name, batch)
 
 
-def skip_batch(subject: Subject, step: int, reason: str) -> str:
+def skip_batch(job_stage: JobStage, step: int, reason: str) -> str:
     """What was written into the ledger. RunError if the step has no entry, or a checkpoint holds it."""
-    newest = max(complete_steps(subject.folder), default=0)
+    newest = max(complete_steps(job_stage.folder), default=0)
     if step <= newest:
         raise RunError(f"step {step} is learnt: a checkpoint of step {newest} holds it; `trinity rollback` goes back")
-    entry = asyncio.run(_skip(subject, step, reason))
+    entry = asyncio.run(_skip(job_stage, step, reason))
     what = f"step {step} is skipped ({visible(entry.skip_reason)}); its {len(entry.groups)} groups are not trained"
-    return f"{subject.name}: {what}. `trinity run` with the same YAML goes on"
+    return f"{job_stage.name}: {what}. `trinity run` with the same YAML continues"
 
 
-async def _skip(subject: Subject, step: int, reason: str) -> pb.LedgerEntry:
-    async with any_buffer(subject) as reader:
-        request = pb.SkipStepRequest(run=subject.run, step=step, reason=reason)
+async def _skip(job_stage: JobStage, step: int, reason: str) -> pb.LedgerEntry:
+    async with any_buffer(job_stage) as reader:
+        request = pb.SkipStepRequest(run=job_stage.run, step=step, reason=reason)
         return (await answer(reader.stub.SkipStep(request, timeout=_CALL_SECONDS))).entry
 
 
-async def _read(subject: Subject, step: int, texts: int) -> Batch:
-    async with read_only_buffer(subject) if texts else any_buffer(subject) as reader:
-        request = pb.GetLedgerEntryRequest(run=subject.run, step=step)
+async def _read(job_stage: JobStage, step: int, texts: int) -> Batch:
+    async with read_only_buffer(job_stage) if texts else any_buffer(job_stage) as reader:
+        request = pb.GetLedgerEntryRequest(run=job_stage.run, step=step)
         entry = (await answer(reader.stub.GetLedgerEntry(request, timeout=_CALL_SECONDS))).entry
         batch = describe(entry)
         if texts:
@@ -63,7 +63,7 @@ async def _read(subject: Subject, step: int, texts: int) -> Batch:
 
 
 async def _add_texts(reader: Reader, entry: pb.LedgerEntry, batch: Batch, texts: int) -> None:
-    """Of every group its first `texts` experiences, and so many rows of datasets."""
+    """Add the first `texts` experiences of every group, and as many rows of datasets."""
     call = reader.stub.StreamBatches(pb.StreamBatchesRequest(run=entry.run, from_step=entry.step))
     members = iter(zip(entry.groups, batch["groups"], strict=True))
     batch["examples"] = []
@@ -83,7 +83,7 @@ async def _add_texts(reader: Reader, entry: pb.LedgerEntry, batch: Batch, texts:
 
 
 def experiences(member: pb.LedgerGroup, outcome: bytes) -> list[Batch]:
-    """The experiences of a group that the step learnt from, as operators left them."""
+    """The experiences of a group that the step trained on, after the operators."""
     group = decode_outcome(outcome)
     if not isinstance(group, Group):
         raise RunError(f"log entry {member.log_sequence} holds no group")
@@ -147,7 +147,7 @@ def _group(group: pb.LedgerGroup) -> Batch:
 
 
 def render(name: str, batch: Batch) -> str:
-    """For people."""
+    """A batch as text."""
     lines = [_title(name, batch)]
     if batch["groups"]:
         lines.append(_table(batch["groups"]))

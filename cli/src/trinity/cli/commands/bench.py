@@ -64,7 +64,7 @@ def bench(config: Config, source: str) -> None:
 
 
 def _candidates(plan: Plan, folder: Path) -> list[Candidate]:
-    """The base model if it is asked for, then the job's checkpoints in order; only the newest if that is asked for."""
+    """The base model if requested, then the job's checkpoints in order, or only the newest if requested."""
     explorer = plan.config.explorer
     steps = sorted(step for path in folder.glob("global_step_*") if (step := step_of(path)) is not None)
     if explorer.bench_on_latest_checkpoint:
@@ -135,7 +135,7 @@ async def _evaluate_all(
 
 
 async def _publish(sync: str, manifest: Manifest) -> None:
-    """Make a manifest the LIVE version."""
+    """Publish a manifest as the LIVE version."""
     async with rpc.channel(sync) as channel:
         stub = sync_pb2_grpc.SyncServiceStub(channel)
         try:

@@ -1,4 +1,4 @@
-"""`trinity deadletters`: the tasks a run gave up. Anybody may look; only a live run feeds one again."""
+"""`trinity deadletters`: the failed tasks of a run. They can be listed at any time; only a live run can retry them."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.cli.commands.reader import Subject, answer, any_buffer, live_buffer
+from trinity.cli.commands.reader import JobStage, answer, any_buffer, live_buffer
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import job as jobs
 from trinity.cli.tail import visible
@@ -39,32 +39,32 @@ _TASK_FIELDS = (
 Letter = dict[str, Any]
 
 
-def list_letters(subject: Subject, limit: int, as_json: bool) -> str:
+def list_letters(job_stage: JobStage, limit: int, as_json: bool) -> str:
     """All letters, oldest first."""
-    letters = asyncio.run(_read(subject, pb.ListDeadLettersRequest(run=subject.run, limit=limit)))
+    letters = asyncio.run(_read(job_stage, pb.ListDeadLettersRequest(run=job_stage.run, limit=limit)))
     if as_json:
         return _json([brief(letter) for letter in letters])
     if not letters:
-        return f"{subject.name}: no dead letters"
-    return table(subject.name, [brief(letter) for letter in letters], limit)
+        return f"{job_stage.name}: no dead letters"
+    return table(job_stage.name, [brief(letter) for letter in letters], limit)
 
 
-def show_letter(subject: Subject, ordinal: int, as_json: bool) -> str:
-    """One letter with everything that is known of its task. RunError if the task has none."""
-    (letter,) = asyncio.run(_read(subject, pb.ListDeadLettersRequest(run=subject.run, ordinal=ordinal)))
+def show_letter(job_stage: JobStage, ordinal: int, as_json: bool) -> str:
+    """One letter with all fields of its task. RunError if the task has none."""
+    (letter,) = asyncio.run(_read(job_stage, pb.ListDeadLettersRequest(run=job_stage.run, ordinal=ordinal)))
     return _json(whole(letter)) if as_json else describe(whole(letter))
 
 
 @dataclass(frozen=True)
 class Change:
-    """`retry` feeds tasks again, `drop` takes their letters away: those of `ordinals`, or `everything`."""
+    """`retry` requeues tasks, `drop` deletes their letters: those of `ordinals`, or all with `everything`."""
 
     command: Literal["retry", "drop"]
     ordinals: Sequence[int]
     everything: bool
 
     def check(self) -> None:
-        """RunError unless it says which, once."""
+        """RunError unless exactly one of ordinals and --all is given."""
         if bool(self.ordinals) == self.everything:
             raise RunError(
                 f"name the tasks by ordinal, as `trinity deadletters {self.command} 3 7`, or all of them by --all; "
@@ -73,28 +73,28 @@ class Change:
             )
 
 
-def change_letters(subject: Subject, change: Change, as_json: bool) -> str:
-    """What was changed. RunError unless the run lives and all ordinals have letters."""
+def change_letters(job_stage: JobStage, change: Change, as_json: bool) -> str:
+    """Apply a change; returns what was changed. RunError unless the run is live and all ordinals have letters."""
     change.check()
-    ordinals = asyncio.run(_change(subject, change))
+    ordinals = asyncio.run(_change(job_stage, change))
     if as_json:
         return _json({"retried" if change.command == "retry" else "dropped": ordinals})
     if not ordinals:
-        return f"{subject.name}: no dead letters, nothing to {change.command}"
+        return f"{job_stage.name}: no dead letters, nothing to {change.command}"
     said = "fed again" if change.command == "retry" else "letters dropped"
     return f"{said}: {', '.join(map(str, ordinals))}"
 
 
-async def _read(subject: Subject, request: pb.ListDeadLettersRequest) -> list[experience_pb2.AttemptFailure]:
-    async with any_buffer(subject) as reader:
+async def _read(job_stage: JobStage, request: pb.ListDeadLettersRequest) -> list[experience_pb2.AttemptFailure]:
+    async with any_buffer(job_stage) as reader:
         return list((await answer(reader.stub.ListDeadLetters(request, timeout=_CALL_SECONDS))).dead_letters)
 
 
-async def _change(subject: Subject, change: Change) -> list[int]:
-    async with live_buffer(subject) as reader:
+async def _change(job_stage: JobStage, change: Change) -> list[int]:
+    async with live_buffer(job_stage) as reader:
         if reader is None:
-            raise RunError(not_live(subject, change.command))
-        run, ordinals, stub = subject.run, change.ordinals, reader.stub
+            raise RunError(not_live(job_stage, change.command))
+        run, ordinals, stub = job_stage.run, change.ordinals, reader.stub
         if change.command == "retry":
             retry = pb.RetryDeadLettersRequest(run=run, ordinals=ordinals)
             return list((await answer(stub.RetryDeadLetters(retry, timeout=_CALL_SECONDS))).ordinals)
@@ -102,19 +102,21 @@ async def _change(subject: Subject, change: Change) -> list[int]:
         return list((await answer(stub.DropDeadLetters(drop, timeout=_CALL_SECONDS))).ordinals)
 
 
-def not_live(subject: Subject, command: str) -> str:
-    """Why nothing can be changed, and what to do."""
-    main = jobs.read_records(subject.job).get("main")
+def not_live(job_stage: JobStage, command: str) -> str:
+    """The reason why letters cannot be changed now, and the fix."""
+    main = jobs.read_records(job_stage.job).get("main")
     if main is not None:
-        return f"stage {subject.stage!r} of {subject.job} does not run now, {main.stage!r} does; --stage names another"
+        return (
+            f"stage {job_stage.stage!r} of {job_stage.job} does not run now, {main.stage!r} does; --stage names another"
+        )
     again = "`trinity run` with the same YAML"
-    if isinstance(files.read_json(subject.job / "summary.json"), dict):
+    if isinstance(files.read_json(job_stage.job / "summary.json"), dict):
         again += " and more steps (buffer.total_steps=...)"
-    return f"{subject.name} does not run, and letters are the running buffer's: {again}, then {command} again"
+    return f"{job_stage.name} does not run, and letters are the running buffer's: {again}, then {command} again"
 
 
 def brief(letter: experience_pb2.AttemptFailure) -> Letter:
-    """What a list shows."""
+    """The fields that a list shows."""
     return {
         "ordinal": letter.task.ordinal,
         "task_id": letter.task.task_id,
@@ -126,7 +128,7 @@ def brief(letter: experience_pb2.AttemptFailure) -> Letter:
 
 
 def whole(letter: experience_pb2.AttemptFailure) -> Letter:
-    """Everything: what failed, the task, its row."""
+    """All fields: the failure, the task, its row."""
     task: Letter = {name: getattr(letter.task, name) for name in _TASK_FIELDS}
     task["row_number"] = letter.task.row
     task |= {name: _parsed(getattr(letter.task, f"{name}_json")) for name in _JSON_FIELDS}
@@ -148,7 +150,7 @@ def _plain(value: Any) -> Any:
 
 
 def table(name: str, letters: Sequence[Letter], limit: int) -> str:
-    """For people: one line for each letter."""
+    """A text table, one line for each letter."""
     more = f", the oldest; --limit {2 * limit} shows more" if len(letters) == limit else ""
     drawn = Table(
         title=Text(f"{name}: {len(letters)} dead letters{more}"), title_justify="left", box=None, padding=(0, 2, 0, 0)
@@ -176,7 +178,7 @@ def table(name: str, letters: Sequence[Letter], limit: int) -> str:
 
 
 def describe(letter: Letter) -> str:
-    """For people: one letter, whole."""
+    """All fields of one letter as text."""
     task = letter["task"]
     facts = {
         "task": letter["task_id"] or "(unknown)",

@@ -10,7 +10,7 @@ from rich.text import Text
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.cli.commands.live import CALL_SECONDS, answer, live_services
-from trinity.cli.commands.reader import Subject
+from trinity.cli.commands.reader import JobStage
 from trinity.cli.tail import visible
 from trinity.cli.weight_text import Facts, error_text, member_facts, to_json
 from trinity.runtime import rpc
@@ -18,27 +18,27 @@ from trinity.runtime import rpc
 _WIDTH = 140
 
 
-def list_explorers(subject: Subject, as_json: bool) -> str:
-    """All whose lease is alive, by name."""
-    members = asyncio.run(_read(subject))
+def list_explorers(job_stage: JobStage, as_json: bool) -> str:
+    """All explorers with a live lease, by name."""
+    members = asyncio.run(_read(job_stage))
     found = [member_facts(member) for member in members]
     if as_json:
         return to_json(found)
     if not found:
-        return f"{subject.name}: no explorers; mode explore of the same YAML starts one"
-    return table(f"{subject.name}: {len(found)} explorer(s)", found)
+        return f"{job_stage.name}: no explorers; mode explore of the same YAML starts one"
+    return table(f"{job_stage.name}: {len(found)} explorer(s)", found)
 
 
-async def _read(subject: Subject) -> Sequence[pb.Member]:
-    addresses = await live_services(subject)
+async def _read(job_stage: JobStage) -> Sequence[pb.Member]:
+    addresses = await live_services(job_stage)
     async with rpc.channel(addresses.sync) as channel:
         stub = sync_pb2_grpc.SyncServiceStub(channel)
-        request = pb.ListMembersRequest(run=subject.run)
+        request = pb.ListMembersRequest(run=job_stage.run)
         return (await answer(stub.ListMembers(request, timeout=CALL_SECONDS), "sync")).members
 
 
 def table(title: str, explorers: Sequence[Facts]) -> str:
-    """For people: one line each, and the failures below."""
+    """A text table, one line for each explorer, and failures below it."""
     drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     drawn.add_column("name", overflow="fold")
     drawn.add_column("state", no_wrap=True)

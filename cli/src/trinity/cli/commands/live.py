@@ -8,7 +8,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from trinity.cli.commands.reader import Subject
+from trinity.cli.commands.reader import JobStage
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise.join import look_for_run
@@ -19,37 +19,39 @@ CALL_SECONDS = 30.0
 T = TypeVar("T")
 
 
-async def live_services(subject: Subject) -> Addresses:
-    """Where the stage's services listen. RunError unless it lives and has a sync service."""
-    found = await _find(subject)
+async def live_services(job_stage: JobStage) -> Addresses:
+    """Where the stage's services listen. RunError unless it is live and has a sync service."""
+    found = await _find(job_stage)
     if found is None:
-        raise RunError(_not_live(subject))
+        raise RunError(_not_live(job_stage))
     if not found.sync:
-        raise RunError(f"{subject.name} learns from a dataset; it has no explorers and no weight versions")
+        raise RunError(f"{job_stage.name} learns from a dataset; it has no explorers and no weight versions")
     return found
 
 
-async def _find(subject: Subject) -> Addresses | None:
-    main = jobs.read_records(subject.job).get("main")
+async def _find(job_stage: JobStage) -> Addresses | None:
+    main = jobs.read_records(job_stage.job).get("main")
     if main is not None:
-        if main.run != subject.run:
+        if main.run != job_stage.run:
             return None
         known = {process.service: process.address for process in main.processes}
         return Addresses(**{name: known.get(name, "") for name in asdict(Addresses())})
     if os.environ.get("TRINITY_NATS_URL"):  # it may live on another machine
-        _, about = await look_for_run(subject.whole_job())
-        if about is not None and about["run"] == subject.run:
+        _, about = await look_for_run(job_stage.whole_job())
+        if about is not None and about["run"] == job_stage.run:
             return Addresses(**about["addresses"])
     return None
 
 
-def _not_live(subject: Subject) -> str:
-    main = jobs.read_records(subject.job).get("main")
+def _not_live(job_stage: JobStage) -> str:
+    main = jobs.read_records(job_stage.job).get("main")
     if main is not None:
-        return f"stage {subject.stage!r} of {subject.job} does not run now, {main.stage!r} does; --stage names another"
+        return (
+            f"stage {job_stage.stage!r} of {job_stage.job} does not run now, {main.stage!r} does; --stage names another"
+        )
     return (
-        f"{subject.name} does not run, and versions are the running sync service's: `trinity run` with the same YAML, "
-        "then again; TRINITY_NATS_URL finds a run on another machine"
+        f"{job_stage.name} does not run, and versions are the running sync service's: `trinity run` with the same "
+        "YAML, then again; TRINITY_NATS_URL finds a run on another machine"
     )
 
 

@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def rank(self) -> int:
-        """How grave it is. Text says nothing about that, so it always passes."""
+        """Rank of the level. Text has no level and always passes the filter."""
         return _RANKS.get(str(self.fields.get("level", "info")).lower(), _LEVELS["info"]) if self.fields else 100
 
 
@@ -114,13 +114,13 @@ class Source:
 
 
 class Sources:
-    """The logs of a job that were asked for. New ones are noticed by `look`."""
+    """The logs of a job that were asked for. New ones are found by `poll`."""
 
     def __init__(self, folder: Path, service: str) -> None:
         self._folder, self._service = folder, service
         self.by_path: dict[Path, Source] = {}
 
-    def look(self) -> list[Source]:
+    def poll(self) -> list[Source]:
         """Sources that were not there before."""
         wanted = {
             path: process
@@ -138,7 +138,7 @@ class Sources:
 
 
 def find(folder: Path) -> dict[Path, str]:
-    """Log files of a job (the newest of each rotation) and whose they are; those of nats-server last changed last."""
+    """Log files of a job (the newest of each rotation) and their processes; nats-server last, by time of change."""
     found: dict[Path, str] = {}
     texts: list[Path] = []
     for place in (folder / "log", *sorted(folder.glob("*/log"))):
@@ -152,14 +152,14 @@ def find(folder: Path) -> dict[Path, str]:
 
 
 def show(folder: Path, service: str, lines: int, follow: bool, level: str) -> None:
-    """Print the last `lines` lines (0: all) of a job's logs; with `follow`, go on until Ctrl-C.
+    """Print the last `lines` lines (0: all) of a job's logs; with `follow`, continue until Ctrl-C.
 
     RunError for a level or a process there is not, or if there is no log at all.
     """
     if level.lower() not in _LEVELS:
         raise RunError(f"level {level!r} is none of {', '.join(_LEVELS)}", code=2)
     least, sources = _LEVELS[level.lower()], Sources(folder, service)
-    if not sources.look():
+    if not sources.poll():
         raise _no_log(folder, service)
     printer = Printer()
     try:
@@ -167,7 +167,7 @@ def show(folder: Path, service: str, lines: int, follow: bool, level: str) -> No
         while follow:
             time.sleep(_POLL_SECONDS)
             before = list(sources.by_path.values())
-            entries = [entry for source in sources.look() for entry in source.all(least)]
+            entries = [entry for source in sources.poll() for entry in source.all(least)]
             entries += [entry for source in before for entry in source.new(least)]
             printer.write(sorted(entries, key=_time), sources.width)
     except KeyboardInterrupt:

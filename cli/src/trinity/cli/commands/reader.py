@@ -1,7 +1,7 @@
-"""The buffer of a job, for commands that look into its log and ledger.
+"""The buffer of a job, for commands that read its log and ledger.
 
-While the run lives, it is the run's own. Otherwise one that only reads is started for as long as the command takes, on
-the run's NATS: the one of TRINITY_NATS_URL, or the embedded one on the job's own store, and then the job is locked.
+While the run is live, this is the run's buffer. Otherwise the command starts a read-only buffer on the run's NATS and
+ends it. That NATS is TRINITY_NATS_URL, or an embedded server on the job's store; then the job is locked meanwhile.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One stage of a job, as it was run last. `stage` is empty for a job without stages."""
+class JobStage:
+    """One stage of a job with the configuration of its last run. `stage` is empty for a job without stages."""
 
     job: Path
     folder: Path
@@ -54,7 +54,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Project and name, for display."""
         return f"{self.plan.config.project}/{self.plan.config.name}"
 
     @property
@@ -70,12 +70,12 @@ class Subject:
         return whole
 
 
-def looking(config: Path | None, job: Path | None, stage: str, look: Callable[[Subject], str | int]) -> int:
-    """A command about a stage: its exit code. Text that `look` returns is printed."""
+def run_on_stage(config: Path | None, job: Path | None, stage: str, command: Callable[[JobStage], str | int]) -> int:
+    """Run a command on a stage; returns the exit code. Text that `command` returns is printed."""
 
     def action() -> int:
         logs.configure("look", level="ERROR")
-        found = look(find_subject(config, job, stage))
+        found = command(find_job_stage(config, job, stage))
         if isinstance(found, int):
             return found
         print(found)
@@ -84,8 +84,8 @@ def looking(config: Path | None, job: Path | None, stage: str, look: Callable[[S
     return ending_well(action)
 
 
-def find_subject(config: Path | None, job: Path | None, stage: str) -> Subject:
-    """The stage asked for; else the live one, else the last that was trained. RunError if there is none."""
+def find_job_stage(config: Path | None, job: Path | None, stage: str) -> JobStage:
+    """The requested stage, else the live one, else the last trained one. RunError if there is none."""
     folder = find_job(load(config, plugins_loaded=False) if config else None, job).absolute()
     found = {path.parent.name if path.parent != folder else "": path for path in _stage_configs(folder)}
     if not found:
@@ -94,11 +94,11 @@ def find_subject(config: Path | None, job: Path | None, stage: str) -> Subject:
         known = ", ".join(repr(name) for name in found if name)
         raise RunError(f"--stage {stage}: {folder} has {known or 'no stages'}", code=2)
     chosen = stage or _default_stage(folder, found)
-    return Subject(folder, found[chosen].parent, chosen, make_plan(load(found[chosen], plugins_loaded=False)))
+    return JobStage(folder, found[chosen].parent, chosen, make_plan(load(found[chosen], plugins_loaded=False)))
 
 
 def _stage_configs(folder: Path) -> list[Path]:
-    """Those of the job and its stages, the newest last; not those of evaluations below them."""
+    """Config files of the job and its stages, the newest last; without those of evaluations below them."""
     own = [path for path in jobs.stage_configs(folder) if folder in (path.parent, path.parent.parent)]
     return sorted(own, key=lambda path: path.stat().st_mtime)
 
@@ -113,7 +113,7 @@ def _default_stage(folder: Path, found: dict[str, Path]) -> str:
 
 @dataclass(frozen=True)
 class Reader:
-    """A buffer that serves. `is_live`: it is the run's own, and may change the run."""
+    """A serving buffer. `is_live`: it is the run's own and can change the run."""
 
     address: str
     nats_url: str
@@ -122,9 +122,9 @@ class Reader:
 
 
 @contextlib.asynccontextmanager
-async def live_buffer(subject: Subject) -> AsyncIterator[Reader | None]:
-    """The run's own buffer; None if the stage does not live."""
-    address, url = await _live_address(subject)
+async def live_buffer(job_stage: JobStage) -> AsyncIterator[Reader | None]:
+    """The run's own buffer; None if the stage is not live."""
+    address, url = await _live_address(job_stage)
     if not address:
         yield None
         return
@@ -133,26 +133,26 @@ async def live_buffer(subject: Subject) -> AsyncIterator[Reader | None]:
 
 
 @contextlib.asynccontextmanager
-async def any_buffer(subject: Subject) -> AsyncIterator[Reader]:
-    """The run's own buffer if the stage lives, else one that only reads."""
+async def any_buffer(job_stage: JobStage) -> AsyncIterator[Reader]:
+    """The run's own buffer if the stage is live, else a read-only one."""
     async with contextlib.AsyncExitStack() as stack:
-        reader = await stack.enter_async_context(live_buffer(subject))
+        reader = await stack.enter_async_context(live_buffer(job_stage))
         if reader is None:
-            reader = await stack.enter_async_context(read_only_buffer(subject))
+            reader = await stack.enter_async_context(read_only_buffer(job_stage))
         yield reader
 
 
 @contextlib.asynccontextmanager
-async def read_only_buffer(subject: Subject, log_dir: Path | None = None) -> AsyncIterator[Reader]:
-    """A buffer of the command's own, so that a live run is not disturbed. `log_dir`: kept there, else nowhere."""
+async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> AsyncIterator[Reader]:
+    """A read-only buffer of this command, separate from the live run's. `log_dir`: of its logs; None: not kept."""
     async with contextlib.AsyncExitStack() as stack:
         folder = log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trinity-")))
-        lock = FileLock(subject.job / ".lock")
+        lock = FileLock(job_stage.job / ".lock")
         stack.callback(lock.release)
         children: list[Child] = []
         stack.push_async_callback(stop_all, children, _STOP_SECONDS)
-        url = await _nats(subject, lock, children)
-        child = services.reader(subject.config_file, url, folder)
+        url = await _nats(job_stage, lock, children)
+        child = services.reader(job_stage.config_file, url, folder)
         child.start()
         children.append(child)
         yield await stack.enter_async_context(_connected(child.address, url, child))
@@ -168,36 +168,36 @@ async def answer(call: Awaitable[T]) -> T:
         raise RunError(str(error.details())) from None
 
 
-async def _live_address(subject: Subject) -> tuple[str, str]:
-    """Where the run's own buffer listens, and its NATS; empty if the stage does not live."""
-    main = jobs.read_records(subject.job).get("main")
+async def _live_address(job_stage: JobStage) -> tuple[str, str]:
+    """Addresses of the run's own buffer and NATS; empty if the stage is not live."""
+    main = jobs.read_records(job_stage.job).get("main")
     if main is not None:
-        if main.run != subject.run:
+        if main.run != job_stage.run:
             return "", ""
         return next((process.address for process in main.processes if process.service == "buffer"), ""), main.nats_url
     if os.environ.get("TRINITY_NATS_URL"):  # it may live on another machine
-        url, about = await look_for_run(subject.whole_job())
-        if about is not None and about["run"] == subject.run:
+        url, about = await look_for_run(job_stage.whole_job())
+        if about is not None and about["run"] == job_stage.run:
             return str(about["addresses"]["buffer"]), url
     return "", ""
 
 
-async def _nats(subject: Subject, lock: FileLock, children: list[Child]) -> str:
-    """The URL of the run's NATS; started here if nobody runs it, and then the job is locked."""
+async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child]) -> str:
+    """The URL of the run's NATS. If no process runs it, it is started here and the job is locked."""
     deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
     embedded = not os.environ.get("TRINITY_NATS_URL")
     while True:
-        main = jobs.read_records(subject.job).get("main")
+        main = jobs.read_records(job_stage.job).get("main")
         if main is not None:
             return main.nats_url
         if not embedded or lock.acquire():
             break
         if asyncio.get_running_loop().time() > deadline:
-            raise RunError(f"{subject.job} is in use by another command (process {lock.owner()}); try again after it")
+            raise RunError(f"{job_stage.job} is in use by another command (process {lock.owner()}); try again after it")
         await asyncio.sleep(_POLL_SECONDS)
-    if embedded and not (subject.job / "nats" / "store").is_dir():
-        raise RunError(f"{subject.job} has no NATS store; set TRINITY_NATS_URL to the NATS that the run used")
-    return await open_nats(subject.whole_job(), children, asyncio.Event())
+    if embedded and not (job_stage.job / "nats" / "store").is_dir():
+        raise RunError(f"{job_stage.job} has no NATS store; set TRINITY_NATS_URL to the NATS that the run used")
+    return await open_nats(job_stage.whole_job(), children, asyncio.Event())
 
 
 @contextlib.asynccontextmanager
@@ -208,7 +208,7 @@ async def _connected(address: str, nats_url: str, child: Child | None) -> AsyncI
 
 
 async def _until_serving(channel: grpc.aio.Channel, child: Child | None) -> None:
-    """RunError if a child ends before, or after the time. `child` None: the buffer of a live run, which may restart."""
+    """RunError if a child ends first or at the timeout. `child` None: the buffer of a live run, which may restart."""
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while asyncio.get_running_loop().time() < deadline:
         with contextlib.suppress(grpc.aio.AioRpcError):
@@ -218,4 +218,4 @@ async def _until_serving(channel: grpc.aio.Channel, child: Child | None) -> None
         if child is not None and not child.is_running():
             raise RunError(f"the run cannot be read: {child.last_error()}")
         await asyncio.sleep(_POLL_SECONDS)
-    raise RunError(f"the buffer is not there within {_START_SECONDS:g} s; `trinity status` shows a live run")
+    raise RunError(f"the buffer does not serve within {_START_SECONDS:g} s; `trinity status` shows a live run")

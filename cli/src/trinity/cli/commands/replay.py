@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.commands.reader import Reader, Subject, answer, read_only_buffer
+from trinity.cli.commands.reader import JobStage, Reader, answer, read_only_buffer
 from trinity.cli.commands.replay_report import Report, Step, Weights, circumstances, metrics_by_step, render
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import services
@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Wanted:
-    """Steps `first` to `last`, after the checkpoint of step `begin`; 0: the base model."""
+    """Train steps `first` to `last` from the checkpoint of step `begin`; 0: the base model."""
 
     first: int
     last: int
@@ -41,19 +41,19 @@ class Wanted:
 
     @property
     def steps(self) -> range:
-        """What is trained."""
+        """The steps that are trained."""
         return range(self.begin + 1, self.last + 1)
 
 
-def replay(subject: Subject, first: int, last: int | None, overrides: Sequence[str], as_json: bool) -> int:
-    """Exit code: 0 if everything that was compared is equal, 1 if something differs or nothing could be compared."""
-    trained = circumstances(subject.folder)
-    noted = trained.keys() | metrics_by_step(subject.folder).keys()
-    wanted = _wanted(subject, first, last, max(noted, default=0))
-    placement, threads = placement_of(subject, wanted, trained)
-    folder = new_folder(subject.folder, f"from_{first}")
+def replay(job_stage: JobStage, first: int, last: int | None, overrides: Sequence[str], as_json: bool) -> int:
+    """Exit code: 0 if all compared values are equal, 1 on a difference or without a comparison."""
+    trained = circumstances(job_stage.folder)
+    noted = trained.keys() | metrics_by_step(job_stage.folder).keys()
+    wanted = _wanted(job_stage, first, last, max(noted, default=0))
+    placement, threads = placement_of(job_stage, wanted, trained)
+    folder = new_folder(job_stage.folder, f"from_{first}")
     config_file = folder / "trainer.config.json"
-    config = trainer_config(subject, overrides, _micro_batch_tokens(wanted, trained))
+    config = trainer_config(job_stage, overrides, _micro_batch_tokens(wanted, trained))
     files.write_json(config_file, json.loads(config.model_dump_json()))
     settings = {
         "REPLAY_FOLDER": str(folder),
@@ -62,9 +62,9 @@ def replay(subject: Subject, first: int, last: int | None, overrides: Sequence[s
         **({"THREADS": str(threads)} if threads else {}),
     }
     if not as_json:
-        print(_opening(subject, wanted, placement, folder), flush=True)
-    groups = asyncio.run(_train(subject, wanted, config_file, placement, settings, folder, as_json))
-    report = _report(subject, wanted, placement, folder, groups)
+        print(_opening(job_stage, wanted, placement, folder), flush=True)
+    groups = asyncio.run(_train(job_stage, wanted, config_file, placement, settings, folder, as_json))
+    report = _report(job_stage, wanted, placement, folder, groups)
     files.write_json(folder / "replay.json", report.as_json())
     print(json.dumps(report.as_json(), indent=1) if as_json else render(report))
     if not as_json:
@@ -72,18 +72,18 @@ def replay(subject: Subject, first: int, last: int | None, overrides: Sequence[s
     return 0 if report.identical else 1
 
 
-def _wanted(subject: Subject, first: int, last: int | None, newest: int) -> Wanted:
+def _wanted(job_stage: JobStage, first: int, last: int | None, newest: int) -> Wanted:
     """RunError for steps the run has not trained, and without a checkpoint to begin at."""
     if not newest:
-        raise RunError(f"{subject.name} has trained no step yet: nothing to train again")
+        raise RunError(f"{job_stage.name} has trained no step yet: nothing to train again")
     last = newest if last is None else last
     if not 1 <= first <= last <= newest:
         raise RunError(
-            f"--from-step {first} --to-step {last}: {subject.name} has trained steps 1 to {newest}; "
+            f"--from-step {first} --to-step {last}: {job_stage.name} has trained steps 1 to {newest}; "
             "both must be among them, the first not after the last",
             code=2,
         )
-    kept = complete_steps(subject.folder)
+    kept = complete_steps(job_stage.folder)
     begin = max((step for step in kept if step < first), default=0)
     if first > 1 and not begin:
         others = f"; the run keeps {', '.join(map(str, kept))}: begin at {kept[0] + 1} or later" if kept else ""
@@ -93,8 +93,8 @@ def _wanted(subject: Subject, first: int, last: int | None, newest: int) -> Want
     return Wanted(first, last, begin)
 
 
-def placement_of(subject: Subject, wanted: Wanted, trained: dict[int, dict[str, Any]]) -> tuple[Placement, int]:
-    """As many ranks as the run had, of the same kind, and CPU threads. RunError if this machine has not got them."""
+def placement_of(job_stage: JobStage, wanted: Wanted, trained: dict[int, dict[str, Any]]) -> tuple[Placement, int]:
+    """As many ranks as the run had, of the same kind, and CPU threads. RunError if this machine has fewer."""
     found = {(e.get("ranks"), e.get("device"), e.get("threads")) for e in map(trained.get, wanted.steps) if e}
     if len(found) > 1:
         kinds = " and ".join(sorted(f"{ranks} rank(s) on {device}" for ranks, device, _ in found))
@@ -103,10 +103,10 @@ def placement_of(subject: Subject, wanted: Wanted, trained: dict[int, dict[str, 
         )
     ranks, device, threads = found.pop() if found else (None, None, None)
     if wanted.begin:
-        state = files.read_json(checkpoint_folder(subject.folder, wanted.begin) / "trainer_state.json") or {}
+        state = files.read_json(checkpoint_folder(job_stage.folder, wanted.begin) / "trainer_state.json") or {}
         ranks = ranks or state.get("world_size")
     ranks = ranks or 1
-    free = [card for card in visible_gpus() if card not in subject.whole_job().taken_gpus()]
+    free = [card for card in visible_gpus() if card not in job_stage.whole_job().taken_gpus()]
     if (device or ("cuda" if free else "cpu")) == "cpu":
         return Placement("cpu", [], [], ranks), threads or 0
     if len(free) < ranks:
@@ -115,24 +115,24 @@ def placement_of(subject: Subject, wanted: Wanted, trained: dict[int, dict[str, 
 
 
 def _micro_batch_tokens(wanted: Wanted, trained: dict[int, dict[str, Any]]) -> int | None:
-    """Of all these steps, where the run noted it: a GPU of another size would choose others. None: not, or not one."""
+    """The micro-batch size that the run noted for all these steps. None: not noted, or several values."""
     found = {entry.get("micro_batch_tokens") for entry in map(trained.get, wanted.steps) if entry}
     return found.pop() if len(found) == 1 else None
 
 
-def trainer_config(subject: Subject, overrides: Sequence[str], micro_batch_tokens: int | None = None) -> Config:
+def trainer_config(job_stage: JobStage, overrides: Sequence[str], micro_batch_tokens: int | None = None) -> Config:
     """The stage's configuration for a trainer alone, in the folder where the job is now.
 
     micro_batch_tokens: where neither the configuration nor the command line says how many.
     """
-    config = load(subject.config_file, overrides, plugins_loaded=False)
+    config = load(job_stage.config_file, overrides, plugins_loaded=False)
     below = make_plan(config).job_dir.relative_to(Path(config.checkpoint_root_dir).expanduser().absolute())
-    if not str(subject.folder).endswith(f"/{below}"):
-        raise RunError(f"{subject.folder} does not end in {below}, as the run's name says; it cannot have another")
+    if not str(job_stage.folder).endswith(f"/{below}"):
+        raise RunError(f"{job_stage.folder} does not end in {below}, as the run's name says; it cannot have another")
     return config.model_copy(
         update={
             "mode": "train",
-            "checkpoint_root_dir": str(subject.folder)[: -len(str(below)) - 1],
+            "checkpoint_root_dir": str(job_stage.folder)[: -len(str(below)) - 1],
             "trainer": config.trainer.model_copy(
                 update={
                     "save_hf_checkpoint": "last",
@@ -157,15 +157,15 @@ def new_folder(stage_folder: Path, name: str) -> Path:
             number += 1
 
 
-def _opening(subject: Subject, wanted: Wanted, placement: Placement, folder: Path) -> str:
+def _opening(job_stage: JobStage, wanted: Wanted, placement: Placement, folder: Path) -> str:
     begin = f"the checkpoint of step {wanted.begin}" if wanted.begin else "the base model"
     where = f"{placement.trainer_ranks} rank(s) on {'the CPU' if placement.device == 'cpu' else 'GPUs'}"
     steps = f"steps {wanted.steps[0]} to {wanted.last}"
-    return f"{subject.name}: training {steps} again from {begin}, {where}; logs in {folder / 'log'}"
+    return f"{job_stage.name}: training {steps} again from {begin}, {where}; logs in {folder / 'log'}"
 
 
 async def _train(
-    subject: Subject,
+    job_stage: JobStage,
     wanted: Wanted,
     config_file: Path,
     placement: Placement,
@@ -173,10 +173,10 @@ async def _train(
     folder: Path,
     quiet: bool,
 ) -> dict[int, int]:
-    """Run the trainer to its end; returns the groups (or rows) of each step. RunError if it cannot be done."""
-    async with read_only_buffer(subject, folder / "log") as reader:
+    """Run the trainer to its end; returns the groups (or rows) of each step. RunError if it fails."""
+    async with read_only_buffer(job_stage, folder / "log") as reader:
         try:
-            groups = await _check_ledger(reader, subject.run, wanted)
+            groups = await _check_ledger(reader, job_stage.run, wanted)
         except RunError:
             shutil.rmtree(folder)  # nothing was trained
             raise
@@ -191,7 +191,7 @@ async def _train(
 
 
 async def _check_ledger(reader: Reader, run: str, wanted: Wanted) -> dict[int, int]:
-    """Whether every step has an entry, and its experience is there still."""
+    """Check that every step has an entry and its experience still exists."""
     sizes = {}
     for step in wanted.steps:
         request = pb.GetLedgerEntryRequest(run=run, step=step)
@@ -202,7 +202,7 @@ async def _check_ledger(reader: Reader, run: str, wanted: Wanted) -> dict[int, i
 
 
 async def _until_ended(child: Child, folder: Path, quiet: bool) -> None:
-    """Until the trainer ends; says each step as it comes. RunError if it fails."""
+    """Wait until the trainer ends and print each step. RunError if it fails."""
     said: set[int] = set()
     while True:
         running = child.is_running()
@@ -217,11 +217,11 @@ async def _until_ended(child: Child, folder: Path, quiet: bool) -> None:
         raise RunError(f"the replay failed: {child.last_error()} (see {child.log_file})")
 
 
-def _report(subject: Subject, wanted: Wanted, placement: Placement, folder: Path, groups: dict[int, int]) -> Report:
-    original, again = metrics_by_step(subject.folder), metrics_by_step(folder)
+def _report(job_stage: JobStage, wanted: Wanted, placement: Placement, folder: Path, groups: dict[int, int]) -> Report:
+    original, again = metrics_by_step(job_stage.folder), metrics_by_step(folder)
     weights = files.read_json(folder / "weights.json") or {}
     return Report(
-        run=subject.run,
+        run=job_stage.run,
         folder=str(folder),
         begin=wanted.begin,
         ranks=placement.trainer_ranks,

@@ -1,4 +1,4 @@
-"""What a replay is compared by: the metrics that a trainer notes of each step, and the weights at the end."""
+"""The comparison of a replay: the metrics that a trainer notes for each step, and the weights at the end."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ Metrics = dict[str, float | None]
 
 
 def circumstances(stage_folder: Path) -> dict[int, dict[str, Any]]:
-    """How the run trained each step: ranks, device, threads. The last time counts, as for metrics."""
+    """Ranks, device and threads of each step in the run. The last attempt counts, as for metrics."""
     return {int(line["step"]): line for line in _lines(stage_folder / "monitor" / "batches.jsonl")}
 
 
@@ -44,7 +44,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Step:
-    """One step, twice. None: it was not noted."""
+    """Metrics of one step in the run and in the replay. None: not noted."""
 
     step: int
     groups: int
@@ -57,7 +57,7 @@ class Step:
 
     @property
     def different(self) -> list[str]:
-        """Metrics that are not the same number."""
+        """Metrics with different values."""
         before, after = self.original or {}, self.replayed or {}
         if not self.compared:
             return []
@@ -76,7 +76,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Report:
-    """A replay and what it was held against."""
+    """A replay and the run that it is compared with."""
 
     run: str
     folder: str
@@ -88,7 +88,7 @@ class Report:
 
     @property
     def identical(self) -> bool:
-        """Everything that was compared is equal, and something was."""
+        """At least one value was compared, and all compared values are equal."""
         compared = any(step.compared for step in self.steps) or self.weights.compared
         return compared and not self.weights.different and not any(step.different for step in self.steps)
 
@@ -98,7 +98,7 @@ class Report:
 
 
 def render(report: Report) -> str:
-    """For people: a table, then a sentence on the weights, then the verdict."""
+    """Text: a table, a sentence on the weights, the verdict."""
     return "\n".join([_table(report.steps), _about_weights(report.weights), _verdict(report)])
 
 
@@ -119,7 +119,7 @@ def _table(steps: list[Step]) -> str:
 
 
 def _cell(step: Step, name: str) -> str:
-    """One number if both are the same, else that of the run and that of the replay."""
+    """One number if both are equal, else the numbers of run and replay."""
     before, after = ((metrics or {}).get(name) for metrics in (step.original, step.replayed))
     shown = ["-" if value is None else f"{value:.6g}" for value in (before, after)]
     if before == after:

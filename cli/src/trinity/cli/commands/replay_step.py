@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity.cli.commands.reader import Subject
+from trinity.cli.commands.reader import JobStage
 from trinity.cli.commands.replay import Wanted, new_folder, placement_of, trainer_config
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import services
@@ -24,19 +24,21 @@ _COLUMNS = ("group", "task", "sequences", "tokens", "reward", "advantage", "loss
 _POLL_SECONDS, _STOP_SECONDS = 0.3, 1.0
 
 
-def replay_step(subject: Subject, step: int | None, overrides: Sequence[str], as_json: bool) -> int:
-    """Exit code: 0 if the batch could be learnt from now, else 1. RunError if none is kept."""
-    steps = kept_steps(subject.folder)
+def replay_step(job_stage: JobStage, step: int | None, overrides: Sequence[str], as_json: bool) -> int:
+    """Exit code: 0 if the batch trains without a bad value now, else 1. RunError without a kept batch."""
+    steps = kept_steps(job_stage.folder)
     if not steps:
-        raise RunError(f"{subject.name} keeps no batch of a bad step: there is none in {subject.folder / 'bad_steps'}")
+        raise RunError(
+            f"{job_stage.name} keeps no batch of a bad step: there is none in {job_stage.folder / 'bad_steps'}"
+        )
     step = steps[-1] if step is None else step
     if step not in steps:
         raise RunError(f"step {step} was not kept; kept are {', '.join(map(str, steps))}", code=2)
-    before = max((saved for saved in complete_steps(subject.folder) if saved < step), default=0)
-    placement, threads = placement_of(subject, Wanted(step, step, before), {})
-    folder = new_folder(subject.folder, f"step_{step}")
+    before = max((saved for saved in complete_steps(job_stage.folder) if saved < step), default=0)
+    placement, threads = placement_of(job_stage, Wanted(step, step, before), {})
+    folder = new_folder(job_stage.folder, f"step_{step}")
     config_file = folder / "trainer.config.json"
-    files.write_json(config_file, json.loads(trainer_config(subject, overrides).model_dump_json()))
+    files.write_json(config_file, json.loads(trainer_config(job_stage, overrides).model_dump_json()))
     settings = {"REPLAY_FOLDER": str(folder), "REPLAY_KEPT": str(step)}
     settings |= {"THREADS": str(threads)} if threads else {}
     child = services.trainer(config_file, Addresses(buffer="127.0.0.1:1"), folder / "log", placement, settings)
@@ -57,7 +59,7 @@ def kept_steps(folder: Path) -> list[int]:
 
 
 def render(report: dict[str, Any]) -> str:
-    """The groups as a table, those with a value that is not finite marked by `!`, and what training said."""
+    """The groups as a table, non-finite values marked by `!`, and the metrics of training."""
     begin = report["checkpoint_step"]
     weights = f"the checkpoint of step {begin}" if begin else "the base model"
     lines = [f"step {report['step']} with the weights of {weights}"]

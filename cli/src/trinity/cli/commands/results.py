@@ -114,7 +114,7 @@ def _number(value: float) -> str:
 
 
 def markdown(curves: Sequence[Curve]) -> str:
-    """The table, its columns aligned so that it can be read as it is."""
+    """The table with aligned columns."""
     table = [_COLUMNS, *((*(cell.replace("|", "\\|") for cell in row),) for row in rows(curves))]
     widths = [max(len(row[index]) for row in table) for index in range(len(_COLUMNS))]
     lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in table]
@@ -127,7 +127,7 @@ def as_csv(curves: Sequence[Curve]) -> str:
 
 
 def points_csv(curves: Sequence[Curve]) -> str:
-    """Every point of every curve in a line of its own."""
+    """One line for each point of each curve."""
     points = [(c.run, c.taskset, c.metric, str(step), repr(value)) for c in curves for step, value in c.points]
     return _csv([("run", "taskset", "metric", "step", "value"), *points])
 

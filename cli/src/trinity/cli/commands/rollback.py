@@ -1,4 +1,4 @@
-"""`trinity weights rollback`: an older version LIVE again, and a wait until everybody has gone back."""
+"""`trinity weights rollback`: make an older version LIVE again and wait until all have followed."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.cli.commands.live import CALL_SECONDS, answer, live_services
-from trinity.cli.commands.reader import Subject
+from trinity.cli.commands.reader import JobStage
 from trinity.cli.errors import RunError
 from trinity.cli.supervise.services import Addresses
 from trinity.cli.tail import visible
@@ -27,8 +27,8 @@ _MOST_VERSIONS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What was asked for on the command line. `wait_seconds`: for explorers and buffer to follow."""
+class RollbackRequest:
+    """The options of the command line. `wait_seconds`: time for explorers and buffer to follow."""
 
     version: int
     keep_experience: bool = False
@@ -39,51 +39,51 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Situation:
-    """Before the rollback."""
+class RunSnapshot:
+    """The run before the rollback: LIVE version, versions to withdraw, explorers that have to load."""
 
     live: int
     withdrawn: tuple[int, ...]
     explorers: tuple[str, ...]
 
 
-def roll_back(subject: Subject, wish: Wish) -> str:
-    """Do it, and say what came of it. RunError if it is refused, or if somebody has not followed in time."""
-    return asyncio.run(_roll_back(subject, wish))
+def roll_back(job_stage: JobStage, request: RollbackRequest) -> str:
+    """Roll back and report the result. RunError if it is refused, or if explorers or buffer do not follow in time."""
+    return asyncio.run(_roll_back(job_stage, request))
 
 
-async def _roll_back(subject: Subject, wish: Wish) -> str:
-    addresses = await live_services(subject)
+async def _roll_back(job_stage: JobStage, request: RollbackRequest) -> str:
+    addresses = await live_services(job_stage)
     async with rpc.channel(addresses.sync) as channel, rpc.channel(addresses.buffer) as buffer_channel:
         sync = sync_pb2_grpc.SyncServiceStub(channel)
         buffer = buffer_pb2_grpc.BufferServiceStub(buffer_channel)
-        situation = await look(sync, subject.run, wish.version)
-        if situation.live == wish.version:
-            return _said(wish, f"version {wish.version} is LIVE already; nothing was done", {"rollback": None})
-        print(announcement(subject.name, situation, wish), file=sys.stderr if wish.as_json else sys.stdout)
-        _confirm(wish)
-        before = await _fenced(buffer, subject.run) if addresses.buffer and not wish.keep_experience else 0
-        request = pb.RollbackRequest(
-            run=subject.run, version=wish.version, keep_experience=wish.keep_experience, reason=wish.reason
+        snapshot = await take_snapshot(sync, job_stage.run, request.version)
+        if snapshot.live == request.version:
+            return _said(request, f"version {request.version} is LIVE already; nothing was done", {"rollback": None})
+        print(announcement(job_stage.name, snapshot, request), file=sys.stderr if request.as_json else sys.stdout)
+        _confirm(request)
+        before = await _fenced(buffer, job_stage.run) if addresses.buffer and not request.keep_experience else 0
+        message = pb.RollbackRequest(
+            run=job_stage.run, version=request.version, keep_experience=request.keep_experience, reason=request.reason
         )
-        done = (await answer(sync.Rollback(request, timeout=CALL_SECONDS), "sync")).rollback
-        return await _follow_up(subject, wish, done, sync, buffer, before, addresses)
+        done = (await answer(sync.Rollback(message, timeout=CALL_SECONDS), "sync")).rollback
+        return await _follow_up(job_stage, request, done, sync, buffer, before, addresses)
 
 
 async def _follow_up(
-    subject: Subject,
-    wish: Wish,
+    job_stage: JobStage,
+    request: RollbackRequest,
     done: pb.RollbackRecord,
     sync: sync_pb2_grpc.SyncServiceStub,
     buffer: buffer_pb2_grpc.BufferServiceStub,
     before: int,
     addresses: Addresses,
 ) -> str:
-    deadline = time.monotonic() + wish.wait_seconds
+    deadline = time.monotonic() + request.wait_seconds
     dropped = 0
     if not done.keep_experience and addresses.buffer:
-        dropped = await _until_fenced(buffer, subject.run, done, deadline) - before
-    explorers = await _until_served(sync, subject.run, done, deadline)
+        dropped = await _until_fenced(buffer, job_stage.run, done, deadline) - before
+    explorers = await _until_served(sync, job_stage.run, done, deadline)
     experience = (
         "their experience stays"
         if done.keep_experience
@@ -94,15 +94,15 @@ async def _follow_up(
         f"newer one that was not withdrawn; {experience}"
     )
     facts = {"number": done.number, "version": done.version, "withdrawn": list(done.withdrawn)}
-    return _said(wish, text, {"rollback": facts, "explorers": explorers, "dropped_groups": dropped})
+    return _said(request, text, {"rollback": facts, "explorers": explorers, "dropped_groups": dropped})
 
 
-def _said(wish: Wish, text: str, facts: dict[str, object]) -> str:
-    return to_json(facts) if wish.as_json else text
+def _said(request: RollbackRequest, text: str, facts: dict[str, object]) -> str:
+    return to_json(facts) if request.as_json else text
 
 
-async def look(sync: sync_pb2_grpc.SyncServiceStub, run: str, version: int) -> Situation:
-    """What a rollback to a version would mean. RunError if there is no such version, or it never can be LIVE again."""
+async def take_snapshot(sync: sync_pb2_grpc.SyncServiceStub, run: str, version: int) -> RunSnapshot:
+    """The effect of a rollback to a version. RunError if there is no such version, or it cannot be LIVE again."""
     asked = pb.GetVersionRequest(run=run, version=version)
     wanted = (await answer(sync.GetVersion(asked, timeout=CALL_SECONDS), "sync")).version
     if wanted.state not in (pb.VERSION_STATE_LIVE, pb.VERSION_STATE_RETIRED):
@@ -113,21 +113,21 @@ async def look(sync: sync_pb2_grpc.SyncServiceStub, run: str, version: int) -> S
     members = (await answer(sync.ListMembers(pb.ListMembersRequest(run=run), timeout=CALL_SECONDS), "sync")).members
     live = next((v.manifest.version for v in versions if v.state == pb.VERSION_STATE_LIVE), -1)
     newer = [v for v in versions if v.manifest.version > version and state_of(v) != "REJECTED"]
-    return Situation(
+    return RunSnapshot(
         live,
         tuple(sorted(v.manifest.version for v in newer)),
         tuple(member.explorer_id for member in members if member.version != version),
     )
 
 
-def announcement(name: str, situation: Situation, wish: Wish) -> str:
-    """What will happen, for people."""
-    experience = "stays in later batches" if wish.keep_experience else "enters no later batch"
-    loads = ", ".join(situation.explorers) or "no explorer"
+def announcement(name: str, snapshot: RunSnapshot, request: RollbackRequest) -> str:
+    """The effect of the rollback as text."""
+    experience = "stays in later batches" if request.keep_experience else "enters no later batch"
+    loads = ", ".join(snapshot.explorers) or "no explorer"
     return visible(
-        f"{name}: version {wish.version} becomes LIVE again in place of {situation.live}; withdrawn: "
-        f"{numbers(situation.withdrawn)}, whose experience {experience}; loads it: {loads}; the trainer goes on from "
-        "its weights"
+        f"{name}: version {request.version} becomes LIVE again in place of {snapshot.live}; withdrawn: "
+        f"{numbers(snapshot.withdrawn)}, whose experience {experience}; loads it: {loads}; the trainer continues "
+        "from its weights"
     )
 
 
@@ -138,12 +138,12 @@ def numbers(values: Sequence[int]) -> str:
     return f"{values[0]}, {values[1]}, ..., {values[-1]} ({len(values)} versions)"
 
 
-def _confirm(wish: Wish) -> None:
-    if wish.yes:
+def _confirm(request: RollbackRequest) -> None:
+    if request.yes:
         return
     if not sys.stdin.isatty():
         raise RunError("nothing was done; --yes does it without asking", code=2)
-    if not typer.confirm("Go on?", err=True):
+    if not typer.confirm("Continue?", err=True):
         raise RunError("nothing was done")
 
 
@@ -159,7 +159,7 @@ async def _fenced(buffer: buffer_pb2_grpc.BufferServiceStub, run: str) -> int:
 async def _until_fenced(
     buffer: buffer_pb2_grpc.BufferServiceStub, run: str, done: pb.RollbackRecord, deadline: float
 ) -> int:
-    """Groups that fences have dropped, this one included. The buffer hears of it by itself; this is the same fence."""
+    """Groups that fences have dropped, this one included. The buffer fences by itself too; asking twice is harmless."""
     newest = max([done.newest_step, *done.withdrawn])
     request = buffer_pb2.FenceRequest(run=run, versions=range(done.version + 1, newest + 1))
     while True:
@@ -181,7 +181,7 @@ async def _until_fenced(
 async def _until_served(
     sync: sync_pb2_grpc.SyncServiceStub, run: str, done: pb.RollbackRecord, deadline: float
 ) -> list[str]:
-    """Explorers that serve what is not withdrawn, once all that serve anything do."""
+    """Wait until every explorer that serves has left the withdrawn versions; returns their names."""
     late: list[pb.Member] = []
     while True:
         with contextlib.suppress(grpc.aio.AioRpcError):
@@ -195,7 +195,7 @@ async def _until_served(
                 f"{m.explorer_id} serves {m.version} ({m.state}, reported {m.seconds_since_report:.0f} s ago)"
                 for m in late
             )
-            raise RunError(visible(f"rollback {done.number} was made, but not everybody has followed: {who}"))
+            raise RunError(visible(f"rollback {done.number} was made, but not all have followed: {who}"))
         await asyncio.sleep(_POLL_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""What the commands `run`, `check`, `status`, `log` and `view` do."""
+"""The commands `run`, `check`, `status`, `log` and `view`."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from trinity.data.task_pipeline import check_task_pipeline
 
 @dataclass(frozen=True)
 class Request:
-    """What `run` and `check` were asked for."""
+    """The options of `run` and `check`."""
 
     config: Path
     overrides: list[str]
@@ -128,7 +128,7 @@ def check_command(asked: Request, *, as_json: bool, deep: bool) -> int:
 
 
 def _folder(config: Path | None, job: Path | None) -> Path:
-    """The job folder that is meant: --job, the YAML's, or the newest one here."""
+    """The job folder: --job, the YAML's, or the newest one below the current folder."""
     from trinity.cli.commands.status import find_job
 
     return find_job(load(config, plugins_loaded=False) if config else None, job)

@@ -29,7 +29,7 @@ _NEWEST_VERSIONS = 5
 
 
 def find_job(config: Config | None, folder: Path | None) -> Path:
-    """The job folder asked for; else the newest live one, else the newest. RunError if there is none."""
+    """The requested job folder, else the newest live one, else the newest. RunError if there is none."""
     if config is not None:
         folder = jobs.Job(config).folder
     if folder is None:
@@ -44,7 +44,7 @@ def find_job(config: Config | None, folder: Path | None) -> Path:
 
 
 def finished(folder: Path) -> dict[str, Any]:
-    """What is known of a run that does not live: its summary, or how far its stages came."""
+    """The state of a run that is not live: its summary, or its checkpoints."""
     summary = files.read_json(folder / "summary.json")
     stages = {str(path.parent.relative_to(folder)): complete_steps(path.parent) for path in jobs.stage_configs(folder)}
     return {
@@ -66,7 +66,7 @@ def render_finished(folder: Path, found: dict[str, Any]) -> str:
             value = summary[key]
             lines.append(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}")
     if found["state"] == "stopped":
-        lines.append("  `trinity run` with the same YAML goes on")
+        lines.append("  `trinity run` with the same YAML resumes it")
     return "\n".join(lines)
 
 

@@ -82,7 +82,7 @@ def read_step(folder: Path, step: int | None) -> list[Row]:
 
 
 def _parse(line: bytes) -> Row | None:
-    """None for a line that a crash cut off and the next run went on in."""
+    """None for a line that a crash cut off and the next run continued."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

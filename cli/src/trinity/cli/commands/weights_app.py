@@ -15,14 +15,14 @@ def list_weights(
     config: RunOption = None,
     job: JobOption = None,
     stage: StageOption = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many, newest first")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List them, newest first: step, state, who serves them, size, transports, canary, age."""
-    from trinity.cli.commands.reader import looking
+    """List versions, newest first: step, state, who serves them, size, transports, canary, age."""
+    from trinity.cli.commands.reader import run_on_stage
     from trinity.cli.commands.weights import list_versions
 
-    sys.exit(looking(config, job, stage, lambda subject: list_versions(subject, limit, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: list_versions(job_stage, limit, as_json)))
 
 
 @weights.command("show")
@@ -33,11 +33,11 @@ def show_weights(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show one whole: transports, tensors, and what the canary measured."""
-    from trinity.cli.commands.reader import looking
+    """Show one version: transports, tensors and canary measurements."""
+    from trinity.cli.commands.reader import run_on_stage
     from trinity.cli.commands.weights import show_version
 
-    sys.exit(looking(config, job, stage, lambda subject: show_version(subject, version, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: show_version(job_stage, version, as_json)))
 
 
 @weights.command("pin")
@@ -49,10 +49,10 @@ def pin_weights(
     as_json: AsJson = False,
 ) -> None:
     """Keep a version's files until it is unpinned."""
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
     from trinity.cli.commands.weights import pin_version
 
-    sys.exit(looking(config, job, stage, lambda subject: pin_version(subject, version, True, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: pin_version(job_stage, version, True, as_json)))
 
 
 @weights.command("unpin")
@@ -63,11 +63,11 @@ def unpin_weights(
     stage: StageOption = "",
     as_json: AsJson = False,
 ) -> None:
-    """Let a version's files go when nobody needs them."""
-    from trinity.cli.commands.reader import looking
+    """Let a version's files be deleted once they are not needed."""
+    from trinity.cli.commands.reader import run_on_stage
     from trinity.cli.commands.weights import pin_version
 
-    sys.exit(looking(config, job, stage, lambda subject: pin_version(subject, version, False, as_json)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: pin_version(job_stage, version, False, as_json)))
 
 
 @weights.command("rollback")
@@ -85,8 +85,8 @@ def roll_weights_back(
     as_json: AsJson = False,
 ) -> None:
     """Make an older version LIVE again, on every explorer and in the trainer, and withdraw all newer ones."""
-    from trinity.cli.commands.reader import looking
-    from trinity.cli.commands.rollback import Wish, roll_back
+    from trinity.cli.commands.reader import run_on_stage
+    from trinity.cli.commands.rollback import RollbackRequest, roll_back
 
-    wish = Wish(version, keep_experience, reason, yes, wait, as_json)
-    sys.exit(looking(config, job, stage, lambda subject: roll_back(subject, wish)))
+    request = RollbackRequest(version, keep_experience, reason, yes, wait, as_json)
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: roll_back(job_stage, request)))

@@ -52,7 +52,7 @@ def _convert_all(checkpoint_dir: Path, base_model_dir: Path | None, steps: str |
 
 
 def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str, str]:
-    """The outcome and what to say of it. Raises CheckpointError or OSError."""
+    """The outcome and its message. Raises CheckpointError or OSError."""
     import torch
 
     from trinity.cli.convert import write

@@ -1,4 +1,4 @@
-"""Which checkpoints a path means: one step, all steps below it, or the step it lies in."""
+"""Which checkpoints a path means: one step, all steps below it, or the step that contains it."""
 
 import os
 import re
@@ -59,7 +59,7 @@ def find_checkpoints(path: Path, steps: frozenset[int] | None = None) -> list[Ch
 
 
 def _around(path: Path) -> Path | None:
-    """The checkpoint folder that `path` is or lies in."""
+    """The checkpoint folder that `path` is or is inside."""
     for folder in (path, *path.parents):
         if _PARTIAL.fullmatch(folder.name):
             return None

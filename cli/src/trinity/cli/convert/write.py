@@ -119,7 +119,7 @@ def _aside(folder: Path) -> Iterator[Path]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What conversions that were killed left behind."""
+    """Leftovers of killed conversions."""
     for path in folder.glob(f"{_ASIDE}*"):
         lock = FileLock(path / _LOCK)
         if lock.acquire():

@@ -10,7 +10,7 @@ __all__ = ["import_verl_command"]
 
 
 def import_verl_command(script: Path, output: Path | None) -> int:
-    """Write the run of a script as YAML, to `output` or to stdout. What people should know goes to stderr.
+    """Write the run of a script as YAML, to `output` or to stdout. Notes go to stderr.
 
     Returns 0, or 2 for a script that cannot be read, has no run, or for a file that cannot be written.
     """

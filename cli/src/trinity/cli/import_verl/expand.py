@@ -1,4 +1,4 @@
-"""What a shell would make of a word: quotes, variables, arithmetic. Nothing is run."""
+"""Expansion of a shell word: quotes, variables, arithmetic. Nothing is run."""
 
 import ast
 import re
@@ -29,7 +29,7 @@ _OPERATORS = {
 
 
 class Variables:
-    """What the script has set so far. A variable it has not set is the environment's: `${oc.env:NAME}`."""
+    """Variables that the script has set so far. A variable it has not set is the environment's: `${oc.env:NAME}`."""
 
     def __init__(self, notes: list[str]) -> None:
         self._values: dict[str, str] = {}

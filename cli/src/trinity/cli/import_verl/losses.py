@@ -1,4 +1,4 @@
-"""Arguments of veRL's policy losses, how it aggregates them, and its correction for what sampled."""
+"""Arguments of veRL's policy losses, their aggregation, and its rollout correction."""
 
 import yaml
 
@@ -16,7 +16,7 @@ def _loss(run: Run) -> str:
 
 
 def arguments(run: Run) -> Node | None:
-    """With veRL's clips wherever the loss has others by itself: they are 0.2 for every loss there."""
+    """veRL's clip range of 0.2 wherever the loss has another default here."""
     loss = _loss(run)
     args: dict[str, Node] = {}
     if loss in CLIPPED:
@@ -43,7 +43,7 @@ def _bound(run: Run, side: str) -> Node:
 
 
 def aggregation(run: Run) -> Node | None:
-    """gspo and sapo are means over sequences there, whatever is given."""
+    """gspo and sapo always average over sequences in veRL; the option has no effect."""
     option, loss = f"{ACTOR}.loss_agg_mode", _loss(run)
     given = run.take(option)
     if loss == "geo_mean":

@@ -133,7 +133,7 @@ def _quarter(run: Run) -> tuple[int, int]:
 
 
 def _parallel_size(run: Run) -> Leaf:
-    """veRL's default is 2; where a quarter is one GPU, an engine that nobody asked to be larger gets that one."""
+    """veRL's default is 2. Where a quarter of the GPUs is one, an engine without a size in the script gets one."""
     given = run.take(_PARALLEL)
     if given is None:
         return Leaf("2" if _quarter(run)[1] >= 2 else "1", f"{_PARALLEL} is not given")

@@ -1,4 +1,4 @@
-"""The options of one veRL call, while they are turned into a YAML: what was taken, and what is left to be said."""
+"""The options of one veRL call, while they are turned into a YAML: the options used, and the notes."""
 
 import re
 from collections.abc import Iterator, Mapping

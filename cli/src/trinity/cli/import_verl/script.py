@@ -84,28 +84,28 @@ def read_call(text: str) -> Call:
     calls: list[list[tuple[str, int]]] = []
     depth = 0
     for command in _commands(_lines(text.replace("\r\n", "\n"), notes)):
-        words = command.words
-        while words and words[0][0] in _LEADING:
-            first = words.pop(0)[0]
+        tokens = command.words
+        while tokens and tokens[0][0] in _LEADING:
+            first = tokens.pop(0)[0]
             depth = max(depth + (first in _OPENING) - (first in _CLOSING), 0)
-            if first in ("for", "select") and words:
-                variables.forget(words[0][0], "set by a loop")
+            if first in ("for", "select") and tokens:
+                variables.forget(tokens[0][0], "set by a loop")
         unsure = depth > 0 or command.maybe
         for name, parts in command.arrays:
             joined = "".join(SPLIT + value for raw, _ in parts for value in expand(raw, variables))
             _assign(f"{name}=", joined, variables, unsure)
-        if not words:
+        if not tokens:
             continue
-        if words[0][0] in _DECLARING or all(_ASSIGNMENT.fullmatch(raw) for raw, _ in words):
-            for raw, _ in words:
+        if tokens[0][0] in _DECLARING or all(_ASSIGNMENT.fullmatch(raw) for raw, _ in tokens):
+            for raw, _ in tokens:
                 if found := _ASSIGNMENT.fullmatch(raw):
                     name_part = raw[: found.start(3)]
                     _assign(name_part, " ".join(expand(found[3], variables, splitting=False)), variables, unsure)
             continue
-        names = [raw.strip("'\"") for raw, _ in words]
+        names = [raw.strip("'\"") for raw, _ in tokens]
         if MODULE in names and names[0] not in ("echo", "printf"):
-            after = words[names.index(MODULE) + 1 :]
-            line = words[names.index(MODULE)][1]
+            after = tokens[names.index(MODULE) + 1 :]
+            line = tokens[names.index(MODULE)][1]
             calls.append([("", line), *((v, at) for raw, at in after for v in expand(raw, variables) if v)])
     if not calls:
         raise ScriptError(f"no command runs `python3 -m {MODULE}`; nothing to import")

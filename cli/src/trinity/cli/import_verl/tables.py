@@ -14,7 +14,7 @@ class Row:
 
     `names`: values that are spelt otherwise here. `only`: these names are all there are; another value is kept, so that
     `trinity check` refuses it, and listed. `when`: the advantage functions that have the key.
-    `text`: whatever it looks like.
+    `text`: the value is always text.
     """
 
     key: str
@@ -167,13 +167,13 @@ NOT_NEEDED: Mapping[str, str] = {
 NO_COUNTERPART: Mapping[str, str] = {
     "custom_reward_function.": "write a reward function here and name it in default_reward_fn_type",
     "reward_model.reward_manager": "name a reward function in buffer.explorer_input.default_reward_fn_type",
-    "reward_model.launch_reward_fn_async": "rewards are computed while other rollouts go on",
+    "reward_model.launch_reward_fn_async": "rewards are computed while other rollouts continue",
     f"{ROLLOUT}.multi_turn.": "a workflow plays the turns; name it in default_workflow_type",
     f"{ROLLOUT}.agent.": "a workflow plays the turns; name it in default_workflow_type",
     "data.reward_fn_key": "veRL's column names the data's source; here format.reward_fn_key names the function",
     "data.custom_cls.": "datasets are files; a workflow makes the prompt",
     "algorithm.filter_groups.": "groups are not filtered by their rewards",
-    "trainer.resume_from_path": "a run goes on from the newest checkpoint of its own job folder",
+    "trainer.resume_from_path": "a run resumes from the newest checkpoint of its own job folder",
 }
 
 # Kept below trainer.trainer_config. Of the rollout options the trainer knows log_prob_*, which has no effect there.
@@ -182,7 +182,7 @@ PASSED_WITHOUT_EFFECT = f"{ROLLOUT}.log_prob_"
 
 
 def reason(table: Mapping[str, str], option: str) -> str | None:
-    """A table's word on an option: that of its own name, else that of the section it is in."""
+    """A table's entry for an option: under its own name, else under its section."""
     if option in table:
         return table[option]
     return next((why for name, why in table.items() if name.endswith(".") and option.startswith(name)), None)

@@ -1,6 +1,6 @@
 """Values of veRL's options (Hydra's grammar, the part that scripts use) as YAML.
 
-A number keeps its spelling: `1e-6` stays `1e-6`. A value in quotes is text, whatever it looks like.
+A number keeps its spelling: `1e-6` stays `1e-6`. A value in quotes is always text.
 """
 
 import json

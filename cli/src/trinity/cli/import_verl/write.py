@@ -1,4 +1,4 @@
-"""From a veRL call to the YAML's text, and to the lines that say what did not come along."""
+"""From a veRL call to the YAML's text, and the lines about options that were not imported."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from trinity.cli.import_verl.values import Leaf, Node, is_null, node_of, text_le
 
 @dataclass(frozen=True)
 class Imported:
-    """The run as YAML, and the lines for people: not mapped, not needed, and notes."""
+    """The run as YAML, and lines of text: options not mapped, options not needed, notes."""
 
     yaml: str
     unmapped: tuple[str, ...]
@@ -57,7 +57,7 @@ def _of_row(row: Row, run: Run) -> Node | None:
 
 
 def _sort(option: str, run: Run) -> None:
-    """An option that nothing took: not needed, or without a counterpart."""
+    """An option that no rule used: not needed, or without a counterpart."""
     value = run.value(option)
     line = f"{option}={value}"
     row = next((row for row in LAYOUT if isinstance(row, Row) and row.option == option), None)

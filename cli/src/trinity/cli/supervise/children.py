@@ -1,4 +1,4 @@
-"""Child processes: each in a group of its own, restarted with back-off, ended with everything below them."""
+"""Child processes: each in a process group of its own, restarted with back-off, ended with its group."""
 
 import asyncio
 import contextlib
@@ -76,7 +76,7 @@ class Child:
         return self.log_file.with_suffix(".announced.json")
 
     def has_finished(self) -> bool:
-        """Whether the process that was started last has said so. Its exit code may say something else."""
+        """Whether the last started process announced that it finished. Its exit code may differ."""
         said = files.read_json(self.announce_file)
         return isinstance(said, dict) and said.get("pid") == self.pid and said.get("finished") is True
 
@@ -97,7 +97,7 @@ class Child:
         )
 
     async def keep_running(self, changed: "asyncio.Event") -> str:
-        """Restart at every death; returns "finished" for a `once` child that is, or why it was given up."""
+        """Restart the process whenever it dies. Returns "finished" for a `once` child that is, else the reason."""
         while True:
             code = await self._wait()
             self.end_group(signal.SIGKILL)  # what a killed process left behind
@@ -114,7 +114,7 @@ class Child:
             reason = self.last_error() or _describe(code)
             log.warning("run.process.died", name=self.name, pid=self.pid, how=_describe(code), reason=reason)
             if code == EXIT_FOR_GOOD:
-                return f"{self.name} cannot go on: {reason}"
+                return f"{self.name} cannot continue: {reason}"
             if code == EXIT_UNEXPECTED and reason == self._died_of:
                 return f"{self.name} ended twice in a row by the same error: {reason}"
             self._died_of = reason
@@ -170,7 +170,7 @@ def _describe(code: int) -> str:
 
 
 async def stop_all(children: Sequence[Child], seconds: float) -> None:
-    """SIGTERM to all, then SIGKILL to whatever is left below them after `seconds`."""
+    """Send SIGTERM to all, then SIGKILL to all that still runs in their process groups after `seconds`."""
     for child in children:
         if child.is_running() and child.process is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Which GPUs this machine has, without importing torch, and who gets which."""
+"""Which GPUs this machine has, without importing torch, and their assignment to processes."""
 
 import os
 import subprocess

@@ -20,7 +20,7 @@ class Display(Protocol):
         """The state now; called about once a second."""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays on the screen."""
 
 
 def make_display() -> Display:
@@ -28,7 +28,7 @@ def make_display() -> Display:
 
 
 def facts(view: View) -> dict[str, str]:
-    """What is worth a line, by name."""
+    """The values whose change prints a line, by name."""
     shown: dict[str, str] = {}
     trainer, buffer = view.trainer, view.buffer
     if trainer is not None:
@@ -57,7 +57,7 @@ def facts(view: View) -> dict[str, str]:
 
 
 class LiveDisplay:
-    """A table that is drawn anew."""
+    """A table that is redrawn in place."""
 
     def __init__(self) -> None:
         self._console = Console()
@@ -81,7 +81,7 @@ class LiveDisplay:
 
 
 class PlainDisplay:
-    """Lines for logs and pipes: when a step is done, when something else changes, and a sign of life every minute."""
+    """Lines for logs and pipes: when a step is done, when something else changes, and a heartbeat every minute."""
 
     def __init__(self) -> None:
         self._seen: tuple[str, ...] = ()

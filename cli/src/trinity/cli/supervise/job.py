@@ -88,7 +88,7 @@ def read_records(folder: Path) -> dict[str, SupervisorRecord]:
 
 
 def live_jobs(root: Path) -> list[Path]:
-    """Job folders below `root` in which a supervisor lives, newest first."""
+    """Job folders below `root` with a live supervisor, newest first."""
     folders = {path.parent.parent for path in root.glob("**/run/*.json") if read_records(path.parent.parent)}
     return sorted(folders, key=lambda folder: -(folder / "run").stat().st_mtime)
 
@@ -110,13 +110,13 @@ def known_jobs(root: Path) -> list[Path]:
 
 
 def finished_step(stage_folder: Path) -> int:
-    """Step at which a stage was finished; -1 if it was not."""
+    """Step at which a stage finished; -1 if it did not."""
     value = files.read_json(stage_folder / "finished.json")
     return int(value["step"]) if isinstance(value, dict) else -1
 
 
 def finished_summary(stage_folder: Path) -> dict[str, Any]:
-    """Summary of a finished stage, also of an earlier, shorter form of it; empty if it never was."""
+    """Summary of a stage that finished, perhaps with fewer steps than now; empty if it never finished."""
     value = files.read_json(stage_folder / "finished.json")
     return dict(value["summary"]) if isinstance(value, dict) else {}
 
@@ -126,7 +126,7 @@ def mark_finished(stage_folder: Path, step: int, part: dict[str, Any]) -> None:
 
 
 def fresh_name(config: Config, stamp: str) -> Config:
-    """For continue_from_checkpoint: false, a name of its own beside what is there."""
+    """For continue_from_checkpoint: false, a new name beside existing folders."""
     folder = make_folder(config)
     if config.continue_from_checkpoint or not folder.exists() or not any(os.scandir(folder)):
         return config

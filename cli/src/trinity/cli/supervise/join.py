@@ -47,7 +47,7 @@ def join(config: Config, source: str) -> None:
 
 
 async def _join(config: Config, job: Job) -> None:
-    """Explore until the run is finished; one that is only gone is waited for, as it may come back elsewhere."""
+    """Explore until the run is finished. A run that disappears is waited for: it may come back elsewhere."""
     stop = asyncio.Event()
     with ended_by_signals(stop), make_display() as display:
         while not stop.is_set():
@@ -86,7 +86,7 @@ async def find_run(
 
 
 def _is_finished(job: Job) -> bool:
-    """Whether all that the job folder knows of the run is that it has ended well; it may still be made longer."""
+    """Whether the job folder says only that the run finished. It may still be extended."""
     return (job.folder / "summary.json").exists() and "main" not in job.records()
 
 
@@ -107,7 +107,7 @@ async def look_for_run(job: Job) -> tuple[str, dict[str, Any] | None]:
 
 
 async def _answers(about: dict[str, Any]) -> bool:
-    """Whether the run's buffer lives and has work: the description of a finished run stays on its NATS."""
+    """Whether the run's buffer answers and has work. The description of a finished run stays on its NATS."""
     watcher = Watcher(about["run"], Addresses(buffer=about["addresses"]["buffer"]))
     try:
         view = await watcher.refresh()

@@ -68,13 +68,13 @@ def check_inputs(plan: Plan, source: str) -> int:
 
 
 def machine_problems(plan: Plan) -> list[Problem]:
-    """What this machine's GPUs, or without any its CPU, cannot take of a stage."""
-    gpus = devices.look()
+    """Problems of running a stage on this machine's GPUs, or on its CPU if it has none."""
+    gpus = devices.detect_gpus()
     return list(devices.problems(plan, gpus, devices.torch_build(), devices.host_memory()))
 
 
 def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[Row], kind: str) -> list[Problem]:
-    """Every row is one that can be learnt from, or DatasetError names the first that is not."""
+    """Check that every row can be trained. DatasetError names the first that cannot."""
     features(rows, config.data_selector.feature_keys)
     if "token_ids" in rows[0]:  # an archive of experience, which the buffer itself reads
         return []

@@ -63,7 +63,7 @@ async def _serve(config: Config, source: str) -> None:
 
 
 def _plan(config: Config, about: dict[str, Any] | None) -> Plan:
-    """The last stage's plan, with the model of the live run if there is one."""
+    """The plan of the last stage, with the live run's model if a run is live."""
     stage = expand(config)[-1]
     changes: dict[str, Any] = {"mode": "serve"}
     if about is not None:
@@ -88,7 +88,7 @@ def _child(plan: Plan, url: str, about: dict[str, Any] | None, endpoint: str, jo
 
 
 async def _until_open(host: str, port: int, keeper: "asyncio.Task[str]", stop: asyncio.Event) -> None:
-    """Until the endpoint listens. RunError if its process was given up."""
+    """Wait until the endpoint listens. RunError if its process failed for good."""
     place = "127.0.0.1" if host in ("", "0.0.0.0") else host
     while not stop.is_set():
         if keeper.done():

@@ -15,7 +15,7 @@ from trinity.runtime.process import free_port, tied
 _LOCAL = "127.0.0.1"
 _HOST = os.environ.get("TRINITY_HOST", _LOCAL)
 # The experience log may fill this part of what is free on the disk, and no more than the limit.
-# Of the buffer's settings, those that whoever starts the run may set in the environment.
+# Settings of the buffer that may be set in the environment of `trinity run`.
 _BUFFER_LIMITS = ("LOG_GIB", "LOG_KEEP_GIB", "CACHE_MIB", "NATS_REPLICAS")
 _LOG_PART, _LOG_LIMIT_GIB = 0.1, 16.0
 

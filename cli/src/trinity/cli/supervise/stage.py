@@ -64,7 +64,7 @@ class Stage:
         self.children.append(trainer)
 
     async def run(self, others: list[Child], stop: asyncio.Event) -> dict[str, Any]:
-        """Until the stage is finished; returns its part of the summary. RunError if a child was given up.
+        """Wait until the stage is finished. Returns its part of the summary. RunError if a child failed for good.
 
         `others` run longer than the stage and are watched with it. After `stop` everything of the stage is ended.
         """
@@ -107,7 +107,7 @@ class Stage:
             stopping.cancel()
 
     async def _keep_record(self, others: list[Child]) -> None:
-        """Write who runs, again at every restart."""
+        """Write the record of running processes, again at every restart."""
         while True:
             self._changed.clear()
             processes = [child.record() for child in [*others, *self.children]]
@@ -118,9 +118,9 @@ class Stage:
             await self._changed.wait()
 
     async def _announce(self) -> None:
-        """Tell those who want to join what runs now, and where."""
+        """Publish the running services and their addresses for explorers that join."""
         config = json.loads(self._plan.config.model_dump_json())
-        config["monitor"]["monitor_args"] = None  # keys and passwords are nobody else's
+        config["monitor"]["monitor_args"] = None  # no other process may read keys and passwords
         about = {
             "run": self.run_id,
             "stage": self.name,

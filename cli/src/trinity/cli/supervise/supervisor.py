@@ -46,7 +46,7 @@ def run(config: Config, source: str) -> None:
         print(line)
     todo = _unfinished(config, source)
     if not todo:
-        print(f"nothing left to do: {job.folder} is finished (raise total_steps or total_epochs to go on)")
+        print(f"nothing left to do: {job.folder} is finished (raise total_steps or total_epochs to continue)")
         return
     lock = job.lock()
     if not lock.acquire():
@@ -86,7 +86,9 @@ def ended_by_signals(stop: asyncio.Event) -> Iterator[None]:
         asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
     yield
     if received:
-        raise Interrupted(f"ended by {signal.Signals(received[0]).name}; the same command goes on", 128 + received[0])
+        raise Interrupted(
+            f"ended by {signal.Signals(received[0]).name}; the same command resumes the run", 128 + received[0]
+        )
 
 
 async def _supervise(config: Config, source: str, job: jobs.Job) -> None:
@@ -200,12 +202,12 @@ def _closing(part: dict[str, Any]) -> str:
 
 
 def _earlier_seconds(folder: Path) -> float:
-    """Wall time of an earlier, shorter form of a stage that goes on now."""
+    """Wall time of the earlier, shorter part of a stage that is resumed now."""
     return float(jobs.finished_summary(folder).get("wall_seconds", 0.0))
 
 
 def _summary(config: Config, parts: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """The last stage's figures at the top, every stage's below."""
+    """The last stage's values at the top level, all stages below."""
     main = {key: value for key, value in parts[-1].items() if key not in ("stage", "evaluations")}
     main["wall_seconds"] = round(max(seconds, sum(part["wall_seconds"] for part in parts)), 1)
     return {"project": config.project, "name": config.name, **main, "stages": parts}

@@ -1,4 +1,4 @@
-"""What a run does now, asked of its services."""
+"""The current state of a run, from its services."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class Watcher:
         await asyncio.gather(*(channel.close() for channel in self._channels))
 
     async def refresh(self) -> View:
-        """Ask everybody once; who does not answer keeps his last answer, members excepted."""
+        """Ask every service once. A service that does not answer keeps its last answer, members excepted."""
         await asyncio.gather(self._ask_buffer(), self._ask_trainer(), self._ask_sync())
         return self.view
 

@@ -1,4 +1,4 @@
-"""What a user should know of a configuration that is right: keys that do less than they say, and memory."""
+"""Advice on a valid configuration: keys with less effect than their name suggests, and memory."""
 
 from collections.abc import Iterator
 
@@ -52,7 +52,7 @@ def _advice(config: Config) -> Iterator[str]:
 
 
 def memory(plan: Plan) -> str | None:
-    """Memory of the weights and training states, in words; None where the size of the model is not known."""
+    """Memory of weights and training states, as text; None where the size of the model is not known."""
     known = parameters_of(plan.config.model.model_path)
     if known is None:
         return None

@@ -1,4 +1,4 @@
-"""What a user should know of an algorithm that is right: keys that do less than they say, corrections it lacks."""
+"""Advice on a valid algorithm: keys with less effect than their name suggests, missing corrections."""
 
 from collections.abc import Iterator
 

@@ -185,7 +185,7 @@ _ELSEWHERE = ("staleness_limit", "expert_data_ratio", "sft_dataset_name")
 
 
 def argument_problem(argument: str, value: Any, default: Any) -> str | None:
-    """What is wrong with the value of an argument, if anything. null is possible where it is the default."""
+    """The problem of an argument's value, if any. null is valid where it is the default."""
     if argument in _ELSEWHERE or (value is None and default is None):
         return None
     if argument in _CHOICES:

@@ -1,4 +1,4 @@
-"""The names an algorithm is made of, with their default arguments. The trainer implements them; a test compares.
+"""The parts of each algorithm by name, with their default arguments. The trainer implements them; a test compares.
 
 docs/algorithms.md has the formulas; tables of the parts are in `algorithm_parts`.
 """
@@ -209,7 +209,7 @@ def _part(config: AlgorithmConfig, key: str, registry: dict[str, Args], attribut
         return None
     given = getattr(config, f"{key}_args") or {}
     special = chosen.args.get(key, {}) if name == own else {}
-    if given.get("clip_range") is not None:  # for both bounds, whatever algorithm and loss have for each
+    if given.get("clip_range") is not None:  # replaces both bounds of algorithm and loss
         special = {**special, "clip_range_low": None, "clip_range_high": None}
     return Part(name, {**registry[name], **special, **given})
 

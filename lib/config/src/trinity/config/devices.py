@@ -1,6 +1,6 @@
-"""What this machine's GPUs can take of a plan, found before anything starts: in words, with numbers and a way out.
+"""Whether this machine's GPUs can hold a plan, checked before the start. Problems are text with numbers and a fix.
 
-look -> problems. Nothing here imports torch, or touches a GPU: nvidia-smi is asked, and torch's folder is read.
+detect_gpus -> problems. Nothing here imports torch, or touches a GPU: nvidia-smi is asked, and torch's folder is read.
 """
 
 import importlib.util
@@ -54,7 +54,7 @@ class TorchBuild:
     cuda: str
 
 
-def look(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
+def detect_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
     """The GPUs that this process may use, in its order. Empty without an NVIDIA driver."""
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
@@ -94,7 +94,7 @@ def torch_build() -> TorchBuild | None:
 
 
 def mismatch(gpus: Sequence[Gpu], torch: TorchBuild | None) -> str:
-    """Why torch cannot use the GPUs that are here, and what to do; empty if nothing speaks against it."""
+    """Why torch cannot use the GPUs that are here, and what to do; empty if it can."""
     if not gpus or torch is None:
         return ""
     here = f"this machine has {len(gpus)} GPU(s) ({gpus[0].name}, driver {gpus[0].driver})"
@@ -154,7 +154,7 @@ def problems(plan: Plan, gpus: Sequence[Gpu], torch: TorchBuild | None, host_mem
 
 
 def host_memory() -> float:
-    """GiB that processes can still get here; 0 where the system does not say."""
+    """Free host memory in GiB; 0 if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -203,7 +203,7 @@ def _check_trainer(plan: Plan, cards: Sequence[Gpu], host_memory_gib: float) -> 
             _ZERO,
             f"is {now.zero_stage}: weights and training states of {count / 1e9:.2f} billion parameters take "
             f"{needed:.1f} GiB on each of {now.ranks} rank(s), more than {least} has; "
-            f"{way_out(plan, count, now, least.total_gib, host_memory_gib)}",
+            f"{suggest_fix(plan, count, now, least.total_gib, host_memory_gib)}",
         )
     elif (beside := host_gib(plan, count, now) * now.ranks) > host_memory_gib > 0:
         yield Problem(
@@ -213,7 +213,7 @@ def _check_trainer(plan: Plan, cards: Sequence[Gpu], host_memory_gib: float) -> 
         )
 
 
-def way_out(plan: Plan, count: float, now: Sharding, room_gib: float, host_memory_gib: float) -> str:
+def suggest_fix(plan: Plan, count: float, now: Sharding, room_gib: float, host_memory_gib: float) -> str:
     """The first of more sharding, offloading and more GPUs by which the training states fit into `room_gib`."""
     for said, sharding in now.smaller():
         gib, host = certain_gib(plan, count, sharding), host_gib(plan, count, sharding) * sharding.ranks

@@ -1,11 +1,11 @@
-"""What is wrong with a configuration: all of it at once, each with its place and the fix."""
+"""Problems of a configuration: all at once, each with its place and the fix."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong. `path` is the key path ("buffer.batch_size"), `line` counts from 1 (0: not known)."""
+    """One problem. `path` is the key path ("buffer.batch_size"), `line` counts from 1 (0: not known)."""
 
     path: str
     message: str

@@ -150,7 +150,7 @@ def weights_gib(count: float, model: RolloutModelConfig) -> float:
 
 
 def cache_gib(model_path: str, tokens: int, parallel: int) -> float:
-    """Of the keys and values of so many tokens on each GPU of an engine; 0 where the model's shape is not known."""
+    """KV cache of `tokens` tokens on each GPU of an engine, in GiB; 0 where the model's shape is not known."""
     return tokens * _cache_bytes(model_path, parallel) / _GIB
 
 

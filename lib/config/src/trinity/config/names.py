@@ -90,12 +90,12 @@ def reward_functions() -> tuple[str, ...]:
 
 
 def experience_operators() -> dict[str, dict[str, Any] | None]:
-    """Operators and their arguments; None: one of a plugin, which takes what it likes."""
+    """Operators and their arguments; None: one of a plugin, with any arguments."""
     return {**EXPERIENCE_OPERATORS, **dict.fromkeys(plugins.EXPERIENCE_OPERATORS.keys() - EXPERIENCE_OPERATORS.keys())}
 
 
 def experience_operator_problems(operators: Sequence[OperatorConfig]) -> Iterator[Problem]:
-    """What is wrong with data_processor.experience_pipeline.operators."""
+    """Problems of data_processor.experience_pipeline.operators."""
     known = experience_operators()
     for index, operator in enumerate(operators):
         place = f"data_processor.experience_pipeline.operators.{index}"

@@ -141,7 +141,7 @@ class Plan:
         return self.config.buffer.total_steps or self.config.trainer.total_steps
 
     def steps_for(self, rows: int) -> int:
-        """Optimizer steps for a taskset of so many rows; a last batch that would not be full is not trained."""
+        """Optimizer steps for a taskset of `rows` rows. A last batch that is not full is not trained."""
         return self.total_steps or rows * self.config.buffer.total_epochs // self.groups_per_step
 
     @property

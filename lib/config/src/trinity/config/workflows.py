@@ -26,8 +26,8 @@ class Policy(StrEnum):
     """What follows from a reply that breaks a rule."""
 
     END = "end"  # the episode ends, with early_end_reward
-    PENALTY = "penalty"  # the policy is told, loses `penalty`, and goes on
-    NO_OP = "no_op"  # the policy is told, and goes on
+    PENALTY = "penalty"  # the policy is told, loses `penalty`, and continues
+    NO_OP = "no_op"  # the policy is told, and continues
     PASS = "pass"  # the environment decides
 
 
@@ -37,7 +37,7 @@ class EpisodeRules:
 
     `max_response_tokens` are of one turn, null: of the taskset; `max_context_tokens` of the whole conversation, null:
     of the model. on_bad_format: there is no action of `action_form`; on_long_reply: it reached its limit. max_repeats:
-    so many equal actions in a row end the episode; 0: no limit. step_wise: every turn is an experience of its own.
+    this many equal actions in a row end the episode; 0: no limit. step_wise: every turn is an experience of its own.
     """
 
     environment: str = ""

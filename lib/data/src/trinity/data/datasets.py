@@ -1,4 +1,4 @@
-"""Rows of a dataset: jsonl, json, parquet, a folder of them, or a hub name. Checked whole before anything starts."""
+"""Rows of a dataset: jsonl, json, parquet, a folder of them, or a hub name. Checked completely before the start."""
 
 import json
 import math
@@ -142,7 +142,7 @@ def _is_assistants(message: Any) -> bool:
 
 
 def reader(kind: str, form: FormatConfig, first: Row) -> Callable[[Row, int], dict[str, str]]:
-    """What makes of a row and its number the fields of a buffer's Example, for rows of this kind (AlgorithmPlan.rows).
+    """The function from a row and its number to the fields of an Example, for this kind of rows (AlgorithmPlan.rows).
 
     It, and the judgement of the first row, raise DatasetError naming the column, and the row.
     """

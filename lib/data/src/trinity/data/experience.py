@@ -1,4 +1,4 @@
-"""The domain types every service shares: tasks, and what became of them. Frozen; converted at the edges by `wire`.
+"""The domain types that all services share: tasks and their outcomes. Frozen; converted at the edges by `wire`.
 
 Life of a task: fed by the buffer -> leased by an explorer -> ended as exactly one of a stored Group or a dead letter
 (an AttemptFailure with `final`). Dimensions: P prompt tokens, R response tokens.
@@ -284,7 +284,7 @@ def check_header(group: Timed) -> None:
 
 
 class KeptExperience(Protocol):
-    """What operators left of an experience: a LedgerExperience, or the buffer's own kind of it."""
+    """An experience after the operators: a LedgerExperience, or the buffer's own kind of it."""
 
     @property
     def index(self) -> int: ...

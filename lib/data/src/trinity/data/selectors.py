@@ -1,4 +1,4 @@
-"""In which order a taskset's rows are taken.
+"""The order in which rows of a taskset are fed.
 
 Selectors are pure functions of the position, so that a restart needs no other state; diff_based alone learns from the
 rewards, which it is told again from the ledger after a restart.

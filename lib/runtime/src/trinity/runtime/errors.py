@@ -18,7 +18,7 @@ UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, ImportError, A
 class TrinityError(Exception):
     """Root of everything Trinity raises on purpose. `code` is what a gRPC caller sees.
 
-    `for_good`: whoever ends with it would end with it again, unless somebody changes something.
+    `for_good`: a restart would fail the same way until configuration, data or installation change.
     """
 
     code: grpc.StatusCode = grpc.StatusCode.INTERNAL

@@ -74,7 +74,7 @@ def _exit_code(reason: BaseException) -> int:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """What went wrong first, out of the groups that task groups raise."""
+    """The first cause inside the exception groups that task groups raise."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

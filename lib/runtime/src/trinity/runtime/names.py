@@ -91,7 +91,7 @@ class RunNames:
 
     @property
     def control(self) -> str:
-        """Subject of the buffer's own entries in the log: revivals and fences."""
+        """Subject of the buffer's own entries in the log: requeued tasks and fences."""
         return f"trinity.{self.run}.experiences.control"
 
     def evaluation(self, taskset: str) -> str:
@@ -183,5 +183,5 @@ class RunNames:
 
     @property
     def job_key(self) -> str:
-        """Of a job (a run, or the run of all its stages): what runs now, and where. Read by whoever joins."""
+        """Of a job (a run, or the run of all its stages): what runs now, and where. Read by processes that join."""
         return f"{self.run}.job"

@@ -37,7 +37,7 @@ def tied(command: Sequence[str]) -> list[str]:
 
 
 def guard_group() -> None:
-    """End this process's group with this process, however it ends: for children that do not look after themselves.
+    """End this process's group with this process, however it ends: for children that cannot watch their parent.
 
     A small process waits for the end of a pipe that only this one holds open. The group is made if need be, except on
     a terminal, where that would take Ctrl-C away.
@@ -78,7 +78,7 @@ _given_ports: set[int] = set()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody holds now, and none that was given before to this process.
+    """A TCP port that no process holds now and that was not returned before in this process.
 
     It lies below the ports that the kernel gives to outgoing connections: between this call and the listening one of
     those could take it, and keep it for hours.
@@ -161,7 +161,7 @@ class FileLock:
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """These variables are set within it, and are what they were afterwards."""
+    """Set these variables inside the block and restore them after it."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

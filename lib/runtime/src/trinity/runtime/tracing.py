@@ -50,7 +50,7 @@ def inject(headers: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def extract(headers: Mapping[str, str]) -> Context:
-    """The context a sender put in its headers; empty while nobody collects."""
+    """The context a sender put in its headers; empty without a collector."""
     return Context() if not _collected() else propagate.extract({key.lower(): value for key, value in headers.items()})
 
 
@@ -58,7 +58,7 @@ def extract(headers: Mapping[str, str]) -> Context:
 def span(
     name: str, parent: Context | None = None, links: list[Link] | None = None, **attributes: Any
 ) -> Iterator[Span]:
-    """A span as the current one; an exception inside is recorded on it. Costs next to nothing while nobody collects."""
+    """A span as the current one; an exception inside is recorded on it. Costs almost nothing without a collector."""
     if not _collected():
         yield trace.INVALID_SPAN
         return

@@ -1,9 +1,9 @@
-"""Whether a version's weights do what they should: one explorer loads it and computes its canary.
+"""Verifies a version's weights: one explorer loads it and computes its canary.
 
-Which version is judged, and by whom, is one key (the candidate), written by compare-and-set by whichever instance finds
-that somebody has to be asked. An explorer that dies or takes too long is replaced by another one, if there is one; one
-that cannot load the version counts as a failure of the version's, and two of those in a row reject it. One that cannot
-reach it now says nothing of the version.
+Which version is judged, and by whom, is one key (the candidate), written by compare-and-set by the instance that first
+finds that an explorer has to be asked. An explorer that dies or takes too long is replaced by another one, if there is
+one. An explorer that cannot load the version counts as a failure of the version, and two of those in a row reject it.
+An explorer that cannot reach it now says nothing about the version.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ def awaited(newest_first: Iterable[Record], live: Live) -> Record | None:
 def can_load(member: Member, manifest: Manifest, epoch: Epoch) -> bool:
     """Whether one of the offers is for this explorer. One that names no transports is taken at its word: any."""
     if manifest.version == 0:
-        return True  # everybody starts with it
+        return True  # every explorer starts with it
     transports = member.capabilities.transports
     for offer in manifest.offers:
         if isinstance(offer, CollectiveOffer):
@@ -113,7 +113,7 @@ class Canaries:
         self._seconds = seconds
 
     async def run(self) -> None:
-        """Ask somebody whenever a version waits and nobody works on it."""
+        """Ask an explorer whenever a version waits and none works on it."""
         told = ""
         while not is_cancelled():
             changes = {self._state.changed.next(), self._members.changed.next()}
@@ -139,7 +139,7 @@ class Canaries:
             return
         member = choose(record, await self._manifests.get(record), self._members.all(), state.epoch, current)
         same = member is not None and (current.version, current.lease_id) == (record.version, member.lease_id)
-        if member is None or (with_explorer and same):  # a slow one that nobody can replace is not disturbed
+        if member is None or (with_explorer and same):  # a slow explorer without a replacement is not interrupted
             return
         await self._members.find(member.lease_id, in_kv=True)
         chosen = Candidate(
@@ -165,7 +165,7 @@ class Canaries:
         return True
 
     async def measured(self, member: Member, measured: Measured) -> None:
-        """An explorer has computed a canary. Its good word counts whoever it is; its bad one if it was asked."""
+        """A canary was computed. A pass counts from any explorer, a failure only from the one that was asked."""
         record = await self._known(measured.version)
         if record is None or not record.has_canary:
             return

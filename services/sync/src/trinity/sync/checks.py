@@ -1,4 +1,4 @@
-"""What a manifest must be before its version is taken in. Refusals name the field and leave everything as it is."""
+"""Checks of a manifest before its version is registered. Refusals name the field and change nothing."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ _SHOWN = 3
 
 
 async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> tuple[Record, InvalidInput | None]:
-    """The record to take in, judged as far as it can be here, and what is wrong with its files.
+    """The record to register, judged as far as possible here, and the problem of its files.
 
     They are compared with the manifest where this host sees them: REJECTED if they differ. Without a canary the version
     is VERIFIED then, with one it is STAGED. Raises InvalidInput, or Conflict for a base that cannot be used.
@@ -31,7 +31,7 @@ async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> 
     elif folder is not None and manifest.canary is None and _only_folders(manifest):
         raise InvalidInput(
             "manifest.offers",
-            f"{folder} is no folder the sync service sees, so nobody would check the files; "
+            f"{folder} is no folder that the sync service sees, so the files would stay unchecked; "
             "give the version a canary, or mount the folder here",
         )
     record = Record(
@@ -93,4 +93,4 @@ async def _check_base(version: int, state: RunState) -> None:
     if judged.state is VersionState.REJECTED:
         raise Conflict(f"{field}: {version} is REJECTED ({judged.reason}); publish a whole version")
     if base.collected:
-        raise Conflict(f"{field}: the files of {version} were given up; publish a whole version")
+        raise Conflict(f"{field}: the files of {version} may be deleted already; publish a whole version")

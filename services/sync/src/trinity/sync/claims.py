@@ -30,7 +30,7 @@ class Claims:
         return bool(claim.lease_id) and self._state.mirror.age_seconds(self._key) < self.claim_seconds
 
     async def take(self, trainer_id: str, pid: int, host: str, lease_id: str) -> Claim:
-        """Take the run, or renew. AlreadyExists names who has it; NotFound for a lease that somebody else ended."""
+        """Take the run, or renew. AlreadyExists names the holder; NotFound for a lease that another process ended."""
         if not trainer_id:
             raise InvalidInput("trainer_id", "is empty")
         fresh_lease = uuid.uuid4().hex
@@ -61,7 +61,7 @@ class Claims:
         return result
 
     async def _fence(self, number: int) -> None:
-        """From here on nothing of an older claim's is taken in, not even what is under way."""
+        """From now on nothing of an older claim is accepted, also not calls in flight."""
         if self._state.live.claim < number:
             await self._state.change_pointer(lambda live: replace(live, claim=max(live.claim, number)))
 

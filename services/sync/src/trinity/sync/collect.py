@@ -1,4 +1,4 @@
-"""Which versions' files nobody needs any more, so that their maker may delete them."""
+"""Which versions' files are not needed any more, so that the trainer may delete them."""
 
 import asyncio
 from collections.abc import Collection, Iterable
@@ -20,7 +20,7 @@ _GOOD = (VersionState.VERIFIED, VersionState.LIVE, VersionState.RETIRED)
 
 
 def needed(newest_first: Iterable[Record], live: Live, held: Collection[int], kept: int) -> set[int]:
-    """Versions whose files must stay, out of those that are not given up yet.
+    """Versions whose files must stay, of those whose files are not released yet.
 
     The `kept` newest good ones and everything newer, what is LIVE, pinned, held by an explorer or about to be LIVE
     again, and the chains of bases of the deltas of all these. Version 0 has no files; it always can be gone back to.
@@ -46,7 +46,7 @@ def _is_wanted(record: Record, live: Live, held: Collection[int]) -> bool:
 
 
 class Collector:
-    """Gives up the files of one run's versions."""
+    """Releases the files of one run's versions."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -56,13 +56,13 @@ class Collector:
         state = self._state
         stay = needed(state.newest_first, await state.pointer(), held, kept or DEFAULT_KEPT)
         candidates = [r.version for r in state.newest_first if r.version not in stay and not r.collected]
-        given_up = [v for v in await asyncio.gather(*(self._give_up(v, held, kept) for v in candidates)) if v >= 0]
-        if given_up:
-            log.info("sync.version.collectable", versions=sorted(given_up))
-        told_before = [r.version for r in state.newest_first if r.collected and r.version not in given_up]
-        return sorted({*given_up, *told_before[:_TOLD_AGAIN]})
+        released = [v for v in await asyncio.gather(*(self._release(v, held, kept) for v in candidates)) if v >= 0]
+        if released:
+            log.info("sync.version.collectable", versions=sorted(released))
+        told_before = [r.version for r in state.newest_first if r.collected and r.version not in released]
+        return sorted({*released, *told_before[:_TOLD_AGAIN]})
 
-    async def _give_up(self, version: int, held: Collection[int], kept: int) -> int:
+    async def _release(self, version: int, held: Collection[int], kept: int) -> int:
         """The version, or -1 if something needs it since; marked so that no pin and no rollback comes in between."""
         live = self._state.live
 

@@ -51,7 +51,7 @@ class Epochs:
     async def form(
         self, members: Sequence[Member], backend: str, store_address: str, excluded: Collection[str], *, renew: bool
     ) -> Epoch:
-        """The epoch for the next update. One without members, if nobody is ready: who was in the last one hears it."""
+        """The epoch for the next update. It has no members if none is ready; members of the last one are told."""
         if backend not in BACKENDS:
             raise InvalidInput("backend", f"is {backend!r}, must be one of {', '.join(BACKENDS)}")
         if not store_address:

@@ -78,7 +78,7 @@ class Members:
             await asyncio.sleep(_SWEEP_SECONDS)
 
     def _drop_what_was_dead_before(self) -> None:
-        """While no service ran nobody could report: leases are compared with the newest report, and begin anew."""
+        """No member could report while no service ran, so leases restart relative to the newest report."""
         newest = max((held.member.reported_at for held in self._held.values()), default=0.0)
         for key, held in list(self._held.items()):
             if held.member.reported_at < newest - self.lease_seconds:

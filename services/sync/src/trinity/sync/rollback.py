@@ -1,7 +1,7 @@
 """An older version LIVE again, and everything newer withdrawn: one compare-and-set of the pointer.
 
 The record of the rollback lies in the pointer itself, and that a version is withdrawn follows from it, so there is no
-moment at which half of it has happened. Before it, the version is marked so that nobody gives up its files.
+moment at which half of it has happened. Before it, the version is marked so that its files are kept.
 """
 
 import time
@@ -82,7 +82,7 @@ class Rollbacks:
             raise Conflict(f"version: the files of {version} are gone from {folder}; roll back to another one")
 
     async def _reserve(self, version: int, live: Live) -> Record:
-        """Until the rollback of this number has happened the version's files are not given up."""
+        """The version's files are kept until the rollback of this number has happened."""
 
         def reserve(record: Record) -> Record:
             self._check(record, live)
@@ -92,7 +92,7 @@ class Rollbacks:
         return await self._state.record(version)
 
     async def _move(self, record: Record, *, keep_experience: bool, reason: str) -> Live:
-        """The pointer afterwards: moved, unless somebody else's rollback came first and took the number."""
+        """The pointer afterwards: moved, unless another rollback took the number first."""
         moved = False
 
         def move(live: Live) -> Live | None:

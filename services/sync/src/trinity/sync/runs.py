@@ -1,4 +1,4 @@
-"""The runs that this process serves now: one is opened when somebody names it, and closed when nobody does any more."""
+"""The runs that this process serves now. A request that names a run opens it; a run without requests is closed."""
 
 import asyncio
 import re
@@ -107,7 +107,7 @@ class Run:
 
 
 class Runs:
-    """The open runs. One whose data cannot be read is refused until it is closed, and opened anew after that."""
+    """The open runs. One whose data cannot be read is refused until it is closed; the next request opens it again."""
 
     def __init__(self, buckets: Buckets, settings: SyncSettings) -> None:
         self._buckets = buckets

@@ -22,7 +22,7 @@ _WITH_MANIFEST = 100
 
 
 class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
-    """Serves every run of a NATS; a run exists as soon as somebody names it."""
+    """Serves every run of a NATS. The first request that names a run creates it."""
 
     def __init__(self) -> None:
         self._runs: Runs | None = None

@@ -1,4 +1,4 @@
-"""Taking a new version in: whose turn it is, what it is made of, and then its record."""
+"""Registering a new version: the claim, the checks of its manifest, and then its record."""
 
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.sync.checks import examine
@@ -19,7 +19,7 @@ class Staging:
         self._claims = claims
 
     async def stage(self, manifest: Manifest, lease_id: str = "", rollback: int | None = None) -> Judged:
-        """Take a version in. Idempotent for the same manifest. `rollback`: the newest one that its weights follow.
+        """Register a version. Idempotent for the same manifest. `rollback`: the newest one that its weights follow.
 
         Raises InvalidInput for a manifest that contradicts itself, the run's other versions or its files (the last
         leaves the version REJECTED), Conflict for a number that is taken or not newer than every other, a base that
@@ -42,7 +42,7 @@ class Staging:
             raise Conflict(f"manifest.version: is {manifest.version}, must be newer than {newest}")
         record, problem = await examine(manifest, self._state, self._manifests)
         await self._manifests.put(manifest)
-        judged = await self._versions.take_in(record, claim=claim, rollback=rollback)
+        judged = await self._versions.register(record, claim=claim, rollback=rollback)
         if problem is not None:
             raise problem
         return judged

@@ -1,7 +1,7 @@
-"""The life of versions: STAGED, VERIFIED, LIVE, RETIRED, REJECTED. Every change is a compare-and-set on one key.
+"""The states of versions: STAGED, VERIFIED, LIVE, RETIRED, REJECTED. Every change is a compare-and-set on one key.
 
 A version's record says what was found out about it; which one is LIVE is one pointer. What needs both is done in an
-order that may end anywhere and is finished by `settle`, whoever calls it next: this instance, another one, or this one
+order that may stop at any point. The next call of `settle` finishes it: by this instance, another one, or this one
 after a restart.
 """
 
@@ -59,7 +59,7 @@ class Versions:
         """Newest first, as far as this process knows."""
         return [judge(record, self._state.live) for record in self._state.newest_first]
 
-    async def take_in(self, record: Record, *, claim: int | None, rollback: int | None) -> Judged:
+    async def register(self, record: Record, *, claim: int | None, rollback: int | None) -> Judged:
         """Write a new version's record. Conflict if it is not newer than all others, or not its maker's turn.
 
         The number is taken in the pointer first, so that two versions, a version and a rollback, or an old trainer and
@@ -144,7 +144,7 @@ class Versions:
 
         def change(record: Record) -> Record:
             if pinned and record.collected:
-                raise Conflict(f"version: the files of {version} were given up; a newer one can be pinned")
+                raise Conflict(f"version: the files of {version} may be deleted already; pin a newer version")
             return replace(record, pinned=pinned)
 
         await self._state.change_record(version, change)

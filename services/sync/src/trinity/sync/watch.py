@@ -1,4 +1,4 @@
-"""What each explorer is to load, told at once and at every change, to a thousand streams as to one."""
+"""Tells each explorer what to load, now and at every change; built for a thousand streams."""
 
 import asyncio
 from collections import OrderedDict
@@ -83,7 +83,7 @@ class Watches:
             self.streams -= 1
 
     def _common(self) -> View:
-        """What everybody is told."""
+        """What every explorer is told."""
         if self._state.mirror.has_all_before(self._state.names.live_key):
             self._live = self._state.live  # else there may be versions it was moved over that are not known here
         live = self._live
@@ -137,5 +137,5 @@ class Watches:
 
 
 def _is_asked_again(told: View, view: View) -> bool:
-    """The same version a second time: it has to disappear first, or nobody could tell."""
+    """The same version a second time: it must disappear first, or explorers could not see the change."""
     return told.candidate == view.candidate >= 0 and 0 < told.attempt < view.attempt

@@ -3,7 +3,7 @@
 import torch
 
 from trinity.config import Plan
-from trinity.config.devices import Gpu, device_of, look, torch_build, way_out
+from trinity.config.devices import Gpu, detect_gpus, device_of, suggest_fix, torch_build
 from trinity.config.memory import Sharding, parameters_of, training_gib
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.trainer.ranks import Ranks
@@ -14,7 +14,7 @@ FIELD = "TRINITY_TRAINER_DEVICE"
 def choose(asked: str, ranks: Ranks) -> str:
     """ "cpu" or "cuda". Raises InvalidInput if GPUs are configured, or present, and this rank cannot use one."""
     available = torch.cuda.is_available()
-    gpus = [] if available or asked == "cpu" else look()
+    gpus = [] if available or asked == "cpu" else detect_gpus()
     try:
         device = device_of(asked, FIELD, available, gpus, torch_build())
     except ValueError as error:
@@ -53,7 +53,7 @@ def no_room(plan: Plan, ranks: Ranks, card: Gpu, host_memory_gib: float, error: 
     said += f": by estimate {needed:.1f} GiB on each of {now.ranks} rank(s) under ZeRO {now.zero_stage}"
     if needed < card.total_gib:
         return Unavailable(f"{said}; other processes may hold its memory ({error})")
-    way = way_out(plan, known[0], now, card.total_gib, host_memory_gib)
+    way = suggest_fix(plan, known[0], now, card.total_gib, host_memory_gib)
     return InvalidInput("trainer.deepspeed.zero_stage", f"{said}; {way} ({error})")
 
 

@@ -1,4 +1,4 @@
-"""What the trainer section asks for that cannot be, in words."""
+"""Checks of the trainer section. Each yields its problem as text."""
 
 from collections.abc import Iterator
 

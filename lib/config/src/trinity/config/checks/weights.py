@@ -1,4 +1,4 @@
-"""What the synchronizer section says of stores and transports: what cannot be, what a user should know, in words."""
+"""Checks of the synchronizer section, stores and transports: problems and advice as text."""
 
 import difflib
 import re
@@ -83,7 +83,7 @@ def _has_differences(config: Config) -> bool:
 
 
 def transports(config: Config) -> str:
-    """How a version reaches explorers, in words."""
+    """How a version reaches explorers, as text."""
     sync = config.synchronizer
     first = {
         "nccl": "by a collective group (NCCL on GPUs, gloo without), and to others by storage",
@@ -95,7 +95,7 @@ def transports(config: Config) -> str:
 
 
 def stores(config: Config) -> str:
-    """Where versions are put, in words."""
+    """Where versions are stored, as text."""
     sync = config.synchronizer
     named = {FOLDER: "the job folder's weights", JETSTREAM: "JetStream"}
     places = ", ".join(named.get(entry, entry) for entry in sync.storage)
@@ -106,7 +106,7 @@ def stores(config: Config) -> str:
 
 
 def canary(config: Config) -> str:
-    """What becomes of a version before it is served, in words."""
+    """How a version is checked before it is served, as text."""
     sync = config.synchronizer
     if not sync.canary:
         return "none: a version is served as soon as its files are whole"

@@ -135,10 +135,10 @@ IGNORED: dict[str, str] = {
     **{f"{place}.wrap_in_ray": _NO_RAY for place in _BUFFERS},
     "explorer.runner_prepare_concurrency": "workflows run in the explorer's own process",
     "explorer.runner_prepare_max_retries": "workflows run in the explorer's own process",
-    "explorer.runner_state_report_interval": "`trinity status` asks when somebody wants to know",
+    "explorer.runner_state_report_interval": "`trinity status` asks on demand",
     "explorer.concurrent_mode": "the rollouts of a group are always sampled together",
     "explorer.max_repeat_times_per_runner": "the rollouts of a group are always sampled together",
-    "explorer.service_status_check_interval": "new versions are announced, nobody polls",
+    "explorer.service_status_check_interval": "new versions are announced; there is no polling",
     "explorer.min_running_model_num": "an engine that fails is started again",
     **_at(_ENGINES, "engine_type", "the engine is vLLM"),
     **_at(_ENGINES, "use_v1", "vLLM has one engine"),
@@ -155,11 +155,11 @@ IGNORED: dict[str, str] = {
         _ENGINES,
         "bundle_indices engine_id ray_namespace cuda_visible_devices enable_lora enable_runtime_lora_updating "
         "lora_modules.** lora_kwargs.** node_rank rope_scaling rope_theta",
-        "set by whoever starts the engine",
+        "set by the process that starts the engine",
     ),
     **_under("explorer.rollout_model", "model_path name trust_remote_code max_model_len", "model.* says it"),
     "synchronizer.wait_for_checkpoint": "explorers load complete versions only, and versions are no checkpoints",
-    "synchronizer.explorer_world_size": "explorers join and leave; nobody counts them",
+    "synchronizer.explorer_world_size": "explorers join and leave at any time; there is no fixed number",
     "synchronizer.ray_namespace": _NO_RAY,
     "trainer.trainer_type": "the trainer is DeepSpeed",
     "trainer.trainer_strategy": "the sharding is trainer.deepspeed.zero_stage",
@@ -218,7 +218,7 @@ IGNORED: dict[str, str] = {
         f"{_VERL}.trainer",
         "resume_mode resume_from_path default_hdfs_dir remove_previous_ckpt_in_save del_local_ckpt_after_load "
         "max_critic_ckpt_to_keep device",
-        "a run goes on from its newest checkpoint; continue_from_checkpoint: false starts anew",
+        "a run resumes from its newest checkpoint; continue_from_checkpoint: false starts from step 0",
     ),
     **_under(
         f"{_VERL}.trainer",
@@ -254,7 +254,7 @@ IGNORED: dict[str, str] = {
     **_at(
         tuple(f"{place}.format" for place in (*_TASKSETS, *_BUFFERS)),
         "tools_key enable_concatenated_multi_turn",
-        "conversations are one experience, whatever their turns",
+        "a conversation is one experience, however many turns it has",
     ),
     **_at(
         _TASKSETS,
@@ -306,7 +306,7 @@ UNSUPPORTED: dict[str, str] = {
         "it works on the experience log; buffer.trainer_input.experience_buffer.path archives what it keeps",
     ),
     "service.data_juicer.**": "external services are not supported yet",
-    "model.lora_configs.*.path": "adapters begin anew; merge those into the model first, and give it as model_path",
+    "model.lora_configs.*.path": "adapters start new; merge old ones into the model first, and give it as model_path",
     "model.rope_scaling": "put it into the model's own config.json",
     "model.rope_theta": "put it into the model's own config.json",
     "model.enable_thinking": "put it into the chat template",

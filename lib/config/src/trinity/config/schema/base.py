@@ -1,4 +1,4 @@
-"""What all sections share: unknown keys are errors, and a value is never bent into another type."""
+"""What all sections share: unknown keys are errors, and a value is never converted to another type."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""buffer: where tasks come from, how many make a batch, and how long it goes on."""
+"""buffer: where tasks come from, how many make a batch, and how long the run lasts."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from trinity.config.schema.base import Section
 
 
 class FormatConfig(Section):
-    """Which columns of a row mean what."""
+    """The meaning of the columns of a row."""
 
     prompt_type: Literal["messages", "plaintext"] = Field("messages", description="For SFT rows: chat or plain text")
     prompt_key: str = Field("prompt", description="Column of the prompt; of the whole text (cpt)")
@@ -34,7 +34,7 @@ class GenerationConfig(Section):
 
 
 class SelectorConfig(Section):
-    """In which order rows are taken."""
+    """The order in which rows are fed."""
 
     selector_type: Literal["sequential", "shuffle", "random", "offline_easy2hard", "diff_based"] = Field(
         "sequential",

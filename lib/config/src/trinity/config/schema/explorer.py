@@ -39,7 +39,7 @@ class AuxiliaryModelConfig(RolloutModelConfig):
 
 
 class EnvironmentConfig(Section):
-    """An environment or scoring function that somebody else provides. Several providers of one name share its load."""
+    """An environment or scoring function of an external provider. Several providers of one name share its load."""
 
     name: str = Field(min_length=1, description="Environment or scoring function, as tasks name it")
     address: str = Field(
@@ -54,10 +54,12 @@ class ExplorerConfig(Section):
     name: str = Field("explorer", description="Must differ between explorers of one run")
     runner_per_model: PositiveInt = Field(8, description="Tasks worked on at the same time, per engine")
     max_timeout: PositiveFloat = Field(1800, description="Longest attempt at a task, in seconds")
-    max_retry_times: NonNegativeInt = Field(2, description="Attempts after the first before a task is given up")
+    max_retry_times: NonNegativeInt = Field(
+        2, description="Attempts after the first before a task becomes a dead letter"
+    )
     max_dead_letters_in_a_row: NonNegativeInt = Field(
         32,
-        description="The run ends when so many tasks in a row have died of the same cause and no group was stored "
+        description="The run ends when this many tasks in a row failed with the same cause and no group was stored "
         "between them; 0: never",
     )
     eval_interval: PositiveInt = Field(100, description="Optimizer steps between evaluations")
@@ -99,7 +101,8 @@ class SynchronizerConfig(Section):
         "jetstream (small models). Explorers use what they can reach",
     )
     full_interval: PositiveInt = Field(
-        10, description="On s3 and jetstream every so many versions are whole, those between are differences; 1: all"
+        10,
+        description="On s3 and jetstream every n-th version is whole, those between are differences; 1: all are whole",
     )
     versions_to_keep: PositiveInt = Field(
         3, description="Versions whose files stay, for explorers that lag and rollback"

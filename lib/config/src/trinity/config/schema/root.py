@@ -41,7 +41,7 @@ class Config(Section):
     group: str = Field("", description="Second part, if given")
     name: str = Field("rft", min_length=1, description="Last part of the job folder")
     checkpoint_root_dir: str = Field("./checkpoints", description="Root of all job folders")
-    continue_from_checkpoint: bool = Field(True, description="Go on with what the job folder holds")
+    continue_from_checkpoint: bool = Field(True, description="Resume from what the job folder holds")
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)

@@ -3,8 +3,8 @@
     open_archive(path, name, run) -> position -> append ... -> close
     read_experiences(path, name) -> groups again, for SFT, DPO and offline reinforcement learning
 
-The log goes on from `position()` after a restart, and what comes twice is stored once: nothing is missing, and nothing
-is there twice. All functions block, and an archive takes one call at a time; threads are the caller's business.
+After a restart the log is archived from `position()` on. A group that comes twice is stored once: no group is missing
+or duplicated. All functions block. An archive takes one call at a time; the caller serializes its threads.
 """
 
 from collections.abc import Sequence

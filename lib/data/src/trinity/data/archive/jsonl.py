@@ -33,7 +33,7 @@ def lock(path: Path) -> FileLock:
 
 
 class JsonlArchive:
-    """One file. After a restart `position` is that of the last group: what followed and is no group comes again."""
+    """One file. After a restart `position` is that of the last group; log entries after it are delivered again."""
 
     def __init__(self, path: Path, run: str) -> None:
         self._path, self._run = path, run
@@ -104,7 +104,7 @@ class JsonlArchive:
         return 0, 0
 
     def _foreign(self, start: int) -> InvalidInput:
-        """Whatever this archive did not write is never touched."""
+        """Content that this archive did not write is never changed."""
         return InvalidInput(
             "path", f"{self._path} at byte {start}: was not archived by run {self._run} as it is; name another file"
         )
@@ -190,7 +190,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_being_written(line: bytes) -> bool:
-    """The end of the archive of a run that goes on."""
+    """True for an incomplete last line: its run is still writing the archive."""
     begins = line[: len(_BEGIN)] == _BEGIN[: len(line)]
     return begins and not line.endswith(b"\n") and _json(line) is None
 

@@ -54,7 +54,7 @@ class ParquetArchive:
         folder.mkdir(parents=True, exist_ok=True)
         self._position = self._newest_position()
         self._lock = lock(folder / f".{self._prefix}.lock")
-        self._position = self._newest_position()  # nobody else adds to it from here on
+        self._position = self._newest_position()  # the lock is held: no other process adds parts
         for torn in folder.glob(f".{self._prefix}.*.parquet.*"):
             torn.unlink()
 
@@ -150,7 +150,7 @@ def _is_archived(opened: Any) -> bool:
 
 
 def _keys(opened: Any, row_group: int, place: str, before: int) -> Iterator[Row]:
-    """What tells the group of each row. Rows that were written by hand are judged whole."""
+    """The columns that identify the group of each row. Rows written by hand are validated in full."""
     if _is_archived(opened):
         yield from opened.read_row_group(row_group, columns=list(_GROUP_COLUMNS)).to_pylist()
         return

@@ -11,7 +11,7 @@ from trinity.runtime.errors import InvalidInput
 
 
 class Source(Protocol):
-    """Where rows lie. A reference to a group is the source's own business."""
+    """A source of rows. The type of its references to groups is private to it."""
 
     def groups(self) -> Sequence[Any]:
         """A reference to each group, in order."""
@@ -47,7 +47,7 @@ class Experiences(Sequence[Group]):
 
 
 def read_experiences(path: str, name: str) -> Experiences:
-    """The groups of an archive, or of a jsonl or parquet file that somebody wrote by hand.
+    """The groups of an archive, or of a jsonl or parquet file written by hand.
 
     Args:
         path: as for open_archive; a parquet file too, or a folder of them.
@@ -55,8 +55,8 @@ def read_experiences(path: str, name: str) -> Experiences:
 
     Rows of one (run, task_id, log_sequence) are a group; a row without task_id is a group of its own. Needed are
     token_ids, prompt_length (in tokens) and reward. Without logprobs they are 0, which only algorithms may train on
-    that do not look at the policy that sampled (SFT, DPO); without action_mask the whole response is learnt. Unknown
-    columns are left alone. Rows written by hand are all judged here, before anything is trained.
+    that use no log-probabilities (SFT, DPO); without action_mask the whole response is learnt. Unknown
+    columns are ignored. Rows written by hand are all validated here, before training.
 
     Raises:
         InvalidInput: naming file, line or row, column, value and what it must be.

@@ -87,7 +87,7 @@ def kind_of(path: str) -> Kind:
 
 @contextlib.contextmanager
 def needed_from(package: str) -> Iterator[None]:
-    """Around the import of a kind: what is not installed becomes an InvalidInput that says what to install."""
+    """Wraps the import of a kind. A missing package becomes an InvalidInput that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -231,7 +231,7 @@ def _task(row: Row, place: str, made_up: str, size: int) -> Task:
 
 
 def _made_up_task(run: str, task_id: str, size: int) -> Task:
-    """Of rows without a task: it stands for the prompt, and nobody can explore it."""
+    """The task of rows that have none: it stands for the prompt and cannot be explored."""
     return Task(
         run=run,
         task_id=task_id,

@@ -93,7 +93,7 @@ class SqlArchive:
         return connection.execute(query).scalar_one()
 
     def _prepare(self) -> None:
-        """Make what is not there; refuse what is another's."""
+        """Create missing tables; refuse tables of other programs."""
         tables = self._rows, self._positions
         with self._database.transaction() as connection:
             _one_at_a_time(connection)
@@ -138,7 +138,7 @@ class SqlRows:
 
 
 class Database:
-    """An engine, what it is called, and its errors in Trinity's words. `file` is that of sqlite."""
+    """An engine, its name, and its errors as Trinity's exceptions. `file`: the path of an sqlite database."""
 
     def __init__(self, path: str, must_exist: bool = False) -> None:
         url = _url(path)

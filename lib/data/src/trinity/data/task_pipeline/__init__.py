@@ -1,7 +1,7 @@
 """data_processor.task_pipeline: rows of local tasksets are filtered, scored and ordered before a run starts.
 
 read -> operators, in their order -> scores -> order by weighted sum -> top_k -> one file for each taskset, which the
-run then uses in place of its input. It is made once: beside it lies a manifest, and a restart goes on with the file.
+run then uses in place of its input. It is made once, with a manifest beside it; a restart reuses the file.
 
     result = run_pipeline(config, make_plan(config).job_dir)   # nothing without data_processor.task_pipeline
     config = with_outputs(config, result)

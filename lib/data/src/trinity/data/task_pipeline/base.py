@@ -1,4 +1,4 @@
-"""What operators and scores are made of: rows with their numbers, and what they may know of the run."""
+"""Types of operators and scores: rows with their numbers, and what an operator may know of the run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from trinity.data.task_pipeline import texts
 
 @dataclass
 class Entry:
-    """A row on its way. `number` is its place in the input, from 0 over all files: the last word in every tie."""
+    """A row on its way. `number` is its place in the input, from 0 over all files; it decides every tie."""
 
     number: int
     row: Row
     stats: dict[str, float] = field(default_factory=dict)
-    """What operators of data-juicer found out about it."""
+    """Statistics that operators of data-juicer computed for it."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Context:
 
 
 class Operator(Section):
-    """A filter. Its fields are its arguments; a value is never bent into another type."""
+    """A filter. Its fields are its arguments; a value is never converted to another type."""
 
     model_config = ConfigDict(strict=True)
 
@@ -67,7 +67,7 @@ class Operator(Section):
 
 
 class TextFilter(Operator):
-    """A filter that judges each row by its text alone."""
+    """A filter that decides by the text of each row alone."""
 
     fields: list[str] = Field(default_factory=list, description="Columns to look at; empty: target_fields")
 

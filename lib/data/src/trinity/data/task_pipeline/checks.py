@@ -1,4 +1,4 @@
-"""What is wrong with data_processor.task_pipeline, found without a look at any file."""
+"""Problems of data_processor.task_pipeline that can be found without reading files."""
 
 import difflib
 import math

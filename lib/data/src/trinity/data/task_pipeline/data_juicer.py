@@ -99,12 +99,12 @@ def _table(args: Mapping[str, Any], entries: list[Entry], context: Context) -> t
 
 
 def _entry(name: str, entry: Entry, before: Mapping[str, Any], after: Mapping[str, Any]) -> Entry:
-    """A row as it came back. Values that the operator did not touch stay as they were, whatever Arrow made of them."""
+    """A row as it came back. Values that the operator did not touch keep their form from before Arrow."""
     theirs = {key: value for key, value in after.items() if key != _NUMBER and not key.startswith("__dj__")}
     changed = {key: value for key, value in theirs.items() if key not in before or before[key] != value}
     if _TEXT in changed:
         raise DatasetError(
-            f"data-juicer's {name} edits the text, which is made of several columns; give text_key in its args"
+            f"data-juicer's {name} edits the text, which is joined from several columns; give text_key in its args"
         )
     stats = after.get(_STATS) or {}
     numbers = {key: float(value) for key, value in stats.items() if isinstance(value, int | float)}

@@ -1,4 +1,4 @@
-"""Rows that are there already, or almost. The first of them stays."""
+"""Filters of exact and near duplicates. The first row of each set stays."""
 
 from typing import TYPE_CHECKING
 

@@ -30,7 +30,7 @@ class TextLengthFilter(TextFilter):
 
 
 class WordsNumFilter(TextFilter):
-    """Rows of min_num to max_num words; a word is what stands between white space."""
+    """Rows of min_num to max_num words; words are separated by white space."""
 
     min_num: NonNegativeInt = 10
     max_num: NonNegativeInt | None = None
@@ -60,7 +60,7 @@ class SymbolsFilter(TextFilter):
 
 
 class RepetitionFilter(TextFilter):
-    """Rows of whose n-grams at most the share max_ratio was there before."""
+    """Rows with a share of repeated n-grams of at most max_ratio."""
 
     unit: texts.Unit = "word"
     ngram: PositiveInt = 3

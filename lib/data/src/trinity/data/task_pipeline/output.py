@@ -1,4 +1,4 @@
-"""The file that a pipeline makes, and the manifest beside it, which says of what: a restart goes on with the file."""
+"""The output file of a pipeline and its manifest. A restart reuses the file if the manifest matches."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ SUFFIXES = (".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a file was made of. Rows are numbered from 0 over all inputs."""
+    """Operators and inputs of an output file. Rows are numbered from 0 over all inputs."""
 
     pipeline: dict[str, Any]
     """Operators, fields, weights and limits, as the YAML has them."""
@@ -31,11 +31,11 @@ class Manifest:
     """SHA-256 of the file."""
 
     def differs(self, pipeline: dict[str, Any], digests: Sequence[str]) -> str:
-        """What is not as it was, in words; empty if all is."""
+        """The difference as text; empty if there is none."""
         keys = [key for key in pipeline if pipeline[key] != self.pipeline.get(key)]
         if keys:
             return f"made with other {', '.join(keys)}"
-        return "" if list(digests) == [one["digest"] for one in self.inputs] else "made of other input"
+        return "" if list(digests) == [one["digest"] for one in self.inputs] else "made from other input"
 
 
 def manifest_path(output: Path) -> Path:

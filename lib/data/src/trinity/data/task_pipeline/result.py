@@ -1,4 +1,4 @@
-"""What became of the rows."""
+"""The result of a pipeline."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class TaskPipelineResult:
 
 
 def describe(result: TaskPipelineResult, with_paths: bool = True) -> Iterator[str]:
-    """A line for each taskset. Those of a preview have no paths that anybody could look at later."""
+    """A line for each taskset. Those of a preview have no paths: its files are temporary."""
     for taskset in result.tasksets:
         counts = "".join(f", {step.name} {step.rows_out}" for step in taskset.steps)
         how = "made before" if taskset.reused else f"{taskset.seconds:.1f} s"

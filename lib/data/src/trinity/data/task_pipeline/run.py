@@ -76,7 +76,7 @@ def run_pipeline(
 
 
 def with_outputs(config: Config, result: TaskPipelineResult) -> Config:
-    """The stage with the files in place of the tasksets they were made of, and nothing left to process."""
+    """The stage with the output files in place of its tasksets, and nothing left to process."""
     if not result.tasksets:
         return config
     explorer_input = config.buffer.explorer_input
@@ -110,7 +110,7 @@ def run_stages(config: Config, source: str = "<config>") -> tuple[Config, tuple[
 
 @contextmanager
 def previewed(config: Config, job_dir: Path, source: str = "<config>") -> Iterator[tuple[Config, TaskPipelineResult]]:
-    """The stage after its pipeline, for as long as the block lasts: what is not made yet is in a temporary folder."""
+    """The stage after its pipeline, for as long as the block lasts; new files are in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="trinity-tasks-") as folder:
         result = run_pipeline(config, job_dir, source, Path(folder))
         yield with_outputs(config, result), result
@@ -182,7 +182,7 @@ def _process(pipeline: TaskPipelineConfig, work: _Work, project: Path, scratch: 
 
 @contextmanager
 def _naming(key: str) -> Iterator[None]:
-    """Whatever goes wrong with data in here goes wrong at this key."""
+    """Errors of data in this block name this key."""
     try:
         yield
     except DatasetError as error:
@@ -244,7 +244,7 @@ def _about(one: Input) -> dict[str, Any]:
 def _made_before(
     pipeline: TaskPipelineConfig, work: _Work, about: dict[str, Any], digests: Sequence[str]
 ) -> Manifest | None:
-    """The manifest of a file that this very pipeline made of this very input; None if there is no file."""
+    """The manifest of a file that this pipeline made from this input; None if there is no file."""
     if not work.output.exists():
         return None
     manifest = output.read_manifest(work.output)

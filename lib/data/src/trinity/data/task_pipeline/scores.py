@@ -16,7 +16,7 @@ from trinity.data.datasets import DatasetError
 from trinity.data.task_pipeline import texts, usage
 from trinity.data.task_pipeline.base import Context, Entry, Operator, column_value
 
-_BUCKETS, _MOST = 256, 255  # 256 * 255^2 < 2^24: dot products are exact in float32, whatever the order of the sum
+_BUCKETS, _MOST = 256, 255  # 256 * 255^2 < 2^24: dot products are exact in float32 in any order of summation
 
 
 class Score(Section):
@@ -25,7 +25,7 @@ class Score(Section):
     model_config = Operator.model_config
     name: ClassVar[str]
     floor: ClassVar[float | None] = None
-    """What `low` is if nobody says; None: the least value."""
+    """Default of `low`; None: the least value."""
 
     column: str | None = Field(None, min_length=1, description="Column of numbers; null: the formula")
     low: float | None = Field(None, allow_inf_nan=False, description="Value of a column that scores 0")
@@ -167,6 +167,6 @@ def scaled(values: Sequence[float], low: float | None = None, high: float | None
 
 
 def _judged(entries: Sequence[Entry], key: str) -> list[float]:
-    """What a data-juicer operator found out about every row; empty if it did not see all of them."""
+    """The value that a data-juicer operator computed for every row; empty if one lacks it."""
     found = [entry.stats[key] for entry in entries if key in entry.stats]
     return scaled(found, 0.0, 1.0) if len(found) == len(entries) else []

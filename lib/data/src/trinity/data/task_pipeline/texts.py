@@ -1,4 +1,4 @@
-"""Measures of texts: what counts as a character, a word, an n-gram."""
+"""Measures of texts: definitions of character, word and n-gram."""
 
 import json
 import unicodedata

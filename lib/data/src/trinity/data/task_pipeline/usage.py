@@ -2,7 +2,7 @@
 
 A record names taskset and row, and config.json beside it names the taskset's file. So a row counts where that file is
 an input of ours, unchanged since, or was made of one by a task pipeline: its manifest says which rows it took. A group
-counts once for each step that trained it. What cannot be told apart that way is not counted.
+counts once for each step that trained it. Rows that cannot be identified this way are not counted.
 """
 
 import json

@@ -26,7 +26,7 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 async def store(
     broker: Broker, names: RunNames, data: bytes, on_refused: Callable[[str], None] | None = None
 ) -> experience_pb2.BlobReference:
-    """Store `data` under a key made of its content; storing it again changes nothing. Raises as Broker.publish does."""
+    """Store `data` under a key derived from its content; again changes nothing. Raises as Broker.publish does."""
     key = hashlib.sha256(data).hexdigest()[:32]
     chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
     gate = asyncio.Semaphore(_IN_FLIGHT)

@@ -90,7 +90,7 @@ class _Acks:
         loop = asyncio.get_running_loop()
         reply, answer = f"{self._inbox}.{next(self._numbers)}", loop.create_future()
         self._waiting[reply] = answer
-        timer = loop.call_later(seconds, _give_up, answer)
+        timer = loop.call_later(seconds, _expire, answer)
         try:
             await self._client.publish(subject, data, reply=reply, headers=dict(headers))
             return _stored(await answer)
@@ -104,7 +104,7 @@ class _Acks:
             answer.set_result(message)
 
 
-def _give_up(answer: "asyncio.Future[Msg]") -> None:
+def _expire(answer: "asyncio.Future[Msg]") -> None:
     if not answer.done():
         answer.set_exception(TimeoutError("no answer from JetStream"))
 
@@ -131,7 +131,7 @@ class Broker:
 
     @property
     def usual_replicas(self) -> int:
-        """Copies of a stream where nobody says how many: three in a cluster, one on a single server."""
+        """Replicas of a stream unless configured: three in a cluster, one on a single server."""
         return _CLUSTER_REPLICAS if self.client._server_info.get("cluster") else 1
 
     async def __aenter__(self) -> "Broker":

@@ -1,4 +1,4 @@
-"""Reading streams: leases on a shared consumer, and a tail of a log that proves it skipped nothing."""
+"""Reading streams: leases on a shared consumer, and a tail of a log that detects every gap."""
 
 import asyncio
 import contextlib
@@ -71,7 +71,7 @@ class Message:
 
 
 class Gap(DataLoss):
-    """Messages are missing from a log that nobody purged."""
+    """Messages are missing from a log and were not purged by Trinity."""
 
 
 class _Pull:
@@ -133,7 +133,7 @@ class _Pull:
 
 
 class PullConsumer:
-    """A durable consumer shared by many processes: whoever gets a message holds a lease on it."""
+    """A durable consumer shared by many processes: the process that gets a message holds a lease on it."""
 
     def __init__(self, pull: _Pull) -> None:
         self._pull = pull
@@ -165,7 +165,7 @@ class PullConsumer:
     async def lease(self, batch: int, wait_seconds: float) -> AsyncIterator[Message]:
         """Up to `batch` messages, each as soon as there is one, for at most `wait_seconds`.
 
-        Read it to its end: a message that nobody reads stays leased until the lease runs out. A server that is away
+        Read it to its end: an unread message stays leased until the lease expires. A server that is away
         ends it early, after a short rest.
         """
         try:
@@ -188,7 +188,7 @@ async def tail(broker: Broker, stream: str, after_sequence: int) -> AsyncIterato
                 if message.sequence != expected:
                     raise Gap(
                         f"{stream}: sequences {expected} to {message.sequence - 1} are missing and were not purged by "
-                        "Trinity. A replica is damaged or somebody deleted messages: compare the replicas "
+                        "Trinity. A replica is damaged or messages were deleted by hand: compare the replicas "
                         "(`nats stream report`) and restore the stream"
                     )
                 expected = message.sequence + 1

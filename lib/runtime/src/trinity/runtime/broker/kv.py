@@ -105,7 +105,7 @@ class Bucket:
         except (nats.js.errors.KeyWrongLastSequenceError, nats.js.errors.BadRequestError):
             raise SequenceConflict(f"{self.name}/{key} is no longer at revision {revision}") from None
         except (TimeoutError, nats.errors.Error):
-            # The answer was lost, the write perhaps not: look.
+            # The answer was lost, the write perhaps not: read it back.
             there = await self.get(key)
             if there.value == value and there.revision > revision:
                 return there.revision
@@ -147,7 +147,7 @@ class Bucket:
     async def watch(self, key: str) -> AsyncIterator[Entry]:
         """The entry now and after every change (fast successive changes may be seen as one).
 
-        A plain subscription on the bucket's subject is only a hint to look; the poll is what makes it sure.
+        A plain subscription on the bucket's subject is only a hint; polling makes sure that no change is missed.
         """
         hint = asyncio.Event()
 
@@ -174,10 +174,9 @@ class Bucket:
                 await subscription.unsubscribe()
 
     async def follow(self, prefix: str, every_seconds: float | None = None) -> AsyncIterator[Changes]:
-        """All that lies under a prefix now, at first; then every change, for ever, whatever happens to the server.
+        """First all keys under a prefix, then every change, without end: it survives restarts of the server.
 
-        A plain subscription is the hint to look, or, where changes come thick and fast and may wait, the clock:
-        `every_seconds`.
+        A plain subscription says when to read. Where changes are frequent and may wait, use `every_seconds`.
         """
         hint = asyncio.Event()
 
@@ -196,7 +195,7 @@ class Bucket:
                         await hint.wait()
                 pauses = _AFTER_HINT_SECONDS if hint.is_set() else (0.0,)
                 hint.clear()
-                await tail.look()
+                await tail.check_bucket()
                 for pause in pauses:
                     await asyncio.sleep(pause)
                     changes = await tail.read()
@@ -213,7 +212,7 @@ class Bucket:
 
 
 class _Tail:
-    """A reader of the stream that a bucket is: in order, many changes in one question."""
+    """Reads the stream behind a bucket: in order, many changes with one request."""
 
     def __init__(self, broker: Broker, bucket: str, prefix: str, config: KeyValueConfig | None) -> None:
         self._broker = broker
@@ -222,14 +221,14 @@ class _Tail:
         self._config = config
         self._position = 1
         self._born: object = None
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self.lost = False
         self.subject = f"$KV.{bucket}.{prefix}.>"
 
     async def read(self) -> tuple[Change, ...]:
         """What was written since the last time."""
         if self._born is None:
-            await self.look()
+            await self.check_bucket()
         changes: list[Change] = []
         while True:
             found = await self._broker.several(self._stream, self._position, _READ_TOGETHER, self.subject)
@@ -240,33 +239,33 @@ class _Tail:
                 return tuple(changes)
 
     async def _is_at_the_end(self) -> bool:
-        """Whether there is nothing to read; a server that merely did not answer says nothing."""
+        """Whether nothing is left to read. A server that does not answer counts as False."""
         js = self._broker.js
 
-        def look() -> Awaitable[object]:
+        def next_message() -> Awaitable[object]:
             return js.get_msg(self._stream, seq=self._position, subject=self.subject, next=True, direct=True)
 
         try:
-            await self._broker.request(look, f"read {self._stream}", _POLL_SECONDS)
+            await self._broker.request(next_message, f"read {self._stream}", _POLL_SECONDS)
         except nats.js.errors.NotFoundError:
             return True
         except Unavailable:
-            self._looked_at = 0.0
-            await self.look()
+            self._checked_at = 0.0
+            await self.check_bucket()
         return False
 
-    async def look(self) -> None:
-        """Once a second, whether this is another bucket than before: then it is read from its beginning."""
-        if time.monotonic() - self._looked_at < _POLL_SECONDS:
+    async def check_bucket(self) -> None:
+        """Check once a second whether the bucket was recreated; if so, read it from its beginning."""
+        if time.monotonic() - self._checked_at < _POLL_SECONDS:
             return
         born = await self._when_made()
         if self._born is not None and born != self._born:
             log.warning("broker.bucket.new", bucket=self._bucket)
             self._position, self.lost = 1, True
-        self._born, self._looked_at = born, time.monotonic()
+        self._born, self._checked_at = born, time.monotonic()
 
     async def _when_made(self) -> object:
-        """By the server's clock. A bucket that is gone is made again; waits for ever while NATS is away."""
+        """Creation time of the bucket (server clock). A missing bucket is created; waits while NATS is away."""
         js, stream = self._broker.js, self._stream
         while True:
             try:

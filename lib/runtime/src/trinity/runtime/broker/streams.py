@@ -1,4 +1,4 @@
-"""Streams as code: made on start, never deleted, and refused if somebody else's settings are in the way."""
+"""Streams as code: created on start, never deleted, refused if a stream exists with other settings."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -85,7 +85,7 @@ def _installed(package: str) -> bool:
 
 
 def _number(value: Any) -> float:
-    """NaN for what is no number: one bad metric costs no other."""
+    """NaN for a value that is no number, so that one bad metric does not lose the others."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

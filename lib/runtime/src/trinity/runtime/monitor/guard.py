@@ -1,4 +1,4 @@
-"""What stands between a run and a backend that raises or hangs."""
+"""Wrappers that protect a run from a backend that raises or hangs."""
 
 import threading
 import time
@@ -34,7 +34,7 @@ class Complaints:
         self._warn("runtime.monitor.dropped", reason="the queue is full; the JSON lines have them")
 
     def left(self, unsent: int, hanging: bool) -> None:
-        """The last word, with the counts since the last warnings; nothing if all went well."""
+        """The final warning, with the counts since the last ones; none without failures."""
         counts = {event.rsplit(".", 1)[1]: count for event, count in self._counts.items()}
         if unsent or hanging or counts:
             log.warning("runtime.monitor.left", kind=self.kind, unsent=unsent, hanging=hanging, **counts)
@@ -48,7 +48,7 @@ class Complaints:
 
 
 class Guarded:
-    """A backend called where it is, its errors caught."""
+    """A backend called in the caller's thread; its errors are caught."""
 
     def __init__(self, backend: Backend, complaints: Complaints) -> None:
         self._backend = backend
@@ -120,7 +120,7 @@ class Background:
         guarded.close()
 
     def _opened(self) -> Backend | None:
-        """None: it was closed before it could be opened."""
+        """Open the backend, with retries. None if it was closed first."""
         wait_seconds = self._retry_seconds
         while True:
             try:

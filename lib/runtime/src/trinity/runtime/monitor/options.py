@@ -1,4 +1,4 @@
-"""What a monitor is told, and how much of it may be shown."""
+"""Options of a monitor, and the removal of secrets from its output."""
 
 import hashlib
 import re

@@ -25,8 +25,8 @@ class WandbRun:
             # The key is for this process: wandb.login would write it to ~/.netrc.
             "api_key": args.get("api_key") or None,
             "base_url": args.get("base_url") or None,
-            # A server out of reach is given up soon, and `Background` tries again: as long as wandb itself tries, it
-            # holds up the end of the process. History has retries of its own.
+            # wandb stops retrying soon and `Background` tries again: the process cannot end while wandb retries.
+            # History has retries of its own.
             "x_graphql_retry_max": 2,
             "x_graphql_timeout_seconds": 10,
             "finish_timeout": CLOSE_SECONDS - 2,  # at the end of the process too; what is unsent stays on disk

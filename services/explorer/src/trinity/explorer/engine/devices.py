@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trinity.config.devices import Gpu, device_of, look, torch_build
+from trinity.config.devices import Gpu, detect_gpus, device_of, torch_build
 from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 
@@ -14,7 +14,7 @@ def choose(asked: str) -> str:
     import torch
 
     available = torch.cuda.is_available()
-    gpus = [] if available or asked == "cpu" else look()
+    gpus = [] if available or asked == "cpu" else detect_gpus()
     try:
         return device_of(asked, FIELD, available, gpus, torch_build())
     except ValueError as error:
@@ -34,7 +34,9 @@ def check_room(options: EngineOptions, devices: str | None) -> None:
     InvalidInput if they are too few; EngineFailed if others hold their memory, perhaps processes that are ending.
     """
     if options.device == "cuda":
-        check_cards(options, look() if devices is None else look({"CUDA_VISIBLE_DEVICES": devices}), devices)
+        check_cards(
+            options, detect_gpus() if devices is None else detect_gpus({"CUDA_VISIBLE_DEVICES": devices}), devices
+        )
 
 
 def check_cards(options: EngineOptions, cards: Sequence[Gpu], devices: str | None) -> None:

@@ -1,7 +1,7 @@
 """Time by which leases run out: that in which this process could have heard their holders.
 
-While it is stopped, swapped out or far behind with its work nobody can renew anything, and so little time passes: what
-lived before lives afterwards. Looked at several times a second for as long as any run is open.
+While it is stopped, swapped out or far behind with its work, no lease can be renewed, so this clock nearly stands
+still: live leases stay live. It is read several times a second as long as any run is open.
 """
 
 import time

@@ -23,14 +23,14 @@ log = structlog.get_logger(__name__)
 _AGAIN_SECONDS = 0.01
 _REASON = 500  # characters
 _CATCH_UP_SECONDS = 10.0
-# How often a value whose writers collide is tried before somebody is told; a hundred collisions are no accident.
+# How often a value whose writers collide is tried before an error is raised; a hundred collisions are no accident.
 _ATTEMPTS = 1000
 
 
 class Mirror:
     """Keys and values under one prefix. `run` keeps it up to date; `ready` is set once it has all that was there.
 
-    `keep_when_lost`: the values outlive the bucket, to be written again by the process that changes them next.
+    `keep_when_lost`: the values outlive the bucket; the next change writes them again.
     `check(key, value)` raises what is wrong with a value: the one before it stays, and is written again.
     """
 

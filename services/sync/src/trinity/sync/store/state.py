@@ -33,7 +33,7 @@ class Judged:
 def judge(record: Record, live: Live) -> Judged:
     """LIVE is one pointer, RETIRED is older than it, withdrawn is in one of its ranges: no other place can differ.
 
-    A version that was overtaken before it was judged stays STAGED: nobody has said yet that it is right.
+    A version that was overtaken before it was judged stays STAGED: it is not verified.
     """
     if live.is_withdrawn(record.version):
         rollback = next((r for r in reversed(live.rollbacks) if r.withdraws(record.version)), None)
