@@ -182,14 +182,14 @@ class Group:
 
     def close(self) -> None:
         """Abort the group without waiting for the other ranks; returns soon."""
-        aborted, self._group = [self._group], None
+        dropped, self._group = [self._group], None
         aborted = threading.Event()
 
         def end() -> None:
             with contextlib.suppress(Exception):
-                aborted[0].abort()
+                dropped[0].abort()
             aborted.set()
-            aborted.clear()  # its destructor waits for torch's threads; no caller waits for it
+            dropped.clear()  # its destructor waits for torch's threads; no caller waits for it
 
         _run_in_daemon_thread(end)
         aborted.wait(_ABORT_SECONDS)
