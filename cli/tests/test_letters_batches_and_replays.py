@@ -343,19 +343,19 @@ def test_a_wrong_command_is_one_sentence(
 def test_a_step_that_a_checkpoint_holds_is_not_skipped(
     stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = subject_of(stopped())
+    job_stage = job_stage_of(stopped())
     monkeypatch.setattr(batch, "complete_steps", lambda folder: [4])
 
-    async def skip(subject: Subject, step: int, reason: str) -> pb.LedgerEntry:
+    async def skip(_: JobStage, step: int, reason: str) -> pb.LedgerEntry:
         entry = make_entry()
         entry.skip_reason = reason
         return entry
 
     monkeypatch.setattr(batch, "_skip", skip)
     with pytest.raises(RunError, match="step 4 is learnt: a checkpoint of step 4 holds it"):
-        batch.skip_batch(subject, 4, "late")
+        batch.skip_batch(job_stage, 4, "late")
     assert "step 5 is skipped (a bad \\x1b group); its 1 groups are not trained" in batch.skip_batch(
-        subject, 5, "a bad \x1b group"
+        job_stage, 5, "a bad \x1b group"
     )
     entry = make_entry()
     entry.skip_reason = "why"

@@ -49,10 +49,13 @@ def reflecting(seen: list[tuple[str, str]]) -> str:
     return "right" if not begun or any("Go right." in text for _, text in seen) else "left"
 
 
-async def test_what_r3l_distilled_from_is_amplified_and_no_part_of_the_attempts_baseline() -> None:
-    sequences = await trained("opmd_reweight_adv", Toolbox(reflecting), task("R3L_workflow", {}, n=4))
+@pytest.mark.parametrize(("args", "best"), [({}, 1), ({"advantage_fn_args": {"best": 3}}, 3)], ids=["default", "best"])
+async def test_what_r3l_distilled_from_is_reweighted_and_no_part_of_the_attempts_baseline(
+    args: dict[str, Any], best: float
+) -> None:
+    sequences = await trained("opmd_reweight_adv", Toolbox(reflecting), task("R3L_workflow", {}, n=4), **args)
     assert [s.reward for s in sequences] == [0, 1, 1, 1] * 2
-    assert [s.advantage for s in sequences] == [-0.5, 3, 3, 3] * 2
+    assert [s.advantage for s in sequences] == [-0.5, best, best, best] * 2
 
 
 async def test_steps_are_compared_with_those_in_the_same_state() -> None:

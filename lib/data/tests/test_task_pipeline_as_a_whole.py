@@ -37,7 +37,7 @@ def test_rows_are_filtered_ordered_and_cut(tmp_path: Path) -> None:
     assert [(s.name, s.rows_in, s.rows_out) for s in taskset.steps] == [
         ("text_length_filter", 6, 5), ("exact_dedup", 5, 4), ("priority", 4, 4), ("top_k", 4, 3),
     ]  # fmt: skip
-    assert (result.rows_in, result.rows_out, taskset.reused) == (6, 3, False) and result.seconds > 0
+    assert (result.rows_in, result.rows_out, taskset.reused) == (6, 3, False) and result.seconds >= 0
     assert taskset.output == tmp_path / "jobs/p/n/buffer/tasks.jsonl"
     assert [row["a"] for row in made(config)] == ["3", "2", "5"]
     assert made(config)[0] == ROWS[3]  # whole rows, as they were

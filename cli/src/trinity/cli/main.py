@@ -212,11 +212,11 @@ def skip_batch(
     job: JobOption = None,
     stage: StageOption = "",
 ) -> None:
-    """Have the trainer pass a step that it cannot learn from, when the run goes on and in every replay."""
+    """Pass a step that the trainer cannot learn from, when the run continues and in every replay."""
     from trinity.cli.commands.batch import skip_batch
-    from trinity.cli.commands.reader import looking
+    from trinity.cli.commands.reader import run_on_stage
 
-    sys.exit(looking(config, job, stage, lambda subject: skip_batch(subject, step, reason)))
+    sys.exit(run_on_stage(config, job, stage, lambda job_stage: skip_batch(job_stage, step, reason)))
 
 
 @app.command()
