@@ -128,7 +128,7 @@ def test_what_members_say_is_heard_and_silence_ends_with_the_deadline() -> None:
     assert store.wait_all(["ready/a", "ready/c"], 0.3) == [True, None]
 
 
-def test_a_store_that_nobody_serves_is_said_so() -> None:
+def test_a_store_that_no_process_serves_is_reported() -> None:
     with pytest.raises(GroupBroken, match="does not answer"):
         Store.connect("127.0.0.1:1", 1.0)
 

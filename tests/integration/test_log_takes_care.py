@@ -290,7 +290,7 @@ async def test_a_full_log_holds_the_explorers_and_grows_for_a_batch_that_would_n
         async with explorer(run.nats.url, run.run, answer, on_wait=held.append):
             await until(lambda s: s.stored == 3, trainer)
             await asyncio.sleep(1.0)
-            assert any(held), "publishes are refused, and whoever explores hears it"
+            assert any(held), "publishes are refused, and the explorers are told"
             assert (await trainer.stats()).stored == 3
             for at in (1, 2, 3):
                 await trainer.batch(at)

@@ -166,7 +166,7 @@ class Simulation:
                 self._roll_back(self.random.choice(retired))
 
     def _roll_back(self, record: Record) -> None:
-        """The buffer has fenced it before it writes another entry (Keeper, Fences)."""
+        """The buffer has fenced it before it writes another entry (LedgerWriter, Fences)."""
         self._live = rolled_back(self._live, record, keep_experience=self._happens(0.3), reason="")
         rollback = self._live.rollback
         assert rollback is not None
@@ -372,7 +372,7 @@ def test_a_gate_that_is_too_high_gets_stuck(style: str) -> None:
 
 
 @pytest.mark.parametrize("chances", [{"rejected": 0.9}, {"withdrawn": 0.1}])
-def test_gates_of_versions_that_nobody_may_serve_must_count_as_met(chances: dict[str, float]) -> None:
+def test_gates_of_versions_that_may_not_be_served_count_as_met(chances: dict[str, float]) -> None:
     tried = [World(seed=seed, **chances) for seed in range(3)]  # type: ignore[arg-type]
     assert all("stuck" in simulate(world, kind=ForgetsRejected).violations[0] for world in tried)
 

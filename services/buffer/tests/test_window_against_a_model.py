@@ -1,4 +1,4 @@
-"""The judge of the log and the maker of batches, against models that keep everything in plain lists."""
+"""The window against models that keep everything in plain lists."""
 
 import math
 from typing import Any
@@ -81,7 +81,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(ordinal=st.integers(1, TASKS))
     def revival(self, ordinal: int) -> None:
-        verdict = self.window.revive(self._next(), ordinal)
+        verdict = self.window.requeue(self._next(), ordinal)
         assert verdict is (Verdict.REVIVED if ordinal in self.dead else Verdict.DUPLICATE)
         if ordinal in self.dead:
             self.dead.discard(ordinal)
@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
 
 
 class FifoMachine(Machine):
-    """A batch waits for its slowest task; one that lives again is waited for by nobody."""
+    """A batch waits for its slowest task, but not for one that was requeued."""
 
     def __init__(self) -> None:
         super().__init__()

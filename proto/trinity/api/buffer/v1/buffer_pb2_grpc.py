@@ -151,7 +151,7 @@ class BufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListDeadLetters(self, request, context):
-        """Tasks given up, with cause and attempts, oldest first.
+        """Dead letters, with cause and attempts, oldest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -73,7 +73,7 @@ class EnvironmentServiceServicer(object):
         the server answers each with exactly one observation. Either side may close the stream at any time: the episode
         ends and everything it held is released. NOT_FOUND: no such environment; RESOURCE_EXHAUSTED: too many episodes;
         INVALID_ARGUMENT: a message out of turn or a bad field; DEADLINE_EXCEEDED: the environment took too long;
-        FAILED_PRECONDITION: an action after `done`; UNAVAILABLE: whoever plays the episode went away; INTERNAL: the
+        FAILED_PRECONDITION: an action after `done`; UNAVAILABLE: the client of the episode went away; INTERNAL: the
         environment raised; DATA_LOSS: it answered against this contract.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -163,14 +163,14 @@ class Evaluator:
         if not self._rows:
             return
         while True:
-            await self._context.bell.wait_for(lambda: self._index > 0 or self._due() is not None)
+            await self._context.changed.wait_for(lambda: self._index > 0 or self._due() is not None)
             if self._index == 0:
                 self._step = self._due() or 0
                 log.info("buffer.evaluation.begun", step=self._step, tasks=len(self._rows))
             for index in range(self._index, len(self._rows)):
                 await self._feed_one(index)
             self._index = 0
-            await self._context.bell.ring()
+            await self._context.changed.notify()
 
     async def _feed_one(self, index: int) -> None:
         source, row = self._rows[index]
@@ -258,7 +258,7 @@ class Evaluator:
                 log.info("buffer.evaluation.done", step=tally.step, taskset=tally.taskset, **tally.metrics())
                 if tally.step >= self._recovered:  # earlier ones were reported before a restart
                     self._on_complete(tally)
-                await self._context.bell.ring()
+                await self._context.changed.notify()
 
 
 def _task_in(data: bytes) -> task_pb2.Task:

@@ -42,7 +42,7 @@ class LiveVersions:
         if live.rollback is not None and live.rollback != self._context.live.rollback:
             log.warning("buffer.rollback.heard", number=live.rollback.number, version=live.rollback.version)
         self._context.live = live
-        await self._context.bell.ring()
+        await self._context.changed.notify()
 
     async def was_live(self, version: int) -> bool:
         """Whether a version may have sampled tokens: it is not newer than all that ever were LIVE."""

@@ -43,14 +43,14 @@ class _WhenAsked:
 
 
 class ReadOnlyRun(Run):
-    """What is in the streams of a run: ledger, log and dead letters; nobody feeds, judges, releases or evaluates."""
+    """What is in the streams of a run: ledger, log, dead letters. Nothing is fed, released or evaluated."""
 
     def __init__(self, context: RunContext, settings: BufferSettings) -> None:
         plan = context.plan
         self.context = context
         self.ledger = Ledger(context)
         self.reader = LogReader(context, settings.cache_mib * 2**20)
-        self.keeper = self.feeder = self.fences = self.evaluator = self.retention = None
+        self.writer = self.feeder = self.fences = self.evaluator = self.retention = None
         offline: Any = _WhenAsked(lambda: OfflineSource(context, self.ledger, plan.experience_buffer))
         auxiliary: Any = _WhenAsked(lambda: Auxiliary(plan))
         self.offline = offline if plan.offline else None

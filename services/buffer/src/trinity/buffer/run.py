@@ -16,12 +16,12 @@ from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.fences import Fences
 from trinity.buffer.ledger.offline import OfflineSource
 from trinity.buffer.ledger.retention import Retention
-from trinity.buffer.ledger.writer import Keeper
+from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.live import LiveVersions
 from trinity.buffer.log.archives import open_mirrors
 from trinity.buffer.log.dead_letters import DeadLetters
 from trinity.buffer.log.reader import LogReader
-from trinity.buffer.log.validator import Judge
+from trinity.buffer.log.validator import EntryValidator
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.report import Reporter
 from trinity.buffer.settings import BufferSettings
@@ -51,7 +51,7 @@ class Run:
         self._versions = LiveVersions(context, versions)
         self._runs = runs
         self.reader = LogReader(context, settings.cache_mib * 2**20)
-        self.keeper: Keeper | None = None
+        self.writer: LedgerWriter | None = None
         self.fences: Fences | None = None
         self.feeder: Feeder | None = None
         self.evaluator: Evaluator | None = None
@@ -73,20 +73,20 @@ class Run:
                 self._make_keeper(self._tasks, auxiliary, settings)
             evaluated = [TaskSource.open(context.run, plan, t, TaskKind.EVALUATION) for t in plan.eval_tasksets]
             self.evaluator = Evaluator(context, evaluated, reporter.evaluated)
-        self.letters = DeadLetters(context, lambda o: self.keeper is not None and o in self.keeper.window.dead)
-        self.batches = BatchServer(context, self.ledger, self.reader, self.keeper, self.offline, auxiliary)
+        self.letters = DeadLetters(context, lambda o: self.writer is not None and o in self.writer.window.dead)
+        self.batches = BatchServer(context, self.ledger, self.reader, self.writer, self.offline, auxiliary)
 
     def _make_keeper(self, tasks: Mixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
         """What a run with explorers has: they read and write the same log."""
         context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
-        feeder = Feeder(context, tasks, lambda: keeper.window)
+        feeder = Feeder(context, tasks, lambda: writer.window)
         pipeline = Pipeline(operators)
-        judge = Judge(context, self.reader, pipeline, feeder.task, self._versions)
+        validator = EntryValidator(context, self.reader, pipeline, feeder.task, self._versions)
         self._reporter.pipeline = pipeline
-        keeper = Keeper(context, self.ledger, judge, auxiliary, self._reporter)
+        writer = LedgerWriter(context, self.ledger, validator, auxiliary, self._reporter)
         mirrors = open_mirrors(context, self.reader)
-        self.keeper, self.feeder, self.fences = keeper, feeder, Fences(context, keeper)
-        self.retention = Retention(context, self.ledger, keeper, feeder, mirrors, settings)
+        self.writer, self.feeder, self.fences = writer, feeder, Fences(context, writer)
+        self.retention = Retention(context, self.ledger, writer, feeder, mirrors, settings)
 
     async def open(self) -> None:
         """Find out how far the run came."""
@@ -100,8 +100,8 @@ class Run:
         commit = await self._runs.get(self.context.names.commit_key)
         self.context.committed_step, oldest_kept_step = _committed(commit.value)
         await self._versions.look()
-        if self.keeper is not None and self.feeder is not None and self.retention is not None:
-            await self.keeper.recover()
+        if self.writer is not None and self.feeder is not None and self.retention is not None:
+            await self.writer.recover()
             await self.feeder.recover()
             await self.retention.open(oldest_kept_step)
             await self._remind_selectors()
@@ -110,13 +110,13 @@ class Run:
 
     async def _remind_selectors(self) -> None:
         """Tell selectors that learn what earlier groups were worth, and which tasks are still out."""
-        assert self._tasks is not None and self.keeper is not None and self.feeder is not None
+        assert self._tasks is not None and self.writer is not None and self.feeder is not None
         if not any(isinstance(source.selector, DifficultyBased) for source in self._tasks.sources):
             return
         for step in range(1, self.ledger.newest_step + 1):
             for member in (await self.ledger.get(step)).groups:
                 self._tasks.observe(member.task_id, member.reward_mean)
-        window = self.keeper.window
+        window = self.writer.window
         for group in window.unused.values():
             self._tasks.observe(group.task_id, group.reward_mean)
         for ordinal in window.outstanding(self.feeder.fed):
@@ -128,8 +128,8 @@ class Run:
         loops = [self._versions.follow()]
         if self.offline is not None:
             loops.append(self.offline.run())
-        if self.keeper and self.feeder and self.retention and self.fences:
-            loops += [self.keeper.run(), self.feeder.run(), self.feeder.clear(), self.retention.run()]
+        if self.writer and self.feeder and self.retention and self.fences:
+            loops += [self.writer.run(), self.feeder.run(), self.feeder.clear(), self.retention.run()]
             loops.append(self.fences.run())
         if self.evaluator:
             loops += [self.evaluator.feed(), self.evaluator.collect()]
@@ -165,7 +165,7 @@ class Run:
         await self._runs.update(self.context.names.commit_key, lambda _: value)
         self.context.committed_step = step
         await asyncio.to_thread(self._write_meta, step)
-        await self.context.bell.ring()
+        await self.context.changed.notify()
         if self.retention is None:
             return 1
         return await self.retention.released(oldest_kept_step) + 1

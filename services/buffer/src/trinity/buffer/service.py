@@ -45,8 +45,8 @@ class BufferService:
     async def _owner(self, context: RunContext) -> Run:
         """The buffer of a live run; makes what is missing on the broker."""
         settings, broker = self._settings, context.broker
-        context.room.limit_bytes = await limit_of(broker, context.names, settings)
-        specs = stream_specs(context.names, log_bytes=context.room.limit_bytes, replicas=settings.nats_replicas)
+        context.capacity.limit_bytes = await limit_of(broker, context.names, settings)
+        specs = stream_specs(context.names, log_bytes=context.capacity.limit_bytes, replicas=settings.nats_replicas)
         await ensure_streams(broker, specs)
         versions = await Bucket.open(broker, names.VERSIONS_BUCKET, replicas=settings.nats_replicas)
         runs = await Bucket.open(broker, names.RUNS_BUCKET, replicas=settings.nats_replicas)

@@ -47,7 +47,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         waits = [await run.feeder.inject(task) for task in tasks]
         left = context.time_remaining() or _INJECT_SECONDS
         done = lambda: all(wait.done() for wait in waits)  # noqa: E731
-        if not await run.context.bell.wait_for(done, max(0.1, left - 0.5)):
+        if not await run.context.changed.wait_for(done, max(0.1, left - 0.5)):
             stored = sum(wait.done() and wait.result() for wait in waits)
             for wait in waits:
                 wait.cancel()
@@ -139,8 +139,8 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         response.staleness_max = max((group.staleness_steps for group in newest.groups), default=0)
     if run.ledger.newest_step < shared.last_step:
         response.waiting_for = run.batches.waiting(run.ledger.newest_step + 1).reason
-    if run.keeper is not None and run.feeder is not None:
-        window = run.keeper.window
+    if run.writer is not None and run.feeder is not None:
+        window = run.writer.window
         response.fed = run.feeder.fed
         response.stored = window.stored
         response.dead_letters = window.dead_letters
@@ -150,11 +150,11 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         response.response_tokens = window.response_tokens
         response.dropped.update(window.dropped)
         response.refused = window.refused
-        response.failure_causes.update(run.keeper.failures.causes)
-        response.last_failure = run.keeper.failures.newest
+        response.failure_causes.update(run.writer.failures.causes)
+        response.last_failure = run.writer.failures.newest
     if run.retention is not None:
         response.log_bytes = run.retention.log_bytes
-        response.log_limit_bytes = shared.room.limit_bytes
+        response.log_limit_bytes = shared.capacity.limit_bytes
         response.archive_behind = run.retention.behind
     if run.evaluator is None:
         return response

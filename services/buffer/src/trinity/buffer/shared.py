@@ -1,4 +1,4 @@
-"""What the parts of the buffer share about one run: who it is, what is LIVE, and a bell for every change."""
+"""What the parts of the buffer share about one run: who it is, what is LIVE, and an event for every change."""
 
 import asyncio
 import time
@@ -18,13 +18,13 @@ from trinity.weights.pointer import Live, Rollback
 _SAFE = 0.8
 
 
-class Bell:
-    """Rung at every change of state; a waiter looks again at each ring."""
+class ChangeEvent:
+    """Notified at every change of state; waiters check their condition again."""
 
     def __init__(self) -> None:
         self._condition = asyncio.Condition()
 
-    async def ring(self) -> None:
+    async def notify(self) -> None:
         async with self._condition:
             self._condition.notify_all()
 
@@ -39,19 +39,19 @@ class Bell:
 
 
 @dataclass
-class Room:
+class LogCapacity:
     """How full the log was when it was last looked at. `ended`: tasks that had ended by then.
 
-    `is_scarce`: tasks wait until a newer checkpoint, or an archive, lets the log be cut.
+    `is_low`: tasks wait until a newer checkpoint, or an archive, lets the log be cut.
     """
 
     limit_bytes: int = 0
     bytes: int = 0
     entries: int = 0
     ended: int = 0
-    is_scarce: bool = False
+    is_low: bool = False
 
-    def has_place_for(self, fed: int, longest: int) -> bool:
+    def has_room_for(self, fed: int, longest: int) -> bool:
         """Whether the groups of so many fed tasks fit, if they are as long as those before, and a quarter longer.
 
         `longest`: bytes of a group at most, for as long as there is none to judge by.
@@ -88,14 +88,14 @@ class RunContext:
     fed: int = 0
     wanted_step: int = 0
     wanted_since: float = 0.0
-    room: Room = field(default_factory=Room)
-    bell: Bell = field(default_factory=Bell)
+    capacity: LogCapacity = field(default_factory=LogCapacity)
+    changed: ChangeEvent = field(default_factory=ChangeEvent)
 
     async def want(self, step: int, anew: bool = False) -> None:
         """The trainer waits for a step; `anew`: it has just begun to ask."""
         if step > self.wanted_step or (anew and step == self.wanted_step):
             self.wanted_step, self.wanted_since = step, time.monotonic()
-            await self.bell.ring()
+            await self.changed.notify()
 
     @property
     def run(self) -> str:

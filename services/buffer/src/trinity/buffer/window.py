@@ -1,4 +1,4 @@
-"""The judge of the experience log and the maker of batches. A pure state machine: same log, same batches.
+"""What counts in the experience log, and which groups are the next batch. A pure state machine: same log, same batches.
 
 Every task has an ordinal, counted from 1 in the order of feeding. A log entry ends its task (a group, or a final
 failure), reports a failed attempt, comes too late, or is one of the buffer's own (a dead task lives again, versions are
@@ -156,7 +156,7 @@ class Window:
         self._end(ordinal)
         return Verdict.DEAD
 
-    def revive(self, log_sequence: int, ordinal: int) -> Verdict:
+    def requeue(self, log_sequence: int, ordinal: int) -> Verdict:
         """A dead task is fed again. No batch waits for it: it enters one when it is there."""
         self._advance(log_sequence)
         if ordinal not in self.dead:
@@ -235,7 +235,7 @@ class Window:
         self.fresh_drops.append(Dropped(group.ordinal, group.log_sequence, reason, group.num_response_tokens))
 
     def _drop_stale(self, step: int, lineage: Lineage) -> None:
-        """Steps whose weights nobody may sample with do not count: dropping would only bring the same again."""
+        """Steps without a version that may sample do not count: dropping would only sample the same again."""
         limit = self.policy.staleness_limit
         if limit is not None:
             limit += lineage.rejected

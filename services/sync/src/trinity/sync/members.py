@@ -21,7 +21,7 @@ from trinity.runtime.names import RunNames
 from trinity.sync.store import clock, records
 from trinity.sync.store.mirror import Mirror
 from trinity.sync.store.records import Member
-from trinity.sync.store.state import Signal
+from trinity.sync.store.state import ChangeEvent
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +58,7 @@ class Members:
         self._held: dict[str, _Held] = {}
         self._ends: dict[str, asyncio.Future[None]] = {}
         self.lease_seconds = lease_seconds
-        self.changed = Signal()
+        self.changed = ChangeEvent()
         self.ready = asyncio.Event()
 
     async def run(self) -> None:
@@ -96,7 +96,7 @@ class Members:
         end = self._ends.pop(lease_id, None)
         if end is not None:
             end.set_result(None)
-        self.changed.ring()
+        self.changed.notify()
 
     def _on_change(self, key: str, value: bytes | None) -> None:
         if value is None:
@@ -106,11 +106,11 @@ class Members:
         now = clock.now()
         self._held[key] = _Held(member, now, now)
         if before is None:
-            self.changed.ring()
+            self.changed.notify()
         elif before.member.lease_id != member.lease_id:
             self._end(before.member.lease_id)
         elif before.member.state != member.state:
-            self.changed.ring()
+            self.changed.notify()
 
     def _check(self, key: str, value: bytes) -> None:
         """Raise what is wrong with a value."""

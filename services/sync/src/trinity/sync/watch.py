@@ -11,7 +11,7 @@ from trinity.sync import wire
 from trinity.sync.members import Members
 from trinity.sync.store.manifests import Manifests
 from trinity.sync.store.records import Member, Record
-from trinity.sync.store.state import RunState, Signal, judge
+from trinity.sync.store.state import ChangeEvent, RunState, judge
 from trinity.weights import VersionState
 from trinity.weights.pointer import Live
 
@@ -39,7 +39,7 @@ class Watches:
         self._state = state
         self._members = members
         self._manifests = manifests
-        self._changed = Signal()
+        self._changed = ChangeEvent()
         self._building = asyncio.Lock()
         self._built: OrderedDict[View, pb.WatchResponse] = OrderedDict()
         self._live = Live()
@@ -49,7 +49,7 @@ class Watches:
     def end(self, failure: str) -> None:
         """All streams, by a DataLoss."""
         self._failure = failure
-        self._changed.ring()
+        self._changed.notify()
 
     async def run(self) -> None:
         """Wake the streams, but only for what some of them tell."""
@@ -59,7 +59,7 @@ class Watches:
             common = (self._common(), self._state.candidate, self._state.epoch, self._collective())
             if common != told:
                 told = common
-                self._changed.ring()
+                self._changed.notify()
             is_whole = self._state.mirror.has_all_before(self._state.names.live_key)
             await asyncio.wait([change], timeout=None if is_whole else _AGAIN_SECONDS)
 

@@ -7,7 +7,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.offline import OfflineSource
-from trinity.buffer.ledger.writer import Keeper
+from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.log.reader import LogReader
 from trinity.buffer.shared import RunContext
 
@@ -22,14 +22,14 @@ class BatchServer:
         context: RunContext,
         ledger: Ledger,
         reader: LogReader,
-        keeper: Keeper | None,
+        writer: LedgerWriter | None,
         offline: OfflineSource | None,
         auxiliary: Auxiliary,
     ) -> None:
         self._context = context
         self._ledger = ledger
         self._reader = reader
-        self._keeper = keeper
+        self._writer = writer
         self._offline = offline
         self._auxiliary = auxiliary
         self._streams = self._sent = 0
@@ -53,7 +53,7 @@ class BatchServer:
         while not self._context.last_step or step <= self._context.last_step:
             await self._context.want(step, anew=step == from_step and not waited)
             waited = True
-            if not await self._context.bell.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
+            if not await self._context.changed.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
                 yield pb.BatchPart(waiting=self.waiting(step))
                 continue
             self._sent = max(self._sent, step)
@@ -83,16 +83,16 @@ class BatchServer:
         yield pb.BatchPart(end=pb.BatchEnd(step=entry.step))
 
     def waiting(self, step: int) -> pb.Waiting:
-        if self._keeper is None:
+        if self._writer is None:
             return pb.Waiting(step=step, reason="the dataset's batch is being written")
-        missing, window = self._keeper.window.missing(), self._keeper.window
+        missing, window = self._writer.window.missing(), self._writer.window
         if self._context.live_step < 0:
             reason = "no weights are LIVE yet"
         else:
             reason = f"{missing} of {self._context.plan.groups_per_step} groups are missing"
             dropped = ", ".join(f"{count} {name}" for name, count in sorted(window.dropped.items()))
             reason += f" (dropped so far: {dropped})" if dropped else ""
-        scarce = self._context.room.is_scarce
+        scarce = self._context.capacity.is_low
         if scarce:
             reason += "; the log is full, and a newer checkpoint would make room"
         return pb.Waiting(step=step, missing_groups=missing, reason=reason, checkpoint_wanted=scarce)

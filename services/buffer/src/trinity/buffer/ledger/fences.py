@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import structlog
 
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.ledger.writer import Keeper
+from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.shared import RunContext
 from trinity.buffer.window import FENCED
 from trinity.runtime.broker import PublishRefused
@@ -25,9 +25,9 @@ _RETRY_SECONDS = 1.0
 class Fences:
     """The only writer of fences."""
 
-    def __init__(self, context: RunContext, keeper: Keeper) -> None:
+    def __init__(self, context: RunContext, writer: LedgerWriter) -> None:
         self._context = context
-        self._keeper = keeper
+        self._writer = writer
         self._writing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -35,28 +35,28 @@ class Fences:
         stream = self._context.names.experiences_stream
         begin = (await self._context.broker.state(stream)).last_sequence
         while True:
-            await self._context.bell.wait_for(lambda: self._context.unfenced is not None)
+            await self._context.changed.wait_for(lambda: self._context.unfenced is not None)
             rollback = self._context.unfenced
             assert rollback is not None
             versions = set(range(rollback.version + 1, rollback.newest_version + 1))
             if not self._are_fenced(versions):
                 # An earlier process may have written the fence and died: what it wrote is read first.
-                await self._context.bell.wait_for(lambda: self._keeper.window.log_sequence >= begin)
+                await self._context.changed.wait_for(lambda: self._writer.window.log_sequence >= begin)
                 await self._until_fenced(versions, f"fence/rollback/{rollback.number}")
             self._context.fenced_through = rollback.number
-            dropped = self._keeper.window.dropped[FENCED]
+            dropped = self._writer.window.dropped[FENCED]
             log.warning("buffer.rollback.fenced", number=rollback.number, version=rollback.version, dropped=dropped)
-            await self._context.bell.ring()
+            await self._context.changed.notify()
 
     async def fence(self, versions: Iterable[int]) -> int:
-        """Fence versions that somebody names. Returns the groups that all fences have dropped so far."""
+        """Fence the named versions. Returns the groups that all fences have dropped so far."""
         wanted = set(versions)
         try:
             async with asyncio.timeout(_FENCE_SECONDS):
                 await self._fence(wanted, "fence/" + ",".join(map(str, sorted(wanted))))
         except TimeoutError:
             raise Unavailable(f"versions: the fence did not come through the log in {_FENCE_SECONDS:g} s") from None
-        return self._keeper.window.dropped[FENCED]
+        return self._writer.window.dropped[FENCED]
 
     async def _until_fenced(self, versions: set[int], message_id: str) -> None:
         """However long the log has no room, or the broker is away."""
@@ -75,8 +75,8 @@ class Fences:
             stored = await self._context.broker.publish(
                 self._context.names.control, entry.SerializeToString(), message_id=message_id
             )
-            window = self._keeper.window
-            await self._context.bell.wait_for(lambda: window.log_sequence >= stored.sequence)
+            window = self._writer.window
+            await self._context.changed.wait_for(lambda: window.log_sequence >= stored.sequence)
 
     def _are_fenced(self, versions: set[int]) -> bool:
-        return versions <= self._keeper.window.fenced
+        return versions <= self._writer.window.fenced

@@ -79,10 +79,10 @@ class OfflineSource:
 
     async def run(self) -> None:
         while True:
-            await self._context.bell.wait_for(lambda: self._ledger.newest_step < self._target())
+            await self._context.changed.wait_for(lambda: self._ledger.newest_step < self._target())
             while self._ledger.newest_step < self._target():
                 await self._ledger.append(self._entry(self._ledger.newest_step + 1))
-                await self._context.bell.ring()
+                await self._context.changed.notify()
 
     def _target(self) -> int:
         """Entries are written up to a few beyond the step that the trainer asks for."""

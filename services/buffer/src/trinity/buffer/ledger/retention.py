@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import structlog
 
 from trinity.buffer.ledger.entries import Ledger
-from trinity.buffer.ledger.writer import Keeper
+from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.log.archives import Mirror
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.shared import RunContext
@@ -51,18 +51,18 @@ class Retention:
         self,
         context: RunContext,
         ledger: Ledger,
-        keeper: Keeper,
+        writer: LedgerWriter,
         feeder: Feeder,
         mirrors: Sequence[Mirror],
         settings: BufferSettings,
     ) -> None:
         self._context = context
         self._ledger = ledger
-        self._keeper = keeper
+        self._writer = writer
         self.mirrors = mirrors
         self._settings = settings
         self._feeder = feeder
-        self._keep_bytes = min(int(settings.log_keep_gib * 2**30), int(_CUT * context.room.limit_bytes))
+        self._keep_bytes = min(int(settings.log_keep_gib * 2**30), int(_CUT * context.capacity.limit_bytes))
         self._first_sequence = 0
         self._looks_stuck = 0
         self._looking = asyncio.Lock()
@@ -72,7 +72,7 @@ class Retention:
     @property
     def behind(self) -> int:
         """Log entries that an archive does not hold yet."""
-        return max((self._keeper.window.log_sequence - mirror.position for mirror in self.mirrors), default=0)
+        return max((self._writer.window.log_sequence - mirror.position for mirror in self.mirrors), default=0)
 
     async def open(self, oldest_kept_step: int) -> None:
         """Where earlier buffers stood."""
@@ -100,19 +100,19 @@ class Retention:
     async def _look(self) -> None:
         async with self._looking:
             await self._look_once()
-        await self._context.bell.ring()
+        await self._context.changed.notify()
 
     async def _look_once(self) -> None:
         """Cut the log if it is too long, and say whether there is too little room all the same."""
         await self._measure()
         if self.log_bytes > self._keep_bytes and await self._cut():
             await self._measure()
-        room = self._context.room
+        room = self._context.capacity
         full = room.is_full
         scarce = full or (room.entries > 0 and self._feeder.waits_for_room)
-        if scarce and not room.is_scarce:
+        if scarce and not room.is_low:
             log.warning("buffer.log.full", bytes=self.log_bytes, limit_bytes=room.limit_bytes)
-        room.is_scarce = scarce
+        room.is_low = scarce
         self._looks_stuck = self._looks_stuck + 1 if full and self._is_stuck() else 0
         if self._looks_stuck >= _PATIENCE:
             self._looks_stuck = 0
@@ -124,7 +124,7 @@ class Retention:
         return self._context.wanted_step > newest and self._context.committed_step >= newest
 
     async def _grow(self) -> None:
-        room = self._context.room
+        room = self._context.capacity
         room.limit_bytes = int(_GROWTH * room.limit_bytes)
         log.error("buffer.log.grown", limit_bytes=room.limit_bytes, reason="the next batch does not fit into the log")
         replicas = self._settings.nats_replicas
@@ -132,14 +132,14 @@ class Retention:
         await ensure_streams(self._context.broker, specs)
 
     async def _measure(self) -> None:
-        names, broker, window = self._context.names, self._context.broker, self._keeper.window
+        names, broker, window = self._context.names, self._context.broker, self._writer.window
         ended = window.stored + window.dead_letters
         state = await broker.state(names.experiences_stream)
         blobs = await broker.state(names.blobs_stream)
         self._first_sequence = state.first_sequence
         self.log_bytes = state.bytes + blobs.bytes
         BYTES.set(self.log_bytes)
-        room = self._context.room
+        room = self._context.capacity
         room.bytes, room.entries, room.ended = self.log_bytes, state.messages, ended
 
     async def _cut(self) -> bool:
@@ -159,7 +159,7 @@ class Retention:
 
     async def _cut_tasks(self) -> None:
         """Tasks that have ended are of no use. A task's sequence in the queue is its ordinal or higher."""
-        window = self._keeper.window
+        window = self._writer.window
         below = min([window.ended_through, self._context.fed - 1, *window.revived])
         if below > 1:
             await self._context.broker.purge_below(self._context.names.tasks_stream, below)

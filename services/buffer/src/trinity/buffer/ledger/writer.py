@@ -1,4 +1,4 @@
-"""The keeper follows the experience log, judges every entry, and writes the ledger entries that are asked for."""
+"""Follows the experience log, validates every entry, and writes the ledger entries that are due."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.log.dead_letters import letter_in
 from trinity.buffer.log.summary import without_check
-from trinity.buffer.log.validator import Judge
+from trinity.buffer.log.validator import EntryValidator
 from trinity.buffer.policy import policy_of
 from trinity.buffer.shared import RunContext
 from trinity.buffer.window import Dropped, StoredGroup, Verdict, Window
@@ -28,7 +28,7 @@ from trinity.runtime.metrics import Counter
 
 log = structlog.get_logger(__name__)
 
-JUDGED = Counter("trinity_buffer_log_entries_total", "Log entries judged", ["verdict"])
+JUDGED = Counter("trinity_buffer_log_entries_total", "Log entries read, by verdict", ["verdict"])
 
 # Entries are written so many steps before the trainer asks, so that it never waits for the buffer itself. Replay
 # chooses as late as it can.
@@ -38,7 +38,7 @@ _SHOWN = 500  # characters of an error
 
 
 class Observer(Protocol):
-    """Who hears of what the keeper did."""
+    """Is told what the writer did."""
 
     def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None: ...
 
@@ -83,16 +83,16 @@ class Failures:
             )
 
 
-class Keeper:
+class LedgerWriter:
     """Owner of the window and the only writer of the ledger and the dead letters."""
 
     def __init__(
-        self, context: RunContext, ledger: Ledger, judge: Judge, auxiliary: Auxiliary, observer: Observer
+        self, context: RunContext, ledger: Ledger, validator: EntryValidator, auxiliary: Auxiliary, observer: Observer
     ) -> None:
         self._context = context
         self._observer = observer
         self._ledger = ledger
-        self._judge = judge
+        self._validator = validator
         self._auxiliary = auxiliary
         self._writing = asyncio.Lock()
         self._policy = policy_of(context.plan)
@@ -105,7 +105,7 @@ class Keeper:
         """Go on from the cursor of the newest ledger entry."""
         if self._ledger.newest is not None:
             self.window = window_at(await self._ledger.cursor(), self._policy)
-            log.info("buffer.keeper.recovered", step=self._ledger.newest_step, log_sequence=self.window.log_sequence)
+            log.info("buffer.ledger.recovered", step=self._ledger.newest_step, log_sequence=self.window.log_sequence)
         stream = self._context.names.experiences_stream
         self.failures.since = (await self._context.broker.state(stream)).last_sequence
 
@@ -121,15 +121,15 @@ class Keeper:
                 verdict = await self._take(message)
             written = await self._write_batches()
             if written or verdict is not Verdict.STORED:  # a group alone changes nothing that anybody waits for
-                await self._context.bell.ring()
+                await self._context.changed.notify()
 
     async def _write_what_is_asked_for(self) -> None:
         """What the log does not bring about: the trainer asks, a time limit is over, a used group has rested."""
         while True:
             asked = self._context.wanted_step
-            await self._context.bell.wait_for(partial(self._asked_beyond, asked), _CLOCK_SECONDS)
+            await self._context.changed.wait_for(partial(self._asked_beyond, asked), _CLOCK_SECONDS)
             if await self._write_batches():
-                await self._context.bell.ring()
+                await self._context.changed.notify()
 
     def _asked_beyond(self, step: int) -> bool:
         return self._context.wanted_step > step
@@ -138,7 +138,7 @@ class Keeper:
         with tracing.span("buffer.judge", parent=tracing.extract(message.headers)) as span:
             outcome = experience_pb2.Outcome()
             try:
-                outcome = await self._judge.read(message)
+                outcome = await self._validator.read(message)
                 verdict = await self._judge_outcome(message.sequence, outcome)
             except InvalidInput as error:
                 verdict = await self._refuse(message, outcome, error)
@@ -147,16 +147,16 @@ class Keeper:
         return verdict
 
     async def _judge_outcome(self, sequence: int, outcome: experience_pb2.Outcome) -> Verdict:
-        kind = self._judge.check_kind(outcome)
+        kind = self._validator.check_kind(outcome)
         if kind == "failure":
             return await self._judge_failure(sequence, outcome.failure)
         if kind == "revival":
-            return self.window.revive(sequence, outcome.revival.task.ordinal)
+            return self.window.requeue(sequence, outcome.revival.task.ordinal)
         if kind == "fence":
             return self.window.fence(sequence, outcome.fence.versions)
         if self.window.has_ended(outcome.group.task.ordinal):
             return self.window.group(without_check(sequence, outcome.group))
-        group, dropped_by = await self._judge.group(sequence, outcome.group, self.window.fenced)
+        group, dropped_by = await self._validator.group(sequence, outcome.group, self.window.fenced)
         verdict = self.window.group(group, dropped_by)
         self.failures.stored()
         self._observer.stored(group, outcome.group)
@@ -165,18 +165,18 @@ class Keeper:
     async def _judge_failure(self, sequence: int, failure: experience_pb2.AttemptFailure) -> Verdict:
         task = failure.task
         if not self.window.has_ended(task.ordinal):
-            task = await self._judge.check_failure(failure)
+            task = await self._validator.check_failure(failure)
         verdict = self.window.failure(sequence, task.ordinal, task.max_attempts, failure.final)
         if verdict is not Verdict.LATE_FAILURE:
             self.failures.note(sequence, failure.cause, failure.error)
         if verdict is Verdict.DEAD:
-            await self._bury(failure)
+            await self._write_dead_letter(failure)
             self.failures.dead(sequence, failure)
         return verdict
 
     async def _refuse(self, message: Message, outcome: experience_pb2.Outcome, error: InvalidInput) -> Verdict:
         """An entry that cannot be used ends its task as a dead letter: retrying would make the same again."""
-        ordinal, made_by = self._judge.ordinal(message), _maker(outcome)
+        ordinal, made_by = self._validator.ordinal(message), _maker(outcome)
         log.warning("buffer.log.refused", sequence=message.sequence, ordinal=ordinal, reason=str(error), **made_by)
         self.failures.note(message.sequence, FailureCause.INVALID_EXPERIENCE, str(error))
         if not ordinal:
@@ -190,11 +190,11 @@ class Keeper:
                 failed_at_seconds=time.time(),
                 **made_by,
             )
-            failure.task.CopyFrom(await self._judge.task(ordinal))
-            await self._bury(failure)
+            failure.task.CopyFrom(await self._validator.task(ordinal))
+            await self._write_dead_letter(failure)
         return verdict
 
-    async def _bury(self, failure: experience_pb2.AttemptFailure) -> None:
+    async def _write_dead_letter(self, failure: experience_pb2.AttemptFailure) -> None:
         """Write the dead letter, once in each life of the task."""
         names, task = self._context.names, failure.task
         letter = experience_pb2.AttemptFailure()
@@ -203,10 +203,10 @@ class Keeper:
         subject = names.dead_letter(task.ordinal)
         try:
             there = letter_in(names, await self._context.broker.last(names.dead_letters_stream, subject))
-            buried = there is not None and there.task.life >= task.life
+            written = there is not None and there.task.life >= task.life
         except NotFound:
-            buried = False
-        if not buried:
+            written = False
+        if not written:
             message_id = f"dead/{task.ordinal}/{task.life}"
             await self._context.broker.publish(subject, letter.SerializeToString(), message_id=message_id)
         log.warning("buffer.task.dead", task=task.task_id, cause=failure.cause, error=failure.error)
@@ -257,7 +257,7 @@ class Keeper:
             created_at_seconds=time.time(),
             policy=self._policy.kind,
             reward_mean=sum(g.reward_mean * (len(g.kept) or g.num_experiences) for g in groups) / experiences,
-            operators=self._judge.operators,
+            operators=self._validator.operators,
             dropped=[dropped_to_proto(drop) for drop in drops],
             auxiliary=self._auxiliary.rows(step),
             partial=late,

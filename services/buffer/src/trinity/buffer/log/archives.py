@@ -86,7 +86,7 @@ class Mirror:
                     return
                 group = group.as_kept(stored.kept)
         except InvalidInput:
-            return  # the keeper says what is wrong with it
+            return  # the ledger's writer reports what is wrong with it
         self._seen[key] = None
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)

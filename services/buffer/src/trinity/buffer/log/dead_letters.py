@@ -1,4 +1,4 @@
-"""Dead letters: tasks that were given up, with cause and attempts. A retried task lives again through the log."""
+"""Dead letters: tasks that failed all their attempts, with the cause. A retried task is requeued through the log."""
 
 from collections.abc import Callable, Iterable
 
@@ -34,12 +34,12 @@ class DeadLetters:
                 raise Conflict(f"ordinals: nothing but the ordinal is known of task {letter.task.ordinal}; drop it")
         for message, letter in found:
             if self._is_dead(letter.task.ordinal):  # else an earlier call was cut off here
-                await self._revive(letter)
+                await self._requeue(letter)
             await self._context.broker.delete(self._stream, message.sequence)
         return [letter.task.ordinal for _, letter in found]
 
-    async def _revive(self, letter: experience_pb2.AttemptFailure) -> None:
-        """Write into the log that the task lives again; the keeper and the feeder follow the log."""
+    async def _requeue(self, letter: experience_pb2.AttemptFailure) -> None:
+        """Write into the log that the task is fed again; the ledger's writer and the feeder follow the log."""
         entry = experience_pb2.Outcome()
         entry.revival.task.CopyFrom(letter.task)
         entry.revival.task.life += 1

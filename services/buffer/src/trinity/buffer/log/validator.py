@@ -31,7 +31,7 @@ class Versions(Protocol):
     async def meets(self, version: int, gate_step: int) -> bool: ...
 
 
-class Judge:
+class EntryValidator:
     """Knows nothing of batches. `fed_task` finds a task as it was fed (NotFound)."""
 
     def __init__(

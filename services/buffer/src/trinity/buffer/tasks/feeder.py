@@ -144,19 +144,19 @@ class Feeder:
 
     async def run(self) -> None:
         while True:
-            await self._context.bell.wait_for(lambda: self._may_feed() or bool(self._to_revive()))
-            for ordinal, sequence in self._to_revive():
+            await self._context.changed.wait_for(lambda: self._may_feed() or bool(self._to_requeue()))
+            for ordinal, sequence in self._to_requeue():
                 await self._feed_again(ordinal, sequence)
             while self._may_feed():
                 await self._feed_next()
-            await self._context.bell.ring()
+            await self._context.changed.notify()
 
     def _may_feed(self) -> bool:
         return self.fed < self.allowed() and not self.waits_for_room
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether tasks are held back because the log may have no room for their groups.
+        """Whether tasks are deferred because the log may have no room for their groups.
 
         Those of one batch are always fed: a log that cannot hold them is of no use. Groups come in any order, so a task
         that is fed must fit, or the log could fill up with later groups than the next batch needs.
@@ -166,9 +166,9 @@ class Feeder:
             return False
         plan = self._context.plan
         longest = plan.config.algorithm.repeat_times * plan.lengths.model * _BYTES_PER_TOKEN
-        return not self._context.room.has_place_for(self.fed + 1, longest)
+        return not self._context.capacity.has_room_for(self.fed + 1, longest)
 
-    def _to_revive(self) -> list[tuple[int, int]]:
+    def _to_requeue(self) -> list[tuple[int, int]]:
         return [(o, sequence) for o, sequence in self._window.revived.items() if sequence not in self._revived]
 
     async def clear(self) -> None:
@@ -184,7 +184,7 @@ class Feeder:
                     self._tasks.pop(ordinal, None)
 
         while True:
-            await self._context.bell.wait_for(lambda: bool(self._removable()))
+            await self._context.changed.wait_for(lambda: bool(self._removable()))
             for ordinal in self._removable():
                 await remove(ordinal)
                 self._window.unqueued.discard(ordinal)
@@ -196,7 +196,7 @@ class Feeder:
         """Feed a task of the caller's before the taskset's own; resolves to False if it was there already."""
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._injected.append(_Injected(task, stored))
-        await self._context.bell.ring()
+        await self._context.changed.notify()
         return stored
 
     async def _feed_next(self) -> None:

@@ -55,7 +55,7 @@ class RunState:
     def __init__(self, bucket: Bucket, run: str) -> None:
         self.names = RunNames(run)
         self.mirror = Mirror(bucket, run, self._on_change, check=self._check)
-        self.changed = Signal()
+        self.changed = ChangeEvent()
         self._decoders: dict[str, Callable[[bytes], object]] = {
             self.names.live_key: decode_live,
             self.names.claim_key: records.decode_claim,
@@ -78,7 +78,7 @@ class RunState:
             self.records.pop(int(name), None)
         for derived in ("newest_first", "rejected"):
             self.__dict__.pop(derived, None)
-        self.changed.ring()
+        self.changed.notify()
 
     def _check(self, key: str, value: bytes) -> None:
         """Raise what is wrong with a value. The mirror holds nothing else than what passes."""
@@ -137,7 +137,7 @@ class RunState:
         return decode_live(await self.mirror.change(self.names.live_key, apply))
 
 
-class Signal:
+class ChangeEvent:
     """Rung again and again; each wait is for the next time."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Signal:
             self._next = asyncio.get_running_loop().create_future()
         return self._next
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         if self._next is not None:
             self._next.set_result(None)
             self._next = None
