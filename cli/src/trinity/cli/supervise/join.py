@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 from typing import Any
 
 from trinity.cli.errors import RunError
@@ -85,9 +86,10 @@ async def find_run(
     return "", None
 
 
-def _is_finished(job: Job) -> bool:
-    """Whether the job folder says only that the run finished. It may still be extended."""
-    return (job.folder / "summary.json").exists() and "main" not in job.records()
+def _is_finished(job: Job, since: float = 0.0) -> bool:
+    """Whether the job folder says only that the run finished, after `since` (Unix time). It may still be extended."""
+    summary = job.folder / "summary.json"
+    return summary.exists() and summary.stat().st_mtime >= since and "main" not in job.records()
 
 
 async def look_for_run(job: Job) -> tuple[str, dict[str, Any] | None]:
@@ -158,7 +160,7 @@ async def _until_run_ends(
     stop: asyncio.Event,
 ) -> bool:
     """True once the run is finished; False if it does not answer any more, or after `stop`."""
-    silent = 0
+    silent, begin = 0, time.time()
     while not stop.is_set():
         record = SupervisorRecord(os.getpid(), "explore", run, "", nats_url, [child.record()])
         job.write_record(record_name, record)
@@ -171,7 +173,7 @@ async def _until_run_ends(
         if view.finished:
             return True
         if silent > 60 / _POLL_SECONDS or (silent > 3 and "main" not in job.records()):
-            return False
+            return _is_finished(job, begin)  # its buffer may have ended before it was asked once more
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
     return False
