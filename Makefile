@@ -17,7 +17,7 @@ run: $(BIN)/.installed build/quickstart/.made ## the quickstart: a tiny model le
 
 # Files that are tested at the same time; tests/durations.json says which first.
 JOBS ?= 2
-PYTEST = $(BIN)/pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadgroup --no-loadscope-reorder)
+PYTEST = $(BIN)/pytest $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
 test: lint $(BIN)/.installed ## linters, types and the core tests (JOBS=1: one file at a time)
 	$(PYTEST) -m core

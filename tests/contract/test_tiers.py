@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.quarantine import QUARANTINED
-from support.tiers import FIFTHS, grown, split_evenly
+from support.tiers import FIFTHS, group_of, grown, split_evenly
 
 pytestmark = pytest.mark.core
 
@@ -16,7 +16,7 @@ def collect(folder: Path, source: str, *options: str) -> "subprocess.CompletedPr
     """What pytest with the plugin says of a file with this text."""
     (folder / "test_it.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-p", "support.tiers", "-p", "no:cacheprovider", "--collect-only", "-q"]
-    marks = ["-o", "markers=core\nextended\nxdist_group", "-o", "addopts=", "--rootdir", str(folder), "--noconftest"]
+    marks = ["-o", "markers=core\nextended", "-o", "addopts=", "--rootdir", str(folder), "--noconftest"]
     return subprocess.run(
         [*command, *marks, *options, str(folder)],
         capture_output=True,
@@ -65,3 +65,23 @@ def test_quarantined_tests_are_few_and_listed(repository: Path) -> None:
     text = (repository / "CONTRIBUTING.md").read_text()
     assert len(QUARANTINED) <= 5
     assert all(node in text for node in QUARANTINED)
+
+
+def test_files_stay_whole_on_a_worker_and_those_with_an_engine_share_it(tmp_path: Path) -> None:
+    """Else a run that a file's tests look at is made once for each worker."""
+    engine = ["services/explorer/tests/test_engine_on_real_vllm.py", "tests/integration/test_weights_on_real_vllm.py"]
+    assert [group_of(file) for file in [*engine, "cli/tests/test_join.py"]] == ["engine"] * 2 + [
+        "cli/tests/test_join.py"
+    ]
+    source = "import os, pytest\npytestmark = pytest.mark.core\n" + "".join(
+        f"def test_{n}(): open('{{}}', 'a').write(f'{{os.getpid()}}\\n')\n" for n in range(6)
+    )
+    for name in "ab":
+        (tmp_path / f"test_{name}.py").write_text(source.replace("{}", str(tmp_path / f"{name}.pids")))
+    command = [sys.executable, "-m", "pytest", "-p", "support.tiers", "-p", "no:cacheprovider", "-q", "-n", "2"]
+    options = ["--dist", "loadfile", "-o", "markers=core\nextended", "-o", "addopts=", "--rootdir", str(tmp_path)]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
+    command += [*options, "--noconftest", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [len(set((tmp_path / f"{name}.pids").read_text().split())) for name in "ab"] == [1, 1]

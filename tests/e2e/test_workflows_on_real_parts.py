@@ -65,7 +65,6 @@ def computed(model: Any, experience: Experience) -> np.ndarray:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-@pytest.mark.xdist_group("engine")
 async def test_every_trained_token_has_the_log_probability_it_has_in_its_conversation(
     pool: EnginePool, quickstart_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

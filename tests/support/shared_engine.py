@@ -24,7 +24,6 @@ ENGINE_TESTS = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.asyncio(loop_scope="session"),
-    pytest.mark.xdist_group("engine"),
 ]
 _RESET_SECONDS = 60.0
 

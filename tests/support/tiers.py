@@ -1,17 +1,19 @@
 """Tiers of the suite, as a pytest plugin.
 
 `core` is what `make test` runs. `extended` is the rest; CI adds one fifth of it to each commit. A test without exactly
-one of the two markers fails the collection. The unit of scheduling is a file, or the tests of one `xdist_group`, which
-share an engine. tests/durations.json says how long each file takes on two quiet cores; it balances workers and fifths.
+one of the two markers fails the collection. The unit of scheduling is a file, or all files that share an engine.
+tests/durations.json says how long each file takes on two quiet cores; it balances workers and fifths.
 """
 
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from support.quarantine import QUARANTINED
 
@@ -37,12 +39,31 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FileTimes(config), "file-times")
 
 
+class GroupScheduling(LoadScopeScheduling):
+    """Each worker gets whole files, whose tests share what is slow to start, and one gets all that share an engine.
+
+    pytest-xdist's own `loadgroup` has no effect under pytest 9.2: it renames tests by an attribute that is gone.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)
+
+
+@cache
+def group_of(file: str) -> str:
+    """The file itself, or `engine` if it uses the engine of its worker (support.shared_engine)."""
+    path = ROOT / file
+    return "engine" if path.is_file() and "ENGINE_TESTS" in path.read_text() else file
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     check_tiers(items)
     for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(_file(item)))
         item.user_properties.append(("tier", tier_of(item)))
         if reason := QUARANTINED.get(item.nodeid):
             item.add_marker(pytest.mark.xfail(reason=f"quarantined: {reason}", strict=False))
@@ -162,6 +183,4 @@ def _file(item: pytest.Item) -> str:
 
 
 def _group(item: pytest.Item) -> str:
-    marker = item.get_closest_marker("xdist_group")
-    assert marker is not None
-    return str(marker.args[0] if marker.args else marker.kwargs["name"])
+    return group_of(_file(item))
