@@ -90,7 +90,7 @@ def test_keys_of_trinity_rft_are_taken_and_a_given_adapter_is_refused() -> None:
     assert (found.refused, found.values["model"]) == ([], {"lora_configs": [{"lora_rank": 8}]})
     refused = translate({"model": {"lora_configs": [{"path": "/adapters"}]}}).refused
     assert [notice.path for notice in refused] == ["model.lora_configs.0.path"]
-    assert "merge those into the model first" in refused[0].message
+    assert "merge old ones into the model first" in refused[0].message
 
 
 def test_versions_of_adapters_are_small_and_never_differences() -> None:
