@@ -65,12 +65,6 @@ MUTATIONS = [
         f"{_WEIGHTS}::test_responses_are_held_back_until_their_weights_are_known_to_be_good",
     ),
     Mutation(
-        f"{_ENGINE}/worker.py",
-        "            engine.abandon()\n",
-        "",
-        f"{_WEIGHTS}::test_a_load_that_breaks_off_is_repaired_by_a_full_one",
-    ),
-    Mutation(
         "services/explorer/src/trinity/explorer/weights/fetch.py",
         '        folder, transport = base_folder(base_model), "folder"\n',
         '        return {"files": [], "tensors": []}, "folder"\n',
