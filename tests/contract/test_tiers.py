@@ -79,7 +79,7 @@ def test_files_stay_whole_on_a_worker_and_those_with_an_engine_share_it(tmp_path
     for name in "ab":
         (tmp_path / f"test_{name}.py").write_text(source.replace("{}", str(tmp_path / f"{name}.pids")))
     command = [sys.executable, "-m", "pytest", "-p", "support.tiers", "-p", "no:cacheprovider", "-q", "-n", "2"]
-    options = ["--dist", "loadfile", "-o", "markers=core\nextended", "-o", "addopts=", "--rootdir", str(tmp_path)]
+    options = ["--dist", "load", "-o", "markers=core\nextended", "-o", "addopts=", "--rootdir", str(tmp_path)]
     environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
     command += [*options, "--noconftest", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)

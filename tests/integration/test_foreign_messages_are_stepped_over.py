@@ -1,4 +1,4 @@
-"""Whatever lies in a stream, a bucket or a blob: buffer and sync live on, say what they refused, and start again."""
+"""Foreign data in a stream, a bucket or a blob: buffer and sync continue, report what they refused, and start again."""
 
 import asyncio
 import random
