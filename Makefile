@@ -4,9 +4,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PYPROJECTS := $(wildcard VERSION hatch_build.py pyproject.toml proto/pyproject.toml sdk/pyproject.toml lib/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
+PIP_LOCK := $(PIP) --no-deps --require-hashes -r
 PYTORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu
 
-.PHONY: help run test test-all test-fifth fifths quicktest chaos fuzz lint proto docs lock wheels clean
+.PHONY: help run test test-all test-fifth fifths quicktest images-test deploy-test chaos fuzz lint proto docs lock wheels clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -34,6 +35,14 @@ fifths: $(BIN)/.installed ## which extended tests are in which fifth; runs none
 quicktest: $(BIN)/.installed ## the core tests that take no more than seconds
 	$(BIN)/pytest -m "core and not slow"
 
+# 25 GB and half an hour; with buildah, as root, without a registry. The images stay there for the next time.
+IMAGES ?= $(CURDIR)/build/images
+images-test: $(BIN)/.installed ## build all images and run services of them; needs root, buildah and debootstrap
+	TRINITY_TEST_IMAGES=$(IMAGES) $(BIN)/pytest -n 0 tests/images
+
+deploy-test: $(BIN)/.installed ## a run by deploy/compose without Docker, a namespace for each service (root)
+	TRINITY_TEST_DEPLOY=1 $(BIN)/pytest -n 0 -rs tests/e2e/test_deployed_with_compose.py
+
 chaos: $(BIN)/.installed build/quickstart/.made ## kill, stop and damage at random moments, many times; a table of what did not hold
 	$(BIN)/python tests/chaos/run_chaos.py $(CHAOS)
 
@@ -56,9 +65,13 @@ proto: $(BIN)/.installed ## make the stubs from the .proto files again
 	$(BIN)/python proto/generate.py
 
 docs: $(BIN)/.installed ## write what follows from the sources into docs/ again
+	$(BIN)/python docs/declarations.py
+	$(BIN)/python examples/generate.py
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/generate_algorithms.py
-	cd tests && ../$(BIN)/python -m support.when_vllm_moves
+	$(BIN)/python docs/generate_metrics.py
+	$(BIN)/python docs/count_ways.py
+	cd tests && ../$(BIN)/python -m support.symbols.when_vllm_moves
 
 clean: ## remove what was made (not the checkpoints)
 	rm -rf .venv build
@@ -66,7 +79,7 @@ clean: ## remove what was made (not the checkpoints)
 # ALFWorld's real engine, for its tests alone: compiled on the spot, so it needs g++. Without it they are skipped.
 $(BIN)/.alfworld: $(BIN)/.installed
 	@echo "building ALFWorld's engine (two minutes, once)"
-	$(PIP) --no-deps --require-hashes -r requirements/alfworld.txt || echo "not built: its tests are skipped"
+	$(PIP_LOCK) requirements/alfworld.txt || echo "not built: its tests are skipped"
 	@touch $@
 
 build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/make_data.py $(BIN)/.installed
@@ -79,20 +92,23 @@ $(BIN)/.installed: requirements/cpu.txt requirements/torch-cpu.txt $(PYPROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trinity needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	@echo "installing into .venv (a few minutes)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) --no-deps --require-hashes -r requirements/cpu.txt
-	$(PIP) -r requirements/torch-cpu.txt || $(PIP) -r requirements/torch-cpu.txt $(PYTORCH_CPU)
+	$(PIP_LOCK) requirements/cpu.txt
+	$(PIP_LOCK) requirements/torch-cpu.txt || $(PIP_LOCK) requirements/torch-cpu.txt $(PYTORCH_CPU)
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-# Linux on x86_64; cpu.txt for Python 3.11 to 3.13, cuda.txt for the images' 3.11. uv keeps the versions that a lock has already
-# where they fit; remove the file first to get the newest.
+# Linux on x86_64; cpu.txt for Python 3.11 to 3.13, image-cpu.txt and cuda.txt for the images' 3.11, build.txt for their build. uv
+# keeps the versions that a lock has already where they fit; remove the file first to get the newest.
 LOCK := $(BIN)/uv pip compile --quiet --no-annotate --generate-hashes --custom-compile-command "make lock" --python-version 3.11
 LOCK_CPU := $(LOCK) --universal --excludes requirements/excluded.txt
 lock: $(BIN)/.installed ## the locks in requirements/, from every pyproject.toml
 	$(LOCK_CPU) --extra dev pyproject.toml requirements/cpu.in -o requirements/cpu.txt
 	echo "alfworld==0.4.2" | $(LOCK_CPU) -c requirements/cpu.txt - -o requirements/alfworld.txt
-	$(LOCK) --python-platform x86_64-manylinux_2_28 $(foreach e,$(CUDA_EXTRAS),--extra $(e)) pyproject.toml -o requirements/cuda.txt
-CUDA_EXTRAS := cuda flash gym hub lora mcp openenv parquet postgresql reasoning-gym s3 scienceworld java sql verifiers wandb
+	$(LOCK_CPU) -c requirements/cpu.txt requirements/build.in -o requirements/build.txt
+	$(LOCK_IMAGE) --excludes requirements/excluded.txt --extra cpu pyproject.toml requirements/cpu.in -o requirements/image-cpu.txt
+	$(LOCK_IMAGE) --extra cuda --extra flash pyproject.toml -o requirements/cuda.txt
+LOCK_IMAGE = $(LOCK) --python-platform x86_64-manylinux_2_28 $(foreach e,$(IMAGE_EXTRAS),--extra $(e))
+IMAGE_EXTRAS := gym hub java lora mcp mlflow openenv parquet postgresql reasoning-gym s3 scienceworld sql swanlab verifiers wandb
 
 wheels: $(BIN)/.installed ## the root's wheel and those of the parts, in dist/
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist $(addprefix ./,$(dir $(filter %pyproject.toml,$(PYPROJECTS))))

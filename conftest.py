@@ -3,13 +3,14 @@
 import os
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from support.nats import NatsServer
+from support.services.nats import NatsServer
 from trinity.runtime.torch_builds import hide_unusable_companions
+from trinity.runtime.trust import identity
 
 hide_unusable_companions()
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -18,13 +19,29 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 ROOT = Path(__file__).parent
-pytest_plugins = ["support.tiers", "support.pytest_starts", "support.shared_engine"]
+pytest_plugins = ["support.plugin.tiers", "support.plugin.pytest_starts", "support.engines.shared_engine"]
+
+
+def pytest_runtest_setup() -> None:
+    """Tables are as wide as in a pipe; earlier tests and the terminal may have set a width."""
+    os.environ.pop("COLUMNS", None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """A command that a test calls in this process leaves no identity to the tests after it."""
+    before = identity.own()
+    try:
+        return (yield)
+    finally:
+        identity.configure(before)
 
 
 @pytest.fixture
-def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
-    """A nats-server of this test alone; it may kill and start it."""
-    server = NatsServer(tmp_path / "nats")
+def nats_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NatsServer]:
+    """A nats-server of this test alone; it may kill and start it. It has users; the test itself may do everything."""
+    server = NatsServer(tmp_path / "nats", users=tmp_path / "identity" / "nats")
+    monkeypatch.setenv("TRINITY_NATS_CREDS", str(server.admin()))
     server.start()
     yield server
     server.stop()

@@ -7,7 +7,7 @@ from typing import Any
 from hatchling.metadata.core import load_toml  # has TOML on Python 3.10 too, so that pip can refuse that by a sentence
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-# A requirement for another part, with its extras: trinity-config[parquet]==0.2.*
+# A requirement for another part, with its extras: trinity-config[parquet]==0.3.*
 _PART = re.compile(r"trinity-[a-z-]+(\[[^]]*\])?")
 
 

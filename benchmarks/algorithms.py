@@ -3,7 +3,8 @@
     python benchmarks/algorithms.py [--names grpo,ppo] [--steps 40] [--seeds 0,1,2] [--device cpu] [--jobs 2] [--table]
 
 One line of JSON for each run goes to <out>/results.jsonl; a run that is there already is not done again, so that the
-same command resumes after a break. --table writes what is there into docs/algorithms.md. With GPUs each job gets an
+same command resumes after a break. --table writes what is there into
+docs/algorithms_measured.md. With GPUs each job gets an
 equal part of those that are visible.
 """
 
@@ -164,7 +165,7 @@ def main() -> None:
     parser.add_argument("--warm-steps", type=int, default=200, help="SFT steps of the model that all begin with")
     parser.add_argument("--teacher-steps", type=int, default=300, help="SFT steps of the teacher, on worked answers")
     parser.add_argument("--out", type=Path, default=ROOT / "build/algorithms", help="folder of results and runs")
-    parser.add_argument("--table", action="store_true", help="write the table into docs/algorithms.md")
+    parser.add_argument("--table", action="store_true", help="write the table into docs/algorithms_measured.md")
     args = parser.parse_args()
     names = args.names.split(",")
     if unknown := set(names) - set(known):
@@ -194,7 +195,7 @@ def main() -> None:
     newest = {(r["algorithm"], r["seed"], r["steps"]): r for r in results_of(file)}
     print(table(list(newest.values())))
     if args.table:
-        write_table(list(newest.values()), ROOT / "docs/algorithms.md")
+        write_table(list(newest.values()), ROOT / "docs/algorithms_measured.md")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The buffer: how much, how late, how soon back, how large. Each part prints one table, the limit beside the figure.
 
-    python benchmarks/buffer.py [throughput] [latency] [restart] [memory] [--tiny]
+    python benchmarks/buffer.py [throughput] [latency] [restart] [memory] [tls] [--tiny]
 
-Without names, all four. nats-server with the settings of `trinity run` (every message on disk before it is
-acknowledged), buffer and sync as processes of their own.
+Without names, all but tls, which compares throughput with and without mTLS. nats-server with the settings of
+`trinity run` (every message on disk before it is acknowledged), buffer and sync as processes of their own.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import logging
 import sys
 from pathlib import Path
 
-PARTS = ("throughput", "latency", "restart", "memory")
+PARTS = ("throughput", "latency", "restart", "memory", "tls")
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -32,11 +32,15 @@ async def measure(args: argparse.Namespace) -> None:
         (await buffer_stored.restart(args)).show()
     if "memory" in args.parts:
         (await buffer_stored.memory(args)).show()
+    if "tls" in args.parts:
+        (await buffer_flow.cost_of_tls(args)).show()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="part", help=f"any of {', '.join(PARTS)}; all if none is named")
+    parser.add_argument(
+        "parts", nargs="*", metavar="part", help=f"any of {', '.join(PARTS)}; all but the last if none is named"
+    )
     flow = "throughput and latency: "
     parser.add_argument("--groups", type=int, default=3200, help=flow + "groups of a run; a quarter of 8 x 4096 tokens")
     parser.add_argument("--responses", type=int, nargs="+", default=[512, 4096], help=flow + "tokens of a response")
@@ -50,7 +54,7 @@ def main() -> None:
     unknown = sorted(set(args.parts) - set(PARTS))
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    args.parts = args.parts or list(PARTS)
+    args.parts = args.parts or list(PARTS[:-1])
     if args.tiny:
         args.groups, args.responses, args.per_step, args.runs = 32, [512], 4, 1
         args.logged, args.unjudged, args.stored = 128, 64, 128

@@ -14,10 +14,11 @@ import buffer_peers as peers
 from buffer_peers import IN_FLIGHT, Work
 from buffer_table import Table, at_least, at_most, percentile, until_serving
 
-from support.buffer_run import BufferRun
-from support.experience import make_group, make_task
-from support.nats import NatsServer
-from support.peers import FakeTrainer
+from support.data.experience import make_group, make_task
+from support.runs.buffer_run import BufferRun
+from support.runs.peers import FakeTrainer
+from support.services.certificates import make_certificates
+from support.services.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import task_pb2
 from trinity.data.experience import Experience, Group, Task
@@ -26,7 +27,7 @@ from trinity.explorer.rollout import attempt
 from trinity.runtime import names
 from trinity.runtime.broker import Broker, connect, tail
 
-RATIO, LATENCY_MS = 0.5, 100.0
+RATIO, LATENCY_MS, TLS_RATIO = 0.5, 100.0, 0.97
 ROLLOUTS = 8
 _FEED_SECONDS = 300.0
 
@@ -62,14 +63,16 @@ class Flow:
 
 
 @contextlib.asynccontextmanager
-async def flow(work: Work) -> AsyncIterator[Flow]:
-    """Buffer and sync run, version 0 is LIVE, the tasks are fed and read back: nothing of that is timed."""
+async def flow(work: Work, certificates: Path | None = None) -> AsyncIterator[Flow]:
+    """Buffer and sync run, version 0 is LIVE, the tasks are fed and read back: nothing of that is timed. With a folder
+    of certificates over mTLS."""
     run = BufferRun(
         work.folder,
         work.server,
         steps=work.count // work.per_step,
         groups=work.per_step,
         settings={"LOG_GIB": "8"},
+        certificates=certificates,
         algorithm={"algorithm_type": "grpo", "repeat_times": ROLLOUTS},
         model={"max_response_tokens": work.response},
         synchronizer={"sync_interval": 1_000_000},
@@ -105,9 +108,9 @@ def rollouts(response: int) -> tuple[Experience, ...]:
     return make_group(make_task(repeat_times=ROLLOUTS), response=response).experiences
 
 
-async def as_fast_as_it_goes(work: Work) -> float:
+async def as_fast_as_it_goes(work: Work, certificates: Path | None = None) -> float:
     """Seconds from the first `store` to the last batch received, with 64 groups on their way into the log."""
-    async with flow(work) as live:
+    async with flow(work, certificates) as live:
         gate = asyncio.Semaphore(IN_FLIGHT)
 
         async def store(group: Group) -> None:
@@ -198,6 +201,33 @@ async def throughput(args: argparse.Namespace, groups_per_second: dict[int, floa
                 groups_per_second[response] = rate
                 each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
                 table.notes.append(f"{ROLLOUTS} x {response}: {len(work.payload):,} bytes a group; ratios {each}")
+    return table
+
+
+async def cost_of_tls(args: argparse.Namespace) -> Table:
+    """The trainer's and every other call over mTLS against the same without, in alternating rounds."""
+    table = Table(
+        f"mTLS: medians of {args.runs} pairs of rounds",
+        ("group", "bytes", "plain groups/s", "mTLS groups/s", "ratio", "limit", "ratios of the pairs"),
+        ["from store to the trainer; the log lies on NATS, so StreamBatches is what crosses gRPC"],
+    )
+    with tempfile.TemporaryDirectory() as name:
+        certificates = make_certificates(Path(name) / "identity")
+        for response in args.responses:
+            seconds: dict[bool, list[float]] = {False: [], True: []}
+            for index in range(args.runs):
+                for secure in (False, True) if index % 2 == 0 else (True, False):
+                    with fresh_work(args, response) as work:
+                        taken = await as_fast_as_it_goes(work, certificates if secure else None)
+                    seconds[secure].append(taken / work.count)
+            ratios = [plain / secure for plain, secure in zip(seconds[False], seconds[True], strict=True)]
+            ratio = statistics.median(ratios)
+            rates = (f"{1 / statistics.median(seconds[secure]):,.0f}" for secure in (False, True))
+            each = ", ".join(f"{one:.2f}" for one in ratios)
+            limit = at_least(ratio, TLS_RATIO)
+            table.rows.append(
+                (f"{ROLLOUTS} x {response}", f"{len(work.payload):,}", *rates, f"{ratio:.3f}", limit, each)
+            )
     return table
 
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import nats
 from buffer_table import Table, at_most, until_serving
 
-from support.buffer_run import BufferRun
-from support.experience import make_group, make_task
-from support.nats import NatsServer
+from support.data.experience import make_group, make_task
+from support.runs.buffer_run import BufferRun
+from support.services.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.streams import stream_specs
+from trinity.buffer.state.streams import stream_specs
 from trinity.data.experience import Task
 from trinity.data.wire import fill_group, task_to_proto
 from trinity.runtime import headers, names
@@ -97,7 +97,8 @@ class Stored:
     def _group_messages(self, ordinals: Iterable[int]) -> Iterable["_Message"]:
         outcome = experience_pb2.Outcome()
         fill_group(outcome.group, make_group(self._task(1), response=TOKENS))
-        subject, task = names.RunNames(self.run.run).experience(0, "sums"), outcome.group.task
+        owner, task = names.owner_of(outcome.group.explorer_id), outcome.group.task
+        subject = names.RunNames(self.run.run).experience(owner, 0, "sums")
         for ordinal in ordinals:
             task.task_id, task.ordinal, task.row = f"sums/0/{ordinal}", ordinal, ordinal
             data = outcome.SerializeToString()

@@ -1,21 +1,25 @@
 """What an update of the weights costs: an engine's pause, the bytes of a difference, publish and fetch on a folder.
 
-    python benchmarks/sync.py [--tiny] [--hidden 896 --layers 24 ...] [--runs 5]
+    python benchmarks/sync.py [tls] [--tiny] [--hidden 896 --layers 24 ...] [--runs 5]
 
-One table, the ratio in its last column. By default a random Qwen2 of 0.5 B parameters in float32, on the CPU. The pause
-is that of the explorer's own engine with requests running, from pause to resume; against the same engine's load of the
-same files while it has nothing to do. The other two, in more detail: sync_storage.py.
+With `tls` the pause alone, while the explorer's calls to sync go over mTLS, against the same without.
+
+Else one table, the ratio in its last column. By default a random Qwen2 of 0.5 B parameters in float32, on the CPU. The
+pause is that of the explorer's own engine with requests running, from pause to resume; against the same engine's load
+of the same files while it has nothing to do. The other two, in more detail: sync_storage.py.
 """
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -25,6 +29,7 @@ from rollout import make_model
 from sync_storage import LEAST_OF_COPY, MOST_OF_BYTES, delta_bytes, own_folder_times, two_versions, weights
 
 MOST_OF_BARE = 1.3
+MOST_OF_PLAIN = 1.03
 CHANGED = 0.01
 FULL = {"hidden": 896, "layers": 24, "intermediate": 4864, "heads": 14, "kv_heads": 2, "vocabulary": 76_000, "runs": 5}
 TINY = {"hidden": 128, "layers": 2, "intermediate": 256, "heads": 4, "kv_heads": 2, "vocabulary": 512, "runs": 1}
@@ -39,6 +44,17 @@ def pauses(args: argparse.Namespace, folder: Path) -> tuple[list[float], list[fl
 
 
 async def _pauses(folder: Path, runs: int) -> tuple[list[float], list[float]]:
+    paused, bare = [], []
+    async with _engine(folder) as (engine, update):
+        for run in range(runs):
+            bare.append(await _bare_load(engine, update))
+            paused.append(await _pause(engine, update, run + 1))
+    return paused, bare
+
+
+@contextlib.asynccontextmanager
+async def _engine(folder: Path) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
+    """The explorer's engine, and the arguments by which it loads the same weights again."""
     from trinity.explorer.engine.engine import Engine
     from trinity.explorer.types import EngineOptions
     from trinity.weights import manifest_of_folder
@@ -47,22 +63,68 @@ async def _pauses(folder: Path, runs: int) -> tuple[list[float], list[float]]:
     update = {"files": files, "tensors": [list(tensor) for tensor in tensors]}
     options = EngineOptions(str(folder), "cpu", _PROMPT + _RESPONSE + 1, max_num_seqs=_REQUESTS)
     engine = await Engine.start(options)
-    paused, bare = [], []
     try:
         await _bare_load(engine, update)  # the first one compiles and allocates
-        for run in range(runs):
-            bare.append(await _bare_load(engine, update))
-            requests = [asyncio.create_task(_request(engine)) for _ in range(_REQUESTS)]
-            done, _ = await asyncio.wait(requests, timeout=_BUSY_SECONDS)
-            for request in done:  # they end by failing alone
-                request.result()
-            paused.append(await engine.load(run + 1, update))
-            for request in requests:
-                request.cancel()
-            await asyncio.gather(*requests, return_exceptions=True)
+        yield engine, update
     finally:
         engine.close()
-    return paused, bare
+
+
+async def _pause(engine: Any, update: dict[str, Any], version: int) -> float:
+    requests = [asyncio.create_task(_request(engine)) for _ in range(_REQUESTS)]
+    done, _ = await asyncio.wait(requests, timeout=_BUSY_SECONDS)
+    for request in done:  # they end by failing alone
+        request.result()
+    seconds = await engine.load(version, update)
+    for request in requests:
+        request.cancel()
+    await asyncio.gather(*requests, return_exceptions=True)
+    return cast(float, seconds)
+
+
+async def cost_of_tls(args: argparse.Namespace, folder: Path) -> Table:
+    """The pause of an engine whose process is a member of a run at the same time: it watches and reports every 0.4 s,
+    over mTLS against without, in turns."""
+    from support.services.certificates import identity_of, make_certificates, tls_settings
+    from support.services.fake_member import FakeMember
+    from support.services.nats import NatsServer
+    from support.services.service import ServiceProcess
+    from trinity.runtime.trust import identity
+
+    make_model(folder / "model", args)
+    certificates = make_certificates(folder / "identity")
+    nats = NatsServer(folder / "nats")
+    own = {False: None, True: identity_of(certificates, "explorer")}
+    services: dict[bool, ServiceProcess] = {}
+    for secure in own:
+        tls = tls_settings(certificates, "sync") if secure else {}
+        place = folder / f"sync-{secure}"
+        place.mkdir()
+        services[secure] = ServiceProcess("sync", place, NATS_URL=nats.url, LEASE_SECONDS="2", **tls)
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    nats.start()
+    try:
+        for service in services.values():
+            service.start()
+        async with _engine(folder / "model") as (engine, update):
+            for run in range(args.runs):
+                for secure in (False, True) if run % 2 == 0 else (True, False):
+                    identity.configure(own[secure])
+                    async with FakeMember(services[secure].address, f"bench-{secure}", "explorer"):
+                        seconds[secure].append(await _pause(engine, update, 2 * run + secure + 1))
+    finally:
+        for service in services.values():
+            service.kill()
+        nats.kill()
+    ratios = [secure / plain for plain, secure in zip(seconds[False], seconds[True], strict=True)]
+    ratio = statistics.median(ratios)
+    medians = (f"{statistics.median(seconds[secure]):.3f}" for secure in (False, True))
+    table = Table(
+        f"pause, with mTLS and without: medians of {args.runs} pairs of rounds",
+        ("plain s", "mTLS s", "ratio", "limit", "ratios of the pairs"), [],
+    )  # fmt: skip
+    table.rows.append((*medians, f"{ratio:.3f}", at_most(ratio, MOST_OF_PLAIN), ", ".join(f"{r:.2f}" for r in ratios)))
+    return table
 
 
 async def _request(engine: Any) -> None:
@@ -86,12 +148,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in FULL.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    parser.add_argument("part", nargs="?", choices=["tls"], help="the cost of mTLS alone")
     parser.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
     args = parser.parse_args()
     args.device = "cpu"
     if args.tiny:
         vars(args).update(TINY)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    if args.part == "tls":
+        with tempfile.TemporaryDirectory() as name:
+            asyncio.run(cost_of_tls(args, Path(name))).show()
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         paused, bare = pauses(args, folder / "model")

@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import grpc.aio
 from buffer_table import Table, percentile
 
-from support.nats import NatsServer
-from support.service import ServiceProcess
+from support.services.nats import NatsServer
+from support.services.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
-from trinity.weights import manifest_of_folder, manifest_to_proto
+from trinity.weights import ExplorerState, manifest_of_folder, manifest_to_proto
 
 RUN = "bench"
 _REACHED = 0.99
@@ -89,7 +89,7 @@ class Crowd:
                 joined = await stub.Join(request, timeout=60)
 
     async def _live(self, stub: sync_pb2_grpc.SyncServiceStub, joined: pb.JoinResponse) -> None:
-        report = pb.ReportRequest(run=RUN, lease_id=joined.lease_id, version=-1, state="running")
+        report = pb.ReportRequest(run=RUN, lease_id=joined.lease_id, version=-1, state=ExplorerState.RUNNING)
         beat = asyncio.create_task(self._beat(stub, report, joined.lease_seconds / 3))
         try:
             async for response in stub.Watch(pb.WatchRequest(run=RUN, lease_id=joined.lease_id)):
@@ -214,10 +214,9 @@ async def publish_all(plan: Plan, folder: Path, sync: ServiceProcess, parts: Par
             await parts.ask("swap")
             manifest = await asyncio.to_thread(write_version, folder, version, plan.tensors)
             manifest_bytes = manifest.ByteSize()
-            await stub.Stage(pb.StageRequest(manifest=manifest), timeout=60)
-            committed = time.monotonic()
-            await stub.Commit(pb.CommitRequest(run=RUN, version=version), timeout=60)
-            waits.append(await reached(parts, version, round(plan.members * _REACHED)) - committed)
+            published = time.monotonic()
+            await stub.Publish(pb.PublishRequest(manifest=manifest), timeout=60)
+            waits.append(await reached(parts, version, round(plan.members * _REACHED)) - published)
             peak = max(peak, process.memory_info().rss)
             if version % _SHOWN == 0:
                 print(f"{version} of {plan.versions} versions, p50 {percentile(waits, 0.5):.3f} s", file=sys.stderr)

@@ -44,11 +44,11 @@ def make_model(folder: Path, hidden: int, layers: int, vocabulary: int, length: 
 
 
 def make_engine(job: dict[str, Any], trainer: dict[str, Any]) -> Any:
-    from support.training import BASE
+    from support.trainer.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
     from trinity.trainer.engine import TrainEngine
-    from trinity.trainer.ranks import ranks_from_environment
+    from trinity.trainer.process.ranks import ranks_from_environment
 
     config = json.loads(json.dumps(BASE))
     config["checkpoint_root_dir"] = job["folder"]
@@ -112,7 +112,7 @@ def resident(name: str) -> int:
 
 
 def run_ranks(part: str, ranks: int, job: dict[str, Any], hidden: int, layers: int) -> Any:
-    from support.engine_actions import run_module
+    from support.trainer.engine_actions import run_module
 
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     with tempfile.TemporaryDirectory() as folder:

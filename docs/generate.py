@@ -1,7 +1,11 @@
-"""Write docs/configuration.md from the schema: `make docs`. A test compares the file with what this writes."""
+"""Write docs/configuration.md from the schema, and the table of docs/security.md: `make docs`.
+
+A test compares the files with what this writes.
+"""
 
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -9,44 +13,85 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trinity.config.compatibility.foreign_keys import IGNORED, RENAMED, UNSUPPORTED, VALUES
+from trinity.config.compatibility.foreign_keys import IGNORED, RENAMED, SAME, UNSUPPORTED, VALUES
 from trinity.config.foreign_correction import MEANINGS
-from trinity.config.names import MONITOR_ARGS, REWARD_FUNCTIONS, SELECTOR_ARGS, WORKFLOWS
+from trinity.config.names import MONITOR_ARGS
 from trinity.config.schema import Config
+from trinity.plugins.declarations import SELECTORS
+from trinity.runtime.trust.roles import METHODS, Role
+from trinity.runtime.trust.subjects import table
 
 TARGET = Path(__file__).parent / "configuration.md"
+SECURITY = Path(__file__).parent / "security.md"
 HEAD = """# Configuration
 
-Written by `make docs` from the schema (lib/config); do not edit. A key that is not here is an error,
-which names the nearest one. `${oc.env:VAR,default}` takes an environment variable, `${a.b}` another key, and
-`trinity run --config F a.b=value` replaces one. `trinity check --config F` shows what a file would do.
+Reference of every key of a YAML, written by `make docs` from the schema (lib/config): its values, default and meaning.
+Sections have headings. `${oc.env:VAR,default}` is an environment variable, `${a.b}` another key.
+`trinity run --config F a.b=value` replaces a key; `trinity check --config F` shows the plan.
 """
+FOREIGN = """## Keys of Trinity-RFT and veRL
+
+YAMLs of Trinity-RFT are read unchanged ([compatibility.md](compatibility.md)). These keys are taken beside those above.
+Below, `<taskset>` is any taskset of `buffer.explorer_input`, `<buffer>` the experience buffer or an auxiliary one,
+`<engine>` the rollout model or an auxiliary one, and `<verl>` is `trainer.trainer_config`.
+"""
+# What several sections share, as it is written here.
+_PLACES = (
+    ("buffer.explorer_input.taskset.", "<taskset>."),
+    ("buffer.explorer_input.tasksets.*.", "<taskset>."),
+    ("buffer.explorer_input.eval_tasksets.*.", "<taskset>."),
+    ("buffer.trainer_input.experience_buffer.", "<buffer>."),
+    ("buffer.trainer_input.auxiliary_buffers.*.", "<buffer>."),
+    ("explorer.rollout_model.", "<engine>."),
+    ("explorer.auxiliary_models.*.", "<engine>."),
+    ("trainer.trainer_config.", "<verl>."),
+)
 
 
 def document() -> str:
-    parts = [HEAD, *_sections(Config, "", set()), _names(), _others()]
+    parts = [HEAD, *_sections(Config, "", {}), _names(), FOREIGN, *_foreign()]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _sections(model: type[BaseModel], path: str, seen: set[type]) -> Iterator[str]:
-    """A table for a section, then for those inside it; a class that came before is referred to."""
-    seen.add(model)
+def _sections(model: type[BaseModel], path: str, seen: dict[type, str]) -> Iterator[str]:
+    """A list for a section, then for those inside it; a class that came before is referred to."""
+    seen[model] = path
     doc = (model.__doc__ or "").strip().replace("\n    ", "\n")
-    yield f"## {path or 'Top level'}\n\n{doc}\n\n| key | values | default | meaning |\n|---|---|---|---|"
-    yield "\n".join(_row(name, field) for name, field in model.model_fields.items()) + "\n"
-    for name, field in model.model_fields.items():
+    inherited = next((base for base in model.__bases__ if issubclass(base, BaseModel) and base in seen), None)
+    more = f"\n\nThe keys of `{seen[inherited]}`, and:" if inherited else ""
+    fields = {name: f for name, f in model.model_fields.items() if not inherited or name not in inherited.model_fields}
+    lines = "\n".join(_lines(fields, path, seen))
+    yield f"## {path or 'Top level'}\n\n{doc}{more}\n\n{lines}\n"
+    for name, field in fields.items():
         for inner in _models(field.annotation):
-            place = f"{path}.{name}" if path else name
-            if inner in seen:
-                yield f"## {place}\n\nAs {inner.__name__.removesuffix('Config')} above.\n"
-            elif inner.__name__ != "StageConfig":
+            if inner not in seen and inner.__name__ != "StageConfig":
+                place = f"{path}.{name}" if path else name
                 yield from _sections(inner, place + ("[]" if "list[" in str(field.annotation) else ""), seen)
 
 
-def _row(name: str, field: Any) -> str:
-    below = "see below" if next(_models(field.annotation), None) else ""
-    meaning = (field.description or below).replace("|", "\\|")
-    return f"| `{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"
+def _lines(fields: dict[str, Any], path: str, seen: dict[type, str]) -> Iterator[str]:
+    """One for each key; a section that another key before it has, too, is referred to."""
+    named = dict(seen)
+    for name, field in fields.items():
+        line = _line(name, field, named)
+        if not line.endswith(": section."):  # it has a heading of its own
+            yield line
+        for inner in _models(field.annotation):
+            named.setdefault(inner, f"{path}.{name}" if path else name)
+
+
+def _line(name: str, field: Any, seen: dict[type, str]) -> str:
+    inner = next(_models(field.annotation), None)
+    if name == "stages":
+        values = "list of `stage_name`, with `mode` and sections that replace those above"
+    else:
+        many = {list: "list, each ", dict: "by name, each "}.get(get_origin(field.annotation), "")
+        values = f"{many}as `{seen[inner]}`" if inner in seen else _type(field.annotation)
+    default = _default(field)
+    meaning = field.description or ""
+    if meaning and meaning.split()[0][-1] not in ":;,":  # the name of a choice stays as it is
+        meaning = meaning[0].upper() + meaning[1:]
+    return f"- `{name}`: {values}{f'; {default}' if default else ''}.{f' {meaning}.' if meaning else ''}"
 
 
 def _type(annotation: Any) -> str:
@@ -66,7 +111,7 @@ def _type(annotation: Any) -> str:
         return _type(get_args(annotation)[0])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "section"
-    names = {str: "text", bool: "true, false", int: "integer", float: "number"}
+    names = {str: "text", bool: "bool", int: "integer", float: "number"}
     return names.get(annotation, str(annotation))
 
 
@@ -75,9 +120,9 @@ def _default(field: Any) -> str:
         return "required"
     if field.default is PydanticUndefined:
         value = field.default_factory() if field.default_factory else None
-        return "" if isinstance(value, BaseModel) else f"`{value}`"
+        return "" if isinstance(value, BaseModel) or not value else f"`{value}`"
     if field.default in (None, ""):
-        return "null" if field.default is None else "empty"
+        return "" if field.default is None else "empty"
     return f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
 
 
@@ -89,33 +134,139 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _names() -> str:
-    selectors = "\n".join(f"- `{name}` {args or ''}".rstrip() for name, args in SELECTOR_ARGS.items())
+    selectors = "\n".join(f"- `{name}` {one.defaults or ''}".rstrip() for name, one in sorted(SELECTORS.items()))
     monitors = "\n".join(f"- `{name}`: {', '.join(args) or 'no arguments'}" for name, args in MONITOR_ARGS.items())
     return (
-        f"## Names\n\nWorkflows: {', '.join(f'`{n}`' for n in WORKFLOWS)}. Reward functions: "
-        f"{', '.join(f'`{n}`' for n in REWARD_FUNCTIONS)}. Both may come from plugins (docs/plugins.md).\n\n"
+        "## Names\n\n[Workflows](workflows.md) and [reward functions](environments_builtin.md#maths) have pages;\n"
+        "[plugins](plugins.md) add to them.\n\n"
         f"Selectors and their kwargs:\n\n{selectors}\n\nMonitors and their monitor_args:\n\n{monitors}\n"
     )
 
 
-def _others() -> str:
-    """Keys of other systems."""
-    lines = ["## Keys of Trinity-RFT and veRL that are taken\n", "### Old names\n", "| key | means |", "|---|---|"]
-    lines += [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
+def _foreign() -> Iterator[str]:
+    """Keys of other systems, each list by what becomes of them."""
+    targets: dict[str, list[str]] = defaultdict(list)
+    for old, new in RENAMED.items():
+        everywhere = _short(old, set(RENAMED))
+        targets[_short(new, set()) if everywhere != old else new].append(old)
+    lines = list(_renamed(targets))
     lines += [
-        f"| `{key}`: {', '.join(values)} | {', '.join(values.values())} |" for key, values in VALUES.items() if values
+        f"- `{key}`: {', '.join(f'`{old}` is `{new}`' for old, new in values.items())}"
+        for key, values in VALUES.items() if values
+    ]  # fmt: skip
+    lines.append("- `algorithm.bypass_old_logprobs`: `algorithm.rollout_correction.bypass_mode`")
+    lines += [f"- `algorithm.rollout_correction.{key}`: {meaning}" for key, meaning in MEANINGS.items()]
+    yield "\n".join(["### Old names of a key above\n", *lines, ""])
+    same: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for key, (values, _) in SAME.items():
+        same[values].append(key)
+    only = [
+        f"- refused unless {' or '.join(f'`{one}`' for one in values)}: {_keys(keys)}" for values, keys in same.items()
     ]
-    lines += ["| `algorithm.bypass_old_logprobs` | `algorithm.rollout_correction.bypass_mode`, below |"]
-    lines += [f"| `algorithm.rollout_correction.{key}` | {meaning} |" for key, meaning in MEANINGS.items()]
-    lines += ["\n### Without effect\n", "| key | why |", "|---|---|"]
-    lines += [f"| `{key}` | {reason} |" for key, reason in IGNORED.items()]
-    lines += ["\n### Refused, unless the value asks for nothing\n", "| key | why |", "|---|---|"]
-    lines += [f"| `{key}` | {reason} |" for key, reason in UNSUPPORTED.items()]
-    return "\n".join(lines)
+    yield "\n".join(["### Without effect\n", "`trinity check` says why.\n", *only, *_by_section(IGNORED), ""])
+    yield "\n".join(
+        ["### Refused, unless the value means off\n", "The error says what to use.\n", *_by_section(UNSUPPORTED)]
+    )
+
+
+def _renamed(targets: dict[str, list[str]]) -> Iterator[str]:
+    """A line for each of our keys; sections whose keys only moved, with their names unchanged, are one line."""
+    moved: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for new, old in targets.items():
+        ours, _, name = new.rpartition(".")
+        theirs, _, its_name = _short(old[0], {old[0]}).rpartition(".")
+        if len(old) == 1 and name == its_name:
+            moved[theirs, ours].append(name)
+        else:
+            yield f"- {_keys(old)}: `{new}`"
+    for (theirs, ours), names in moved.items():
+        if len(names) == 1:
+            yield f"- `{theirs}.{names[0]}`: `{ours}.{names[0]}`"
+        else:
+            yield f"- `{theirs}` ({', '.join(names)}): `{ours}`, same names"
+
+
+def _by_section(keys: Iterable[str]) -> Iterator[str]:
+    for one in _shown(keys):
+        yield f"- {one}"
+
+
+def _keys(keys: Iterable[str]) -> str:
+    return ", ".join(_shown(keys))
+
+
+def _shown(keys: Iterable[str]) -> list[str]:
+    """Keys by their sections: `section` (key, key); sections with the same keys together."""
+    names: dict[str, list[str]] = defaultdict(list)
+    ordered = list(keys)
+    given = set(ordered)
+    for key in dict.fromkeys(_short(key, given) for key in ordered):
+        holder, _, name = key.removesuffix(".**").rpartition(".")
+        names[holder].append(name)
+    together: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for holder, found in names.items():
+        together[tuple(found)].append(holder)
+    shown = []
+    for keys_there, holders in together.items():
+        if len(keys_there) == 1:
+            shown += [f"`{holder}.{keys_there[0]}`".replace("`.", "`") for holder in holders]
+        else:
+            sections = " and ".join(f"`{holder}`" if holder else "top level" for holder in holders)
+            shown.append(f"{sections} ({', '.join(keys_there)})")
+    return shown
+
+
+def _short(key: str, given: set[str]) -> str:
+    """A key with the short name of its section, if all sections of that name have the key among those `given`."""
+    for place, name in _PLACES:
+        if key.startswith(place):
+            same = [other + key.removeprefix(place) for other, its_name in _PLACES if its_name == name]
+            return name + key.removeprefix(place) if not given or given.issuperset(same) else key
+    return key
+
+
+def security() -> str:
+    """docs/security.md with its tables written again: who may call which method, and use which subject of NATS."""
+    text = SECURITY.read_text()
+    for name, rows in (("roles and methods", _permissions()), ("roles and subjects", _subjects())):
+        begin, end = f"<!-- {name}: written by `make docs` -->\n", f"<!-- end of {name} -->"
+        before, rest = text.split(begin)
+        text = before + begin + "".join(rows) + end + rest.split(end)[1]
+    return text
+
+
+def _subjects() -> Iterator[str]:
+    """One row for all subjects that the same roles may publish and subscribe."""
+    roles: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for role, granted in table().items():
+        for way, subjects in enumerate((granted.publish, granted.subscribe)):
+            for subject in subjects:
+                roles[subject][way].append(role)
+    rows: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for subject, (publish, subscribe) in roles.items():
+        rows[", ".join(publish) or "-", ", ".join(subscribe) or "-"].append(f"`{subject}`")
+    yield "\n| subjects | roles that may publish | roles that may subscribe |\n|---|---|---|\n"
+    for (publish_roles, subscribe_roles), names in rows.items():
+        yield f"| {', '.join(names)} | {publish_roles} | {subscribe_roles} |\n"
+    yield "\n"
+
+
+def _permissions() -> Iterator[str]:
+    services: dict[str, dict[tuple[Role, ...], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path, allowed in METHODS.items():
+        _, service, method = path.split("/")
+        services[service][tuple(role for role in Role if role in allowed)].append(method)
+    yield "\n| service | methods | roles that may call them |\n|---|---|---|\n"
+    for service, by_roles in services.items():
+        for roles, methods in by_roles.items():
+            named = "every role" if len(roles) == len(Role) else ", ".join(roles)
+            yield f"| {service.rpartition('.')[2]} | {', '.join(methods)} | {named} |\n"
+    yield "\n"
 
 
 if __name__ == "__main__":
-    text = document()
-    if "--check" in sys.argv:
-        sys.exit(TARGET.read_text() != text and "docs/configuration.md is old; run `make docs`")
-    TARGET.write_text(text)
+    for target, text in ((TARGET, document()), (SECURITY, security())):
+        if "--check" not in sys.argv:
+            target.write_text(text)
+        elif target.read_text() != text:
+            sys.exit(f"docs/{target.name} is old; run `make docs`")

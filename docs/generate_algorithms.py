@@ -1,4 +1,4 @@
-"""Write the measured tables of docs/algorithms.md: `make docs`. A test compares the page with what this writes.
+"""Write the measured tables of docs/algorithms_measured.md: `make docs`. A test compares them with what this writes.
 
 Each loss and advantage is held against a loop in plain floats (tests/support), and against what others compute.
 """
@@ -15,13 +15,13 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support import peer_algorithms, plain_advantages, plain_losses  # noqa: E402
-from support.loss_cases import MODES, case_of, gradient_of, slopes, with_peers  # noqa: E402
-from support.plain_advantages import rollouts_of  # noqa: E402
-from trinity.config.algorithm_parts import ADVANTAGES as ADVANTAGE_ARGS  # noqa: E402
+from support.losses import peer_algorithms, plain_advantages, plain_losses  # noqa: E402
+from support.losses.loss_cases import case_of, gradient_of, modes_of, slopes, with_peers  # noqa: E402
+from support.losses.plain_advantages import rollouts_of  # noqa: E402
+from trinity.plugins.declarations import ADVANTAGES  # noqa: E402
 from trinity.trainer.algorithms.advantages import compute  # noqa: E402
 
-TARGET = ROOT / "docs/algorithms.md"
+TARGET = ROOT / "docs/algorithms_measured.md"
 BEGIN, END = "<!-- measured tables: written by `make docs` -->", "<!-- end of the measured tables -->"
 BATCHES = 24
 NOTHING = 1e-13
@@ -67,7 +67,7 @@ def _row(peer: peer_algorithms.Peer, difference: float) -> str:
 def of_loss(name: str, dtype: torch.dtype) -> Pair:
     """Largest difference of value and of gradient to the loop, over batches, arguments and aggregations."""
     reference, variants = plain_losses.REFERENCES[name]
-    modes = plain_losses.ACCEPTED.get(name, MODES)
+    modes = modes_of(name)
     found = [_against(name, reference, args, modes, dtype, True) for args in [{}, *variants]]
     return max(value for value, _ in found), max(gradient for _, gradient in found)
 
@@ -102,7 +102,7 @@ def _advantage(name: str, loop: Callable[..., Any], args: Mapping[str, Any], own
     differences = [0.0]
     for seed in range(BATCHES):
         rollouts = rollouts_of(seed, seed % 2 > 0 and own, seed % 3 > 0 and own)
-        found = compute(name, {**ADVANTAGE_ARGS[name], **args}, rollouts)
+        found = compute(name, {**ADVANTAGES[name].defaults, **args}, rollouts)
         wanted = loop(rollouts, **(args if own else {}))
         for tokens, mask, numbers in zip(found.tokens, rollouts.masks, wanted, strict=True):
             differences += [abs(float(t) - w) for t, w in zip(tokens[mask], numbers, strict=True)]
@@ -127,5 +127,5 @@ def agree(page: str, measured: str) -> bool:
 if __name__ == "__main__":
     text = document()
     if "--check" in sys.argv:
-        sys.exit(not agree(TARGET.read_text(), text) and "docs/algorithms.md is old; run `make docs`")
+        sys.exit(not agree(TARGET.read_text(), text) and "docs/algorithms_measured.md is old; run `make docs`")
     TARGET.write_text(text)

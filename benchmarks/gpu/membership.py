@@ -23,8 +23,8 @@ from buffer_table import Table
 from membership_audit import audited
 from membership_party import COLLECTIVE_SECONDS, EVENT_SECONDS, START_SECONDS, Explorer, Party, by_group, threads
 
-from support.run import TrinityRun
-from trinity.explorer.rollout.task_queue import LEASE_SECONDS
+from support.runs.run import TrinityRun
+from trinity.runtime.names import TASK_LEASE_SECONDS
 
 GROUP, RESPONSE = 4, 48
 COLUMNS = ("event", "at s", "took s", "steps", "longest step s", "longest publish s", "limits s", "of limits")
@@ -115,7 +115,7 @@ def rows(party: Party) -> list[tuple[str, ...]]:
     steps = whole_run.trained(party.main.job)
     gaps = [(after["time"], after["time"] - before["time"], after["time/publish"]) for before, after in pairwise(steps)]
     usual, publish = (statistics.median(gap[index] for gap in gaps) for index in (1, 2))
-    limits = usual + LEASE_SECONDS, publish + COLLECTIVE_SECONDS
+    limits = usual + TASK_LEASE_SECONDS, publish + COLLECTIVE_SECONDS
     events = sorted(party.events, key=lambda event: event.at)
     ends = [*(event.at for event in events[1:]), float("inf")]
     made = [("(the median of all steps)", "", "", f"{len(gaps)}", f"{usual:.2f}", f"{publish:.2f}", "", "")]
@@ -147,7 +147,11 @@ def main() -> None:
     told += f"outstanding {counts['outstanding']}; duplicates dropped {counts['duplicates_dropped']}"
     verdict = "MISSED" if wrong else "kept"
     made.append(("I1 to I4 of what the run left", "", "", "", "", "", f"violations: {len(wrong)}, allowed: 0", verdict))
-    notes = [f"limits: a step {LEASE_SECONDS:g} s, a version {COLLECTIVE_SECONDS:g} s above the median", told, *wrong]
+    notes = [
+        f"limits: a step {TASK_LEASE_SECONDS:g} s, a version {COLLECTIVE_SECONDS:g} s above the median",
+        told,
+        *wrong,
+    ]
     Table("explorers that come and go", COLUMNS, notes, made).show()
 
 

@@ -1,6 +1,6 @@
 """Whether a run that was stopped kept I1 to I4: what it left on NATS against what its processes had said.
 
-tests/support/audit.py judges runs that came to their end; here batches may be unfinished and tasks outstanding.
+tests/support/runs/audit.py judges runs that came to their end; here batches may be unfinished and tasks outstanding.
 """
 
 import asyncio
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import whole_run  # noqa: F401  (it makes the tests' support known)
 
-from support.audit import Records, TrainerRecord, read, read_acknowledged
-from support.nats import NatsServer
+from support.runs.audit import Records, TrainerRecord, read, read_acknowledged
+from support.services.nats import NatsServer
 from trinity.runtime import names
 from trinity.runtime.broker import connect
 
@@ -25,10 +25,10 @@ def audited(job: Path, logs: Sequence[Path], counts: dict[str, int]) -> list[str
     """
     record = TrainerRecord(job / "monitor/batches.jsonl")
     record.read()
-    server = NatsServer(job / "nats")
+    server = NatsServer(job / "nats", users=job / "identity" / "nats")
     server.start()
     try:
-        records = asyncio.run(_read(server.url, job, logs, record, counts))
+        records = asyncio.run(_read(server, job, logs, record, counts))
     finally:
         server.stop()
     return violations(records, counts)
@@ -38,8 +38,10 @@ def violations(records: Records, counts: dict[str, int]) -> list[str]:
     return [*_lost(records), *_ledger(records), *_counts(records, counts)]
 
 
-async def _read(url: str, job: Path, logs: Sequence[Path], record: TrainerRecord, counts: dict[str, int]) -> Records:
-    async with asyncio.timeout(_SECONDS), await connect(url, "audit") as broker:
+async def _read(
+    server: NatsServer, job: Path, logs: Sequence[Path], record: TrainerRecord, counts: dict[str, int]
+) -> Records:
+    async with asyncio.timeout(_SECONDS), await connect(server.url, "audit", creds=server.admin()) as broker:
         records = await read(broker, RUN, job, record.said, summary=counts)
     for folder in logs:
         records.acknowledged.extend(read_acknowledged(folder))

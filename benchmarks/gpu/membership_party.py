@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 import whole_run
 
-from support.run import Status, TrinityRun, process_of
+from support.runs.run import Status, TrinityRun, process_of
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
+from trinity.runtime.names import run_id
+from trinity.runtime.trust.nats_users import user_file
+from trinity.runtime.trust.roles import Role
+from trinity.weights import ExplorerState
 
 COLLECTIVE_SECONDS = 10.0
 START_SECONDS, EVENT_SECONDS = 240.0, 120.0
@@ -84,6 +87,7 @@ class Party:
         rollout = {"enforce_eager": True, "gpu_memory_utilization": 0.25 if shared else 0.8, "cpu_kvcache_gib": 0.25}
         values = {
             "project": "benchmark", "name": "membership", "mode": "explore",
+            "model": {"model_path": str(self.folder / self.args.size)},
             "checkpoint_root_dir": str(self.folder / name / "jobs"),
             "explorer": {"name": name, "runner_per_model": self.args.tasks, "rollout_model": rollout},
         }  # fmt: skip
@@ -92,8 +96,11 @@ class Party:
         transports = "folder" if shared and number else "collective,folder"
         status = self.main.poll_status()
         assert status is not None, self.main.tail()
+        run, users = run_id("benchmark", "membership"), self.main.job / "identity" / "nats"
         given = {
             "TRINITY_NATS_URL": status["nats_url"], "TRINITY_LOG_LEVEL": "DEBUG",
+            "TRINITY_NATS_CREDS": str(user_file(users, Role.EXPLORER, name, run)),
+            "TRINITY_IDENTITY_FOLDER": str(self.main.job / "identity"),
             "TRINITY_EXPLORER_TRANSPORTS": transports, "CUDA_VISIBLE_DEVICES": card,
         }  # fmt: skip
         place = self.folder / name
@@ -139,9 +146,9 @@ class Party:
         """kill -9 as soon as its engine is paused for a version that comes by the group. Notes what the trainer saw."""
         self.until(lambda: by_group(explorer), EVENT_SECONDS, f"{explorer.name} is in the collective group")
         process, end = explorer.process(), time.monotonic() + EVENT_SECONDS
-        with grpc.insecure_channel(process["address"]) as channel:
+        with self.main.channel(process["address"]) as channel:
             ask = explorer_pb2_grpc.ExplorerServiceStub(channel).Status
-            while ask(explorer_pb2.StatusRequest(), timeout=5).state != "updating":
+            while ask(explorer_pb2.StatusRequest(), timeout=5).state != ExplorerState.UPDATING:
                 if time.monotonic() > end:
                     raise RuntimeError(f"{explorer.name} was not seen updating within {EVENT_SECONDS:g} s")
                 time.sleep(0.0005)

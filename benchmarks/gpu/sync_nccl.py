@@ -92,11 +92,11 @@ class Held:
 
 def sharded(job: Job) -> Any:
     """The trainer's own engine, one rank of it."""
-    from support.training import BASE
+    from support.trainer.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
     from trinity.trainer.engine import TrainEngine
-    from trinity.trainer.ranks import ranks_from_environment
+    from trinity.trainer.process.ranks import ranks_from_environment
 
     config = json.loads(json.dumps(BASE))
     config["checkpoint_root_dir"] = job["folder"]
@@ -122,7 +122,7 @@ def train_side(job: Job, index: int) -> Found:
 def send_all(job: Job, engine: Any) -> Found:
     from trinity.weights.collective import Store, send
 
-    store, tensors = Store.connect(job["store"], SECONDS), engine.layout()
+    store, tensors = Store.connect(job["store"], job["secret"], SECONDS), engine.layout()
     layout = [[info.name, info.dtype, list(info.shape), info.size_bytes] for info in tensors]
     (Path(job["folder"]) / "layout.json").write_text(json.dumps(layout))
     store.say("layout")
@@ -164,7 +164,7 @@ async def engine_side(job: Job, index: int) -> Found:
     from trinity.explorer.types import EngineOptions
     from trinity.weights.collective import Store
 
-    store = Store.connect(job["store"], SECONDS)
+    store = Store.connect(job["store"], job["secret"], SECONDS)
     assert store.wait("layout", START_SECONDS), "the trainer did not start"
     layout = json.loads((Path(job["folder"]) / "layout.json").read_text())
     bare = group_of(job, store, BARE_EPOCH, 1 + index)
@@ -181,8 +181,8 @@ async def engine_side(job: Job, index: int) -> Found:
     engine = await Engine.start(options)
     store.say(f"engine/{index}")
     assert await asyncio.to_thread(store.wait, "go/group", START_SECONDS), "another engine did not start"
-    group = {"epoch": EPOCH, "backend": backend_of(job), "store_address": job["store"], "first_rank": 1 + index,
-             "world_size": 1 + job["engines"], "timeout_seconds": SECONDS}  # fmt: skip
+    group = {"epoch": EPOCH, "backend": backend_of(job), "store_address": job["store"], "store_secret": job["secret"],
+             "first_rank": 1 + index, "world_size": 1 + job["engines"], "timeout_seconds": SECONDS}  # fmt: skip
     await engine.enter_group(group)
     sampling = SamplingParams(max_tokens=1500, ignore_eos=True)
     running = [asyncio.create_task(engine.generate([1, 2, 3, 4 + number], sampling)) for number in range(32)]
@@ -275,7 +275,7 @@ def run(job: Job) -> dict[str, list[Found]]:
 
     folder = Path(job["folder"])
     store, file = Store.serve("127.0.0.1"), folder / "job.json"
-    file.write_text(json.dumps({**job, "store": store.address}))
+    file.write_text(json.dumps({**job, "store": store.address, "secret": store.secret}))
     command = [sys.executable, __file__, "--process", str(file)]
     subprocess.run([*command, "make", "0"], check=True, timeout=SECONDS, stdout=subprocess.DEVNULL)
     processes: dict[str, subprocess.Popen[bytes]] = {}

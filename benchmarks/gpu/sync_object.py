@@ -48,11 +48,11 @@ def train_and_publish(args: argparse.Namespace) -> Found:
     """Both versions and their difference below --folder; what it took to make them."""
     from trainer import make_batch
 
-    from support.training import BASE
+    from support.trainer.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
     from trinity.trainer.engine import TrainEngine
-    from trinity.trainer.ranks import ranks_from_environment
+    from trinity.trainer.process.ranks import ranks_from_environment
     from trinity.weights import Delta, FolderOffer
     from trinity.weights import delta as deltas
 

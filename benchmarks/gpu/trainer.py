@@ -68,11 +68,11 @@ def mixed_lengths(longest: int, tokens: int) -> list[int]:
 
 
 def engine_of(job: dict[str, Any], trainer: dict[str, Any]) -> Any:
-    from support.training import BASE
+    from support.trainer.training import BASE
     from trinity.config import make_plan
     from trinity.config.schema import Config
     from trinity.trainer.engine import TrainEngine
-    from trinity.trainer.ranks import ranks_from_environment
+    from trinity.trainer.process.ranks import ranks_from_environment
 
     config = json.loads(json.dumps(BASE))
     config["checkpoint_root_dir"] = job["folder"]

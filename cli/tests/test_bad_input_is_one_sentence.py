@@ -106,8 +106,8 @@ def test_no_nats_server_is_said(config: Path, tmp_path: Path) -> None:
         "n.importlib.metadata.files = lambda name: []\n"
         "n.sysconfig.get_path = lambda name: '/nowhere'\n"
         "n.shutil.which = lambda name: None\n"
-        "from trinity.cli.commands.run import request, run_command\n"
-        "sys.exit(run_command(request(None, sys.argv[1:], None)))\n"
+        "from trinity.cli.main import app\n"
+        "app(['run', *sys.argv[1:]])\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(config)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

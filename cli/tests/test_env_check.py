@@ -4,12 +4,15 @@ import asyncio
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from support.environment_provider import ScriptedProvider, serving
-from support.odd_environments import OddInLoop
+from support.environments.environment_provider import ScriptedProvider, serving
+from support.environments.odd_environments import OddInLoop
+from support.services.service import ServiceProcess
 from trinity import sdk
+from trinity.runtime.trust.tokens import make_tokens
 
 pytestmark = pytest.mark.core
 
@@ -37,8 +40,26 @@ async def test_a_lying_provider_gets_exit_code_1() -> None:
     assert "reward is nan" in failed["an episode is played, one sound answer per action"]
 
 
-@pytest.mark.parametrize("task", ["{", "[1]"])
+@pytest.mark.parametrize("task", ["{", "[1]", "[" * 3000])
 async def test_a_task_that_is_no_object_is_refused(task: str) -> None:
     code, _, err = await trinity("127.0.0.1:1", "--task", task)
     assert code == 2
     assert "--task: is no JSON" in err
+
+
+@pytest.mark.timeout(300)
+async def test_a_runs_own_service_is_checked_with_its_identity(tmp_path: Path) -> None:
+    """Without it the check fails, and it is not shown where it is not asked for."""
+    make_tokens(tmp_path / "identity")
+    service = ServiceProcess("environment", tmp_path, IDENTITY_FOLDER=str(tmp_path / "identity"))
+    await asyncio.to_thread(service.start)
+    try:
+        given = (service.address, "--name", "arithmetic", "--task", '{"question": "6 x 7?", "answer": "42"}')
+        code, out, _ = await trinity(*given)
+        assert (code, "UNAUTHENTICATED" in out) == (1, True)
+        code, out, err = await trinity(*given, "--identity", str(tmp_path / "identity"))
+        assert "ok       provider" in out and "UNAUTHENTICATED" not in out, err
+    finally:
+        service.kill()
+    code, _, err = await trinity("127.0.0.1:1", "--identity", str(tmp_path))
+    assert (code, "has neither tokens/explorer" in err) == (2, True)

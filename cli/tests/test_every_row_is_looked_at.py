@@ -9,14 +9,25 @@ import yaml
 from typer.testing import CliRunner
 
 from trinity.cli.main import app
+from trinity.cli.supervise import preflight
+from trinity.data.datasets import read
 
 pytestmark = pytest.mark.core
 
-GOOD = {"question": "1+1", "answer": "2", "easy": 0.5, "how": "math_workflow", "judge": "accuracy_reward"}
+GOOD = {"question": "1+1", "answer": "2", "easy": 0.5, "how": "math_workflow", "judge": "accuracy_reward",
+        "messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}  # fmt: skip
+_MESSAGES = {"format": {"prompt_type": "messages", "messages_key": "messages"}}
 
 
-def check(folder: Path, wrong: dict[str, Any], offline: bool, **taskset: Any) -> tuple[int, str]:
-    """Exit code and standard error for a dataset whose third row is changed."""
+def check(
+    folder: Path,
+    wrong: dict[str, Any],
+    offline: bool,
+    model: dict[str, Any] | None = None,
+    environments: list[dict[str, Any]] | None = None,
+    **taskset: Any,
+) -> tuple[int, str]:
+    """Exit code and output for a dataset whose third row is changed."""
     (folder / "model").mkdir()
     (folder / "model/config.json").write_text("{}")
     rows = [GOOD, GOOD, {**GOOD, **wrong}, GOOD]
@@ -25,7 +36,8 @@ def check(folder: Path, wrong: dict[str, Any], offline: bool, **taskset: Any) ->
     dataset = {"name": "rows", "path": str(folder / "rows.jsonl"), "format": columns, **taskset}
     config: dict[str, Any] = {
         "checkpoint_root_dir": str(folder / "jobs"),
-        "model": {"model_path": str(folder / "model"), "max_model_len": 64},
+        "model": {"model_path": str(folder / "model"), "max_model_len": 64, **(model or {})},
+        "explorer": {"environments": environments or []},
         "algorithm": {"algorithm_type": "sft" if offline else "grpo", "repeat_times": 4},
         "buffer": {"batch_size": 2, "explorer_input": {"taskset": dataset}},
     }
@@ -34,7 +46,7 @@ def check(folder: Path, wrong: dict[str, Any], offline: bool, **taskset: Any) ->
         config["buffer"] = {"train_batch_size": 2, "trainer_input": {"experience_buffer": dataset}}
     (folder / "run.yaml").write_text(yaml.safe_dump(config))
     done = CliRunner().invoke(app, ["check", "--deep", str(folder / "run.yaml")])
-    return done.exit_code, done.stderr
+    return done.exit_code, done.output
 
 
 @pytest.mark.parametrize(
@@ -44,7 +56,15 @@ def check(folder: Path, wrong: dict[str, Any], offline: bool, **taskset: Any) ->
         ({"easy": "x"}, False, {"data_selector": {"selector_type": "offline_easy2hard", "feature_keys": ["easy"]}},
          "row 2: 'easy' is 'x', must be a number"),
         ({"how": "maths"}, False, {"format": {"workflow_key": "how"}}, "row 2: 'how' is 'maths', which is none of"),
+        ({"question": None}, False, {}, "row 2: 'question' is None, must be text"),
+        ({"question": " "}, False, {}, "row 2: 'question' is ' ', must be text"),
+        ({"question": ["1+1"]}, False, {}, "row 2: 'question' is ['1+1'], must be text"),
+        ({"question": "\ud800"}, False, {}, "row 2: has half of a surrogate pair"),
+        ({"question": "\udfff"}, True, {}, "row 2: has half of a surrogate pair"),
+        ({"answer": None}, False, {}, "row 2: 'answer' is None, must be text: the reference answer, which math_reward"),
         ({"judge": "x"}, False, {"format": {"reward_fn_key": "judge"}}, "row 2: 'judge' is 'x', which is none of"),
+        ({"messages": [1, {"role": "assistant", "content": "2"}]}, True, _MESSAGES, "row 2: 'messages' has 1, must be"),
+        ({"messages": [{"role": "assistant"}]}, True, _MESSAGES, "row 2: 'messages' ends with the content None, must"),
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_named(tmp_path: Path, wrong: Any, offline: bool, taskset: Any, said: str) -> None:
@@ -61,3 +81,74 @@ def test_good_rows_are_taken(tmp_path: Path, offline: bool) -> None:
         tmp_path, {}, offline, format={} if offline else {"workflow_key": "how"}, data_selector=selector
     )
     assert code == 0, error
+
+
+def test_an_answer_that_nothing_compares_with_may_be_missing(tmp_path: Path) -> None:
+    code, error = check(tmp_path, {"answer": None}, False, default_workflow_type="rubric_judge_workflow")
+    assert code == 0, error
+
+
+def test_a_byte_order_mark_before_the_rows_is_no_part_of_them(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\ufeff" + json.dumps(GOOD), encoding="utf-8")
+    assert list(read(str(rows))) == [GOOD]
+
+
+def test_the_critics_folder_must_be_there(tmp_path: Path) -> None:
+    code, error = check(tmp_path, {}, False, {"critic_model_path": "/no/such/critic"})
+    assert (code, "model.critic_model_path: '/no/such/critic' does not exist" in error) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("limit", "code", "said"), [(2, 2, "every prompt"), (4, 0, "1 of 4 measured prompts"), (50, 0, "")]
+)
+def test_prompts_that_would_be_cut_are_counted(
+    tmp_path: Path, tokenizer_folder: Path, limit: int, code: int, said: str
+) -> None:
+    model = {"model_path": str(tokenizer_folder), "max_model_len": limit + 8, "max_prompt_tokens": limit}
+    found, text = check(tmp_path, {"question": "1 + 1 + 1 + 1"}, False, model)
+    assert (found, said in text) == (code, True), text
+
+
+def test_a_template_that_does_not_compile_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
+    model = {"model_path": str(tokenizer_folder), "custom_chat_template": "{% if %}"}
+    code, text = check(tmp_path, {}, False, model)
+    assert (code, "model.custom_chat_template: does not compile" in text) == (2, True), text
+
+
+def test_a_provider_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    code, text = check(tmp_path, {}, False, {}, environments=[{"name": "a", "address": "127.0.0.1:9"}])
+    assert (code, "explorer.environments.0.address: 127.0.0.1:9 does not answer" in text) == (0, True), text
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path: Path) -> Path:
+    """A model folder whose tokenizer has a token for each character."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path / "with_tokenizer"
+    vocabulary = {piece: index for index, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="!")
+    made.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    made.save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("depth", [700, 3000])  # json reads the one, and writes neither
+def test_a_row_that_is_nested_too_deeply_is_named(tmp_path: Path, depth: int) -> None:
+    (tmp_path / "deep.jsonl").write_text(json.dumps(GOOD) + "\n" + '{"question": ' + "[" * depth + "]" * depth + "}\n")
+    code, error = check(tmp_path, {}, False, path=str(tmp_path / "deep.jsonl"))
+    assert code == 2
+    assert "deep.jsonl line 2: is not JSON" in error or "row 1: " in error, error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("text", ["[]", '{"max_position_embeddings": "many"}', "[" * 3000, "7"])
+def test_a_config_json_that_is_none_says_no_length(tmp_path: Path, text: str) -> None:
+    longest = preflight._longest
+    (tmp_path / "config.json").write_text(text)
+    assert longest(tmp_path) == 0

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from support.files import Counting, write
+from support.data.files import Counting, write
 from trinity.cli import tail
 from trinity.cli.commands.log import show
 from trinity.cli.errors import RunError
-from trinity.cli.tail import GrowingFile, lines_backwards, lines_forwards, visible, whole_end
+from trinity.cli.render import visible
+from trinity.cli.tail import GrowingFile, lines_backwards, lines_forwards, whole_end
 
 pytestmark = pytest.mark.core
 
@@ -212,7 +213,8 @@ def _run(folder: Path, lines: int, follow: bool, **options: Any) -> "subprocess.
     """Ctrl-C is heard: a shell without job control starts what is in the background with SIGINT ignored."""
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "from pathlib import Path; from trinity.cli.commands.log import show; "
-    code += f"show(Path(sys.argv[1]), '', {lines}, {follow}, 'info')"
+    code += "from trinity.cli.errors import ending_well; "
+    code += f"ending_well(lambda: show(Path(sys.argv[1]), '', {lines}, {follow}, 'info'))"
     return subprocess.Popen(
         [sys.executable, "-c", code, str(folder)],
         stdout=subprocess.PIPE,

@@ -10,12 +10,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.odd_environments import EvenCoroutine, EvenInProcess, OddInLoop
+from support.environments.odd_environments import EvenCoroutine, EvenInProcess, OddInLoop
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.sdk import Description, Environment, Observation, serving
 from trinity.sdk.arena import Arena
 from trinity.sdk.conformance import Result, Sample, Verdict, check_provider, episodes, stream
+from trinity.sdk.contract import info_problem
 from trinity.sdk.scoring import ScoreItem
 from trinity.sdk.servicer import ProviderServicer
 
@@ -101,6 +102,8 @@ class Liar(ProviderServicer):
             if response.turn == 1:
                 if self.kind == "nan":
                     response.reward = float("nan")
+                elif self.kind == "info":
+                    response.info_json = '{"success": "yes"}'
                 elif self.kind == "turn":
                     response.turn = 4
                 elif self.kind == "silent":
@@ -197,6 +200,7 @@ async def test_a_violation_fails_its_own_check_and_no_other(kind: str, checks: s
     ("kind", "check_name", "said"),
     [
         ("nan", PLAYED, "its reward is nan"),
+        ("info", "info has what workflows read, in its kind", "its info.success is str, must be true or false"),
         ("turn", PLAYED, "it answers turn 4 instead of 1"),
         ("silent", PLAYED, "no answer to action 1"),
         ("twice", "nothing comes that was not asked for", "a second answer"),
@@ -253,3 +257,21 @@ async def test_no_server_at_the_address_is_one_failure(monkeypatch: pytest.Monke
     monkeypatch.setattr(suite, "_CALL_SECONDS", 0.5)
     (result,) = await check("127.0.0.1:1")
     assert (result.check, result.verdict) == ("Describe answers", Verdict.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({}, ""),
+        ({"success": None, "tools": [{"name": "add"}], "conversation": "new", "sampling": {}, "mine": [1]}, ""),
+        ({"success": 1}, "info.success is int"),
+        ({"instructions": ["x"]}, "info.instructions is list, must be a string"),
+        ({"tools": {}}, "info.tools is dict"),
+        ({"tools": [{"description": "x"}]}, "info.tools has {'description': 'x'}, must be an object with a name"),
+        ({"conversation": "old"}, "info.conversation is 'old'"),
+        ({"sampling": "hot"}, "info.sampling is str, must be an object"),
+    ],
+)
+def test_the_keys_of_info_that_workflows_read_have_their_kind(info: dict[str, Any], said: str) -> None:
+    assert said in info_problem(info)
+    assert bool(said) == bool(info_problem(info))

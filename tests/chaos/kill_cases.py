@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from chaos.cases import WHOLE_RUN, Case, Chosen, Row
-from support.audit import Findings
-from support.chaos import PHASES, STEPS_PER_KILL, ChaosRun, moment
+from support.runs.audit import Findings
+from support.runs.chaos import PHASES, STEPS_PER_KILL, ChaosRun, moment
 from trinity.cli.supervise.children import MAX_RESTARTS
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""The cases of weight_cases.py and task_cases.py, each on a world of its own, and those with real engines."""
+"""The cases of weight_cases.py, task_cases.py and nats_cases.py, each on a world of its own, and those with engines."""
 
 import os
 import shutil
@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
-from chaos import task_cases, weight_cases  # noqa: F401  (they register themselves)
+from chaos import nats_cases, task_cases, weight_cases  # noqa: F401  (they register themselves)
 from chaos.cases import NO_ENGINE, QUICK_RUNS, REAL_ENGINE, Case, Chosen, Row
 from chaos.striking import CASES as WEIGHT_CASES
 from chaos.striking import WeightCase, play
-from support.weights_world import World
+from support.services.nats import NatsCluster
+from support.weights.world import World
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS, STOP_SECONDS_QUICK = 60.0, 12.0
@@ -28,7 +29,8 @@ _WITH_ENGINES = ("tests/chaos/test_explorers_come_and_go.py", "tests/integration
 def play_runs(case: WeightCase, chosen: Chosen) -> Sequence[Row]:
     """This many runs, one after the other or a few at a time."""
     folder = Path(tempfile.mkdtemp(prefix=f"trinity-chaos-{case.name}-"))
-    with World(folder, stop_seconds=STOP_SECONDS_QUICK if chosen.quick else STOP_SECONDS) as world:
+    nats = NatsCluster(folder / "nats") if case.cluster else None
+    with World(folder, stop_seconds=STOP_SECONDS_QUICK if chosen.quick else STOP_SECONDS, nats=nats) as world:
         assert world.s3.pid, "it is there before several ask for it"
 
         def one(index: int) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.cases import WHOLE_RUN, Case, Chosen, Row
-from support.run import Status, TrinityRun, write_config
+from support.runs.run import Status, TrinityRun, write_config
 from trinity.runtime.process import is_alive
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,7 @@ def judge(job: Path, output: Path, code: int, left: Sequence[str], killed: Mappi
     found += [("end", f"still there: {process}") for process in left]
     for file in [*sorted(job.rglob("log/*.out")), output]:
         for line in file.read_text(errors="replace").splitlines():
-            if "terminate called" in line or "Fatal Python error" in line or "finished_oddly" in line:
+            if "terminate called" in line or "Fatal Python error" in line or "finished_with_error" in line:
                 found.append(("abort", f"{file.name}: {line}"))
     for file in sorted(job.rglob("log/*.log")):
         starts = sum(event.get("event") == "service.started" for event in _events(file))

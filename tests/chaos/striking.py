@@ -11,19 +11,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from support.weights_run import WeightsRun
-from support.weights_world import TENSORS, World
+from support.weights.run import WeightsRun
+from support.weights.world import TENSORS, World
 
 
 @dataclass(frozen=True)
 class WeightCase:
-    """`open` gives a run by its name; `play` strikes it. `runs` at a time, where a case mostly waits."""
+    """`open` gives a run by its name; `play` strikes it. `at_once` runs at a time, where a case mostly waits. With
+    `cluster` NATS is three servers."""
 
     name: str
     invariant: str
     play: Callable[[Any, random.Random], None]
     open: Callable[[World, str], WeightsRun] = WeightsRun
     at_once: int = 1
+    cluster: bool = False
 
 
 CASES: dict[str, WeightCase] = {}

@@ -6,8 +6,9 @@ from functools import partial
 
 from chaos.striking import case
 from chaos.weight_cases import ALL
-from support.weights_run import FOLDER, S3, check
-from support.weights_tasks import GROUPS, TaskRun
+from support.weights.run import FOLDER, S3, check
+from support.weights.tasks import GROUPS, TaskRun
+from trinity.weights import ExplorerState
 
 _AHEAD = 3
 
@@ -18,7 +19,7 @@ def leave_in_a_group(run: TaskRun, chance: random.Random) -> None:
     run.open(*ALL)
     run.train_to(2)
     victim = chance.choice(ALL)
-    run.until(lambda: run.members()[victim].state == "running", 20, f"{victim} works on a group")
+    run.until(lambda: run.members()[victim].state == ExplorerState.RUNNING, 20, f"{victim} works on a group")
     time.sleep(chance.uniform(0, 0.5))
     code = run.explorers.pop(victim).stop()
     check(code == 0, f"{victim} left with exit code {code}")

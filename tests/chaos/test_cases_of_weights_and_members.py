@@ -4,10 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos import task_cases, weight_cases  # noqa: F401  (they register themselves)
+from chaos import nats_cases, task_cases, weight_cases  # noqa: F401  (they register themselves)
 from chaos.striking import CASES, play
-from support.s3 import find_binary
-from support.weights_world import World
+from support.services.nats import NatsCluster
+from support.services.s3 import find_binary
+from support.weights.world import World
 
 pytestmark = [
     pytest.mark.extended,
@@ -22,6 +23,20 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield started
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with World(folder, nats=NatsCluster(folder / "nats")) as started:
+        yield started
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.cluster])
 def test_nothing_is_violated(world: World, name: str) -> None:
     assert play(CASES[name], world, name, f"test/{name}") == []
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.cluster])
+def test_nothing_is_violated_on_three_nats_servers(cluster: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_cases, "MOST_SECONDS", 60.0)  # `make chaos` measures the ten seconds
+    assert play(CASES[name], cluster, name, f"test/{name}") == []

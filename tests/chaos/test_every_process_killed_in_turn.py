@@ -1,7 +1,7 @@
 """One GRPO run on real parts; every process of it is killed with -9 at a random moment, `trinity run` itself included.
 
 I1 to I4: nothing acknowledged is lost, no group is trained twice, step k stays the same batch, the counts add up. Who
-judges it: support/audit.py. Twenty kills of each, and of pairs: run_chaos.py.
+judges it: support/runs/audit.py. Twenty kills of each, and of pairs: run_chaos.py.
 """
 
 import json
@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from support.audit import Findings
-from support.chaos import GROUPS, SAVE_INTERVAL, ChaosRun, Moment, is_up, moment
-from support.run import process_of
+from support.runs.audit import Findings
+from support.runs.chaos import GROUPS, SAVE_INTERVAL, ChaosRun, Moment, is_up, moment
+from support.runs.run import process_of
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 pytestmark = [pytest.mark.core, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -101,7 +100,7 @@ def _pause_when_the_rest_is_in_the_ledger(run: ChaosRun) -> None:
     """Everything is explored two steps before the end. What starts afterwards need not wait for an engine."""
     run.wait_until_noted(STEPS - 2)
     status = run.until(lambda s: is_up(s, "trainer"), 60, "the trainer is there")
-    with grpc.insecure_channel(process_of(status, "trainer")["address"]) as channel:
+    with run.channel(process_of(status, "trainer")["address"]) as channel:
         trainer_pb2_grpc.TrainerServiceStub(channel).Pause(trainer_pb2.PauseRequest(), timeout=60)
     run.until(lambda s: s["groups"] and s["groups"]["stored"] == STEPS * GROUPS, 120, "all groups are stored")
 

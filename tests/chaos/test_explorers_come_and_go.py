@@ -12,19 +12,21 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
 import psutil
 import pytest
 
-from support.s3 import S3Server
-from support.service import ServiceProcess
-from support.weights_audit import names_both_numbers
-from support.weights_maker import Maker
-from support.weights_party import RUN, Party, TransformersPolicy
+from support.services.s3 import S3Server
+from support.services.service import ServiceProcess
+from support.weights.audit import names_both_numbers
+from support.weights.maker import Maker
+from support.weights.party import RUN, Party, TransformersPolicy
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.weights import ExplorerState
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -109,14 +111,14 @@ def test_wrong_weights_with_right_checksums_are_rejected_with_both_numbers(party
 def test_a_damaged_shard_is_found_before_any_member_pauses(party: Party, maker: Maker) -> None:
     good = maker.version
 
-    def damaged(stage: Callable[[], None]) -> None:
+    def damaged(publish: Callable[[], Any]) -> Any:
         shard = next((party.folder / "weights" / f"v{good + 1}").glob("*.safetensors"))
         content = bytearray(shard.read_bytes())
         content[CHANCE.randrange(len(content))] ^= 1
         shard.write_bytes(content)
-        stage()
+        return publish()
 
-    maker.around("stage", damaged)
+    maker.before_publishing(damaged)
     bad = maker.publish()
     assert party.versions()[bad].state == pb.VERSION_STATE_REJECTED
     assert "safetensors" in party.versions()[bad].reason
@@ -160,7 +162,7 @@ def _kill_when_it_loads(victim: ServiceProcess) -> bool:
         ask = explorer_pb2_grpc.ExplorerServiceStub(channel).Status
         end = time.monotonic() + 20
         while time.monotonic() < end:
-            if ask(explorer_pb2.StatusRequest(), timeout=5).state == "updating":
+            if ask(explorer_pb2.StatusRequest(), timeout=5).state == ExplorerState.UPDATING:
                 victim.kill()
                 return True
     return False

@@ -1,6 +1,7 @@
 """The power fails under load: with the settings Trinity ships, JetStream's files hold all that was acknowledged (I1).
 
-What the disk would hold is modelled from the server's own syncs: support/power_cut.py says how, and what that is not.
+What the disk would hold is modelled from the server's own syncs: support/runs/power_cut.py says how, and what that is
+not.
 The control arm takes `sync_interval: always` away; the same check then finds acknowledged messages missing, and finds
 them all where only the server was killed.
 """
@@ -21,10 +22,10 @@ from pathlib import Path
 import pytest
 from nats.js.api import Header
 
-from support import power_cut
-from support.experience import make_group, make_task
-from support.nats import NatsServer
-from trinity.buffer.streams import stream_specs
+from support.data.experience import make_group, make_task
+from support.runs import power_cut
+from support.services.nats import NatsServer
+from trinity.buffer.state.streams import stream_specs
 from trinity.cli.supervise import nats
 from trinity.data.wire import encode_outcome
 from trinity.explorer.rollout import attempt

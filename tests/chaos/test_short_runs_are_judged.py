@@ -37,7 +37,7 @@ def test_what_was_started_again_without_a_kill_is_found(output: Path) -> None:
     [
         ("job/rft/log/trainer.out", "terminate called without an active exception"),
         ("job/rft/log/buffer.out", "Fatal Python error: Aborted"),
-        ("run.out", "level='error' event='run.process.finished_oddly' name='trainer'"),
+        ("run.out", "level='error' event='run.process.finished_with_error' name='trainer'"),
     ],
 )
 def test_an_abort_is_found(file: str, line: str, output: Path) -> None:

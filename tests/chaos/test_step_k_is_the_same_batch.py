@@ -2,7 +2,7 @@
 
 Twice in one run: first the trainer is killed, then, at step 12, `trinity run` and with it everything but the broker.
 The explorer is a stand-in that answers at once, with other tokens for each task; all else is real, forked with
-everything imported (support/forked_run.py).
+everything imported (support/runs/forked_run.py).
 """
 
 import asyncio
@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 import pytest
 
-from support import peers
-from support.forked_run import ForkedRun
-from support.nats import NatsServer
-from support.run import Status, kill_process, process_of, write_config
+from support.runs import peers
+from support.runs.forked_run import ForkedRun
+from support.runs.run import Status, kill_process, process_of, write_config
+from support.services.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.runtime import names
 
@@ -92,13 +91,13 @@ def _tell(run: ForkedRun) -> Story:
     _until_noted(run, 7)
     kill_process(status, "trainer")
     trainer = Killed(5, _noted(run))
-    trainer.ledger_before = _ledger(status, trainer.steps)
+    trainer.ledger_before = _ledger(run, status, trainer.steps)
     _until_noted(run, 11)  # 7 again, and checkpoint 10
-    trainer.ledger_after = _ledger(status, trainer.steps)
+    trainer.ledger_after = _ledger(run, status, trainer.steps)
     trainer.noted_after = _noted(run)[len(trainer.noted) :]
 
     _until_noted(run, 12)
-    everything_before = _ledger(status, [11, 12])
+    everything_before = _ledger(run, status, [11, 12])
     run.kill()
     everything = Killed(10, _noted(run)[len(trainer.noted) :], everything_before)
     seen = len(_noted(run))
@@ -106,7 +105,7 @@ def _tell(run: ForkedRun) -> Story:
 
     run.start()
     status = run.until(lambda s: process_of(s, "buffer")["health"] == "SERVING", 120, "the buffer")
-    everything.ledger_after = _ledger(status, everything.steps)
+    everything.ledger_after = _ledger(run, status, everything.steps)
     code = run.finish(120)
     everything.noted_after = _noted(run)[seen:]
     return Story(trainer, everything, _resumed(run), code, run)
@@ -126,9 +125,9 @@ def _until_noted(run: ForkedRun, step: int) -> None:
         time.sleep(0.005)
 
 
-def _ledger(status: Status, steps: list[int]) -> dict[int, Groups]:
+def _ledger(run: ForkedRun, status: Status, steps: list[int]) -> dict[int, Groups]:
     """From the buffer."""
-    with grpc.insecure_channel(process_of(status, "buffer")["address"]) as channel:
+    with run.channel(process_of(status, "buffer")["address"]) as channel:
         stub = buffer_pb2_grpc.BufferServiceStub(channel)
         answers = [
             stub.GetLedgerEntry(buffer_pb2.GetLedgerEntryRequest(run=RUN, step=step), timeout=20) for step in steps

@@ -11,12 +11,12 @@ import pytest
 from chaos import run_chaos, striking
 from chaos.cases import NO_ENGINE, Case, Chosen, Row, table
 from chaos.kill_cases import Played
-from support.audit import Findings
-from support.member_engine import logprobs
-from support.s3 import find_binary
-from support.weights_audit import Given, Records, judge
-from support.weights_run import GROUP, WeightsRun
-from support.weights_world import World
+from support.engines.member_engine import logprobs
+from support.runs.audit import Findings
+from support.services.s3 import find_binary
+from support.weights.audit import Given, Records, judge
+from support.weights.run import GROUP, WeightsRun
+from support.weights.world import World
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.data.experience import VersionSpan
 

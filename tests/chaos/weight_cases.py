@@ -9,9 +9,9 @@ import grpc
 import obstore
 
 from chaos.striking import case, in_a_broadcast, meanwhile
-from support.weights_audit import names_both_numbers
-from support.weights_run import FOLDER, GROUP, OTHER, S3, WeightsRun, check
-from support.weights_world import LEASE_SECONDS, TENSORS, bucket
+from support.weights.audit import names_both_numbers
+from support.weights.run import FOLDER, GROUP, OTHER, S3, WeightsRun, check
+from support.weights.world import LEASE_SECONDS, TENSORS, bucket
 from trinity.api.sync.v1 import sync_pb2 as pb
 
 ALL = (FOLDER, S3, GROUP)
@@ -87,11 +87,11 @@ def kill_during_a_fetch(run: WeightsRun, chance: random.Random) -> None:
         member.kill()
         s3.go_on()
 
-    def held(stage: Callable[[], Any]) -> Any:
+    def held(publish: Callable[[], Any]) -> Any:
         s3.hold()  # connections are taken, and no byte comes
-        return stage()
+        return publish()
 
-    run.maker.around("stage", held)
+    run.maker.before_publishing(held)
     try:
         with meanwhile(strike):
             version = run.publish()
@@ -136,7 +136,7 @@ def stop_during_a_collective(run: WeightsRun, chance: random.Random) -> None:
     run.until_serve(run.publish())
 
 
-@case("sync killed with -9 during Stage, Commit and rollback: each is done once, and one version is LIVE")
+@case("sync killed with -9 during Publish and rollback: each is done once, and one version is LIVE")
 def sync_killed(run: WeightsRun, chance: random.Random) -> None:
     run.open(*ALL)
     run.until_serve(run.publish())
@@ -148,8 +148,8 @@ def sync_killed(run: WeightsRun, chance: random.Random) -> None:
             run.world.restart_sync()  # here: it ends with the thread that starts it
         return answers[0]
 
-    for call in ("stage", "commit"):
-        run.maker.around(call, struck)
+    for _ in range(2):
+        run.maker.before_publishing(struck)
         version = run.publish(limit=40)
         run.until_serve(version)
     done = struck(lambda: _patiently(lambda: run.rollback(version - 1)))
@@ -176,11 +176,11 @@ def damaged_shard(run: WeightsRun, chance: random.Random) -> None:
     on_s3 = chance.random() < 0.5
     paused = {name: run.loads_of(name) for name in ALL}
 
-    def damaged(stage: Callable[[], Any]) -> Any:
+    def damaged(publish: Callable[[], Any]) -> Any:
         (_damage_object if on_s3 else _damage_file)(run, good + 1, chance)
-        return stage()
+        return publish()
 
-    run.maker.around("stage", damaged)
+    run.maker.before_publishing(damaged)
     bad = run.publish()
     if on_s3:  # the other places are whole
         run.until_serve(bad, [FOLDER, GROUP])

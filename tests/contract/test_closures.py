@@ -18,7 +18,7 @@ LIGHT = {
     "environment": "trinity.environment.service",
     "sync": "trinity.sync.service",
     "cli": "trinity.cli.supervise.supervisor, trinity.cli.supervise.join, "
-    "trinity.cli.commands.status, trinity.cli.commands.batch, trinity.cli.commands.replay",
+    "trinity.cli.commands.status, trinity.cli.commands.ledger.batch, trinity.cli.commands.ledger.replay",
     "config": "trinity.config",
 }
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")

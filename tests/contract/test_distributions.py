@@ -125,14 +125,14 @@ def test_a_wheel_holds_every_module(folder: Path, tmp_path: Path) -> None:
     assert VERSION in Path(wheel).name
 
 
-@pytest.mark.parametrize("lock", ["cpu", "cuda"])
-def test_every_line_of_a_lock_has_hashes_and_every_requirement_is_in_it(lock: str, root: Any) -> None:
+@pytest.mark.parametrize(("lock", "extra"), [("cpu", "cpu"), ("image-cpu", "cpu"), ("cuda", "cuda")])
+def test_every_line_of_a_lock_has_hashes_and_every_requirement_is_in_it(lock: str, extra: str, root: Any) -> None:
     text = (ROOT / f"requirements/{lock}.txt").read_text()
     entries = re.findall(
         r"^([A-Za-z0-9_.-]+)(?:\[.*\])?==[^\n]*\\\n((?: +--hash=sha256:[0-9a-f]{64}.*\n)+)", text, re.M
     )
     assert len(entries) == len(re.findall(r"^[A-Za-z0-9]", text, re.MULTILINE))
-    elsewhere = {"torch"} if lock == "cpu" else set()  # torch-cpu.txt
+    elsewhere = {"torch"} if extra == "cpu" else set()  # torch-cpu.txt
     names = {_name(name) for name, _ in entries} | elsewhere
-    missing = {_name(line) for line in [*root.dependencies, *root.optional_dependencies[lock]]} - names
+    missing = {_name(line) for line in [*root.dependencies, *root.optional_dependencies[extra]]} - names
     assert not missing, f"requirements/{lock}.txt lacks {missing}: make lock"

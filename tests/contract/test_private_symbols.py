@@ -1,6 +1,6 @@
 """vLLM, DeepSpeed and the libraries below them have every name that the product takes, and the list of them is whole.
 
-The list is support/private_symbols.py; docs/development/when_vllm_moves.md shows it, and says what to do.
+The list is support/symbols/private_symbols.py; docs/development/when_vllm_moves.md shows it, and says what to do.
 """
 
 import ast
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.private_symbols import BORDERS, Border
-from support.symbols_in_sources import Name, installed, names_taken, own_names, parse, problem_of
-from support.when_vllm_moves import HEADING, PAGE, section
+from support.symbols.private_symbols import BORDERS, Border
+from support.symbols.symbols_in_sources import Name, installed, names_taken, own_names, parse, problem_of
+from support.symbols.when_vllm_moves import HEADING, PAGE, section
 
 pytestmark = pytest.mark.core
 
@@ -93,7 +93,7 @@ def test_every_name_is_used_where_the_list_says(border: Border) -> None:
 
 def test_no_file_takes_a_name_that_is_not_in_the_list() -> None:
     found = {file: names for file, tree in product().items() if (names := unlisted(tree))}
-    assert not found, f"add them to tests/support/private_symbols.py: {found}"
+    assert not found, f"add them to tests/support/symbols/private_symbols.py: {found}"
 
 
 @pytest.mark.parametrize(

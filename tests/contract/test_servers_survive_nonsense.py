@@ -10,9 +10,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from support.buffer_run import BufferRun
-from support.nats import NatsServer
-from support.service import ServiceProcess
+from support.runs.buffer_run import BufferRun
+from support.services.nats import NatsServer
+from support.services.service import ServiceProcess
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.api.explorer.v1 import explorer_pb2, explorer_pb2_grpc
@@ -21,7 +21,7 @@ from trinity.data.experience import Limits
 from trinity.explorer.servicer import ExplorerServicer, check_prompt
 from trinity.runtime import rpc
 from trinity.runtime.errors import InvalidInput, to_status
-from trinity.trainer.control import Control
+from trinity.trainer.process.control import Control
 from trinity.trainer.servicer import TrainerServicer
 
 pytestmark = pytest.mark.core
@@ -30,7 +30,7 @@ NONSENSE = b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"
 METHODS = {
     "buffer": ["PublishTasks", "CommitStep", "Rewind", "GetLedgerEntry", "Stats", "ListDeadLetters"],
     "environment": ["Describe", "Score"],
-    "sync": ["Join", "Report", "Leave", "Stage", "Commit", "ListVersions", "ListMembers"],
+    "sync": ["Join", "Report", "Leave", "Publish", "ListVersions", "ListMembers"],
     "explorer": ["Generate", "Chat", "Drain", "Status"],
     "trainer": ["Status", "Pause", "Resume", "Checkpoint"],
 }
@@ -44,7 +44,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     nats = NatsServer(folder / "nats")
     nats.start()
     run = BufferRun(folder, nats).start()
-    environment = ServiceProcess("environment", folder).start()
+    environment = ServiceProcess("environment", folder, REFLECTION="1").start()
     yield {"buffer": run.buffer.address, "sync": run.sync.address, "environment": environment.address}
     environment.kill()
     run.stop()
@@ -120,8 +120,15 @@ async def test_an_episode_stream_refuses_nonsense(servers: dict[str, str]) -> No
         assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize("service", ["buffer", "environment", "sync"])
-async def test_reflection_names_the_service(servers: dict[str, str], service: str) -> None:
+async def test_reflection_is_off_unless_it_is_asked_for(servers: dict[str, str]) -> None:
+    async with rpc.channel(servers["sync"]) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10)
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_reflection_names_the_service(servers: dict[str, str]) -> None:
+    service = "environment"
     async with rpc.channel(servers[service]) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")

@@ -21,9 +21,12 @@ def test_generating_again_changes_nothing(repository: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_configuration_page_is_what_the_schema_says(repository: Path) -> None:
+@pytest.mark.parametrize(
+    "script", ["docs/generate.py", "docs/declarations.py", "docs/generate_metrics.py", "examples/generate.py"]
+)
+def test_what_follows_from_schema_and_declarations_is_written(repository: Path, script: str) -> None:
     done = subprocess.run(
-        [sys.executable, "docs/generate.py", "--check"], cwd=repository, capture_output=True, text=True, timeout=60
+        [sys.executable, script, "--check"], cwd=repository, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.quarantine import QUARANTINED
-from support.tiers import FIFTHS, group_of, grown, split_evenly
+from support.plugin.quarantine import QUARANTINED
+from support.plugin.tiers import FIFTHS, group_of, grown, split_evenly
 
 pytestmark = pytest.mark.core
 
@@ -15,7 +15,8 @@ pytestmark = pytest.mark.core
 def collect(folder: Path, source: str, *options: str) -> "subprocess.CompletedProcess[str]":
     """What pytest with the plugin says of a file with this text."""
     (folder / "test_it.py").write_text(source)
-    command = [sys.executable, "-m", "pytest", "-p", "support.tiers", "-p", "no:cacheprovider", "--collect-only", "-q"]
+    plugins = ["-p", "support.plugin.tiers", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *plugins, "--collect-only", "-q"]
     marks = ["-o", "markers=core\nextended", "-o", "addopts=", "--rootdir", str(folder), "--noconftest"]
     return subprocess.run(
         [*command, *marks, *options, str(folder)],
@@ -69,16 +70,19 @@ def test_quarantined_tests_are_few_and_listed(repository: Path) -> None:
 
 def test_files_stay_whole_on_a_worker_and_those_with_an_engine_share_it(tmp_path: Path) -> None:
     """Else a run that a file's tests look at is made once for each worker."""
-    engine = ["services/explorer/tests/test_engine_on_real_vllm.py", "tests/integration/test_weights_on_real_vllm.py"]
-    assert [group_of(file) for file in [*engine, "cli/tests/test_join.py"]] == ["engine"] * 2 + [
-        "cli/tests/test_join.py"
+    engine = [
+        "services/explorer/tests/engine/test_engine_on_real_vllm.py",
+        "tests/integration/test_weights_on_real_vllm.py",
+    ]
+    assert [group_of(file) for file in [*engine, "cli/tests/supervise/test_join.py"]] == ["engine"] * 2 + [
+        "cli/tests/supervise/test_join.py"
     ]
     source = "import os, pytest\npytestmark = pytest.mark.core\n" + "".join(
         f"def test_{n}(): open('{{}}', 'a').write(f'{{os.getpid()}}\\n')\n" for n in range(6)
     )
     for name in "ab":
         (tmp_path / f"test_{name}.py").write_text(source.replace("{}", str(tmp_path / f"{name}.pids")))
-    command = [sys.executable, "-m", "pytest", "-p", "support.tiers", "-p", "no:cacheprovider", "-q", "-n", "2"]
+    command = [sys.executable, "-m", "pytest", "-p", "support.plugin.tiers", "-p", "no:cacheprovider", "-q", "-n", "2"]
     options = ["--dist", "load", "-o", "markers=core\nextended", "-o", "addopts=", "--rootdir", str(tmp_path)]
     environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
     command += [*options, "--noconftest", str(tmp_path)]

@@ -1,4 +1,7 @@
-"""A YAML as Trinity-RFT publishes it, run, and then everything that is done with a finished job, by its commands."""
+"""A YAML as Trinity-RFT publishes it, run with a plugin's reward and policy loss.
+
+Then everything that is done with a finished job, by its commands.
+"""
 
 import json
 import os
@@ -15,10 +18,12 @@ from typing import Any
 import pytest
 
 from trinity.runtime.process import free_port
+from trinity.weights.checkpoint_manifest import ManifestWriter
 
-pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STEPS = 2
+_ANSWER_SECONDS = 240.0  # the first answers of an engine come late where others share the cores
 OVERRIDES = [
     "project=published",
     "name=gsm8k",
@@ -28,6 +33,8 @@ OVERRIDES = [
     "model.max_response_tokens=24",
     "trainer.save_interval=1",
     "buffer.explorer_input.taskset.default_reward_fn_type=short_reward",
+    "algorithm.policy_loss_fn=faded",
+    "algorithm.policy_loss_fn_args={width: 0.3}",
     "buffer.explorer_input.eval_tasksets.0.rollout_args.temperature=0.0",
     "buffer.explorer_input.eval_tasksets.0.repeat_times=2",
     "monitor.monitor_type=wandb",
@@ -41,6 +48,19 @@ from lengths import LIMIT
 def short_reward(item, args):
     assert len(item.token_ids) == item.response_tokens and item.task["question"]
     return {"short": float(len(item.response) < LIMIT), "truncated": -0.5 * item.truncated}
+"""
+
+LOSS = """
+from trinity.plugins import Positive, policy_loss
+
+@policy_loss("faded", traits=["ratio"])
+def faded(x, share, *, width: Positive = 0.2):
+    \"\"\"-A r, fading by exp(-(r - 1)^2 / width^2) where r leaves 1.\"\"\"
+    from trinity.trainer.algorithms.report import masked_sum
+
+    ratio = (x.logprobs - x.old_logprobs).clamp(-20, 20).exp()
+    gate = (-((ratio.detach() - 1) / width).square()).exp()
+    return share(-x.advantages * ratio * gate, x.mask), {"gate_of_mine": masked_sum(gate, x.mask)}
 """
 
 
@@ -67,6 +87,7 @@ def job(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.TempP
     plugins.mkdir()
     (plugins / "lengths.py").write_text(RULES)
     (plugins / "rewards.py").write_text(REWARD)
+    (plugins / "losses.py").write_text(LOSS)
     environment = {
         **os.environ,
         "TRINITY_CHECKPOINT_ROOT_DIR": str(folder / "jobs"),
@@ -103,6 +124,7 @@ def test_the_job_folder_is_laid_out_as_users_know_it(job: Job) -> None:
 def test_metrics_of_both_runs_are_kept_and_the_plugins_parts_among_them(job: Job) -> None:
     explorer, trainer = _lines(job.folder / "monitor/explorer.jsonl"), _lines(job.folder / "monitor/trainer.jsonl")
     assert [line["step"] for line in trainer] == list(range(1, STEPS + 1))
+    assert all(0 <= line["actor/gate_of_mine"] <= 1 for line in trainer), "reported by the plugin's policy loss"
     rollout = next(line for line in explorer if "rollout/short/mean" in line)
     assert 0 <= rollout["rollout/short/mean"] <= 1
     assert rollout["rollout/finished_task_count"] == 4
@@ -150,14 +172,14 @@ def endpoint(job: Job) -> Iterator[str]:
             [*command, f"explorer.proxy_port={port}"], env=job.environment, stdout=out, stderr=out
         )
     try:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 400
         while "serving http" not in output.read_text():
             assert server.poll() is None, output.read_text()
             assert time.monotonic() < deadline, output.read_text()
             time.sleep(0.5)
         yield f"http://127.0.0.1:{port}/v1"
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 128 + signal.SIGINT
+        assert server.wait(timeout=90) == 128 + signal.SIGINT
     finally:
         server.kill()
 
@@ -166,9 +188,11 @@ def test_serve_answers_an_openai_client_and_follows_new_checkpoints(
     job: Job, endpoint: str, quickstart_model: Path
 ) -> None:
     """The same long prompt before and after: no key-value block of the older weights may be used again."""
-    from openai import OpenAI
+    from openai import AuthenticationError, OpenAI
 
-    client = OpenAI(base_url=endpoint, api_key="none", timeout=60)
+    with pytest.raises(AuthenticationError):
+        OpenAI(base_url=endpoint, api_key="none", timeout=_ANSWER_SECONDS).models.list()
+    client = OpenAI(base_url=endpoint, api_key=(job.folder / "serve.keys").read_text().strip(), timeout=_ANSWER_SECONDS)
     assert [model.id for model in client.models.list().data] == ["gsm8k"]
     asked: list[Any] = [{"role": "user", "content": "7+8=15 " * 28}]
     answer = client.chat.completions.create(model="gsm8k", messages=asked, max_tokens=8, n=2, temperature=0.5)
@@ -188,11 +212,13 @@ def test_serve_answers_an_openai_client_and_follows_new_checkpoints(
     newer = job.folder / "global_step_9"
     shutil.copytree(quickstart_model, newer / "actor/huggingface")
     _sharpen(newer / "actor/huggingface")
+    ManifestWriter(newer).write()
     (newer / ".full_checkpoint").touch()
-    deadline = time.monotonic() + 30
-    while '"step": 9' not in (job.folder / "log/serve.log").read_text():
+    deadline = time.monotonic() + 300
+    while '"step": 9' not in (said := (job.folder / "log/serve.log").read_text()):
         assert time.monotonic() < deadline, "the new checkpoint was not loaded"
         time.sleep(0.2)
+    assert "has no manifest" not in said
     expected = _greedy_logprob(newer / "actor/huggingface", asked)
     assert abs(expected - _greedy_logprob(trained, asked)) > 0.1, "the two models must differ to show anything"
     assert sampled() == pytest.approx(expected, abs=1e-4)

@@ -9,18 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from support.forked_run import trinity
-from support.run import write_config
+from support.runs.forked_run import trinity
+from support.runs.run import write_config
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
-TOO_MUCH = {"policy_loss_fn_args": {"beta": 1e300}}  # float32 has no such number
-MENDED = "algorithm.policy_loss_fn_args.beta=0.1"
+DIVISOR = "algorithm.policy_loss_fn_args.divisor"
+LOSS = '''
+from trinity.plugins import NonNegative, policy_loss
+
+@policy_loss("divided", traits=["sequences", "pairs"])
+def divided(x, share, *, divisor: NonNegative = 0.0):
+    """The log-probability of the rejected minus that of the chosen, over the divisor; the mean over pairs."""
+    from trinity.trainer.algorithms.policy_losses.ratios import sequence_sum
+
+    loss = -x.pairs_B * sequence_sum(x.logprobs, x.mask) / divisor
+    return loss.sum() / max(share.totals.pairs, 1), {}
+'''
 
 
 @dataclass
 class Runs:
-    """`trinity` on one job, in forked processes (support/forked_run.py)."""
+    """`trinity` on one job, in forked processes (support/runs/forked_run.py)."""
 
     config: Path
     job: Path
@@ -37,13 +47,16 @@ def runs(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.Temp
                    ["algorithms/make.py", "--data", str(folder / "data")]):  # fmt: skip
         command = [sys.executable, str(repository / "examples" / script[0]), *script[1:]]
         subprocess.run(command, check=True, timeout=60, capture_output=True)
-    changes = {"algorithm": TOO_MUCH, "buffer": {"total_steps": 2, "train_batch_size": 8}}
+    (folder / "plugins").mkdir()
+    (folder / "plugins/losses.py").write_text(LOSS)
+    changes = {"algorithm": {"policy_loss_fn": "divided"}, "buffer": {"total_steps": 2, "train_batch_size": 8}}
     config = write_config(repository / "examples/algorithms/dpo.yaml", folder / "dpo.yaml", changes)
     environment = {
         **os.environ,
         "TRINITY_CHECKPOINT_ROOT_DIR": str(folder / "jobs"),
         "TRINITY_MODEL_PATH": str(quickstart_model),
         "TRINITY_TASKSET_PATH": str(folder / "data"),
+        "TRINITY_PLUGIN_DIRS": str(folder / "plugins"),
         "OMP_NUM_THREADS": "1",  # for a model of this size more of them only wait for each other
     }
     return Runs(config, folder / "jobs/algorithms/dpo", environment)
@@ -63,7 +76,7 @@ def test_the_kept_batch_is_trained_again_as_it_was_and_mended(runs: Runs) -> Non
     again = runs.trinity("replay-step", "1")
     assert again.returncode == 1, again.stdout + again.stderr
     assert "problem: the loss is not finite" in again.stdout
-    mended = runs.trinity("replay-step", "1", MENDED, "--json")
+    mended = runs.trinity("replay-step", "1", f"{DIVISOR}=10", "--json")
     assert mended.returncode == 0, mended.stdout + mended.stderr
     report = json.loads(mended.stdout)
     assert report["metrics"]["updates"] == 1.0

@@ -1,7 +1,7 @@
 """A run that trains adapters: versions of some KiB that explorers merge, the trainer killed, a model at the end.
 
-Processes are forked, and transformers samples where vLLM would (support/forked_run.py): that vLLM computes what merged
-adapters compute is shown in tests/integration/test_trainer_and_engine_agree.py.
+Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py): that vLLM computes what
+merged adapters compute is shown in tests/integration/test_trainer_and_engine_agree.py.
 """
 
 import json
@@ -18,8 +18,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from support.forked_run import ForkedRun
-from support.run import kill_process, write_config
+from support.runs.forked_run import ForkedRun
+from support.runs.run import kill_process, write_config
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 

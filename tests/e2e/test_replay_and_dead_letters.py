@@ -1,7 +1,7 @@
 """A task that always fails, mended and fed again, and steps trained again from the ledger: beside the run and after it.
 
 The trainer is held by its own Pause wherever the journey looks around. The reward function fails for one row for as
-long as a file is there. Processes are forked, and transformers samples where vLLM would (support/forked_run.py).
+long as a file is there. Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py).
 """
 
 import json
@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from support.forked_run import ForkedRun, trinity
-from support.run import Status, process_of, write_config
+from support.runs.forked_run import ForkedRun, trinity
+from support.runs.run import Status, process_of, write_config
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -103,8 +102,8 @@ def journey(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.T
 def _travel(seen: Journey, flag: Path) -> Journey:
     run = seen.run
     run.start()
-    status = run.until(lambda s: process_of(s, "trainer")["health"] == "SERVING", 120, "the trainer serves")
-    with grpc.insecure_channel(str(process_of(status, "trainer")["address"])) as channel:
+    status = run.until(lambda s: process_of(s, "trainer")["health"].endswith("SERVING"), 120, "the trainer answers")
+    with run.channel(str(process_of(status, "trainer")["address"])) as channel:
         trainer = trainer_pb2_grpc.TrainerServiceStub(channel)
         assert trainer.Pause(trainer_pb2.PauseRequest(), timeout=120).step == 0
 

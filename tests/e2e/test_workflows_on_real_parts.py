@@ -14,10 +14,10 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from support.run import TrinityRun
-from support.service import ServiceProcess
-from support.shared_engine import MAX_LENGTH
-from support.toolbox import make_episode_task
+from support.engines.shared_engine import MAX_LENGTH
+from support.engines.toolbox import make_episode_task
+from support.runs.run import TrinityRun
+from support.services.service import ServiceProcess
 from trinity.cli.commands.results import collect
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import Experience, Group, Task

@@ -4,15 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from support import small_form
+from support.runs import small_form
 
 pytestmark = pytest.mark.extended
 
 TABLES = {
     "buffer.py": ("throughput", "latency", "restart", "memory", "nats-py", "sqlite", "asyncio.Queue"),
+    "buffer.py tls": ("mTLS", "ratios of the pairs"),
     "environment.py": ("steps/s", "attached, through the environment service", "50 episodes open at once", "engines"),
     "rollout.py": ("limit", "of plain"),
     "trainer.py": ("packing", "packed", "memory", "growth"),
+    "sync.py tls": ("pause, with mTLS and without", "ratios of the pairs"),
     "sync.py": ("pause, requests running", "bare load", "difference, 1% changed", "publish + fetch", "ratio"),
     "sync_storage.py": ("delta", "folder", "s3", "jetstream", "of copy", "limit"),
     "sync_membership.py": ("members", "leases lost", "p99 s", "CPU s"),
@@ -23,7 +25,8 @@ TABLES = {
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("script", TABLES)
 def test_the_small_form_prints_its_tables(repository: Path, script: str, tmp_path: Path) -> None:
-    printed = small_form.printed(repository / "benchmarks" / script, ["--tiny"], tmp_path / "printed")
+    name, *parts = script.split()
+    printed = small_form.printed(repository / "benchmarks" / name, [*parts, "--tiny"], tmp_path / "printed")
     table = [line for line in printed.splitlines() if line and "nats.client" not in line]
     assert len(table) >= 4, printed
     for word in TABLES[script]:

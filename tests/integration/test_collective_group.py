@@ -1,23 +1,28 @@
 """The collective group that carries weights, over gloo: real processes that receive, stop and die."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
-from support import group_member
-from support.frozen import freeze
-from support.group_member import info
+from support.services.frozen import freeze
+from support.services.listeners import LOOPBACK, listeners
+from support.weights import group_member
+from support.weights.group_member import info
 from trinity.runtime.errors import InvalidInput
-from trinity.weights.buckets import plan_buckets
-from trinity.weights.collective import Group, GroupBroken, Store, send
+from trinity.weights.collective import Group, GroupBroken, Store, plan_buckets, send
 
 pytestmark = pytest.mark.core
 
@@ -37,7 +42,7 @@ class Party:
 
     def __init__(self, members: int, epoch: int = 1) -> None:
         self.store = Store.serve("127.0.0.1")
-        command = [sys.executable, group_member.__file__, self.store.address, str(epoch)]
+        command = [sys.executable, group_member.__file__, self.store.address, self.store.secret, str(epoch)]
         self.members = [
             subprocess.Popen(
                 [*command, str(rank), str(members + 1), str(DEADLINE)],
@@ -117,7 +122,7 @@ def test_a_group_whose_members_do_not_come_is_given_up() -> None:
 
 def test_what_members_say_is_heard_and_silence_ends_with_the_deadline() -> None:
     store = Store.serve("127.0.0.1")
-    other = Store.connect(store.address, 5)
+    other = Store.connect(store.address, store.secret, 5)
     assert store.heard("ready/a") is None
     other.say("ready/a")
     other.say("ready/b", yes=False)
@@ -128,9 +133,63 @@ def test_what_members_say_is_heard_and_silence_ends_with_the_deadline() -> None:
     assert store.wait_all(["ready/a", "ready/c"], 0.3) == [True, None]
 
 
+def test_a_stranger_is_told_nothing_and_changes_nothing() -> None:
+    store = Store.serve("127.0.0.1")
+    store.say("ready/a")
+    with pytest.raises(GroupBroken, match="does not answer"):
+        Store.connect(store.address, "00" * 32, 5)
+    host, _, port = store.address.partition(":")
+    with socket.create_connection((host, int(port)), 5) as speaking, socket.create_connection((host, int(port)), 5):
+        assert len(speaking.recv(32)) == 32, "random bytes, the same for everybody"
+        speaking.sendall(b"\0" * 1000)
+        answer = b"-"
+        while answer:  # until it is closed
+            with contextlib.suppress(ConnectionResetError):
+                answer = speaking.recv(1000)
+                assert not answer, "not a byte to a wrong proof"
+                continue
+            break
+        other = Store.connect(store.address, store.secret, 5)  # a silent connection keeps no member waiting
+    assert other.heard("ready/a") is True
+
+
+def test_a_client_of_torchs_store_sets_no_key() -> None:
+    """With this one keys could once be set and deleted from elsewhere."""
+    store = Store.serve("127.0.0.1")
+    host, _, port = store.address.partition(":")
+    with pytest.raises(torch.distributed.DistError):
+        stranger = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=2), wait_for_workers=False)
+        stranger.set("ready/a", "yes")
+    assert store.heard("ready/a") is None
+    assert Store.connect(store.address, store.secret, 20).heard("ready/a") is None
+
+
+def test_the_server_is_known_to_its_members() -> None:
+    """A process that took the port after the trainer ended, and accepts every proof."""
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        address = f"127.0.0.1:{impostor.getsockname()[1]}"
+
+        def accept() -> None:
+            connection, _ = impostor.accept()
+            connection.sendall(b"\1" * 64)
+            connection.recv(1000)
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        with pytest.raises(GroupBroken, match="does not know the epoch's secret"):
+            Store.connect(address, "11" * 32, 5)
+
+
+def test_store_and_group_of_one_machine_listen_on_the_loopback(party: Party) -> None:
+    for pid in (os.getpid(), *(member.pid for member in party.members)):
+        found = {host for host, _ in listeners(pid)}
+        assert found, "gloo listens in every process, and the store here"
+        assert found <= set(LOOPBACK)
+
+
 def test_a_store_that_no_process_serves_is_reported() -> None:
     with pytest.raises(GroupBroken, match="does not answer"):
-        Store.connect("127.0.0.1:1", 1.0)
+        Store.connect("127.0.0.1:1", "00", 1.0)
 
 
 def test_buckets_keep_the_order_and_hold_no_more_than_they_may() -> None:

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from support.audit import Acknowledged, LogEntry, Member, Records
+from support.runs.audit import Acknowledged, LogEntry, Member, Records
 
 pytestmark = pytest.mark.core
 

@@ -1,7 +1,7 @@
 """The small forms of GPU scripts, on the CPU: they run on the real parts and print their tables.
 
 That of rollout.py is the one of benchmarks/rollout.py, which test_benchmarks_run.py has. Whole runs sample with
-transformers (support/small_form.py): what these scripts read is what the other parts leave.
+transformers (support/runs/small_form.py): what these scripts read is what the other parts leave.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support import small_form
+from support.runs import small_form
 
 TABLES = {
     "sync_object.py": ("pause", "the step changed", "checked in place", "difference: apply to the base", "ratio"),
@@ -25,6 +25,7 @@ TABLES = {
     "trainer.py": ("4096, memory", "none", "16384", "packed", "compiled", "6N", "ratio"),
     "e2e_learns.py": ("16 = 16 + 0 + 0", "16 of 16", "15 of 15", "KL of engine and trainer", "of limit"),
     "real_model.py": ("seed-1, templates it never saw", "what it took", "GPU minutes", "limit"),
+    "against_trl.py --only 2": ("shared, sync", "samples/s", "publishes", "of TRL"),
     "membership.py": (
         "two joins",
         "one is killed in a collective",
@@ -47,13 +48,13 @@ def test_the_small_form_prints_its_table(repository: Path, script: str, tmp_path
 
 
 def test_both_tables_come_of_the_same_runs(repository: Path, tmp_path: Path) -> None:
-    for script, words in ASYNCHRONOUS.items():
-        prints(repository, f"{script} --folder {tmp_path}", tmp_path, words)
+    for script, said in ASYNCHRONOUS.items():
+        prints(repository, f"{script} --folder {tmp_path}", tmp_path, said)
 
 
-def prints(repository: Path, script: str, folder: Path, words: Iterable[str]) -> None:
+def prints(repository: Path, script: str, folder: Path, said: Iterable[str]) -> None:
     name, *arguments = script.split()
     given = "--cpu", "--tiny", *arguments
     printed = small_form.printed(repository / "benchmarks/gpu" / name, given, folder / f"printed by {name}")
-    for word in words:
-        assert word in printed, printed
+    for part in said:
+        assert part in printed, printed

@@ -13,18 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity.buffer.policy import policy_of
-from trinity.buffer.shared import RunContext
+from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.policy import policy_of
+from trinity.buffer.state.window import StoredGroup, Window
 from trinity.buffer.tasks.feeder import Feeder
-from trinity.buffer.window import StoredGroup, Window
 from trinity.config import Plan, make_plan
 from trinity.config.load import parse
 from trinity.config.plan import Staleness
 from trinity.runtime.names import RunNames
-from trinity.sync.rollback import rolled_back
 from trinity.sync.store.records import Record
-from trinity.sync.store.state import judge
-from trinity.sync.versions import gate_step, next_live
+from trinity.sync.versions import GoLive, RollBack, current, gate_step, next_live, transition
 from trinity.weights import VersionState
 from trinity.weights.pointer import Live
 
@@ -59,6 +57,7 @@ class World:
     speeds: tuple[tuple[float, float], ...] = ((0.5, 0.5), (0.1, 0.1), (0.9, 0.05))
     comes_or_goes: float = 0.02
     fails: float = 0.05
+    retried: float = 0.0
     judged: float = 0.5
     rejected: float = 0.0
     withdrawn: float = 0.0
@@ -122,6 +121,8 @@ class Simulation:
             self._feed()
             for explorer in self.explorers:
                 self._explore(explorer)
+            if self.window.dead and self._happens(self.world.retried):
+                self.window.requeue(self._next(), self.random.choice(sorted(self.window.dead)))
             self._train()
         return False
 
@@ -132,7 +133,7 @@ class Simulation:
 
     def _publish(self, step: int) -> None:
         state = VersionState.VERIFIED if step == 0 else VersionState.STAGED
-        self.records.insert(0, Record(step, step, "", state, committed=True))
+        self.records.insert(0, Record(step, step, "", state))
         self._live = replace(self.context.live, newest_version=step, newest_step=step)
         self._settle()
 
@@ -147,9 +148,8 @@ class Simulation:
     def _settle(self) -> None:
         record = next_live(self.records, self._live)
         if record is not None:
-            before = self._live.version
-            self.records = [replace(r, was_live=r.was_live or r.version == before) for r in self.records]
-            self._live = replace(self._live, version=record.version, step=record.step)
+            self._live, live = transition(self._live, record, GoLive())
+            self.records[self.records.index(record)] = live
         self._live = replace(self._live, gate_step=gate_step(self.records, self._live))
 
     def _sync(self) -> None:
@@ -161,13 +161,13 @@ class Simulation:
                 self.records[index] = replace(record, state=state)
         self._settle()
         if self._happens(self.world.withdrawn):
-            retired = [r for r in self.records if judge(r, self._live).state is VersionState.RETIRED and r.was_live]
+            retired = [r for r in self.records if current(r, self._live).state is VersionState.RETIRED and r.was_live]
             if retired:
                 self._roll_back(self.random.choice(retired))
 
     def _roll_back(self, record: Record) -> None:
         """The buffer has fenced it before it writes another entry (LedgerWriter, Fences)."""
-        self._live = rolled_back(self._live, record, keep_experience=self._happens(0.3), reason="")
+        self._live, _ = transition(self._live, record, RollBack(self._happens(0.3)))
         rollback = self._live.rollback
         assert rollback is not None
         if not rollback.keep_experience:
@@ -184,6 +184,8 @@ class Simulation:
     def _feed(self) -> None:
         while self.context.fed < self.feeder.allowed():
             ordinal = self.context.fed + 1
+            if self.window.to_requeue:
+                self.window.requeued_through = self.window.to_requeue[0]
             self.queue.append(Attempt(ordinal, self.feeder.gate(ordinal)))
             self.context.fed = ordinal
         plan = self.plan
@@ -317,7 +319,7 @@ def simulate(
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_no_style_exceeds_its_bound_or_gets_stuck(style: str, data: st.DataObject) -> None:
-    world = data.draw(worlds(style=st.just(style)))
+    world = data.draw(worlds(style=st.just(style), retried=st.sampled_from([0.0, 0.1, 0.9])))
     assert simulate(world).violations == []
 
 

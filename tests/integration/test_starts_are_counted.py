@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support import starts
-from support.forked import ForkedModule
+from support.plugin import starts
+from support.runs.forked import ForkedModule
 
 pytestmark = pytest.mark.core
 

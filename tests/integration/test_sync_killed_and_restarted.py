@@ -10,9 +10,9 @@ from typing import TypeVar
 import grpc.aio
 import pytest
 
-from support.nats import NatsServer
-from support.service import ServiceProcess
-from support.sync_instances import CANARY, make_manifest
+from support.services.nats import NatsServer
+from support.services.service import ServiceProcess
+from support.services.sync_instances import CANARY, make_manifest
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.runtime import rpc
@@ -57,10 +57,10 @@ async def test_versions_members_and_watches_come_back(sync: ServiceProcess) -> N
     async with rpc.channel(sync.address) as channel:
         stub = sync_pb2_grpc.SyncServiceStub(channel)
         joined = await stub.Join(pb.JoinRequest(run="run", explorer_id="a", pid=1, host="h"), timeout=20)
-        await stub.Stage(pb.StageRequest(manifest=manifest), timeout=20)
+        await stub.Publish(pb.PublishRequest(manifest=manifest), timeout=20)
         sync.kill()
         sync.start()
-        await stub.Commit(pb.CommitRequest(run="run", version=0), timeout=20, wait_for_ready=True)
+        await stub.Publish(pb.PublishRequest(manifest=manifest), timeout=20, wait_for_ready=True)
         watch = stub.Watch(pb.WatchRequest(run="run", lease_id=joined.lease_id), timeout=60)
         async with asyncio.timeout(20):
             assert (await watch.read()).live.version == 0
@@ -75,20 +75,13 @@ async def test_versions_members_and_watches_come_back(sync: ServiceProcess) -> N
 
 
 @pytest.mark.slow
-async def test_killed_during_stage_commit_and_rollback(sync: ServiceProcess, tmp_path: Path) -> None:
+async def test_killed_during_publish_and_rollback(sync: ServiceProcess, tmp_path: Path) -> None:
     chance = random.Random(5)
     async with rpc.channel(sync.address) as channel:
         stub = sync_pb2_grpc.SyncServiceStub(channel)
         for version in range(1, 6):
-            stage = pb.StageRequest(manifest=manifest_to_proto(make_manifest(tmp_path, version)))
-            commit = pb.CommitRequest(run="run", version=version, versions_to_keep=10)
-            pause = chance.uniform(0, 0.02)
-            if version % 2:
-                await killed_during(sync, lambda s=stage: stub.Stage(s, timeout=5), pause)
-                await surely(lambda c=commit: stub.Commit(c, timeout=5))
-            else:
-                await surely(lambda s=stage: stub.Stage(s, timeout=5))
-                await killed_during(sync, lambda c=commit: stub.Commit(c, timeout=5), pause)
+            made = pb.PublishRequest(manifest=manifest_to_proto(make_manifest(tmp_path, version)), versions_to_keep=10)
+            await killed_during(sync, lambda made=made: stub.Publish(made, timeout=5), chance.uniform(0, 0.02))
             assert await states(stub) == {version: "LIVE"} | dict.fromkeys(range(1, version), "RETIRED")
         back = pb.RollbackRequest(run="run", version=2, reason="for the test")
         done = await killed_during(sync, lambda: stub.Rollback(back, timeout=5), 0.004)
@@ -107,9 +100,8 @@ async def test_killed_while_a_canary_is_awaited(sync: ServiceProcess, tmp_path: 
         stub = sync_pb2_grpc.SyncServiceStub(channel)
         claim = await stub.Claim(pb.ClaimRequest(run="run", trainer_id="t", pid=1, host="h"), timeout=20)
         joined = await stub.Join(pb.JoinRequest(run="run", explorer_id="a", pid=1, host="h"), timeout=20)
-        stage = pb.StageRequest(manifest=manifest_to_proto(manifest), lease_id=claim.lease_id)
-        await stub.Stage(stage, timeout=20)
-        await stub.Commit(pb.CommitRequest(run="run", version=1, lease_id=claim.lease_id), timeout=20)
+        made = pb.PublishRequest(manifest=manifest_to_proto(manifest), lease_id=claim.lease_id)
+        await stub.Publish(made, timeout=20)
         sync.kill()
         sync.start()
         watch = stub.Watch(pb.WatchRequest(run="run", lease_id=joined.lease_id), timeout=60, wait_for_ready=True)

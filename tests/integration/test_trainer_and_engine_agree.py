@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from support.shared_engine import ENGINE_TESTS
+from support.engines.shared_engine import ENGINE_TESTS
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.pool import EnginePool
@@ -132,7 +132,14 @@ async def test_a_group_sends_the_adapters_and_each_engine_merges_them(
     pool: EnginePool, versions: list[Version], quickstart_model: Path
 ) -> None:
     store = Store.serve("127.0.0.1")
-    group = {"epoch": 1, "backend": "gloo", "store_address": store.address, "world_size": 2, "timeout_seconds": 30.0}
+    group = {
+        "epoch": 1,
+        "backend": "gloo",
+        "store_address": store.address,
+        "store_secret": store.secret,
+        "world_size": 2,
+        "timeout_seconds": 30.0,
+    }
     await pool.enter_group(group, 1)
     trainer = await asyncio.to_thread(Group, store, 1, "gloo", 0, 2, torch.device("cpu"), 30.0)
     for number in (1, 2):

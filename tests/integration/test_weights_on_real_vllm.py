@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from support.shared_engine import ENGINE_TESTS, SEQUENCES, update_info
+from support.engines.shared_engine import ENGINE_TESTS, SEQUENCES, update_info
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine import start
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions
 from trinity.explorer.weights.fetch import fetch
-from trinity.explorer.weights.loads import WeightsWithdrawn
+from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.weights import Canary, Manifest, Probe
 
 pytestmark = [pytest.mark.extended, *ENGINE_TESTS]

@@ -1,9 +1,9 @@
-"""What tests on the shared vLLM engine guard (support/shared_engine.py), and the counter of starts."""
+"""What tests on the shared vLLM engine guard (support/engines/shared_engine.py), and the counter of starts."""
 
 from mutations.mutation import Mutation
 
 _ENGINE = "services/explorer/src/trinity/explorer/engine"
-_ON_VLLM = "services/explorer/tests/test_engine_on_real_vllm.py"
+_ON_VLLM = "services/explorer/tests/engine/test_engine_on_real_vllm.py"
 _WEIGHTS = "tests/integration/test_weights_on_real_vllm.py"
 _AGREE = "tests/integration/test_trainer_and_engine_agree.py"
 _WORKFLOWS = "tests/e2e/test_workflows_on_real_parts.py"
@@ -35,7 +35,7 @@ MUTATIONS = [
         f"{_ON_VLLM}::test_requests_that_do_not_fit_are_refused_by_name",
     ),
     Mutation(
-        f"{_ENGINE}/held_outputs.py",
+        f"{_ENGINE}/scheduler.py",
         "            self._loads += 1\n",
         "            self._loads += 0\n",
         f"{_ON_VLLM}::test_a_response_carries_a_span_for_every_version_that_sampled_it",
@@ -95,13 +95,13 @@ MUTATIONS = [
         f"{_WORKFLOWS}::test_every_trained_token_has_the_log_probability_it_has_in_its_conversation",
     ),
     Mutation(
-        "tests/support/starts/sitecustomize.py",
+        "tests/support/plugin/starts/sitecustomize.py",
         '        "vllm.v1.engine.core_client": _count_engines,\n',
         "",
         f"{_STARTS}::test_a_start_in_a_child_that_is_killed_counts[engines]",
     ),
     Mutation(
-        "tests/support/starts/__init__.py",
+        "tests/support/plugin/starts/__init__.py",
         '    os.environ["PYTHONPATH"] = ',
         "    _ = ",
         f"{_STARTS}::test_a_start_in_a_child_that_is_killed_counts[trainers]",

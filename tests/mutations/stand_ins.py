@@ -30,13 +30,15 @@ MUTATIONS = [
         "",
         f"{_ALGORITHMS}[on_policy_distill]",
     ),
-    Mutation(f"{_TRAINER}/loop.py", "self._plan.algorithm, experts)", "self._plan.algorithm)", f"{_ALGORITHMS}[mix]"),
+    Mutation(
+        f"{_TRAINER}/engine/step.py", "self.plan.algorithm, experts)", "self.plan.algorithm)", f"{_ALGORITHMS}[mix]"
+    ),
     Mutation(
         f"{_TRAINER}/data/examples.py", "(index + 1, -index - 1)", "(index + 1, index + 1)", f"{_ALGORITHMS}[dpo]"
     ),
     Mutation(f"{_TRAINER}/data/examples.py", "elif example.text:", "elif False:", f"{_ALGORITHMS}[cpt]"),
     Mutation(
-        f"{_TRAINER}/weights/verdicts.py",
+        f"{_TRAINER}/weights/verification.py",
         "for_good = True",
         "for_good = False",
         f"{_REJECTED}::test_a_version_that_fails_its_canary_ends_the_run_at_once_with_both_numbers",
@@ -48,21 +50,21 @@ MUTATIONS = [
         f"{_REJECTED}::test_a_version_that_fails_its_canary_ends_the_run_at_once_with_both_numbers",
     ),
     Mutation(
-        f"{_TRAINER}/loop.py",
+        f"{_TRAINER}/engine/step.py",
         'if policy == "stop":',
         'if policy == "":',
         f"{_BAD_STEPS}::test_a_loss_that_is_not_finite_stops_the_run_and_the_batch_is_kept",
     ),
     Mutation(
-        f"{_TRAINER}/loop.py",
-        'return batch, {"bad_step": 1.0}',
-        "return batch, {}",
+        f"{_TRAINER}/engine/step.py",
+        '{"bad_step": 1.0}',
+        "{}",
         f"{_BAD_STEPS}::test_the_same_run_goes_on_without_bad_batches_if_it_is_told_to",
     ),
     Mutation(
-        f"{_CLI}/supervise/stage.py",
-        '["monitor_args"] = None',
-        '["monitor_args"]',
+        f"{_CLI}/supervise/run_record.py",
+        "announcement(record))",
+        "record.model_dump_json().encode())",
         f"{_SFT}::test_it_trains_and_leaves_a_model",
     ),
     Mutation(
@@ -78,13 +80,13 @@ MUTATIONS = [
         f"{_LORA}::test_the_run_ends_well_and_every_version_is_loaded_and_computes_its_canary",
     ),
     Mutation(
-        f"{_TRAINER}/loop.py",
-        "write_adapters(folder, lora, self._plan.config.model.model_path, weights)",
+        f"{_TRAINER}/engine/checkpoints.py",
+        "write_adapters(folder, lora, self.plan.config.model.model_path, weights)",
         "pass",
         f"{_LORA}::test_checkpoints_have_the_adapters_and_the_last_one_a_whole_model",
     ),
     Mutation(
-        f"{_CLI}/commands/replay.py",
+        f"{_CLI}/commands/ledger/replay.py",
         '"save_hf_checkpoint": "last"',
         '"save_hf_checkpoint": "never"',
         f"{_REPLAY}::test_a_replay_of_the_finished_run_from_a_checkpoint_is_identical",

@@ -1,10 +1,11 @@
 """Malformed messages at every RPC and every subject: no crash, no hang, no INTERNAL, no growth over 10 %.
 
-    python tests/security/fuzz.py [--calls 10000] [--messages 2000] [--seed 0]
+    python tests/security/fuzz.py [--calls 10000] [--messages 2000] [--seed 0] [--services buffer,sync]
 
-Buffer, sync and environment are processes of their own on a real nats-server; of trainer and explorer the gRPC edges
-run here, without their engines. After the messages the buffer is started again and has to serve the run's steps.
-Prints one table; exit code 1 on a violation.
+Buffer, sync, environment and trainer are processes of their own on a real nats-server; the trainer has a tiny model and
+waits for the first batch of a run of its own, whose versions and members are those that the messages at sync name. Of
+the explorer the gRPC edge runs here, with a real tokenizer and an engine that always says the same. After the messages
+the buffer is started again and has to serve the run's steps. Prints one table; exit code 1 on a violation.
 """
 
 import argparse
@@ -12,10 +13,12 @@ import asyncio
 import importlib
 import logging
 import random
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import grpc
 import grpc.aio
+import numpy as np
 import psutil
 import structlog
 from google.protobuf import message_factory
@@ -31,26 +35,59 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from rich.console import Console
 from rich.table import Table
 
-from support.buffer_run import BufferRun
-from support.nats import NatsServer
-from support.peers import explorer
-from support.service import ServiceProcess
+from support.runs.buffer_run import BufferRun
+from support.runs.peers import explorer
+from support.services.nats import NatsServer
+from support.services.service import ServiceProcess
 from trinity.api.explorer.v1 import explorer_pb2_grpc
-from trinity.api.trainer.v1 import trainer_pb2_grpc
+from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
+from trinity.config.schema.model import ModelConfig
+from trinity.data.experience import Limits, SamplingParams, VersionSpan
+from trinity.environments import ENVIRONMENTS
+from trinity.environments.scorers import SCORERS
+from trinity.explorer.chat import ChatTokenizer
+from trinity.explorer.rollout.loop import Progress
 from trinity.explorer.servicer import ExplorerServicer
+from trinity.explorer.types import Completion
 from trinity.runtime import headers, names, rpc
 from trinity.runtime.broker import connect
-from trinity.trainer.control import Control
-from trinity.trainer.servicer import TrainerServicer
+from trinity.sdk.contract import PROTOCOL_VERSION
+from trinity.weights import ExplorerState
 
+ROOT = Path(__file__).parents[2]
 SERVICES = ("buffer", "sync", "environment", "explorer", "trainer")
 BAD_CODES = ("INTERNAL", "UNKNOWN")
-GROWTH = 1.10
+OWNER = names.owner_of("tester")
+GROWTH, GROWTH_CALLS = 1.10, 1000  # with fewer calls of each method the first ones' imports and pools count as growth
 _CALL_SECONDS = 5.0
+_SCORE_SECONDS = 45.0  # a scorer may take BUDGET_SECONDS (trinity.sdk.scoring)
 _STREAM_SECONDS = 0.3
 _AT_ONCE = 32
 _CLIENTS_OWN = "Internal error from Core"  # no server says it
 _STEPS = 3
+_TRAINER_SECONDS = 400.0
+_TOKEN = "fuzz"
+_ROW = '{"nums": [1, 2, 3], "target": 6, "question": "1+1", "answer": "2", "id": "FrozenLake-v1", "seed": 1}'
+_KNOWN: dict[str, dict[str, list[Any]]] = {
+    "environment": {
+        "environment": sorted(ENVIRONMENTS),
+        "scorer": sorted(SCORERS),
+        "task_json": [_ROW],
+        "args_json": ["{}", '{"max_steps": 1}', '{"with_think": true}'],
+        "protocol_version": [PROTOCOL_VERSION],
+        "token": [_TOKEN],
+        "name": ["ours"],
+        "step_timeout_seconds": [1.0],
+    },
+    "explorer": {
+        "prompt_token_ids": [1, 2, 127],
+        "messages_json": [
+            '[{"role": "user", "content": "?"}]', '[{"role": 7}]', "[[]]", '[{"content": null, "role": "\\u0000"}]',
+            '[{"role": "user", "content": [{"type": "text"}]}]', '[{"role": "user", "content": "\\ud800"}]',
+        ],
+        "max_tokens": [8], "min_tokens": [0], "temperature": [1.0], "top_p": [1.0], "n": [1, 3],
+    },
+}  # fmt: skip
 # They wait by their contract: for room, for the log, for the end of a step or of running tasks.
 _MAY_WAIT = ("PublishTasks", "Fence", "Drain", "StreamBatches", "Watch", "Attach", "Episode", "Pause", "Checkpoint")
 
@@ -68,9 +105,10 @@ class Row:
 class Maker:
     """Messages of a type with random content, and what becomes of their bytes when some are changed."""
 
-    def __init__(self, seed: int, run: str) -> None:
+    def __init__(self, seed: int, run: str, **known: list[Any]) -> None:
+        """`known`: values by the name of a field, with which a message comes further than with random ones."""
         self._random = random.Random(seed)
-        self._run = run
+        self._known = {"run": [run], **known}
 
     def data(self, kind: Descriptor) -> bytes:
         chance = self._random.random()
@@ -108,8 +146,8 @@ class Maker:
             setattr(message, one.name, self._value(one))
 
     def _value(self, one: FieldDescriptor) -> Any:
-        if one.name == "run" and self._random.random() < 0.8:
-            return self._run
+        if one.name in self._known and self._random.random() < 0.8:
+            return self._random.choice(self._known[one.name])
         match one.cpp_type:
             case FieldDescriptor.CPPTYPE_STRING if one.type == FieldDescriptor.TYPE_BYTES:
                 return self._random.randbytes(self._random.randrange(60))
@@ -153,12 +191,16 @@ def methods_of(service: str) -> list[MethodDescriptor]:
     return list(pb.DESCRIPTOR.services_by_name[f"{service.capitalize()}Service"].methods)
 
 
+def _seconds(method: MethodDescriptor) -> float:
+    return _SCORE_SECONDS if method.name == "Score" else _CALL_SECONDS
+
+
 async def call(channel: grpc.aio.Channel, method: MethodDescriptor, maker: Maker) -> str:
     """The status of one call; "HANGS" for one that should have ended."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     many_in, many_out = method.client_streaming, method.server_streaming
     messages = [maker.data(method.input_type) for _ in range(3 if many_in else 1)]
-    seconds = _STREAM_SECONDS if method.name in _MAY_WAIT else _CALL_SECONDS
+    seconds = _STREAM_SECONDS if method.name in _MAY_WAIT else _seconds(method)
     try:
         if not many_in and not many_out:
             await channel.unary_unary(path)(messages[0], timeout=seconds)
@@ -202,17 +244,22 @@ async def fuzz_method(address: str, method: MethodDescriptor, calls: int, maker:
             await asyncio.gather(*(one() for _ in range(min(1000, calls - begin))))
     row.problems += [f"{row.codes[code]} {code}" for code in BAD_CODES if row.codes[code]]
     if row.codes["HANGS"]:
-        row.problems.append(f"{row.codes['HANGS']} calls did not end in {_CALL_SECONDS:g} s")
+        row.problems.append(f"{row.codes['HANGS']} calls did not end in {_seconds(method):g} s")
     if row.codes["UNAVAILABLE"] and method.name not in _MAY_WAIT and row.codes["UNAVAILABLE"] == row.sent:
         row.problems.append("the service does not answer any more")
     return row
 
 
 async def fuzz_rpcs(
-    addresses: dict[str, str], processes: dict[str, ServiceProcess], calls: int, maker: Maker
+    addresses: dict[str, str],
+    processes: dict[str, ServiceProcess],
+    calls: int,
+    makers: dict[str, Maker],
+    services: Sequence[str],
 ) -> list[Row]:
     rows = []
-    for service in SERVICES:
+    for service in services:
+        maker = makers[service]
         found = [await fuzz_method(addresses[service], m, max(1, calls // 2), maker) for m in methods_of(service)]
         before = _resident(processes.get(service))  # warm: gRPC and the allocator fill pools in some thousand calls
         for row, method in zip(found, methods_of(service), strict=True):
@@ -220,7 +267,7 @@ async def fuzz_rpcs(
             row.sent, row.codes = row.sent + again.sent, row.codes + again.codes
             row.problems += again.problems
         rows += found
-        rows.append(_size(service, processes.get(service), before))
+        rows.append(_size(service, processes.get(service), before, bounded=calls >= GROWTH_CALLS))
     return [row for row in rows if row.sent or row.problems]
 
 
@@ -228,7 +275,7 @@ def _resident(process: ServiceProcess | None) -> int:
     return int(psutil.Process(process.pid).memory_info().rss) if process is not None and process.is_running() else 0
 
 
-def _size(service: str, process: ServiceProcess | None, before: int) -> Row:
+def _size(service: str, process: ServiceProcess | None, before: int, *, bounded: bool) -> Row:
     row = Row(f"{service}: memory")
     if process is None:
         return row
@@ -237,7 +284,7 @@ def _size(service: str, process: ServiceProcess | None, before: int) -> Row:
         return row
     after, row.sent = _resident(process), 1
     row.codes[f"{before >> 20} to {after >> 20} MiB"] = 1
-    if before and after > GROWTH * before:
+    if bounded and before and after > GROWTH * before:
         row.problems.append(f"grew by {after / before - 1:.0%}")
     return row
 
@@ -245,10 +292,10 @@ def _size(service: str, process: ServiceProcess | None, before: int) -> Row:
 def subjects(run: str) -> list[str]:
     one = names.RunNames(run)
     return [
-        one.task("sums", 1), one.evaluation_task("sums"), one.experience(0, "sums"),
-        one.experience(0, "sums", blob=True),
-        one.failure("sums"), one.control, one.evaluation("sums"), one.batch(1), one.batch(7), one.skip(1), one.cursor,
-        one.dead_letter(1), one.blob("0" * 32, 0),
+        one.task("sums", 1), one.evaluation_task("sums"), one.experience(OWNER, 0, "sums"),
+        one.experience(OWNER, 0, "sums", blob=True), one.failure(OWNER, "sums"), one.control,
+        one.evaluation(OWNER, "sums"), one.batch(1), one.batch(7), one.skip(1), one.cursor, one.dead_letter(1),
+        one.blob(OWNER, "0" * 32, 0),
     ]  # fmt: skip
 
 
@@ -282,42 +329,80 @@ async def fuzz_subjects(run: BufferRun, messages: int, maker: Maker) -> list[Row
     return [*rows, row]
 
 
-async def fuzz(calls: int, messages: int, seed: int) -> list[Row]:
+async def fuzz(calls: int, messages: int, seed: int, services: Sequence[str] = SERVICES) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="trinity-fuzz-") as name:
         folder = Path(name)
         nats = NatsServer(folder / "nats")
         nats.start()
         changes: dict[str, Any] = {"explorer": {"max_dead_letters_in_a_row": 0}}
         run = BufferRun(folder, nats, steps=_STEPS, **changes).start()
-        environment = ServiceProcess("environment", folder).start()
+        environment = ServiceProcess("environment", folder, ATTACH_TOKEN=_TOKEN).start()
+        learning, trainer = start_trainer(folder / "learning", nats)
         server = grpc.aio.server(interceptors=[rpc.Edge()], options=rpc.SERVER_OPTIONS)
-        explorer_pb2_grpc.add_ExplorerServiceServicer_to_server(ExplorerServicer(_NoEngine()), server)  # type: ignore[arg-type]
-        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(TrainerServicer(Control(), run.run, 1, folder), server)
+        explorer_pb2_grpc.add_ExplorerServiceServicer_to_server(
+            ExplorerServicer(_Explorer(folder / "learning/model")), server
+        )  # type: ignore[arg-type]
         here = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
-        processes = {"buffer": run.buffer, "sync": run.sync, "environment": environment}
+        processes = {"buffer": run.buffer, "sync": run.sync, "environment": environment, "trainer": trainer}
         addresses = {name: process.address for name, process in processes.items()}
+        makers = {name: Maker(seed + 1, run.run, **_KNOWN.get(name, {})) for name in SERVICES}
+        makers["trainer"] = Maker(seed + 1, learning.run)
+        makers["sync"] = Maker(seed + 1, learning.run, lease_id=[await _join(run.sync.address, learning.run)])
         try:
             rows = await fuzz_subjects(run, messages, Maker(seed, run.run)) if messages else []
-            addresses |= {"explorer": here, "trainer": here, "buffer": run.buffer.address}
-            return rows + (await fuzz_rpcs(addresses, processes, calls, Maker(seed + 1, run.run)) if calls else [])
+            addresses |= {"explorer": here, "buffer": run.buffer.address}
+            return rows + (await fuzz_rpcs(addresses, processes, calls, makers, services) if calls else [])
         finally:
             await server.stop(grace=0)
             environment.kill()
+            trainer.kill()
+            learning.stop()
             run.stop()
             nats.stop()
 
 
-class _NoEngine:
-    """An explorer that is still starting."""
+def start_trainer(folder: Path, nats: NatsServer) -> tuple[BufferRun, ServiceProcess]:
+    """A real trainer, with buffer and sync service of its own run, in which no explorer answers."""
+    folder.mkdir()
+    model = folder / "model"
+    subprocess.run([sys.executable, ROOT / "examples/quickstart/make_model.py", model], check=True, timeout=400)
+    run = BufferRun(folder, nats, model={"model_path": str(model)}).start()
+    settings = {"CONFIG_FILE": str(run.config_file), "BUFFER_ADDRESS": run.buffer.address, "DEVICE": "cpu"}
+    trainer = ServiceProcess("trainer", folder, SYNC_ADDRESS=run.sync.address, THREADS="1", **settings)
+    return run, trainer.start(_TRAINER_SECONDS)
 
-    pool = tokenizer = follower = None
+
+async def _join(sync: str, run: str) -> str:
+    """The lease of a member of the run, once its trainer has published the base model."""
+    async with rpc.channel(sync) as channel:
+        stub = sync_pb2_grpc.SyncServiceStub(channel)
+        joined = await stub.Join(sync_pb2.JoinRequest(run=run, explorer_id="fuzz"), timeout=20)
+        return str(joined.lease_id)
+
+
+class _Explorer:
+    """An explorer whose engine says the same to everybody."""
+
+    follower = None
     explorer_id = run_id = "fuzz"
-    groups_stored = failed_attempts = running_tasks = 0
-    draining = False
+    progress = Progress()
+    limits = Limits(64, 300)
+    tokens_generated = 0
 
-    def state(self) -> str:
-        return "starting"
+    def __init__(self, model: Path) -> None:
+        self.pool = self
+        self.tokenizer = ChatTokenizer(ModelConfig(model_path=str(model)))
+
+    def tokens_per_second(self) -> float:
+        return 0.0
+
+    async def generate(self, prompt: list[int], sampling: SamplingParams) -> list[Completion]:
+        tokens = np.array([5, 6], np.int32)
+        return [Completion(tokens, np.zeros(2, np.float32), (VersionSpan(0, 0, 2),), "stop")] * sampling.n
+
+    def state(self) -> ExplorerState:
+        return ExplorerState.STARTING
 
     async def drain_tasks(self, grace_seconds: float) -> tuple[int, int]:
         return 0, 0
@@ -338,9 +423,12 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=10_000, help="of each RPC")
     parser.add_argument("--messages", type=int, default=2_000, help="at each subject")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--services", type=lambda names: names.split(","), default=SERVICES, help="whose RPCs, with commas"
+    )
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    rows = asyncio.run(fuzz(args.calls, args.messages, args.seed))
+    rows = asyncio.run(fuzz(args.calls, args.messages, args.seed, args.services))
     Console(width=160).print(table(rows))
     violations = sum(bool(row.problems) for row in rows)
     print(f"{sum(row.sent for row in rows)} messages, {violations} places with violations")

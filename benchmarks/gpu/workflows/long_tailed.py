@@ -12,8 +12,8 @@ from pathlib import Path
 
 from trinity.data.experience import Experience, Truncation
 from trinity.explorer.environments.client import Score
+from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
-from trinity.explorer.workflows.together import gather_rollouts
 from trinity.plugins import workflow
 
 

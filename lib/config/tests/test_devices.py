@@ -6,7 +6,20 @@ from pathlib import Path
 import pytest
 
 from trinity.config import Plan, make_plan
-from trinity.config.devices import Gpu, TorchBuild, detect_gpus, device_of, mismatch, problems, torch_build, visible
+from trinity.config.devices import (
+    Gpu,
+    MemorySplit,
+    TorchBuild,
+    describe_sharing,
+    detect_gpus,
+    device_of,
+    mismatch,
+    problems,
+    ranks_sharing,
+    split_memory,
+    torch_build,
+    visible,
+)
 from trinity.config.load import parse
 from trinity.config.memory import Sharding, cache_gib, certain_gib, host_gib
 
@@ -113,16 +126,65 @@ def test_gpus_that_torch_cannot_use_are_not_passed_over_in_silence() -> None:
 @pytest.mark.parametrize(
     ("overrides", "here", "said"),
     [
-        (["engine_num=4"], 4, "4 engine(s) of 1 GPU(s) and at least one for the trainer do not fit on the 4 GPU(s) "
+        (["engine_num=5"], 4, "5 engine(s) of 1 GPU(s) and at least one for the trainer do not fit on the 4 GPU(s) "
                               "here; set it to 3"),
-        (["engine_num=1", "tensor_parallel_size=4"], 4, "set explorer.rollout_model.tensor_parallel_size to 3 or less"),
-        (["engine_num=1"], 1, "this takes 2 GPUs; set CUDA_VISIBLE_DEVICES to nothing"),
+        (["engine_num=1", "tensor_parallel_size=5"], 4, "set explorer.rollout_model.tensor_parallel_size to 3 or less"),
+        (["engine_num=2"], 1, "this takes 3 GPUs; set CUDA_VISIBLE_DEVICES to nothing"),
     ],
 )  # fmt: skip
 def test_too_few_gpus_are_said_with_what_would_fit(overrides: list[str], here: int, said: str) -> None:
     plan = plan_of(*(f"explorer.rollout_model.{override}" for override in overrides))
     problem = found(plan, gpus(here))["explorer.rollout_model.engine_num"]
     assert said in problem
+
+
+def test_engines_that_need_every_gpu_share_them_with_the_trainer() -> None:
+    plan = plan_of(text=BASE.replace("7.0B", "1.5B"))
+    assert found(plan, gpus(1, gib=80)) == {}
+    # 1.5e9 x 18 bytes of states and 4 GiB beside; 3.0e9 bytes of weights and 4 GiB beside for the engine.
+    split = split_memory(plan, gpus(1, gib=80)[0], 1)
+    assert isinstance(split, MemorySplit)
+    assert split.engine + split.trainer == pytest.approx(79)
+    assert split.trainer >= 1.5e9 * 18 / 2**30 + 4
+    assert split.engine >= 3e9 / 2**30 + 4
+    assert describe_sharing(plan, gpus(1, gib=80)) == (
+        f"engine and trainer share each GPU: {split.engine:.1f} and {split.trainer:.1f} GiB of "
+        "GPU 0 (NVIDIA Some, 80.0 GiB)"
+    )
+    assert describe_sharing(plan, gpus(2)) == "", "the trainer has one of its own"
+    four = plan_of("explorer.rollout_model.engine_num=4", text=BASE.replace("7.0B", "1.5B"))
+    assert found(four, gpus(4, gib=80)) == {}
+    assert ranks_sharing(four) == 4
+
+
+def test_what_engine_and_trainer_may_take_is_said_where_they_do_not_fit() -> None:
+    problem = found(plan_of(), gpus(1, gib=100))["explorer.rollout_model.engine_num"]
+    assert problem.startswith("engine and trainer share GPU 0 (NVIDIA Some, 100.0 GiB): the engine needs at least 17.0")
+    assert "the trainer 121.3 (states 117.3)" in problem
+    assert "with trainer.deepspeed.offload_optimizer it is" in problem
+    assert problem.endswith(", or use another GPU")
+    assert found(plan_of("trainer.deepspeed.offload_optimizer=true"), gpus(1, gib=100)) == {}
+    small = BASE.replace("7.0B", "1.5B")
+    greedy = found(plan_of("explorer.rollout_model.gpu_memory_utilization=0.9", text=small), gpus(1, gib=80))
+    said = greedy["explorer.rollout_model.gpu_memory_utilization"]
+    assert said.startswith("is 0.9: 72.0 of GPU 0 (NVIDIA Some, 80.0 GiB), which the trainer shares")
+    most = float(said.partition("set it to ")[2].split()[0])
+    fits = plan_of(f"explorer.rollout_model.gpu_memory_utilization={most}", text=small)
+    assert found(fits, gpus(1, gib=80)) == {}
+
+
+def test_the_cache_of_all_rollouts_is_the_most_a_sharing_engine_takes(tmp_path: Path) -> None:
+    path = engine_model(tmp_path, layers=4)  # 16 KiB a token; 8 x 4 rollouts of 4,096 tokens take 2 GiB
+    (tmp_path / "model.safetensors").open("wb").truncate(2**30)
+    for offset in (0, 1):
+        plan = plan_of(f"model.model_path={path}", f"synchronizer.sync_offset={offset}")
+        split = split_memory(plan, gpus(1, gib=140)[0], 1)
+        assert isinstance(split, MemorySplit)
+        assert split.engine == pytest.approx(1 + 4 + 2 * (1 + offset), abs=0.01)
+
+
+def test_a_gpu_that_is_named_twice_is_one() -> None:
+    assert [gpu.index for gpu in visible(LISTING, "0,0,GPU-aaaa")] == ["0"]
 
 
 def test_what_fits_is_no_problem() -> None:
@@ -133,7 +195,8 @@ def test_what_fits_is_no_problem() -> None:
 
 def test_the_cluster_of_the_yaml_limits_what_is_used() -> None:
     rollout = "explorer.rollout_model.engine_num=2"
-    assert "engine_num" in str(found(plan_of(rollout, "cluster.node_num=1", "cluster.gpu_per_node=3"), gpus(2)))
+    shared = plan_of(rollout, "cluster.node_num=1", "cluster.gpu_per_node=2", text=BASE.replace("7.0B", "1.5B"))
+    assert describe_sharing(shared, gpus(8)).startswith("engine and trainer share each GPU")
     assert found(plan_of("cluster.node_num=1", "cluster.gpu_per_node=2"), gpus(8)) == {}
 
 

@@ -8,9 +8,9 @@ from types import ModuleType
 import pytest
 
 from trinity.config import load, make_plan
-from trinity.config.algorithms import ALGORITHMS
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.datasets import reader
+from trinity.plugins.declarations import ALGORITHMS
 
 pytestmark = pytest.mark.core
 
@@ -32,7 +32,7 @@ def test_there_is_one_for_every_algorithm_and_no_other(repository: Path) -> None
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_is_what_the_template_says_and_is_accepted(name: str, repository: Path, maker: ModuleType) -> None:
     file = repository / f"examples/algorithms/{name}.yaml"
-    assert file.read_text() == maker.text(name), "run examples/algorithms/make.py"
+    assert file.read_text() == maker.text(name), "run examples/generate.py"
     plan = make_plan(load(file))
     assert plan.algorithm.algorithm_type == name
     assert plan.algorithm.offline == (name in ("sft", "cpt", "dpo"))

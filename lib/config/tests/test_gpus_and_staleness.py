@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trinity.config import ConfigError, Plan, make_plan
 from trinity.config.advice import memory
 from trinity.config.load import parse
-from trinity.config.memory import parameters_of
+from trinity.config.memory import parameters_of, vocabulary_of
 from trinity.config.plan import GpuSplit, Staleness
 
 pytestmark = pytest.mark.core
@@ -82,11 +82,14 @@ def test_what_is_taken_fits_into_the_cluster_with_a_gpu_for_the_trainer(
 ) -> None:
     total = nodes * each
     overrides = [*cluster(nodes, each), *engines(engine, parallel)]
-    if total and engine * parallel >= total:
+    if total and engine * parallel > total:
         assert "explorer.rollout_model.engine_num" in problems(*overrides)
         return
     gpus = plan_of(*overrides).gpus
-    assert gpus.explorer + gpus.auxiliary + gpus.trainer == total if total else gpus.trainer == 0
+    if gpus.shared:
+        assert gpus.explorer == gpus.trainer == total
+    else:
+        assert gpus.explorer + gpus.auxiliary + gpus.trainer == total if total else gpus.trainer == 0
 
 
 def test_engines_and_auxiliary_models_that_do_not_fit_are_refused_with_the_sum() -> None:
@@ -94,9 +97,8 @@ def test_engines_and_auxiliary_models_that_do_not_fit_are_refused_with_the_sum()
     assert (
         said == "2 engines of 1 GPU(s) take 2 and the auxiliary models 3 of the cluster's 4 GPUs, more than there are"
     )
-    assert "leave none for the trainer" in problems(*cluster(1, 5), *engines(2), JUDGES)[
-        "explorer.rollout_model.engine_num"
-    ]  # fmt: skip
+    shared = plan_of(*cluster(1, 5), *engines(2), JUDGES).gpus
+    assert (shared.explorer, shared.auxiliary, shared.trainer, shared.shared) == (2, 3, 2, True)
     assert plan_of(*cluster(1, 5), *engines(2), JUDGES, "mode=explore").gpus.explorer == 2
     assert "more than there are" in str(problems(*cluster(1, 4), *engines(2), JUDGES, "mode=explore"))
 
@@ -105,6 +107,8 @@ def test_ranks_that_no_gpu_is_left_for_are_refused() -> None:
     said = problems(*cluster(1, 8), *engines(4), "trainer.num_ranks=5")
     assert said == {"trainer.num_ranks": "is 5, but 4 of the cluster's 8 GPUs are left for it"}
     assert plan_of(*cluster(1, 8), *engines(4), "trainer.num_ranks=4").gpus.trainer == 4
+    said = problems(*cluster(1, 4), *engines(4), "trainer.num_ranks=5")
+    assert said == {"trainer.num_ranks": "is 5, but the engines, whose GPUs it shares, have 4"}
     assert plan_of(*engines(4), "trainer.num_ranks=64").gpus.trainer == 0  # the machine decides
     said = problems(*cluster(1, 4), "trainer.num_ranks=5", text=SFT)
     assert said == {"trainer.num_ranks": "is 5, but 4 of the cluster's 4 GPUs are left for it"}
@@ -312,3 +316,12 @@ def test_what_surprises_users_is_said(old: str, new: str, said: str) -> None:
     assert old in BASE
     assert not any(said in notice for notice in parse(BASE).notices)
     assert any(said in notice for notice in parse(BASE.replace(old, new)).notices)
+
+
+def test_the_vocabulary_is_known_by_folder_and_by_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert vocabulary_of("owner/tiny") == 0
+    snapshot = tmp_path / "models--owner--tiny/snapshots/0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"vocab_size": 151936}')
+    assert vocabulary_of("owner/tiny") == vocabulary_of(str(snapshot)) == 151936

@@ -68,6 +68,13 @@ def test_dpo_on_a_dataset_takes_rows_as_pairs() -> None:
     assert plan_of(**pairs("file", repeat_times=2)).groups_per_step == 4, "a pair counts as two experiences"
 
 
+def test_a_dataset_of_pairs_needs_no_storage_type() -> None:
+    plan = plan_of(**pairs(None))
+    assert (plan.offline, plan.algorithm.rows, plan.groups_per_step) == (True, "pairs", 8)
+    with pytest.raises(ConfigError, match=r"taskset: is missing; dpo needs tasks"):
+        plan_of(**pairs("queue", repeat_times=2))
+
+
 def test_dpo_on_rollouts_still_compares_the_rollouts_of_a_task() -> None:
     taskset = {"taskset": {"name": "t", "path": "d.jsonl"}}
     rolled_out: dict[str, Any] = {"buffer": {"batch_size": 2, "explorer_input": taskset}}

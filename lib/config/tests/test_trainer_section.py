@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trinity.config.checks.trainer import check_trainer
+from trinity.config.checks.sections import check_trainer
 from trinity.config.schema.trainer import TrainerConfig
 
 pytestmark = pytest.mark.core

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.archives import Place
-from support.postgres import PostgresServer, find_programs
+from support.data.archives import Place
+from support.services.postgres import PostgresServer, find_programs
 
 _numbers = itertools.count()
 

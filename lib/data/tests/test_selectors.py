@@ -4,10 +4,10 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trinity.buffer.tasks.mixture import Mixture
+from trinity.buffer.tasks.source import Mixture
 from trinity.config.schema.buffer import SelectorConfig
 from trinity.data.datasets import DatasetError
 from trinity.data.selectors import DifficultyBased, Selector, make_selector
@@ -84,6 +84,7 @@ class FakeSource:
 
 
 @given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4), cycles=st.integers(1, 3))
+@example(sizes=[1, 2, 16, 30], cycles=1)
 def test_several_tasksets_give_every_row_once_a_cycle_evenly(sizes: list[int], cycles: int) -> None:
     mixture = Mixture([FakeSource(str(i), size, 1.0) for i, size in enumerate(sizes)])  # type: ignore[arg-type]
     total = sum(sizes)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.experience import make_experience, make_group, make_task
+from support.data.experience import make_experience, make_group, make_task
 from trinity.api.common.v1 import tensor_pb2
 from trinity.data import wire
-from trinity.data.arrays import from_tensor, to_tensor
 from trinity.data.experience import AttemptFailure, Experience, Group, SamplingParams, VersionSpan
+from trinity.data.wire import from_tensor, to_tensor
 from trinity.runtime.errors import FailureCause, InvalidInput
 
 pytestmark = pytest.mark.core
@@ -122,3 +122,11 @@ def test_no_bytes_break_the_decoder(data: bytes) -> None:
 def test_wrong_sampling_is_refused(field: str, values: dict[str, float]) -> None:
     with pytest.raises(InvalidInput, match=f"sampling.{field}"):
         SamplingParams(**values)  # type: ignore[arg-type]
+
+
+def test_tasks_of_older_archives_call_their_requeues_life() -> None:
+    task = make_task(requeues=2)
+    assert wire.task_to_json(task)["requeues"] == 2
+    older = {**wire.task_to_json(task), "life": 2}
+    del older["requeues"]
+    assert wire.task_from_json(older) == task

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("alfworld", reason="alfworld is not installed: pip install -e '.[alfworld]'")
 
-from support.playing import play, random_policy
-from trinity.environments.alfworld.data import find_games
+from support.environments.playing import play, random_policy
 from trinity.environments.alfworld.engine import Engine, write_game
 from trinity.environments.alfworld.environment import AlfWorld
 from trinity.environments.alfworld.rooms import TASK_TYPES, draw_room
@@ -101,7 +100,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_game_files_are_found_and_played(data: Path) -> None:
-    (path,) = find_games(data, "train")
+    path = data / "train/pick-Apple/trial_1/game.tw-pddl"
     for name in (str(path), str(path.relative_to(data))):
         task = {"game_file": name}
         assert play(AlfWorld(), AlfWorld.oracle(task, {}, 0), task).won

@@ -1,6 +1,7 @@
 """Environments of other libraries and protocols: Gymnasium, reasoning-gym, OpenEnv, MCP tools."""
 
 import json
+import re
 import sys
 import threading
 import time
@@ -15,10 +16,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from support.playing import play
+from support.environments.playing import play
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.bridges import mcp
-from trinity.environments.bridges.gymnasium import Gymnasium
+from trinity.environments.bridges.gymnasium import Gymnasium, without_colours
 from trinity.environments.bridges.mcp import McpTools
 from trinity.environments.bridges.openenv import OpenEnv
 from trinity.environments.bridges.reasoning_gym import ReasoningGym
@@ -50,6 +51,41 @@ class TestGymnasium:
 
     def test_without_names_the_numbers_are_the_names(self) -> None:
         assert play(Gymnasium(), [write("2"), write("1")], LAKE).won
+
+    def test_taxi_shows_taxi_passenger_and_goal(self) -> None:
+        import gymnasium
+
+        text = play(Gymnasium(), [], {"id": "Taxi-v4", "seed": 1}).last.text
+        game = gymnasium.make("Taxi-v4").unwrapped
+        game.reset(seed=1)
+        row, column, passenger, goal = game.decode(game.s)
+        letter = "RGYB"
+        lines = text.splitlines()
+        board = lines.index("+---------+") + 1
+        plain = [re.sub(r"[\[\]()<>]", "", line) for line in lines[board : board + 5]]
+        assert [len(line) for line in plain] == [11] * 5
+        assert f"({letter[passenger]})" in text
+        assert f"<{letter[goal]}>" in text
+        cell = plain[row][2 * column + 1]
+        assert f"[{cell}]" in lines[board + row]
+        assert "Marks: (x) the passenger, <x> the goal, [x] the taxi, empty." in text
+
+    @pytest.mark.parametrize(
+        ("rendered", "shown"),
+        [
+            ("a\x1b[41mS\x1b[0mb", "a[S]b"),
+            (
+                "\x1b[34;1m\x1b[43mR\x1b[0m\x1b[0m \x1b[35mG\x1b[0m",
+                "([R]) <G>\nMarks: (x) blue, <x> magenta, [x] yellow",
+            ),
+            ("\x1b[31m\x1b[1mX\x1b[0m.", "{X}."),
+            ("\x1b[2J\x1b[1;1Hx\x1b[m", "x"),
+            ("\x1b[mx\x1b[0m", "x"),
+        ],
+    )
+    def test_colours_become_marks(self, rendered: str, shown: str) -> None:
+        assert without_colours(rendered).startswith(shown)
+        assert "\x1b" not in without_colours(rendered)
 
     def test_an_episode_that_ends_without_the_reward_is_no_success(self) -> None:
         played = play(Gymnasium(), [write("1")], LAKE)
@@ -130,7 +166,7 @@ class TestReasoningGym:
 class TestOpenEnv:
     @pytest.fixture
     def server(self) -> Iterator[tuple[str, Any]]:
-        from support.openenv_server import openenv_server
+        from support.environments.openenv_server import openenv_server
 
         with openenv_server() as running:
             yield running

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.playing import play
+from support.environments.playing import play
 from trinity.environments.arithmetic import evaluate, find_expression
 from trinity.environments.countdown import Countdown, generate
 from trinity.environments.countdown_rules import Puzzle

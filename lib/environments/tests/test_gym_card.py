@@ -4,13 +4,10 @@ import random
 
 import pytest
 
-from support.playing import play
+from support.environments.playing import play
 from trinity.environments.arguments import Arguments
 from trinity.environments.game import Unsolvable
-from trinity.environments.gym_card.blackjack import BlackJack, total
-from trinity.environments.gym_card.environment import GymCard
-from trinity.environments.gym_card.number_line import NumberLine
-from trinity.environments.gym_card.points import RANKS, EZPoints, Points24, find_formula
+from trinity.environments.gym_card import RANKS, BlackJack, EZPoints, GymCard, NumberLine, Points24, find_formula, total
 from trinity.environments.replies import write
 from trinity.runtime.errors import InvalidInput
 

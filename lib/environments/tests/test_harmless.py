@@ -58,7 +58,7 @@ def test_formulas_values_and_words_are(answer: str) -> None:
 def test_programs_and_towers_are_not(answer: str) -> None:
     begin = time.monotonic()
     assert not harmless(answer)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10
 
 
 @given(st.text(alphabet="09ax_+-*/^()[]{}<>.,'\"! \n", max_size=60))
@@ -70,5 +70,5 @@ def test_every_accepted_answer_is_evaluated_at_once(answer: str) -> None:
         found = eval(answer, {"__builtins__": {}}, {"a": 2, "x": 3})
     except Exception:
         return
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 10
     assert len(str(found)) < 5000

@@ -4,13 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.playing import play
+from support.environments.playing import play
 from trinity.environments.game import Unsolvable
 from trinity.environments.replies import write
-from trinity.environments.sokoban.environment import Sokoban
-from trinity.environments.sokoban.generate import generate
-from trinity.environments.sokoban.level import MOVES, Level
-from trinity.environments.sokoban.solve import solve
+from trinity.environments.sokoban import MOVES, Level, Sokoban, generate, solve
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core

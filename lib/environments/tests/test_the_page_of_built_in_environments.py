@@ -1,12 +1,13 @@
 """docs/environments_builtin.md names every environment, and its example runs."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from trinity.environments import ENVIRONMENTS
-from trinity.environments.game import RULE_NAMES
+from trinity.environments.game import TurnRules
 from trinity.environments.scorers import SCORERS
 
 pytestmark = pytest.mark.core
@@ -16,7 +17,7 @@ PAGE = (Path(__file__).parents[3] / "docs/environments_builtin.md").read_text()
 
 def test_every_environment_rule_and_scorer_is_named() -> None:
     assert set(re.findall(r"^\| `(\w+)` \| [^|]*\| [^|]*`?\{?", PAGE, re.MULTILINE)) >= set(ENVIRONMENTS)
-    assert not [name for name in (*RULE_NAMES, *SCORERS) if f"`{name}`" not in PAGE]
+    assert not [name for name in (*(rule.name for rule in fields(TurnRules)), *SCORERS) if f"`{name}`" not in PAGE]
 
 
 def test_the_example_runs() -> None:

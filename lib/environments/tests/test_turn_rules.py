@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from support.playing import play
+from support.environments.playing import play
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.replies import write
-from trinity.environments.sokoban.environment import Sokoban
+from trinity.environments.sokoban import Sokoban
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core

@@ -12,12 +12,13 @@ import pytest
 
 pytest.importorskip("verifiers", reason="verifiers is not installed: pip install -e '.[verifiers]'")
 
-from support import verifiers_games
-from support.playing import NONSENSE, Played, play
+from support.environments import verifiers_games
+from support.environments.playing import NONSENSE, Played, play
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.environments.allowed import MODULES_VARIABLE
 from trinity.environments.bridges.asked_policy import AskedPolicy
-from trinity.environments.bridges.messages import assistant
+from trinity.environments.bridges.messages import assistant, news
 from trinity.environments.bridges.verifiers import Verifiers, _client
 from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.sdk.serve import serving
@@ -33,6 +34,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a package by its own name, where verifiers looks for it."""
     monkeypatch.syspath_prepend(str(Path(verifiers_games.__file__).parent))
     monkeypatch.setitem(sys.modules, NAME, verifiers_games)
+    monkeypatch.setenv(MODULES_VARIABLE, f"{NAME}, json, not_there_at_all")
 
 
 def episode(kind: str, replies: list[str], row: dict[str, Any] | None = None, **args: Any) -> Played:
@@ -154,6 +156,67 @@ def test_a_closed_episode_leaves_nothing_behind() -> None:
     verifiers_games.closed.clear()
     episode("guess", ["1"], {"index": 2})
     assert verifiers_games.closed == ["6"]
+
+
+def test_a_rewritten_history_is_a_new_conversation() -> None:
+    played = episode("rewrites", ["twice oneEND and more", "2"])
+    _, second, last = played.observations
+    assert second.text == "Summary: twice one. Answer."
+    assert (second.info["conversation"], second.info["instructions"]) == ("new", "Be short.")
+    assert "conversation" not in last.info
+    assert played.reward == 1
+
+
+def test_what_follows_on_the_reply_is_no_new_conversation() -> None:
+    asked = [{"role": "user", "content": "a"}]
+    reply = assistant("b", False)
+    more = [*asked, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    assert news(asked, reply, more) == "c"
+    assert news(asked, assistant("other", False), more) is None
+    assert news([{"role": "user", "content": "z"}], reply, more) is None
+    assert news(asked, reply, asked) is None
+    assert (news("a", reply, "abc"), news("a", reply, "xbc"), news("a", reply, more)) == ("c", None, None)
+
+
+def test_requests_say_how_a_reply_is_sampled_and_where_it_stops() -> None:
+    played = episode("rewrites", ["one", "2"])
+    first, second, last = played.observations
+    wanted = {"temperature": 0.25, "max_tokens": 7, "stop": ["END"]}
+    assert (first.info["sampling"], second.info["sampling"]) == (wanted, wanted)
+    assert "sampling" not in last.info
+    assert "sampling" not in episode("sums", ["2"]).observations[0].info
+
+
+def completion(replies: list[str], **body: Any) -> Any:
+    """What a program's own request gets."""
+
+    async def ask() -> Any:
+        policy = AskedPolicy()
+        asking = asyncio.create_task(
+            policy.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}], **body)
+        )
+        for reply in replies:
+            question = asyncio.create_task(policy.questions.get())
+            await asyncio.wait([question, asking], return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                break
+            question.result().answer.set_result(assistant(reply, False))
+        return await asking
+
+    return asyncio.run(ask())
+
+
+def test_n_replies_are_asked_for_one_after_the_other() -> None:
+    found = completion(["a", "b", "c"], n=3)
+    assert [(one.index, one.message.content) for one in found.choices] == [(0, "a"), (1, "b"), (2, "c")]
+
+
+@pytest.mark.parametrize(
+    "body", [{"n": 0}, {"n": 17}, {"temperature": -1}, {"temperature": "hot"}, {"max_tokens": 0}, {"stop": [""]}]
+)
+def test_a_request_that_no_engine_takes_is_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=rf"^{next(iter(body))}: is "):
+        completion(["a"], **body)
 
 
 def test_few_shot_examples_say_who_spoke() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.nats import NatsServer
+from support.services.nats import NatsServer
 from trinity.runtime import names
 from trinity.runtime.broker import (
     Broker,
@@ -21,10 +21,12 @@ from trinity.runtime.broker import (
     StreamSpec,
     blobs,
     connect,
+    ensure_consumer,
     ensure_streams,
     tail,
 )
 from trinity.runtime.errors import InvalidInput, PermissionDenied, Unavailable
+from trinity.runtime.process import free_port
 
 pytestmark = pytest.mark.core
 
@@ -85,8 +87,10 @@ async def test_a_missing_server_is_reported_within_the_time() -> None:
 
 async def test_a_lease_that_is_not_kept_goes_to_another(broker: Broker) -> None:
     await broker.publish("s.a", b"work", message_id="1")
-    first = await PullConsumer.open(broker, "S", "workers", lease_seconds=1.0, max_leases=10)
-    second = await PullConsumer.open(broker, "S", "workers", lease_seconds=1.0, max_leases=10)
+    with pytest.raises(Unavailable, match="no consumer workers of stream S yet"):
+        await PullConsumer.open(broker, "S", "workers")
+    await ensure_consumer(broker, "S", "workers", lease_seconds=1.0)
+    first, second = [await PullConsumer.open(broker, "S", "workers") for _ in range(2)]
     (taken,) = [message async for message in first.lease(1, 2.0)]
     kept = [message async for message in second.lease(1, 0.5)]
     assert kept == []
@@ -97,7 +101,8 @@ async def test_a_lease_that_is_not_kept_goes_to_another(broker: Broker) -> None:
 
 async def test_a_lease_that_is_kept_stays(broker: Broker) -> None:
     await broker.publish("s.a", b"work", message_id="1")
-    consumer = await PullConsumer.open(broker, "S", "workers", lease_seconds=1.0, max_leases=10)
+    await ensure_consumer(broker, "S", "workers", lease_seconds=1.0)
+    consumer = await PullConsumer.open(broker, "S", "workers")
     (taken,) = [message async for message in consumer.lease(1, 2.0)]
     for _ in range(5):
         await asyncio.sleep(0.4)
@@ -177,12 +182,12 @@ async def test_a_blob_comes_back_whole_or_not_at_all(broker: Broker) -> None:
     run = names.RunNames("run")
     await ensure_streams(broker, [StreamSpec(run.blobs_stream, (run.subjects("blobs"),))])
     data = bytes(range(256)) * 8000
-    reference = await blobs.store(broker, run, data)
+    reference = await blobs.store(broker, run, "a", data)
     assert reference.chunks > 1
-    assert await blobs.fetch(broker, run, reference) == data
-    await broker.publish(run.blob(reference.key, 1), b"damaged", message_id="damage")
+    assert await blobs.fetch(broker, run, "a", reference) == data
+    await broker.publish(run.blob("a", reference.key, 1), b"damaged", message_id="damage")
     with pytest.raises(InvalidInput, match=reference.key):
-        await blobs.fetch(broker, run, reference)
+        await blobs.fetch(broker, run, "a", reference)
 
 
 async def test_what_is_not_permitted_is_an_error_in_words_and_no_time_out(tmp_path: Path) -> None:
@@ -244,9 +249,15 @@ async def test_a_blob_that_contradicts_its_reference_is_refused(
 ) -> None:
     run = names.RunNames("blobs")
     await ensure_streams(broker, [StreamSpec(run.blobs_stream, (run.subjects("blobs"),))])
-    reference = await blobs.store(broker, run, b"a payload")
+    reference = await blobs.store(broker, run, "a", b"a payload")
     for name, value in changes.items():
         setattr(reference, name, value)
     with pytest.raises(InvalidInput) as refused:
-        await blobs.fetch(broker, run, reference)
+        await blobs.fetch(broker, run, "a", reference)
     assert refused.value.field == field
+
+
+async def test_a_server_of_several_is_enough(nats_url: str) -> None:
+    async with await connect(f"nats://127.0.0.1:{free_port()},{nats_url}", "test", wait_seconds=20) as broker:
+        await ensure_streams(broker, [StreamSpec("S", ("s.>",))])
+        assert (await broker.publish("s.a", b"stored", message_id="1")).sequence == 1

@@ -54,13 +54,14 @@ class Ending:
         pass
 
 log = Path({log!r})
-host.main(Ending(), Settings(listen="127.0.0.1:0", log_file=log, announce_file=log.with_name("announced.json")))
+announced = log.with_name("announced.json")
+host.main(Ending(), Settings(listen="127.0.0.1:0", log_file=log, announce_file=announced, **{settings!r}))
 """
 
 
-def run(end: str, log: Path) -> "subprocess.CompletedProcess[str]":
+def run(end: str, log: Path, **settings: object) -> "subprocess.CompletedProcess[str]":
     """A service that ends in this way once it is ready."""
-    script = SERVICE.format(end=end, log=str(log))
+    script = SERVICE.format(end=end, log=str(log), settings=settings)
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
 
 
@@ -91,14 +92,16 @@ def test_only_what_a_restart_would_not_mend_says_so(failure: str, code: int, rea
 
 
 def test_a_service_whose_work_returns_says_that_it_is_finished(tmp_path: Path) -> None:
-    done = run("return", tmp_path / "log.jsonl")
+    done = run("return", tmp_path / "log.jsonl", exit_code_when_stopped=143)
     assert done.returncode == 0, done.stderr
     assert announced(tmp_path / "log.jsonl")["finished"] is True
 
 
-def test_a_service_that_is_stopped_is_not_finished(tmp_path: Path) -> None:
-    done = run("os.kill(os.getpid(), signal.SIGTERM); await asyncio.sleep(60)", tmp_path / "log.jsonl")
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_service_that_is_stopped_is_not_finished(code: int, tmp_path: Path) -> None:
+    stopped = "os.kill(os.getpid(), signal.SIGTERM); await asyncio.sleep(60)"
+    done = run(stopped, tmp_path / "log.jsonl", exit_code_when_stopped=code)
+    assert done.returncode == code, done.stderr
     assert "service.drained" in done.stderr
     assert "finished" not in announced(tmp_path / "log.jsonl")
 

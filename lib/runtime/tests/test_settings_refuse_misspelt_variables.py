@@ -1,10 +1,12 @@
 """Settings of a service: one declaration, unknown names refused."""
 
+import socket
+
 import pytest
 from pydantic_settings import SettingsConfigDict
 
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.settings import ServiceSettings, load_settings, split_address
+from trinity.runtime.settings import ServiceSettings, load_settings, reached_at, split_address
 
 pytestmark = pytest.mark.core
 
@@ -37,3 +39,13 @@ def test_a_wrong_value_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> No
 def test_addresses_are_host_and_port(address: str) -> None:
     with pytest.raises(InvalidInput, match="listen"):
         split_address(address, "listen")
+
+
+def test_others_reach_a_service_at_its_own_address_its_hosts_name_or_what_it_advertises() -> None:
+    assert reached_at(Example(listen="127.0.0.1:0"), 7001) == "127.0.0.1:7001"
+    for everywhere in ("0.0.0.0:7001", "[::]:7001"):
+        assert reached_at(Example(listen=everywhere), 7001) == f"{socket.gethostname()}:7001"
+    assert reached_at(Example(listen="0.0.0.0:7001", advertise="10.0.0.1:9"), 7001) == "10.0.0.1:9"
+    for wrong in ("10.0.0.1", "10.0.0.1:0"):
+        with pytest.raises(InvalidInput, match="advertise"):
+            reached_at(Example(advertise=wrong), 7001)

@@ -70,14 +70,14 @@ def test_the_end_of_a_group_is_not_waited_for() -> None:
             pass
 
         def __del__(self) -> None:
-            time.sleep(2)
+            time.sleep(6)
             ended.append(threading.current_thread().name)
 
     group = Group.__new__(Group)
     group.device, group._group = CPU, Slow()
     begin = time.monotonic()
     group.close()
-    assert time.monotonic() - begin < 1.5
+    assert time.monotonic() - begin < 5
     end = time.monotonic() + 20
     while not ended and time.monotonic() < end:
         time.sleep(0.05)
@@ -123,7 +123,7 @@ def test_torch_never_finds_a_collective_of_nccl_late(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
     before = dict(os.environ)
-    collective._process_group("nccl", None, 0, 2, CPU, 5.0)
+    collective._process_group("nccl", None, "", 0, 2, CPU, 5.0)
     assert seen["timeout"] > timedelta(days=30)
     for name in ("ASYNC_ERROR_HANDLING", "ENABLE_MONITORING", "DUMP_ON_TIMEOUT", "WAIT_TIMEOUT_DUMP_MILSEC"):
         assert seen[f"TORCH_NCCL_{name}"] == "0"

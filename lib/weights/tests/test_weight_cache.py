@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.s3 import S3Server
-from support.weight_storage import Publisher, Storage, random_tensor, write_version
+from support.services.s3 import S3Server
+from support.weights.storage import Publisher, Storage, random_tensor, write_version
 from trinity.runtime.errors import InvalidInput, PermissionDenied, Unavailable
 from trinity.weights import (
     CollectiveOffer,

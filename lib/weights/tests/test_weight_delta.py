@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.weight_storage import WIDTHS, Tensor, changed, content_of, random_tensor, with_delta, write_version
+from support.weights.storage import WIDTHS, Tensor, changed, content_of, random_tensor, with_delta, write_version
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import Manifest, check_files, delta
 from trinity.weights.blocks import BLOCK_BYTES, FRAME, Kind, decode, encode

@@ -1,5 +1,6 @@
 """Versions in a folder, on a real S3 server and on a real NATS: immutable keys, the manifest last, clear errors."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from support.nats import NatsCluster, NatsServer
-from support.s3 import S3Server
-from support.weight_storage import Storage, changed, content_of, random_tensor, with_delta, write_version
+from support.services.nats import NatsCluster, NatsServer
+from support.services.s3 import S3Server
+from support.weights.storage import Storage, changed, content_of, random_tensor, with_delta, write_version
 from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound, PermissionDenied, Unavailable
-from trinity.weights import FolderOffer, Manifest, S3Offer
-from trinity.weights.stores import Store, open_offer, open_store
+from trinity.weights import FileInfo, FolderOffer, Manifest, S3Offer
+from trinity.weights.manifest import check_files
+from trinity.weights.stores import FolderStore, Store, open_offer, open_store
 from trinity.weights.stores.jetstream import CHUNK_BYTES, MOST_BYTES, JetStreamStore
 from trinity.weights.stores.s3 import S3Store
 
@@ -183,7 +185,7 @@ def test_a_model_above_the_limit_is_not_for_jetstream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("open_far", [
-    lambda: S3Store("weights", "run", "run", "http://127.0.0.1:1", patience_seconds=2.0),
+    lambda: S3Store("weights", "run", "run", patience_seconds=2.0),
     lambda: JetStreamStore("run", "nats://127.0.0.1:1", patience_seconds=2.0),
 ])  # fmt: skip
 def test_storage_that_is_not_there_is_said_within_the_time(
@@ -191,6 +193,7 @@ def test_storage_that_is_not_there_is_said_within_the_time(
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     store = open_far()
     begin = time.monotonic()
     with pytest.raises(Unavailable, match=r"did not answer|does not answer"):
@@ -217,13 +220,35 @@ def test_wrong_credentials_are_named(aws: S3Server, monkeypatch: pytest.MonkeyPa
         S3Store("weights", "run", "run").manifest(1)
 
 
-def test_the_readers_own_endpoint_goes_before_the_offers(aws: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_readers_own_endpoint_gets_its_credentials(aws: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     offer = S3Offer("weights", "run/v1", "http://127.0.0.1:1")
     with pytest.raises(NotFound):
         open_offer(offer, "run", nats_url="").manifest(1)
-    monkeypatch.delenv("AWS_ENDPOINT_URL")
-    with pytest.raises(NotFound):
-        open_offer(replace(offer, endpoint=aws.url), "run", nats_url="").manifest(1)
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InvalidInput, match=r"on S3 at 'http://127.0.0.1:\d+'; .* set AWS_ENDPOINT_URL"):
+        open_offer(replace(offer, endpoint=aws.url), "run", nats_url="")
+
+
+@pytest.mark.parametrize("bucket", ["", "evil.example/x", "a@b", "a:9", "..", "x" * 300, "a\n"])
+def test_what_is_no_bucket_becomes_no_part_of_an_address(bucket: str) -> None:
+    with pytest.raises(InvalidInput, match="is no name of a bucket"):
+        open_offer(S3Offer(bucket, "run/v1"), "run", nats_url="")
+
+
+@pytest.mark.parametrize("delta", [True, False])
+def test_a_folder_on_offer_with_anything_but_files_is_not_read(delta: bool, tmp_path: Path) -> None:
+    """A pipe or a device would be read for ever."""
+    (tmp_path / "v1").mkdir()
+    os.mkfifo(tmp_path / "v1/model.safetensors")
+    if delta:
+        with pytest.raises(InvalidInput, match=r"model.safetensors: in .*v1 is no regular file"):
+            FolderStore(tmp_path, "run").fetch(
+                FolderOffer(str(tmp_path / "v1"), True), "model.safetensors", tmp_path / "copy"
+            )
+    info = FileInfo("model.safetensors", 0, "")
+    with pytest.raises(InvalidInput, match=r"model.safetensors: in .*v1 is no regular file"):
+        check_files(Manifest("run", 1, 1, (), (info,), (), 0.0), tmp_path / "v1")
 
 
 def test_an_upload_goes_on_when_nats_is_killed_in_the_middle(nats_server: NatsServer, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What the log takes: every field that the trainer reads is checked, by the fast look and by the slow one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.experience import make_group, make_task
+from support.data.experience import make_group, make_task
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.log.summary import _plausible, summarise
 from trinity.buffer.log.validator import MOST_FENCED, check_fence
+from trinity.buffer.state.policy import Policy
+from trinity.buffer.state.window import Window
 from trinity.data.experience import Limits
-from trinity.data.wire import encode_outcome, group_from_proto
+from trinity.data.wire import encode_outcome, fill_group, group_from_proto
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
@@ -111,6 +114,7 @@ WRONG: list[tuple[str, Change]] = [
     (f"{FIRST}.reward", put("e.reward", float("nan"))),
     (f"{FIRST}.reward", put("e.reward", 1e300)),
     (f"{FIRST}.metrics['m']", lambda group: group.experiences[0].metrics.update(m=float("inf"))),
+    (f"{FIRST}.metrics['m']", lambda group: group.experiences[0].metrics.update(m=float("nan"))),
     (f"{FIRST}.info_json", put("e.info_json", "not json")),
     (f"{FIRST}.info_json", put("e.info_json", "[1]")),
     (f"{FIRST}.info_json", put("e.info_json", "[" * 100_000)),
@@ -131,6 +135,15 @@ def test_what_the_trainer_could_not_use_is_refused_by_field(field: str, change: 
     with pytest.raises(InvalidInput) as refused:
         summarise(1, group, LIMITS)
     assert refused.value.field == field
+
+
+def test_ids_that_no_model_has_are_refused_where_the_vocabulary_is_not_known() -> None:
+    group = sound()
+    token(200_000)(group)
+    summarise(1, group)
+    token(2**31 - 1)(group)
+    with pytest.raises(InvalidInput, match="ids of any model are below 16777216"):
+        summarise(1, group)
 
 
 @pytest.mark.parametrize("field", ["token_ids", "logprobs", "action_mask", "teacher_logprobs"])
@@ -193,6 +206,20 @@ def test_a_sound_group_with_a_teacher_is_taken() -> None:
     group = sound()
     logprob(-0.5, "teacher_logprobs")(group)
     assert summarise(1, group, LIMITS).num_experiences == 4
+
+
+def test_tokens_that_the_policy_did_not_sample_are_not_counted_as_generated() -> None:
+    group = make_group(make_task(), response=12)
+    observed = np.arange(12) % 3 > 0  # 8 of 12
+    experiences = tuple(replace(e, action_mask=observed) for e in group.experiences)
+    group, message = replace(group, experiences=experiences), experience_pb2.Group()
+    fill_group(message, group)
+    stored = summarise(1, message)
+    assert (stored.num_response_tokens, stored.num_sampled_tokens) == (48, 32)
+    assert (group.response_tokens, group.sampled_tokens) == (48, 32)
+    window = Window(Policy(1))
+    window.group(stored)
+    assert window.sampled_tokens == 32
 
 
 @pytest.mark.parametrize("versions", [[0], [-1], range(1, MOST_FENCED + 2)])

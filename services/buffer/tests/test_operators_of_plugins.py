@@ -1,15 +1,15 @@
 """Experience operators of users: functions and classes of plugins."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.experience import make_task
-from support.operators import KEY, PLACE, experience, group_of, kept, pipeline, rewarded, run
+from support.data.experience import make_task
+from support.data.operators import KEY, PLACE, experience, group_of, kept, pipeline, rewarded, run
 from trinity import plugins
 from trinity.buffer.operators import Draft
 from trinity.config import names
@@ -21,14 +21,13 @@ pytestmark = pytest.mark.core
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], str]:
-    monkeypatch.setattr(plugins, "EXPERIENCE_OPERATORS", {})
-
+def register() -> Iterator[Callable[[Any], str]]:
     def _register(operator: Any) -> str:
         plugins.experience_operator("mine")(operator)
         return "mine"
 
-    return _register
+    yield _register
+    plugins.EXPERIENCE_OPERATORS.pop("mine", None)
 
 
 def test_a_function_gets_drafts_task_and_the_yamls_args(register: Callable[[Any], str]) -> None:
@@ -125,7 +124,7 @@ def test_an_operator_that_fails_is_named_and_the_next_group_goes_on(
 
 
 def test_a_built_in_name_keeps_its_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "EXPERIENCE_OPERATORS", {"reward_filter": _stop})
+    monkeypatch.setitem(plugins.EXPERIENCE_OPERATORS, "reward_filter", _stop)
     assert kept(run(rewarded(-1.0, 1.0), "reward_filter")) == [1]
 
 

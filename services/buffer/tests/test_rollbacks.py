@@ -11,21 +11,20 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from support.buffer_run import BufferRun
-from support.experience import make_group
-from support.fake_member import FakeMember
-from support.nats import NatsServer
-from support.peers import FakeTrainer, explorer
+from support.data.experience import make_group
+from support.runs.buffer_run import BufferRun
+from support.runs.peers import FakeTrainer, explorer
+from support.services.fake_member import FakeMember
+from support.services.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.live import LiveVersions
-from trinity.buffer.shared import RunContext
+from trinity.buffer.state.context import LiveVersions, RunContext
 from trinity.config import load, make_plan
 from trinity.data.experience import Outcome, Task
 from trinity.runtime import names
 from trinity.runtime.broker import Broker, Bucket, connect
 from trinity.weights import Canary, Probe
-from trinity.weights.pointer import Live, Rollback, decode_live, encode_live
+from trinity.weights.pointer import Live, Rollback, decode_live, encode
 
 pytestmark = pytest.mark.core
 
@@ -60,7 +59,7 @@ class Case:
 
     async def change(self, change: Callable[[Live], Live]) -> None:
         """Of the pointer, as sync does it."""
-        await self._pointer.update(self._names.live_key, lambda value: encode_live(change(decode_live(value))))
+        await self._pointer.update(self._names.live_key, lambda value: encode(change(decode_live(value))))
 
     async def roll_back(self, to: int = 0, newest: int = INTERVAL, **more: Any) -> None:
         def change(live: Live) -> Live:

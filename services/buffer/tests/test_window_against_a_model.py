@@ -1,6 +1,7 @@
 """The window against models that keep everything in plain lists."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from trinity.buffer.policy import Policy, Priority
-from trinity.buffer.window import EVICTED, FENCED, STALE, Kept, StoredGroup, Verdict, Window
-from trinity.buffer.wire import cursor_of, window_at
+from trinity.buffer.state.policy import Policy, Priority, staleness_control
+from trinity.buffer.state.window import EVICTED, FENCED, STALE, Kept, StoredGroup, Verdict, Window
+from trinity.buffer.state.wire import cursor_of, window_at
 
 pytestmark = pytest.mark.core
 
@@ -36,6 +37,7 @@ class Machine(RuleBasedStateMachine):
         self.groups: dict[int, StoredGroup] = {}  # the one of each task that counts
         self.failures: dict[int, int] = {}
         self.dead: set[int] = set()
+        self.requeued: set[int] = set()
         self.fenced: set[int] = set()
         self.kept_out: dict[int, str] = {}
         self.waiting: list[int] = []  # ordinals in the pool, in the order of storing
@@ -53,7 +55,7 @@ class Machine(RuleBasedStateMachine):
     def group(self, ordinal: int, version: int, filtered: bool) -> None:
         group = stored(self._next(), ordinal, version)
         verdict = self.window.group(group, "reward_filter" if filtered else "")
-        if ordinal in self.groups or ordinal in self.dead:
+        if self.ended(ordinal):
             assert verdict is Verdict.DUPLICATE
             return
         self.groups[ordinal] = group
@@ -68,7 +70,7 @@ class Machine(RuleBasedStateMachine):
     @rule(ordinal=st.integers(1, TASKS), final=st.booleans())
     def failure(self, ordinal: int, final: bool) -> None:
         verdict = self.window.failure(self._next(), ordinal, ATTEMPTS, final)
-        if ordinal in self.groups or ordinal in self.dead:
+        if self.ended(ordinal):
             assert verdict is Verdict.LATE_FAILURE
         else:
             self.failures[ordinal] = self.failures.get(ordinal, 0) + 1
@@ -80,12 +82,12 @@ class Machine(RuleBasedStateMachine):
         self._take_batches()
 
     @rule(ordinal=st.integers(1, TASKS))
-    def revival(self, ordinal: int) -> None:
+    def requeue(self, ordinal: int) -> None:
         verdict = self.window.requeue(self._next(), ordinal)
-        assert verdict is (Verdict.REVIVED if ordinal in self.dead else Verdict.DUPLICATE)
+        assert verdict is (Verdict.REQUEUED if ordinal in self.dead else Verdict.DUPLICATE)
         if ordinal in self.dead:
             self.dead.discard(ordinal)
-            self.failures[ordinal] = 0
+            self.requeued.add(ordinal)
         self._take_batches()
 
     @rule(version=st.integers(1, 4))
@@ -106,7 +108,7 @@ class Machine(RuleBasedStateMachine):
         self.window = window_at(cursor_of(self.window), self.policy)
 
     def ended(self, ordinal: int) -> bool:
-        return ordinal in self.groups or ordinal in self.dead
+        return ordinal in self.groups or ordinal in self.dead or ordinal in self.requeued
 
     def _take_batches(self) -> None:
         while (expected := self.expected()) is not None:
@@ -126,6 +128,8 @@ class Machine(RuleBasedStateMachine):
         window = self.window
         assert window.stored == len(self.groups)
         assert window.dead_letters == len(self.dead)
+        assert window.num_ended == sum(map(self.ended, range(1, TASKS + 1)))
+        assert len(window.to_requeue) == len(self.requeued), "nothing is fed here"
         used = [ordinal for batch in self.batches for ordinal in batch]
         assert len(used) == len(set(used)), "a group was used twice"
         assert window.stored == len(used) + len(self.waiting) + len(self.kept_out)
@@ -143,23 +147,18 @@ class Machine(RuleBasedStateMachine):
 
 
 class FifoMachine(Machine):
-    """A batch waits for its slowest task, but not for one that was requeued."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ever_ended: set[int] = set()
+    """A batch waits for its slowest task."""
 
     def expected(self) -> list[int] | None:
-        self.ever_ended |= {o for o in range(1, TASKS + 1) if self.ended(o)}
         first = sorted(self.waiting)[:GROUPS]
-        reach = next(o for o in range(1, TASKS + 2) if o not in self.ever_ended)
+        reach = next(o for o in range(1, TASKS + 2) if not self.ended(o))
         return first if len(first) == GROUPS and first[-1] < reach else None
 
 
 class ArrivalMachine(Machine):
     """In the order of storing; what is older than the limit at its step is dropped."""
 
-    policy = Policy(GROUPS, kind="arrival", staleness_limit=2)
+    policy = Policy(GROUPS, kind="arrival", keeps=partial(staleness_control, staleness_limit=2))
 
     def expected(self) -> list[int] | None:
         for ordinal in [o for o in self.waiting if self.step - 1 - self.groups[o].oldest_version > 2]:

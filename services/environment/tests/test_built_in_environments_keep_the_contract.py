@@ -11,6 +11,7 @@ from trinity.environment.servicer import EnvironmentServicer
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.scorers import SCORERS
 from trinity.runtime import rpc
+from trinity.runtime.trust.attach_tokens import AttachTokens
 from trinity.sdk.arena import Arena
 from trinity.sdk.conformance import Verdict, check_provider
 from trinity.sdk.conformance.episodes import Sample
@@ -32,7 +33,9 @@ TASKS = {
 async def address() -> AsyncIterator[str]:
     arena = Arena(ENVIRONMENTS.values(), SCORERS)
     server = grpc.aio.server(interceptors=[rpc.Edge()], options=rpc.SERVER_OPTIONS)
-    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(EnvironmentServicer(arena, Hub(arena, "")), server)
+    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(
+        EnvironmentServicer(arena, Hub(arena, AttachTokens())), server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield f"127.0.0.1:{port}"

@@ -17,11 +17,12 @@ from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environment.hub import Hub
 from trinity.environment.servicer import EnvironmentServicer
 from trinity.environments import ENVIRONMENTS
-from trinity.environments.environment import Description, Environment, Observation
 from trinity.environments.scorers import SCORERS
 from trinity.runtime import rpc
+from trinity.runtime.trust.attach_tokens import AttachTokens
 from trinity.sdk.arena import Arena
 from trinity.sdk.contract import PROTOCOL_VERSION
+from trinity.sdk.environment import Description, Environment, Observation
 
 pytestmark = pytest.mark.core
 
@@ -65,7 +66,9 @@ async def server() -> AsyncIterator[Server]:
     closed.clear()
     arena = Arena([*ENVIRONMENTS.values(), Odd], SCORERS)
     running = grpc.aio.server(interceptors=[rpc.Edge()], options=rpc.SERVER_OPTIONS)
-    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(EnvironmentServicer(arena, Hub(arena, "")), running)
+    environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(
+        EnvironmentServicer(arena, Hub(arena, AttachTokens())), running
+    )
     port = running.add_insecure_port("127.0.0.1:0")
     await running.start()
     async with rpc.channel(f"127.0.0.1:{port}") as channel:

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from support.playing import NONSENSE
-from support.service import ServiceProcess
+from support.environments.playing import NONSENSE
+from support.services.service import ServiceProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environments import ENVIRONMENTS

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from support.sync_instances import CANARY, base_manifest, instance, make_manifest, make_member, measured, until
+from support.services.sync_instances import CANARY, base_manifest, instance, make_manifest, make_member, measured, until
 from trinity.sync.canary import problem_of
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Member
-from trinity.weights import CollectiveOffer, S3Offer, VersionState
+from trinity.weights import CollectiveOffer, ExplorerState, S3Offer, VersionState
 
 pytestmark = pytest.mark.core
 
@@ -21,14 +21,12 @@ pytestmark = pytest.mark.core
 async def run(nats_url: str) -> AsyncIterator[Run]:
     """A run whose base model is LIVE. Leases and the time to judge are short."""
     async with instance(nats_url, lease_seconds=1.5, canary_seconds=30.0) as opened:
-        await opened.staging.stage(base_manifest())
-        await opened.versions.commit(0)
+        await opened.versions.publish(base_manifest())
         yield opened
 
 
 async def publish(run: Run, folder: Path, version: int) -> None:
-    await run.staging.stage(make_manifest(folder, version, canary=True))
-    await run.versions.commit(version)
+    await run.versions.publish(make_manifest(folder, version, canary=True))
 
 
 async def asked(run: Run, version: int, *names: str) -> str:
@@ -226,7 +224,7 @@ async def test_a_slow_explorer_is_replaced_if_there_is_another(nats_url: str, tm
 
 async def test_who_evaluates_and_who_cannot_load_it_are_spared(run: Run, tmp_path: Path) -> None:
     evaluating = await run.members.join(make_member("a"))
-    await run.members.report(evaluating.lease_id, state="evaluating")
+    await run.members.report(evaluating.lease_id, state=ExplorerState.EVALUATING)
     await run.members.join(make_member("b", 1, "s3"))
     await run.members.join(make_member("c"))
     await publish(run, tmp_path, 1)
@@ -239,18 +237,18 @@ async def test_an_explorer_that_could_not_load_it_is_not_asked(run: Run, tmp_pat
     await asyncio.sleep(0.4)
     assert run.state.candidate.version == -1
     manifest = replace(make_manifest(tmp_path, 2, canary=True), offers=(S3Offer("bucket", "v2"),))
-    await run.staging.stage(manifest)
+    await run.versions.publish(manifest)
     await asked(run, 2, "a")
 
 
 async def test_a_broadcast_is_judged_by_a_member_of_its_group(run: Run, tmp_path: Path) -> None:
     await run.members.join(make_member("a"))
     able: Member = await run.members.join(make_member("b", 1, "folder", "collective-gloo"))
-    await run.members.report(able.lease_id, state="running", version=0)
-    epoch = await run.epochs.form(run.members.all(), "gloo", "127.0.0.1:1", (), renew=False)
+    await run.members.report(able.lease_id, state=ExplorerState.RUNNING, version=0)
+    epoch = await run.epochs.form(run.members.all(), "gloo", ("127.0.0.1:1", "00"), (), renew=False)
     manifest = make_manifest(tmp_path, 1, canary=True)
     offers = (CollectiveOffer(epoch.number, 1024), *manifest.offers)
-    await run.staging.stage(replace(manifest, offers=offers))
+    await run.versions.publish(replace(manifest, offers=offers))
     await asked(run, 1, "b")
 
 

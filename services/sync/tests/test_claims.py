@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from support.sync_instances import base_manifest, instance, make_manifest, until
+from support.services.sync_instances import base_manifest, instance, make_manifest, until
 from trinity.runtime.errors import AlreadyExists, Conflict, InvalidInput, NotFound
-from trinity.sync.checks import examine
+from trinity.sync.lifecycle import examine
 from trinity.sync.runs import Run
+from trinity.sync.versions import Register
 from trinity.weights import VersionState
 
 pytestmark = pytest.mark.core
@@ -51,25 +52,25 @@ async def test_a_claim_lives_by_its_renewals(run: Run) -> None:
 
 async def test_one_that_ran_out_is_taken_over_and_its_trainer_fenced(run: Run, tmp_path: Path) -> None:
     old = await run.claims.take("one", 11, "here", "")
-    await run.staging.stage(base_manifest(), old.lease_id)
+    await run.versions.publish(base_manifest(), old.lease_id)
     await until(lambda: not run.claims._is_alive(run.state.claim))
-    await run.staging.stage(make_manifest(tmp_path, 1), old.lease_id)  # no other process has a claim: no harm
+    await run.versions.publish(make_manifest(tmp_path, 1), old.lease_id)  # no other process has a claim: no harm
     new = await run.claims.take("two", 22, "there", "")
     assert new.number == old.number + 1
     with pytest.raises(Conflict, match="process 22 on there"):
-        await run.staging.stage(make_manifest(tmp_path, 2), old.lease_id)
+        await run.versions.publish(make_manifest(tmp_path, 2), old.lease_id)
     with pytest.raises(AlreadyExists, match="process 22 on there"):
         await run.claims.take("one", 11, "here", old.lease_id)
     assert max(run.state.records) == 1
-    assert (await run.staging.stage(make_manifest(tmp_path, 2), new.lease_id)).state is VersionState.VERIFIED
+    assert (await run.versions.publish(make_manifest(tmp_path, 2), new.lease_id)).state is VersionState.LIVE
     await run.claims.release(new.lease_id)
     with pytest.raises(NotFound, match="start again"):
         await run.claims.take("one", 11, "here", old.lease_id)
     with pytest.raises(Conflict, match="another trainer had the run since"):
-        await run.staging.stage(make_manifest(tmp_path, 3), old.lease_id)
+        await run.versions.publish(make_manifest(tmp_path, 3), old.lease_id)
 
 
-async def test_a_stage_under_way_when_the_run_is_taken_over_is_refused(run: Run, tmp_path: Path) -> None:
+async def test_a_publication_under_way_when_the_run_is_taken_over_is_refused(run: Run, tmp_path: Path) -> None:
     old = await run.claims.take("one", 11, "here", "")
     checked = await run.claims.check(old.lease_id)
     await run.claims.release(old.lease_id)
@@ -77,18 +78,18 @@ async def test_a_stage_under_way_when_the_run_is_taken_over_is_refused(run: Run,
     manifest = make_manifest(tmp_path, 1)
     record, _ = await examine(manifest, run.state, run.manifests)
     with pytest.raises(Conflict, match="another trainer has taken the run over since"):
-        await run.versions.register(record, claim=checked, rollback=None)
+        await run.versions._register(Register(record, claim=checked))
     assert run.state.records == {}
 
 
 async def test_a_version_without_a_claim_is_accepted_while_no_trainer_has_one(run: Run, tmp_path: Path) -> None:
-    await run.staging.stage(base_manifest())
+    await run.versions.publish(base_manifest())
     claim = await run.claims.take("one", 11, "here", "")
     with pytest.raises(Conflict, match="only it makes versions"):
-        await run.staging.stage(make_manifest(tmp_path, 1))
+        await run.versions.publish(make_manifest(tmp_path, 1))
     await run.claims.release(claim.lease_id)
     await run.claims.release(claim.lease_id)
-    await run.staging.stage(make_manifest(tmp_path, 1))
+    await run.versions.publish(make_manifest(tmp_path, 1))
 
 
 async def test_a_claim_outlives_the_service(run: Run, nats_url: str) -> None:

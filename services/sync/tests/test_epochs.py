@@ -4,10 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.sync_instances import base_manifest, instance, make_member
+from support.services.sync_instances import base_manifest, instance, make_member
 from trinity.runtime.errors import InvalidInput
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Epoch, Member
+from trinity.weights import ExplorerState
 
 pytestmark = pytest.mark.core
 
@@ -15,18 +16,17 @@ pytestmark = pytest.mark.core
 @pytest.fixture
 async def run(nats_url: str) -> AsyncIterator[Run]:
     async with instance(nats_url) as opened:
-        await opened.staging.stage(base_manifest())
-        await opened.versions.commit(0)
+        await opened.versions.publish(base_manifest())
         yield opened
 
 
 async def ready(run: Run, name: str, pid: int = 1, engines: int = 1) -> Member:
     joined = await run.members.join(make_member(name, pid, "folder", "collective-gloo", engines=engines))
-    return await run.members.report(joined.lease_id, version=0, state="waiting")
+    return await run.members.report(joined.lease_id, version=0, state=ExplorerState.WAITING)
 
 
 async def form(run: Run, backend: str = "gloo", excluded: tuple[str, ...] = (), renew: bool = False) -> Epoch:
-    return await run.epochs.form(run.members.all(), backend, "127.0.0.1:1", excluded, renew=renew)
+    return await run.epochs.form(run.members.all(), backend, ("127.0.0.1:1", "00"), excluded, renew=renew)
 
 
 def ranks(epoch: Epoch) -> list[tuple[str, int, int]]:
@@ -60,7 +60,9 @@ async def test_a_member_that_started_anew_is_another_one(run: Run) -> None:
     assert (await form(run)).number == 2
 
 
-@pytest.mark.parametrize("unready", [{"state": "evaluating"}, {"state": "starting"}, {"version": 7}])
+@pytest.mark.parametrize(
+    "unready", [{"state": ExplorerState.EVALUATING}, {"state": ExplorerState.STARTING}, {"state": 99}, {"version": 7}]
+)
 async def test_who_is_not_ready_stays_out(run: Run, unready: dict[str, object]) -> None:
     await ready(run, "a")
     member = await ready(run, "b")

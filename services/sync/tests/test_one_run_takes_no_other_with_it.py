@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.sync_instances import RUN, base_manifest, instance, make_manifest, make_member, served, until
+from support.services.sync_instances import RUN, base_manifest, instance, make_manifest, make_member, served, until
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.errors import DataLoss, InvalidInput
@@ -15,8 +15,8 @@ from trinity.runtime.names import MEMBERS_BUCKET, VERSIONS_BUCKET, RunNames
 from trinity.sync.runs import Run
 from trinity.sync.settings import SyncSettings
 from trinity.sync.store import records
-from trinity.weights import manifest_to_proto
-from trinity.weights.pointer import decode_live, encode_live
+from trinity.weights import ExplorerState, manifest_to_proto
+from trinity.weights.pointer import decode_live, encode
 
 pytestmark = pytest.mark.core
 
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.core
 @pytest.fixture
 async def run(nats_url: str) -> AsyncIterator[Run]:
     async with instance(nats_url) as opened:
-        await opened.staging.stage(base_manifest())
-        await opened.versions.commit(0)
+        await opened.versions.publish(base_manifest())
         yield opened
 
 
@@ -43,7 +42,7 @@ async def test_a_candidate_that_cannot_be_read_does_not_end_the_judging(
     await run.members.join(make_member("a"))
     with monkeypatch.context() as broken:
         broken.setattr(records, "decode_candidate", unreadable)
-        await run.staging.stage(make_manifest(tmp_path, 1, canary=True))
+        await run.versions.publish(make_manifest(tmp_path, 1, canary=True))
         await until(lambda: asked > 1)
     await until(lambda: run.state.candidate.version == 1)
 
@@ -56,8 +55,7 @@ async def test_garbage_under_every_key_is_stepped_over_and_what_was_there_stays(
     keys = [names.live_key, names.claim_key, names.candidate_key, names.epoch_key, names.version_key(0)]
     keys += [f"{RUN}.version.x", f"{RUN}.version.9", f"{RUN}.nothing"]
     async with await connect(nats_url, "test") as broker, served(nats_url) as stub:
-        await stub.Stage(pb.StageRequest(manifest=manifest_to_proto(base_manifest())), timeout=20)
-        await stub.Commit(pb.CommitRequest(run=RUN, version=0), timeout=20)
+        await stub.Publish(pb.PublishRequest(manifest=manifest_to_proto(base_manifest())), timeout=20)
         member = pb.JoinRequest(run=RUN, explorer_id="a", pid=1, host="h")
         lease = (await stub.Join(member, timeout=20)).lease_id
         claim = (await stub.Claim(pb.ClaimRequest(run=RUN, trainer_id="t", pid=1, host="h"), timeout=20)).lease_id
@@ -69,12 +67,12 @@ async def test_garbage_under_every_key_is_stepped_over_and_what_was_there_stays(
             await members.update(f"{names.members}.b", lambda _, value=value: value)  # type: ignore[misc]
             listed = await stub.ListVersions(pb.ListVersionsRequest(run=RUN), timeout=20)
             assert [v.manifest.version for v in listed.versions] == [0]
-            await stub.Report(pb.ReportRequest(run=RUN, lease_id=lease, state="running"), timeout=20)
+            await stub.Report(pb.ReportRequest(run=RUN, lease_id=lease, state=ExplorerState.RUNNING), timeout=20)
             await stub.Claim(pb.ClaimRequest(run=RUN, trainer_id="t", lease_id=claim), timeout=20)
         known = (await stub.ListMembers(pb.ListMembersRequest(run=RUN), timeout=20)).members
         assert [m.explorer_id for m in known] == ["a"]
         async with asyncio.timeout(20):
-            while (await versions.get(names.live_key)).value != encode_live(before):
+            while (await versions.get(names.live_key)).value != encode(before):
                 await asyncio.sleep(0.05)
 
 
@@ -86,9 +84,8 @@ async def test_a_service_that_starts_steps_over_what_cannot_be_read(nats_url: st
             await versions.put_if(key, b"[]", 0)
         await members.put_if(names.member_key("a"), b"{", 0)
         async with served(nats_url) as stub:
-            await stub.Stage(pb.StageRequest(manifest=manifest_to_proto(base_manifest())), timeout=20)
-            committed = await stub.Commit(pb.CommitRequest(run=RUN, version=0), timeout=20)
-            assert committed.state == pb.VERSION_STATE_LIVE
+            published = await stub.Publish(pb.PublishRequest(manifest=manifest_to_proto(base_manifest())), timeout=20)
+            assert published.state == pb.VERSION_STATE_LIVE
             await stub.Join(pb.JoinRequest(run=RUN, explorer_id="a", pid=1, host="h"), timeout=20)
         assert decode_live((await versions.get(names.live_key)).value).version == 0
 
@@ -100,7 +97,7 @@ async def test_a_manifest_longer_than_nats_takes_is_refused_with_the_setting(run
     with pytest.raises(
         InvalidInput, match=r"version 1 has \d+ bytes \(1 tensors, 1 files\); NATS takes .* max_payload"
     ):
-        await run.staging.stage(manifest)
+        await run.versions.publish(manifest)
 
 
 def test_leases_outlive_no_explorer_that_starts_again() -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from support.sync_instances import base_manifest, instance, make_manifest, measured, until
+from support.services.sync_instances import base_manifest, instance, make_manifest, measured, until
 from trinity.runtime.errors import Conflict, NotFound
-from trinity.sync.collect import needed
-from trinity.sync.rollback import rolled_back
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Record
+from trinity.sync.versions import Pin, RollBack, Verify, needed, transition
 from trinity.weights import VersionState
-from trinity.weights.pointer import MOST_ROLLBACKS, Live, Rollback, decode_live, encode_live
+from trinity.weights.pointer import MOST_ROLLBACKS, Live, Rollback, decode_live, encode
 
 pytestmark = pytest.mark.core
 
@@ -25,8 +24,7 @@ pytestmark = pytest.mark.core
 async def run(nats_url: str, tmp_path: Path) -> AsyncIterator[Run]:
     """Versions 0 to 5 were LIVE in turn; 6 waits for its canary."""
     async with instance(nats_url) as opened:
-        await opened.staging.stage(base_manifest())
-        await opened.versions.commit(0)
+        await opened.versions.publish(base_manifest())
         for version in range(1, 6):
             await publish(opened, tmp_path, version)
         await publish(opened, tmp_path, 6, canary=True)
@@ -34,12 +32,11 @@ async def run(nats_url: str, tmp_path: Path) -> AsyncIterator[Run]:
 
 
 async def publish(run: Run, folder: Path, version: int, *, canary: bool = False, base: int = -1) -> None:
-    await run.staging.stage(make_manifest(folder, version, canary=canary, base=base))
-    await run.versions.commit(version)
+    await run.versions.publish(make_manifest(folder, version, canary=canary, base=base))
 
 
 async def roll_back(run: Run, version: int) -> Rollback | None:
-    return await run.rollbacks.to(version, keep_experience=False, reason="bad rewards")
+    return await run.versions.roll_back(version, keep_experience=False, reason="bad rewards")
 
 
 def states(run: Run) -> dict[int, VersionState]:
@@ -69,14 +66,14 @@ async def test_each_rollback_withdraws_what_no_earlier_one_did(run: Run) -> None
 
 async def test_a_withdrawn_version_never_comes_back(run: Run, tmp_path: Path) -> None:
     await roll_back(run, 3)
-    await run.versions.verify(6, measured(6))
+    await run.versions.apply(6, Verify(measured(6)))
     for version in (4, 5, 6):
         with pytest.raises(Conflict, match="withdrawn by a rollback to version 3"):
-            await run.versions.commit(version)
+            await run.versions.publish(make_manifest(tmp_path, version, canary=version == 6))
         with pytest.raises(Conflict, match="REJECTED"):
             await roll_back(run, version)
     with pytest.raises(Conflict, match="5 exists with another content"):
-        await run.staging.stage(replace(make_manifest(tmp_path, 5), created_at_seconds=9.0))
+        await run.versions.publish(replace(make_manifest(tmp_path, 5), created_at_seconds=9.0))
     assert run.state.live.version == 3
 
 
@@ -97,7 +94,7 @@ async def test_to_what_is_live_without_any_rollback_changes_nothing(run: Run) ->
 async def test_to_the_base_model(run: Run) -> None:
     assert (await roll_back(run, 0)) is not None
     assert run.state.live.version == 0
-    assert run.state.rejected == (6, 5, 4, 3, 2, 1)
+    assert {version for version, state in states(run).items() if state is VersionState.REJECTED} == set(range(1, 7))
 
 
 async def test_what_cannot_be_gone_back_to_is_refused_by_name(run: Run, tmp_path: Path) -> None:
@@ -119,18 +116,19 @@ async def test_what_cannot_be_gone_back_to_is_refused_by_name(run: Run, tmp_path
 
 
 async def test_weights_that_do_not_follow_the_rollback_are_refused(run: Run, tmp_path: Path) -> None:
-    await run.staging.stage(make_manifest(tmp_path, 7), rollback=0)
+    await run.versions.publish(make_manifest(tmp_path, 7), rollback=0)
     await roll_back(run, 3)
     with pytest.raises(Conflict, match="rolled back to version 3, which these weights do not follow"):
-        await run.staging.stage(make_manifest(tmp_path, 8), rollback=0)
-    await run.staging.stage(make_manifest(tmp_path, 8), rollback=1)
+        await run.versions.publish(make_manifest(tmp_path, 8), rollback=0)
+    await run.versions.publish(make_manifest(tmp_path, 8), rollback=1)
 
 
 async def test_one_that_was_killed_before_the_pointer_moved_is_done_by_asking_again(run: Run, nats_url: str) -> None:
-    await run.rollbacks._reserve(3, await run.state.pointer())
+    live = await run.state.pointer()
+    await run.state.change_record(3, lambda record: transition(live, record, RollBack())[1])
     async with instance(nats_url) as two:
         assert two.state.live.version == 5
-        assert await two.collector.collect([], 1) == [1, 2, 4], "the files it needs stay meanwhile"
+        assert await two.versions.collect([], 1) == [1, 2, 4], "the files it needs stay meanwhile"
         done = await roll_back(two, 3)
         assert done is not None and done.number == 1
         await until(lambda: run.state.live.version == 3)
@@ -154,10 +152,10 @@ def test_the_pointer_forgets_no_withdrawn_version() -> None:
         to = newest - 2 if number % 4 else newest - 4
         if live.is_withdrawn(to):
             to = newest - 2
-        live = rolled_back(live, Record(to, to, "", VersionState.VERIFIED), keep_experience=True, reason="x")
+        live, _ = transition(live, Record(to, to, "", VersionState.VERIFIED, was_live=True), RollBack(True, "x"))
         withdrawn |= set(range(to + 1, newest + 1))
         assert {v for v in range(newest + 5) if live.is_withdrawn(v)} == withdrawn
-        assert decode_live(encode_live(live)) == live
+        assert decode_live(encode(live)) == live
     assert [rollback.number for rollback in live.rollbacks] == list(range(60 - MOST_ROLLBACKS, 60))
 
 
@@ -168,23 +166,23 @@ def test_a_pointer_of_an_older_writer_can_be_read() -> None:
 
 
 async def test_pinned_files_stay(run: Run) -> None:
-    await run.versions.pin(1, True)
-    assert await run.collector.collect([], 1) == [2, 3, 4]
-    await run.versions.pin(1, False)
-    assert await run.collector.collect([], 1) == [1, 2, 3, 4], "told again, for a trainer that died before it deleted"
+    await run.versions.apply(1, Pin(True))
+    assert await run.versions.collect([], 1) == [2, 3, 4]
+    await run.versions.apply(1, Pin(False))
+    assert await run.versions.collect([], 1) == [1, 2, 3, 4], "told again, for a trainer that died before it deleted"
     with pytest.raises(Conflict, match="files of 2 may be deleted already"):
-        await run.versions.pin(2, True)
+        await run.versions.apply(2, Pin(True))
     with pytest.raises(NotFound):
-        await run.versions.pin(9, True)
+        await run.versions.apply(9, Pin(True))
     assert (await roll_back(run, 0)) is not None, "the base model has no files to lose"
 
 
 async def test_files_that_an_explorer_holds_or_a_delta_needs_stay(run: Run, tmp_path: Path) -> None:
-    assert await run.collector.collect([2], 3) == [1]
+    assert await run.versions.collect([2], 3) == [1]
     await publish(run, tmp_path, 7, base=4)
     await publish(run, tmp_path, 8, base=7)
     await publish(run, tmp_path, 9, base=8)
-    assert await run.collector.collect([], 1) == [1, 2, 3, 5, 6], "9 needs 8, that 7, and that 4"
+    assert await run.versions.collect([], 1) == [1, 2, 3, 5, 6], "9 needs 8, that 7, and that 4"
 
 
 def test_the_newest_good_ones_stay_and_bad_ones_do_not_count() -> None:

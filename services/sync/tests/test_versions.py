@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from support.sync_instances import CANARY, base_manifest, instance, make_manifest, measured, until
+from support.services.sync_instances import CANARY, base_manifest, instance, make_manifest, measured, until
 from trinity.runtime.broker import Bucket, Changes
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound
 from trinity.sync.runs import Run
+from trinity.sync.versions import GoLive, Reject, Verify
 from trinity.weights import Delta, FileInfo, FolderOffer, Manifest, S3Offer, TensorInfo, VersionState
 
 pytestmark = pytest.mark.core
@@ -24,8 +25,7 @@ async def run(nats_url: str) -> AsyncIterator[Run]:
 
 
 async def publish(run: Run, manifest: Manifest) -> None:
-    await run.staging.stage(manifest)
-    await run.versions.commit(manifest.version)
+    await run.versions.publish(manifest)
 
 
 def states(run: Run) -> list[tuple[int, VersionState]]:
@@ -34,29 +34,25 @@ def states(run: Run) -> list[tuple[int, VersionState]]:
 
 async def test_a_version_lives_from_staged_to_retired(run: Run, tmp_path: Path) -> None:
     assert run.state.live.version == -1
-    assert (await run.staging.stage(base_manifest())).state is VersionState.VERIFIED
-    assert (await run.versions.commit(0)).state is VersionState.LIVE
-    assert (await run.staging.stage(make_manifest(tmp_path, 1))).state is VersionState.VERIFIED
-    await run.versions.commit(1)
+    assert (await run.versions.publish(base_manifest())).state is VersionState.LIVE
+    assert (await run.versions.publish(make_manifest(tmp_path, 1))).state is VersionState.LIVE
     assert states(run) == [(1, VersionState.LIVE), (0, VersionState.RETIRED)]
     assert run.state.live.gate_step == 1
 
 
-async def test_staging_and_committing_again_changes_nothing(run: Run, tmp_path: Path) -> None:
+async def test_publishing_again_changes_nothing(run: Run, tmp_path: Path) -> None:
     made = make_manifest(tmp_path, 1)
-    first = await run.staging.stage(made)
-    assert await run.staging.stage(made) == first
-    assert await run.versions.commit(1) == await run.versions.commit(1)
+    first = await run.versions.publish(made)
+    assert await run.versions.publish(made) == first
     await publish(run, make_manifest(tmp_path, 2))
-    assert (await run.versions.commit(1)).state is VersionState.RETIRED, "the answer to a call that was lost"
+    assert (await run.versions.publish(made)).state is VersionState.RETIRED, "the answer to a call that was lost"
 
 
-async def test_a_staged_version_that_is_committed_goes_live_when_it_is_verified(run: Run, tmp_path: Path) -> None:
+async def test_a_staged_version_goes_live_when_it_is_verified(run: Run, tmp_path: Path) -> None:
     await publish(run, base_manifest())
-    assert (await run.staging.stage(make_manifest(tmp_path, 1, canary=True))).state is VersionState.STAGED
-    assert (await run.versions.commit(1)).state is VersionState.STAGED
+    assert (await run.versions.publish(make_manifest(tmp_path, 1, canary=True))).state is VersionState.STAGED
     assert run.state.live.version == 0
-    await run.versions.verify(1, measured(1))
+    await run.versions.apply(1, Verify(measured(1)))
     assert (await run.versions.get(1)).state is VersionState.LIVE
 
 
@@ -71,10 +67,10 @@ async def test_damaged_files_are_rejected_by_name_and_never_go_live(run: Run, tm
     else:
         path.write_bytes(data[:-4] if damage == "truncate" else data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(InvalidInput, match=r"part\.safetensors"):
-        await run.staging.stage(made)
+        await run.versions.publish(made)
     assert (await run.versions.get(1)).state is VersionState.REJECTED
     with pytest.raises(Conflict, match="REJECTED"):
-        await run.versions.commit(1)
+        await run.versions.publish(made)
     assert run.state.live.version == 0
     assert run.state.live.gate_step == 1, "the gate does not wait for the weights of a step that were rejected"
 
@@ -109,55 +105,56 @@ async def test_a_manifest_that_cannot_be_right_is_refused_by_name(
     await publish(run, make_manifest(tmp_path, 1))
     before = await run.state.pointer(), dict(run.state.records)
     with pytest.raises(InvalidInput, match=field):
-        await run.staging.stage(replace(make_manifest(tmp_path, 2), **change))  # type: ignore[arg-type]
+        await run.versions.publish(replace(make_manifest(tmp_path, 2), **change))  # type: ignore[arg-type]
     assert (await run.state.pointer(), run.state.records) == before
 
 
 async def test_tensors_are_not_compared_with_a_version_that_was_rejected(run: Run, tmp_path: Path) -> None:
     await publish(run, base_manifest())
     wrong = replace(make_manifest(tmp_path, 1, canary=True), tensors=(replace(WEIGHT, shape=(4,)),))
-    await run.staging.stage(wrong)
-    await run.versions.reject(1, "for the test")
+    await run.versions.publish(wrong)
+    await run.versions.apply(1, Reject("for the test"))
     await publish(run, make_manifest(tmp_path, 2))
     with pytest.raises(InvalidInput, match=r"in version 2 it is F32 \[2, 2\]"):
-        await run.staging.stage(replace(make_manifest(tmp_path, 3), tensors=wrong.tensors))
+        await run.versions.publish(replace(make_manifest(tmp_path, 3), tensors=wrong.tensors))
 
 
 async def test_versions_are_new_and_never_change(run: Run, tmp_path: Path) -> None:
-    await run.staging.stage(make_manifest(tmp_path, 2))
+    await run.versions.publish(make_manifest(tmp_path, 2))
     with pytest.raises(Conflict, match="must be newer than 2"):
-        await run.staging.stage(make_manifest(tmp_path, 1))
+        await run.versions.publish(make_manifest(tmp_path, 1))
     with pytest.raises(Conflict, match="another content"):
-        await run.staging.stage(replace(make_manifest(tmp_path, 2), step=5))
+        await run.versions.publish(replace(make_manifest(tmp_path, 2), step=5))
     with pytest.raises(NotFound):
-        await run.versions.commit(7)
+        await run.versions.get(7)
 
 
 async def test_an_older_version_does_not_go_live_over_a_newer_one(run: Run, tmp_path: Path) -> None:
-    for number in (1, 2):
-        await run.staging.stage(make_manifest(tmp_path, number))
-    await run.versions.commit(2)
-    with pytest.raises(Conflict, match="older than 2"):
-        await run.versions.commit(1)
+    await publish(run, make_manifest(tmp_path, 1, canary=True))
+    await publish(run, make_manifest(tmp_path, 2))
+    await run.versions.apply(1, Verify(measured(1)))
+    assert states(run) == [(2, VersionState.LIVE), (1, VersionState.RETIRED)]
+    with pytest.raises(Conflict, match="1 is RETIRED; only a VERIFIED version goes LIVE"):
+        await run.versions.apply(1, GoLive())
 
 
 async def test_a_delta_needs_a_base_that_is_good_and_there(run: Run, tmp_path: Path) -> None:
     await publish(run, make_manifest(tmp_path, 1))
-    await run.staging.stage(make_manifest(tmp_path, 2, canary=True))
-    await run.versions.reject(2, "for the test")
+    await run.versions.publish(make_manifest(tmp_path, 2, canary=True))
+    await run.versions.apply(2, Reject("for the test"))
     with pytest.raises(Conflict, match=r"base_version: 2 is REJECTED \(for the test\)"):
-        await run.staging.stage(make_manifest(tmp_path, 3, base=2))
+        await run.versions.publish(make_manifest(tmp_path, 3, base=2))
     await run.state.change_record(1, lambda record: replace(record, collected=True))
     with pytest.raises(Conflict, match="the files of 1 may be deleted already"):
-        await run.staging.stage(make_manifest(tmp_path, 3, base=1))
-    assert (await run.staging.stage(make_manifest(tmp_path, 3))).state is VersionState.VERIFIED
+        await run.versions.publish(make_manifest(tmp_path, 3, base=1))
+    assert (await run.versions.publish(make_manifest(tmp_path, 3))).state is VersionState.LIVE
 
 
 async def test_files_that_this_host_does_not_see_need_a_canary(run: Run, tmp_path: Path) -> None:
     unseen = replace(make_manifest(tmp_path, 1), offers=(FolderOffer("/nowhere/v1"),))
-    assert (await run.staging.stage(replace(unseen, canary=CANARY))).state is VersionState.STAGED
+    assert (await run.versions.publish(replace(unseen, canary=CANARY))).state is VersionState.STAGED
     elsewhere = replace(make_manifest(tmp_path, 2), offers=(S3Offer("bucket", "v2"), FolderOffer("/nowhere/v2")))
-    assert (await run.staging.stage(elsewhere)).state is VersionState.VERIFIED
+    assert (await run.versions.publish(elsewhere)).state is VersionState.LIVE
 
 
 async def test_the_gate_goes_on_over_rejected_versions_but_waits_for_one_that_may_come(
@@ -166,11 +163,11 @@ async def test_the_gate_goes_on_over_rejected_versions_but_waits_for_one_that_ma
     await publish(run, make_manifest(tmp_path, 1))
     for number in (2, 3, 4):
         await publish(run, make_manifest(tmp_path, number, canary=True))
-    await run.versions.reject(4, "for the test")
+    await run.versions.apply(4, Reject("for the test"))
     assert run.state.live.gate_step == 1
-    await run.versions.reject(2, "for the test")
+    await run.versions.apply(2, Reject("for the test"))
     assert run.state.live.gate_step == 2, "version 3 may still come"
-    await run.versions.reject(3, "for the test")
+    await run.versions.apply(3, Reject("for the test"))
     assert run.state.live.gate_step == 4
 
 
@@ -178,9 +175,8 @@ async def test_two_instances_have_one_truth(run: Run, nats_url: str, tmp_path: P
     async with instance(nats_url) as two:
         for number in range(1, 9):
             item = make_manifest(tmp_path, number)
-            judged = await asyncio.gather(run.staging.stage(item), two.staging.stage(item))
-            assert judged[0].record.digest == judged[1].record.digest
-            await asyncio.gather(run.versions.commit(number), two.versions.commit(number))
+            found = await asyncio.gather(run.versions.publish(item), two.versions.publish(item))
+            assert found[0].record.digest == found[1].record.digest
         await until(lambda: run.versions.all() == two.versions.all())
         assert states(run) == [(8, VersionState.LIVE)] + [(n, VersionState.RETIRED) for n in range(7, 0, -1)]
 
@@ -190,21 +186,19 @@ async def test_two_contents_of_one_number_are_never_both_taken_in(run: Run, nats
         for number in range(1, 6):
             item = make_manifest(tmp_path, number)
             other = replace(item, created_at_seconds=2.0)
-            found = await asyncio.gather(run.staging.stage(item), two.staging.stage(other), return_exceptions=True)
+            found = await asyncio.gather(
+                run.versions.publish(item), two.versions.publish(other), return_exceptions=True
+            )
             refused = [answer for answer in found if isinstance(answer, Conflict)]
             assert len(refused) == 1, found
 
 
 async def test_what_an_instance_left_half_done_is_finished_by_another(run: Run, nats_url: str, tmp_path: Path) -> None:
     await publish(run, make_manifest(tmp_path, 1))
-    await run.staging.stage(make_manifest(tmp_path, 2))
+    await run.versions.publish(make_manifest(tmp_path, 2, canary=True))
+    # As if `run` had been killed between the record and the pointer.
+    await run.state.change_record(2, lambda record: replace(record, state=VersionState.VERIFIED))
     async with instance(nats_url) as two:
-        # As if `run` had been killed between the record and the pointer.
-        key = run.state.names.version_key(2)
-        entry = await run.state.mirror.fresh(key)
-        value = entry.value.replace(b'"committed": false', b'"committed": true')
-        assert value != entry.value
-        await run.state.mirror.put_if(key, value, entry.revision)
         await until(lambda: two.state.live.version == 2)
         assert (await two.versions.get(1)).record.was_live
 
@@ -231,14 +225,14 @@ async def test_the_gate_waits_for_a_version_that_this_instance_has_not_heard_of_
     async with instance(nats_url) as two:
         for number in (2, 3):
             await publish(run, make_manifest(tmp_path, number, canary=True))
-        rejecting = asyncio.create_task(two.versions.reject(3, "for the test"))
+        rejecting = asyncio.create_task(two.versions.apply(3, Reject("for the test")))
         await asyncio.sleep(0.5)
         assert 2 not in two.state.records
         assert (await run.state.pointer()).gate_step == 1
         told.set()
         await asyncio.wait_for(rejecting, 10)
         assert (await run.state.pointer()).gate_step == 1
-        await two.versions.reject(2, "for the test")
+        await two.versions.apply(2, Reject("for the test"))
         assert (await run.state.pointer()).gate_step == 3
 
 
@@ -246,5 +240,5 @@ async def test_a_version_that_was_overtaken_unjudged_is_not_taken_for_a_good_one
     await publish(run, make_manifest(tmp_path, 1, canary=True))
     await publish(run, make_manifest(tmp_path, 2))
     assert states(run) == [(2, VersionState.LIVE), (1, VersionState.STAGED)]
-    await run.versions.verify(1, measured(1))
+    await run.versions.apply(1, Verify(measured(1)))
     assert states(run) == [(2, VersionState.LIVE), (1, VersionState.RETIRED)]

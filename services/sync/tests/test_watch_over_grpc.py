@@ -8,10 +8,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.sync_instances import RUN, base_manifest, make_manifest, served
+from support.services.sync_instances import RUN, base_manifest, make_manifest, served
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
-from trinity.weights import CollectiveOffer, Manifest, manifest_to_proto
+from trinity.weights import CollectiveOffer, ExplorerState, Manifest, manifest_to_proto
 
 pytestmark = pytest.mark.core
 
@@ -54,7 +54,9 @@ class Explorer:
         return self.seen[-1].live.version if self.seen[-1].HasField("live") else -1
 
     async def report(self, version: int, **fields: object) -> None:
-        request = pb.ReportRequest(run=self.run, lease_id=self.lease, version=version, state="waiting", **fields)
+        request = pb.ReportRequest(
+            run=self.run, lease_id=self.lease, version=version, state=ExplorerState.WAITING, **fields
+        )
         await self.stub.Report(request, timeout=20)
 
     async def computed(self, version: int, error: float = 0.0) -> None:
@@ -62,10 +64,9 @@ class Explorer:
         await self.report(version, canaries=[canary])
 
 
-async def publish(stub: SyncServiceStub, manifest: Manifest, lease_id: str = "", keep: int = 0) -> pb.CommitResponse:
-    await stub.Stage(pb.StageRequest(manifest=manifest_to_proto(manifest), lease_id=lease_id), timeout=20)
-    commit = pb.CommitRequest(run=RUN, version=manifest.version, lease_id=lease_id, versions_to_keep=keep)
-    return await stub.Commit(commit, timeout=20)
+async def publish(stub: SyncServiceStub, manifest: Manifest, lease_id: str = "", keep: int = 0) -> pb.PublishResponse:
+    request = pb.PublishRequest(manifest=manifest_to_proto(manifest), lease_id=lease_id, versions_to_keep=keep)
+    return await stub.Publish(request, timeout=20)
 
 
 async def test_a_version_reaches_one_explorer_first_and_then_all(nats_url: str, tmp_path: Path) -> None:
@@ -155,20 +156,20 @@ async def test_a_rollback_reaches_explorers_and_trainer(nats_url: str, tmp_path:
         explorer = await Explorer(stub, "a").join()
         for version in (1, 2, 3):
             await publish(stub, make_manifest(tmp_path, version), claim.lease_id)
-        request = pb.RollbackRequest(run=RUN, version=1, keep_experience=True, reason="worse")
-        done = (await stub.Rollback(request, timeout=20)).rollback
+        back = pb.RollbackRequest(run=RUN, version=1, keep_experience=True, reason="worse")
+        done = (await stub.Rollback(back, timeout=20)).rollback
         assert (done.number, done.version, list(done.withdrawn), done.newest_step) == (1, 1, [2, 3], 3)
-        await explorer.until(lambda: explorer.live == 1)
-        assert (list(explorer.seen[-1].rejected), explorer.seen[-1].gate_step) == ([3, 2], 3)
+        await explorer.until(lambda: explorer.live == 1 and explorer.seen[-1].gate_step == 3)
+        assert list(explorer.seen[-1].rejected) == [3, 2]
         renewal = pb.ClaimRequest(run=RUN, trainer_id="t", pid=1, host="h", lease_id=claim.lease_id)
         assert (await stub.Claim(renewal, timeout=20)).rollback == done
-        stage = pb.StageRequest(manifest=manifest_to_proto(make_manifest(tmp_path, 4)), lease_id=claim.lease_id)
-        stage.rollback = 0
+        request = pb.PublishRequest(manifest=manifest_to_proto(make_manifest(tmp_path, 4)), lease_id=claim.lease_id)
+        request.rollback = 0
         with pytest.raises(grpc.aio.AioRpcError, match="do not follow") as refused:
-            await stub.Stage(stage, timeout=20)
+            await stub.Publish(request, timeout=20)
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        stage.rollback = 1
-        await stub.Stage(stage, timeout=20)
+        request.rollback = 1
+        await stub.Publish(request, timeout=20)
         await stub.Release(pb.ReleaseRequest(run=RUN, lease_id=claim.lease_id), timeout=20)
 
 

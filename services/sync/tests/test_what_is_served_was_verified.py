@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from support.sync_instances import base_manifest, make_manifest, served
+from support.services.sync_instances import base_manifest, make_manifest, served
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
 from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.names import VERSIONS_BUCKET, RunNames
 from trinity.sync.store.records import decode_record
-from trinity.weights import Manifest, VersionState, manifest_to_proto
+from trinity.weights import ExplorerState, Manifest, VersionState, manifest_to_proto
 from trinity.weights.pointer import decode_live
 
 pytestmark = pytest.mark.core
@@ -63,13 +63,12 @@ async def explore(stubs: list[SyncServiceStub], name: str, told: list[pb.WatchRe
         error = 0.0 if is_right(version) else 5.0
         await asyncio.sleep(choice.random() * 0.02)
         canary = pb.CanaryReport(version=version, mean_error=error, max_error=error, expected=-1, computed=-1 + error)
-        report = pb.ReportRequest(run=RUN, lease_id=lease, version=0, state="running", canaries=[canary])
+        report = pb.ReportRequest(run=RUN, lease_id=lease, version=0, state=ExplorerState.RUNNING, canaries=[canary])
         await choice.choice(stubs).Report(report, timeout=20)
 
 
 async def publish(stub: SyncServiceStub, manifest: Manifest) -> None:
-    await stub.Stage(pb.StageRequest(manifest=manifest_to_proto(manifest)), timeout=20)
-    await stub.Commit(pb.CommitRequest(run=RUN, version=manifest.version), timeout=20)
+    await stub.Publish(pb.PublishRequest(manifest=manifest_to_proto(manifest)), timeout=20)
 
 
 @pytest.mark.timeout(120)

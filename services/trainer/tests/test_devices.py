@@ -6,8 +6,8 @@ from trinity.config import Plan, make_plan
 from trinity.config.devices import Gpu, TorchBuild
 from trinity.config.load import parse
 from trinity.runtime.errors import InvalidInput, Unavailable
-from trinity.trainer import devices
-from trinity.trainer.ranks import Ranks
+from trinity.trainer.process import devices
+from trinity.trainer.process.ranks import Ranks
 
 pytestmark = pytest.mark.core
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trinity.trainer.times import StepTimes
+from trinity.trainer.process.times import StepTimes
 
 pytestmark = pytest.mark.core
 

@@ -1,5 +1,6 @@
 """What ends a command: one clear sentence for the screen and an exit code, never a traceback."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,6 +16,19 @@ class RunError(Exception):
     def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
         self.code = code
+
+
+def not_accepted(reason: str) -> RunError:
+    """A service demands an identity that this command does not have."""
+    fix = (
+        "start it as the user that started the run, with the run's own job folder; between machines set "
+        "TRINITY_IDENTITY"
+    )
+    return RunError(f"the run does not accept this command: {reason}; {fix}")
+
+
+class CheckpointError(Exception):
+    """One checkpoint cannot be converted; the others still are. The message names the file and, if any, the fix."""
 
 
 def ending_well(action: Callable[[], int]) -> int:
@@ -33,7 +47,8 @@ def ending_well(action: Callable[[], int]) -> int:
         print(f"trinity: {reason}", file=sys.stderr)
         return reason.code if isinstance(reason, RunError) else 1
     except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError, ValueError):  # else Python complains when it flushes at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:  # before anything was started, or in a command that starts nothing
         print("trinity: ended by SIGINT", file=sys.stderr)

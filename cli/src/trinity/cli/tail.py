@@ -1,4 +1,4 @@
-"""What `trinity log` and `trinity view` share: big files read from their end, growing files, text a terminal can trust.
+"""What `trinity log` and `trinity view` share: big files read from their end, and growing files.
 
 A line counts once its newline is written; what follows the last newline is still being written, or was cut off by
 a crash. A `GrowingFile` is read backwards or forwards as it was when it was opened, and then on, through
@@ -6,27 +6,11 @@ rotation and truncation: each line once, none skipped.
 """
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 _BLOCK = 128 * 1024
-# Control characters, the marks that turn the direction of text, separators that end a line, halves of a pair.
-_UNSEEN = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_ANY = re.compile(f"[{_UNSEEN}]")
-_INSIDE_TEXT = re.compile(f"(?![\n\t])[{_UNSEEN}]")
-_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-
-
-def visible(text: str, *, layout: bool = False) -> str:
-    """Text without control sequences: control characters are escaped as `\\x1b`; `layout` keeps newlines and tabs."""
-    return (_INSIDE_TEXT if layout else _ANY).sub(_spelt, text)
-
-
-def _spelt(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return _SHORT.get(match[0]) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}")
 
 
 def whole_end(file: BinaryIO) -> int:

@@ -12,7 +12,7 @@ import grpc
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import contract
 from trinity.sdk.environment import EnvironmentClass
-from trinity.sdk.errors import Away, ContractViolation, Failed, Full, InvalidInput, NotFound, OutOfTurn, status_of
+from trinity.sdk.errors import Conflict, ContractViolation, Failed, Full, InvalidInput, NotFound, Unavailable, status_of
 from trinity.sdk.players import Message, Player
 from trinity.sdk.scoring import Scorer, Scoring
 from trinity.sdk.sources import ClassSource, Source
@@ -52,7 +52,7 @@ class Arena:
     def enter(self, name: str) -> "Episode":
         """A fresh episode. Raises NotFound, or Full if the environment's limit is reached."""
         if self._draining:
-            raise Away("this environment service is shutting down")
+            raise Unavailable("this environment service is shutting down")
         source = self.sources.get(name)
         if source is None:
             known = ", ".join(sorted(self.sources))
@@ -145,7 +145,7 @@ class Episode:
         if self._turn < 0:
             raise InvalidInput("action", "came before reset")
         if self._done:
-            raise OutOfTurn("action: the episode is done; open a new one")
+            raise Conflict("action: the episode is done; open a new one")
         self._turn += 1
         if action.turn != self._turn:
             raise InvalidInput("action.turn", f"is {action.turn}, must be {self._turn}")

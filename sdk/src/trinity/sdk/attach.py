@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import random
 import socket
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
@@ -18,7 +21,7 @@ from trinity.sdk import contract, wire
 from trinity.sdk.arena import Arena
 from trinity.sdk.dispatcher import Dispatcher
 from trinity.sdk.environment import EnvironmentClass
-from trinity.sdk.errors import EpisodeError
+from trinity.sdk.errors import InvalidInput, TrinityError
 from trinity.sdk.scoring import Scorer
 from trinity.sdk.serve import until_signal
 
@@ -47,10 +50,19 @@ _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.2, 10.0
 _ANSWER_SECONDS = 20.0
 
 
-class AttachRefused(EpisodeError):
+class AttachRefused(TrinityError):
     """The environment service refused this provider; the message says why."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Tls(NamedTuple):
+    """Files of a certificate for the role `provider`, as `trinity certs issue provider` writes them: tls.crt, tls.key,
+    ca.crt. They are read again for every connection."""
+
+    cert: str | Path
+    key: str | Path
+    ca: str | Path
 
 
 class Provider:
@@ -63,8 +75,14 @@ class Provider:
         token: str = "",
         name: str = "",
         scorers: Mapping[str, Scorer] | None = None,
+        tls: Tls | None = None,
     ) -> None:
+        """InvalidInput if the token would be sent unencrypted to another machine, unless TRINITY_INSECURE is 1."""
+        if token and tls is None and not _stays_here(address) and os.environ.get("TRINITY_INSECURE") != "1":
+            problem = f"is {address!r}, where the token would be sent unencrypted"
+            raise InvalidInput("address", f"{problem}; give tls, or set TRINITY_INSECURE=1 to trust the network")
         self.address = address
+        self._tls = tls
         self.arena = Arena(environments, scorers)
         # Set while the service has accepted the offer.
         self.attached = asyncio.Event()
@@ -101,8 +119,14 @@ class Provider:
         finally:
             await self.arena.drain(0)
 
+    def _channel(self) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+        cert, key, ca = (Path(path).read_bytes() for path in self._tls)
+        return grpc.aio.secure_channel(self.address, grpc.ssl_channel_credentials(ca, key, cert), options=_OPTIONS)
+
     async def _attach_once(self) -> None:
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+        async with self._channel() as channel:
             call = environment_pb2_grpc.EnvironmentServiceStub(channel).Attach()
             async with asyncio.timeout(_ANSWER_SECONDS):
                 with contextlib.suppress(asyncio.InvalidStateError):  # refused at once: `read` raises the reason
@@ -135,6 +159,17 @@ class Provider:
             pass  # `read` raises the reason
 
 
+def _stays_here(address: str) -> bool:
+    """Whether no network is between this process and the address."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost" or address.startswith("unix:"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 async def _raise_status(call: grpc.aio.StreamStreamCall) -> None:
     code = await call.code()
     if code is not grpc.StatusCode.OK:
@@ -148,9 +183,10 @@ async def attaching(
     token: str = "",
     name: str = "",
     scorers: Mapping[str, Scorer] | None = None,
+    tls: Tls | None = None,
 ) -> AsyncIterator[Provider]:
-    """Attached inside the `async with`, which begins once the service has accepted. Raises AttachRefused."""
-    provider = Provider(*environments, address=address, token=token, name=name, scorers=scorers)
+    """Attached inside the `async with`, which begins once the service has accepted. Raises as `attach`."""
+    provider = Provider(*environments, address=address, token=token, name=name, scorers=scorers, tls=tls)
     running = asyncio.create_task(provider.run())
     attached = asyncio.create_task(provider.attached.wait())
     try:
@@ -170,9 +206,10 @@ async def attach_async(
     token: str = "",
     name: str = "",
     scorers: Mapping[str, Scorer] | None = None,
+    tls: Tls | None = None,
 ) -> None:
-    """Stay attached until cancelled. Raises AttachRefused."""
-    await Provider(*environments, address=address, token=token, name=name, scorers=scorers).run()
+    """Stay attached until cancelled. Raises as `attach`."""
+    await Provider(*environments, address=address, token=token, name=name, scorers=scorers, tls=tls).run()
 
 
 def attach(
@@ -181,9 +218,13 @@ def attach(
     token: str = "",
     name: str = "",
     scorers: Mapping[str, Scorer] | None = None,
+    tls: Tls | None = None,
 ) -> None:
-    """Stay attached until SIGTERM or Ctrl-C; reconnects after a lost connection. Raises AttachRefused.
+    """Stay attached until SIGTERM or Ctrl-C; reconnects after a lost connection. Raises AttachRefused, and InvalidInput
+    for an address beyond this machine to which the token would go unencrypted, unless TRINITY_INSECURE is 1.
 
-    `token`: the service's TRINITY_ENVIRONMENT_ATTACH_TOKEN. `name`: shown in its log; else host and process id.
+    `token`: from `trinity env tokens create`, or the service's TRINITY_ENVIRONMENT_ATTACH_TOKEN. `name`: shown in its
+    log; else host and process id. `tls`: needed where the service has a certificate.
     """
-    asyncio.run(until_signal(attach_async(*environments, address=address, token=token, name=name, scorers=scorers)))
+    attached = attach_async(*environments, address=address, token=token, name=name, scorers=scorers, tls=tls)
+    asyncio.run(until_signal(attached))

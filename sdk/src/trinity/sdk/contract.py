@@ -10,6 +10,16 @@ PROTOCOL_VERSION = 2
 MAX_TEXT_BYTES = 1024 * 1024
 MAX_METRICS = 100
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# What workflows read of `info`: see EpisodeResponse.info_json.
+_INFO_KEYS: dict[str, tuple[type, str]] = {
+    "success": (bool, "true or false"),
+    "instructions": (str, "a string"),
+    "task": (str, "a string"),
+    "tools": (list, "a list"),
+    "problem": (str, "a string"),
+    "conversation": (str, "a string"),
+    "sampling": (dict, "an object"),
+}
 
 
 def answer_problem(answer: pb.EpisodeResponse, turn: int, *, own: bool = False) -> str:
@@ -27,6 +37,19 @@ def answer_problem(answer: pb.EpisodeResponse, turn: int, *, own: bool = False) 
         if not math.isfinite(value):
             return f"its metric {name} is {value}; metrics are finite"
     return "" if own or not answer.info_json else _object_problem(answer.info_json)
+
+
+def info_problem(info: dict[str, Any]) -> str:
+    """What the keys that workflows read do against the contract, as a sentence; empty if they are sound."""
+    for key, (kind, wanted) in _INFO_KEYS.items():
+        if info.get(key) is not None and not isinstance(info[key], kind):
+            return f"its info.{key} is {type(info[key]).__name__}, must be {wanted}"
+    if info.get("conversation") not in (None, "new"):
+        return f'its info.conversation is {info["conversation"]!r:.100}, must be "new" or left out'
+    for tool in info.get("tools") or ():
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
+            return f"its info.tools has {tool!r:.100}, must be an object with a name"
+    return ""
 
 
 def score_problem(request: pb.ScoreRequest, answer: pb.ScoreResponse) -> str:

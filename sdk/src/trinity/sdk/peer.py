@@ -69,8 +69,9 @@ class Peer:
             future.set_result(reply)
         elif reply.id in self._ids:
             self._ids[reply.id] = "it answered a call that was not made"
-        else:
+        else:  # the other side holds what this one does not know
             self.strays += 1
+            self._send(pb.ProviderCall(id=reply.id, close=pb.Close()))
 
     def fail(self, code: grpc.StatusCode, message: str) -> None:
         """The stream is over: pending and later calls raise the reason. The first reason stays."""

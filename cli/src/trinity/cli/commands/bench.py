@@ -2,42 +2,40 @@
 
 A small run of its own below <job>/bench: its NATS, buffer, environment, sync service and explorer, and no trainer.
 This process makes each checkpoint the next weight version and waits for its evaluation. The job itself is only read,
-apart from weights that a checkpoint lacks in Hugging Face form: they are converted first.
+apart from weights that a checkpoint lacks in Hugging Face form: they are converted first. Without a job, or before its
+first checkpoint, the base model alone is evaluated.
 """
 
 import asyncio
 import json
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
-from rich.console import Console
-from rich.table import Table
-
-from trinity.api.buffer.v1 import buffer_pb2
-from trinity.api.sync.v1 import sync_pb2 as pb
-from trinity.api.sync.v1 import sync_pb2_grpc
-from trinity.cli.convert import convert_command
+from trinity.cli.commands.client import NoAnswer, Sync
+from trinity.cli.convert import convert
 from trinity.cli.errors import RunError
+from trinity.cli.render import table
 from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise import services
 from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.client import Watcher
 from trinity.cli.supervise.devices import place, visible_gpus
 from trinity.cli.supervise.display import Display, make_display
 from trinity.cli.supervise.preflight import check_inputs
-from trinity.cli.supervise.services import Addresses
 from trinity.cli.supervise.supervisor import ended_by_signals, open_nats
-from trinity.cli.supervise.watch import Watcher
 from trinity.config import Config, Plan, expand, make_plan
+from trinity.config.run_record import Addresses
 from trinity.runtime import files, names, rpc
-from trinity.weights import Manifest, manifest_of_folder, manifest_to_proto
-from trinity.weights.checkpoints import has_weights, model_folder, step_of
+from trinity.weights import Manifest, manifest_of_folder
+from trinity.weights.checkpoint_manifest import verify, verify_model
+from trinity.weights.checkpoints import checkpoint_folder, has_weights, model_folder, step_of
 
 _POLL_SECONDS = 1.0
+_SYNC_SECONDS = 60.0
 _STOP_SECONDS = 6.0
-_CALL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -64,37 +62,53 @@ def bench(config: Config, source: str) -> None:
 
 
 def _candidates(plan: Plan, folder: Path) -> list[Candidate]:
-    """The base model if requested, then the job's checkpoints in order, or only the newest if requested."""
+    """The base model if requested, then the job's checkpoints, if any, in order, or only the newest if requested.
+
+    InvalidInput for a checkpoint with files that its trainer did not write.
+    """
     explorer = plan.config.explorer
     steps = sorted(step for path in folder.glob("global_step_*") if (step := step_of(path)) is not None)
     if explorer.bench_on_latest_checkpoint:
         steps = steps[-1:]
-    if not steps:
-        raise RunError(f"{folder} has no checkpoint (global_step_<n>) to evaluate", code=2)
+    if not steps and not explorer.eval_on_startup:
+        problem = f"{folder} has no checkpoint (global_step_<n>) to evaluate"
+        raise RunError(f"{problem}, and explorer.eval_on_startup: false leaves the base model out", code=2)
+    unverified = plan.config.allow_unverified_checkpoint
     lacking = [step for step in steps if not has_weights(model_folder(folder, step))]
+    for step in lacking if not unverified else ():
+        verify(checkpoint_folder(folder, step), ["actor/deepspeed", "actor/lora_adapter"])
     if lacking:
         base_model = Path(plan.config.model.model_path).expanduser()
-        convert_command(folder, base_model if base_model.is_dir() else None, ",".join(map(str, lacking)))
+        convert(folder, base_model if base_model.is_dir() else None, ",".join(map(str, lacking)), unverified)
         still = [str(step) for step in lacking if not has_weights(model_folder(folder, step))]
         if still:
             raise RunError(f"checkpoints {', '.join(still)} of {folder} have no weights and cannot be converted")
+    for step in steps if not unverified else ():
+        verify_model(model_folder(folder, step))
     base = [Candidate(0, Path(plan.config.model.model_path))] if explorer.eval_on_startup else []
     return base + [Candidate(step, model_folder(folder, step)) for step in steps]
+
+
+def _what(candidates: list[Candidate]) -> str:
+    if [one.step for one in candidates] == [0]:
+        return f"the base model {candidates[0].folder} alone: the job folder has no checkpoint"
+    return f"{len(candidates)} model(s)"
 
 
 async def _bench(plan: Plan, job: jobs.Job, candidates: list[Candidate], taken: set[str]) -> list[dict[str, Any]]:
     stop = asyncio.Event()
     others: list[Child] = []
     children: list[Child] = []
+    jobs.identify(job.folder, starts_services=True)
     with ended_by_signals(stop), make_display() as display:
         try:
-            nats_url = await open_nats(job, others, stop)
+            nats = await open_nats(job, others, stop)
             config_file, log_dir = plan.job_dir / "config.json", plan.job_dir / "log"
-            files.write_json(config_file, json.loads(plan.config.model_dump_json()))
-            children, addresses = services.infrastructure(plan, config_file, nats_url, log_dir)
+            files.write_json(config_file, json.loads(plan.config.model_dump_json()), mode=0o600)
+            children, addresses = services.infrastructure(plan, config_file, nats, log_dir, job.folder)
             placement = place(plan, visible_gpus(), taken)
-            children.append(services.explorer(plan, config_file, nats_url, addresses, log_dir, placement))
-            display.say(f"evaluating {len(candidates)} model(s); logs in {log_dir}")
+            children.append(services.explorer(plan, config_file, nats, addresses, log_dir, placement))
+            display.say(f"evaluating {_what(candidates)}; logs in {log_dir}")
             return await _evaluate_all(plan, children, addresses, candidates, display, stop)
         finally:
             await stop_all([*children, *others], _STOP_SECONDS)
@@ -134,16 +148,18 @@ async def _evaluate_all(
     return results
 
 
-async def _publish(sync: str, manifest: Manifest) -> None:
-    """Publish a manifest as the LIVE version."""
-    async with rpc.channel(sync) as channel:
-        stub = sync_pb2_grpc.SyncServiceStub(channel)
-        try:
-            stage = pb.StageRequest(manifest=manifest_to_proto(manifest))
-            await stub.Stage(stage, timeout=600, wait_for_ready=True)
-            await stub.Commit(pb.CommitRequest(run=manifest.run, version=manifest.version), timeout=_CALL_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise RunError(f"the sync service refuses step {manifest.step}: {error.details()}") from None
+async def _publish(address: str, manifest: Manifest) -> None:
+    """Publish a manifest as the LIVE version. A sync service that is still starting is waited for."""
+    deadline = asyncio.get_running_loop().time() + _SYNC_SECONDS
+    async with rpc.channel(address) as channel:
+        while True:
+            try:
+                await Sync(channel, manifest.run).publish(manifest)
+                return
+            except RunError as error:
+                if not isinstance(error, NoAnswer) or asyncio.get_running_loop().time() > deadline:
+                    raise RunError(f"step {manifest.step} cannot be served: {error}") from None
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _evaluation(
@@ -159,11 +175,10 @@ async def _evaluation(
     while not stop.is_set():
         view = await watcher.refresh()
         display.show(view, f"bench, step {step}")
-        found: dict[str, buffer_pb2.Evaluation] = {}
-        if view.buffer is not None:
-            found = {e.taskset: e for e in view.buffer.evaluations if e.step == step}
+        evaluations = view.buffer.evaluations if view.buffer is not None else []
+        found = {one.taskset: dict(one.metrics) for one in evaluations if one.step == step}
         if found.keys() >= expected:
-            return [{"step": step, "taskset": name, "metrics": dict(found[name].metrics)} for name in sorted(expected)]
+            return [{"step": step, "taskset": name, "metrics": found[name]} for name in sorted(expected)]
         for keeper in keepers:
             if keeper.done():
                 raise RunError(keeper.result())
@@ -178,14 +193,10 @@ def _figures(metrics: dict[str, float]) -> str:
 
 def render(results: list[dict[str, Any]]) -> str:
     """A table: one row for each step and taskset, one column for each metric."""
-    columns = sorted({name for result in results for name in result["metrics"] if not name.endswith("_task_count")})
-    table = Table(title="bench", title_justify="left")
-    for column in ("step", "taskset", *columns):
-        table.add_column(column)
-    for result in results:
-        values = (f"{result['metrics'][name]:.4f}" if name in result["metrics"] else "" for name in columns)
-        table.add_row("base" if result["step"] == 0 else str(result["step"]), result["taskset"], *values)
-    console = Console(width=max(80, 24 + 18 * len(columns)))
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip()
+    metrics = sorted({name for result in results for name in result["metrics"] if not name.endswith("_task_count")})
+    columns = {"step": lambda one: one["step"] or "base", "taskset": lambda one: one["taskset"]}
+    return table(results, columns | {name: partial(_metric, name) for name in metrics})
+
+
+def _metric(name: str, result: dict[str, Any]) -> str:
+    return f"{result['metrics'][name]:.4f}" if name in result["metrics"] else ""

@@ -1,7 +1,8 @@
-"""The buffer of a job, for commands that read its log and ledger.
+"""The stage of a job that a command is about, and its services: the buffer with log and ledger, the sync service.
 
-While the run is live, this is the run's buffer. Otherwise the command starts a read-only buffer on the run's NATS and
-ends it. That NATS is TRINITY_NATS_URL, or an embedded server on the job's store; then the job is locked meanwhile.
+While the run is live, the buffer is the run's. Otherwise the command starts a read-only one on the run's NATS and ends
+it. That NATS is TRINITY_NATS_URL, or an embedded server on the job's store; then the job is locked meanwhile. The sync
+service is that of a live run.
 """
 
 import asyncio
@@ -9,7 +10,8 @@ import contextlib
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,45 +19,71 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trinity.api.buffer.v1 import buffer_pb2_grpc
-from trinity.cli.commands.status import find_job
-from trinity.cli.errors import RunError, ending_well
+from trinity.cli.commands.client import Buffer, Sync
+from trinity.cli.commands.find import HAVE_JOB, AnnouncedRun, find_run
+from trinity.cli.errors import RunError, not_accepted
+from trinity.cli.options import JobOption, NatsOption, RunName, RunOption, StageOption
 from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise import services
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.join import look_for_run
+from trinity.cli.supervise.nats import NatsAccess
 from trinity.cli.supervise.supervisor import open_nats
-from trinity.config import Plan, load, make_plan
+from trinity.config import Config, load
+from trinity.config.run_record import Addresses, RunRecord
 from trinity.runtime import logs, names, rpc
 from trinity.runtime.process import FileLock
+from trinity.runtime.trust import identity
+from trinity.runtime.trust.identity import Identity
+from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.tokens import make_tokens
 
 _START_SECONDS = 60.0
 _LOCK_SECONDS = 10.0
-_CALL_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 3.0
 
-T = TypeVar("T")
+Service = TypeVar("Service")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class JobStage:
-    """One stage of a job with the configuration of its last run. `stage` is empty for a job without stages."""
+    """One stage of a job with the configuration of its last run. `stage` is empty for a job without stages.
 
-    job: Path
-    folder: Path
+    `folders`: of the job and the stage; None for a live run that is known by its NATS alone, which `about` describes.
+    """
+
     stage: str
-    plan: Plan
+    config: Config
+    folders: tuple[Path, Path] | None
+    about: RunRecord | None = None
+
+    @property
+    def job(self) -> Path:
+        """RunError for a run without folder."""
+        return self._local()[0]
+
+    @property
+    def folder(self) -> Path:
+        """RunError for a run without folder."""
+        return self._local()[1]
+
+    def _local(self) -> tuple[Path, Path]:
+        if self.folders is None:
+            raise RunError(
+                f"{self.name} is known by its NATS alone, and this reads files of its job folder: {HAVE_JOB}", 2
+            )
+        return self.folders
 
     @property
     def run(self) -> str:
-        config = self.plan.config
-        return names.run_id(config.project, config.name, config.group)
+        return names.run_id(self.config.project, self.config.name, self.config.group)
 
     @property
     def name(self) -> str:
         """Project and name, for display."""
-        return f"{self.plan.config.project}/{self.plan.config.name}"
+        return f"{self.config.project}/{self.config.name}"
 
     @property
     def config_file(self) -> Path:
@@ -63,30 +91,25 @@ class JobStage:
 
     def whole_job(self) -> jobs.Job:
         """The job this is a stage of."""
-        config = self.plan.config
+        config = self.config
         name = config.name.removesuffix(f"/{self.stage}") if self.stage else config.name
         whole = jobs.Job(config.model_copy(update={"name": name}))
         whole.folder = self.job  # it may have been moved
         return whole
 
 
-def run_on_stage(config: Path | None, job: Path | None, stage: str, command: Callable[[JobStage], str | int]) -> int:
-    """Run a command on a stage; returns the exit code. Text that `command` returns is printed."""
-
-    def action() -> int:
-        logs.configure("look", level="ERROR")
-        found = command(find_job_stage(config, job, stage))
-        if isinstance(found, int):
-            return found
-        print(found)
-        return 0
-
-    return ending_well(action)
-
-
-def find_job_stage(config: Path | None, job: Path | None, stage: str) -> JobStage:
+def find_job_stage(
+    config: RunOption = None, job: JobOption = None, stage: StageOption = "", nats: NatsOption = "", run: RunName = ""
+) -> JobStage:
     """The requested stage, else the live one, else the last trained one. RunError if there is none."""
-    folder = find_job(load(config, plugins_loaded=False) if config else None, job).absolute()
+    logs.configure("look", level="ERROR")
+    place = find_run(config, job, nats, run)
+    if isinstance(place, AnnouncedRun):
+        if stage not in ("", place.about.stage):
+            raise RunError(f"--stage {stage}: {place.about.title} is in stage {place.about.stage!r}", code=2)
+        return JobStage(place.about.stage, place.about.config, None, place.about)
+    folder = place.absolute()
+    jobs.identify(folder)
     found = {path.parent.name if path.parent != folder else "": path for path in _stage_configs(folder)}
     if not found:
         raise RunError(f"no stage has begun in {folder}: no config.json")
@@ -94,7 +117,7 @@ def find_job_stage(config: Path | None, job: Path | None, stage: str) -> JobStag
         known = ", ".join(repr(name) for name in found if name)
         raise RunError(f"--stage {stage}: {folder} has {known or 'no stages'}", code=2)
     chosen = stage or _default_stage(folder, found)
-    return JobStage(folder, found[chosen].parent, chosen, make_plan(load(found[chosen], plugins_loaded=False)))
+    return JobStage(chosen, load(found[chosen], plugins_loaded=False), (folder, found[chosen].parent))
 
 
 def _stage_configs(folder: Path) -> list[Path]:
@@ -113,22 +136,20 @@ def _default_stage(folder: Path, found: dict[str, Path]) -> str:
 
 @dataclass(frozen=True)
 class Reader:
-    """A serving buffer. `is_live`: it is the run's own and can change the run."""
+    """A buffer that serves, and its address."""
 
     address: str
-    nats_url: str
-    is_live: bool
-    stub: buffer_pb2_grpc.BufferServiceStub
+    buffer: Buffer
 
 
 @contextlib.asynccontextmanager
 async def live_buffer(job_stage: JobStage) -> AsyncIterator[Reader | None]:
     """The run's own buffer; None if the stage is not live."""
-    address, url = await _live_address(job_stage)
-    if not address:
+    found = await _live_addresses(job_stage)
+    if found is None or not found.buffer:
         yield None
         return
-    async with _connected(address, url, None) as reader:
+    async with _connected(found.buffer, job_stage.run, None) as reader:
         yield reader
 
 
@@ -145,51 +166,96 @@ async def any_buffer(job_stage: JobStage) -> AsyncIterator[Reader]:
 @contextlib.asynccontextmanager
 async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> AsyncIterator[Reader]:
     """A read-only buffer of this command, separate from the live run's. `log_dir`: of its logs; None: not kept."""
+    job = job_stage.job
     async with contextlib.AsyncExitStack() as stack:
         folder = log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trinity-")))
-        lock = FileLock(job_stage.job / ".lock")
+        own = identity.own()
+        if own is not None and own.tls is not None and "TRINITY_BUFFER_TLS_CERT" not in os.environ:
+            # Where the run has certificates, and this machine none for a buffer: tokens of this command alone.
+            make_tokens(folder / "identity")
+            identity.configure(Identity(Role.OPERATOR, folder / "identity"))
+        else:
+            jobs.identify(job, starts_services=True)
+        lock = FileLock(job / ".lock")
         stack.callback(lock.release)
         children: list[Child] = []
         stack.push_async_callback(stop_all, children, _STOP_SECONDS)
-        url = await _nats(job_stage, lock, children)
-        child = services.reader(job_stage.config_file, url, folder)
+        nats = await _nats(job_stage, lock, children)
+        child = services.reader(job_stage.config_file, nats, job_stage.run, folder)
         child.start()
         children.append(child)
-        yield await stack.enter_async_context(_connected(child.address, url, child))
+        yield await stack.enter_async_context(_connected(child.address, job_stage.run, child))
 
 
-async def answer(call: Awaitable[T]) -> T:
-    """What a buffer answers; RunError with its reason if it refuses."""
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            raise RunError(f"the buffer does not answer ({error.details()}); `trinity status` shows the run") from None
-        raise RunError(str(error.details())) from None
+async def live_services(job_stage: JobStage) -> Addresses:
+    """Where the stage's services listen. RunError unless it is live and has a sync service."""
+    found = await _live_addresses(job_stage)
+    if found is None:
+        raise RunError(not_live(job_stage, "versions are the running sync service's") + ", then again; "
+                       "TRINITY_NATS_URL finds a run on another machine")  # fmt: skip
+    if not found.sync and job_stage.about is not None and job_stage.about.online:
+        raise RunError(f"{job_stage.name} does not announce its sync service: set TRINITY_BUFFER_SYNC_ADDRESS")
+    if not found.sync:
+        raise RunError(f"{job_stage.name} learns from a dataset; it has no explorers and no weight versions")
+    return found
 
 
-async def _live_address(job_stage: JobStage) -> tuple[str, str]:
-    """Addresses of the run's own buffer and NATS; empty if the stage is not live."""
+@contextlib.asynccontextmanager
+async def live_sync(job_stage: JobStage) -> AsyncIterator[Sync]:
+    """The sync service of a live stage. RunError if the stage is not live."""
+    addresses = await live_services(job_stage)
+    async with rpc.channel(addresses.sync) as channel:
+        yield Sync(channel, job_stage.run)
+
+
+def ask(
+    service: Callable[[JobStage], AbstractAsyncContextManager[Service]],
+    job_stage: JobStage,
+    question: Callable[[Service], Awaitable[Answer]],
+) -> Answer:
+    """What a service of the stage answers: `any_buffer` or `live_sync`. RunError if it is refused or not there."""
+
+    async def asked() -> Answer:
+        async with service(job_stage) as open_service:
+            return await question(open_service)
+
+    return asyncio.run(asked())
+
+
+def not_live(job_stage: JobStage, why: str) -> str:
+    """That a command needs a live stage, and how to get one."""
     main = jobs.read_records(job_stage.job).get("main")
     if main is not None:
-        if main.run != job_stage.run:
-            return "", ""
-        return next((process.address for process in main.processes if process.service == "buffer"), ""), main.nats_url
+        return (
+            f"stage {job_stage.stage!r} of {job_stage.job} does not run now, {main.stage!r} does; --stage names another"
+        )
+    return f"{job_stage.name} does not run, and {why}: `trinity run` with the same YAML"
+
+
+async def _live_addresses(job_stage: JobStage) -> Addresses | None:
+    """Where the services of a live stage listen; None if it is not live."""
+    if job_stage.about is not None:
+        return job_stage.about.addresses
+    main = jobs.read_records(job_stage.job).get("main")
+    if main is not None:
+        known = {process.service: process.address for process in main.processes}
+        found = Addresses(**{name: known.get(name, "") for name in asdict(Addresses())})
+        return found if main.run == job_stage.run else None
     if os.environ.get("TRINITY_NATS_URL"):  # it may live on another machine
-        url, about = await look_for_run(job_stage.whole_job())
-        if about is not None and about["run"] == job_stage.run:
-            return str(about["addresses"]["buffer"]), url
-    return "", ""
+        _, about = await look_for_run(job_stage.whole_job())
+        if about is not None and about.run == job_stage.run:
+            return about.addresses
+    return None
 
 
-async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child]) -> str:
-    """The URL of the run's NATS. If no process runs it, it is started here and the job is locked."""
+async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child]) -> NatsAccess:
+    """The run's NATS. If no process runs it, it is started here and the job is locked."""
     deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
     embedded = not os.environ.get("TRINITY_NATS_URL")
     while True:
         main = jobs.read_records(job_stage.job).get("main")
         if main is not None:
-            return main.nats_url
+            return main.nats()
         if not embedded or lock.acquire():
             break
         if asyncio.get_running_loop().time() > deadline:
@@ -201,21 +267,26 @@ async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child]) -> s
 
 
 @contextlib.asynccontextmanager
-async def _connected(address: str, nats_url: str, child: Child | None) -> AsyncIterator[Reader]:
+async def _connected(address: str, run: str, child: Child | None) -> AsyncIterator[Reader]:
     async with rpc.channel(address) as channel:
-        await _until_serving(channel, child)
-        yield Reader(address, nats_url, child is None, buffer_pb2_grpc.BufferServiceStub(channel))
+        await _until_serving(channel, child, address)
+        yield Reader(address, Buffer(channel, run))
 
 
-async def _until_serving(channel: grpc.aio.Channel, child: Child | None) -> None:
+async def _until_serving(channel: grpc.aio.Channel, child: Child | None, address: str) -> None:
     """RunError if a child ends first or at the timeout. `child` None: the buffer of a live run, which may restart."""
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while asyncio.get_running_loop().time() < deadline:
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        try:
             found = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=2)
             if found.status == health_pb2.HealthCheckResponse.SERVING:
                 return
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise not_accepted(str(error.details())) from None
         if child is not None and not child.is_running():
             raise RunError(f"the run cannot be read: {child.last_error()}")
         await asyncio.sleep(_POLL_SECONDS)
-    raise RunError(f"the buffer does not serve within {_START_SECONDS:g} s; `trinity status` shows a live run")
+    raise RunError(
+        f"the buffer at {address} does not serve within {_START_SECONDS:g} s; `trinity status` shows a live run"
+    )

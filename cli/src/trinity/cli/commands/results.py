@@ -11,9 +11,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from trinity.cli.errors import RunError
-from trinity.cli.tail import visible
+from trinity.cli.options import command, group
+from trinity.cli.render import visible
+
+app = group()
 
 METRICS = ("success", "accuracy", "steps", "attempts", "reward")
 # Of rollouts, not of evaluations: R3L's ratio of second attempts that were better.
@@ -138,25 +144,29 @@ def _csv(lines: Sequence[Sequence[str]]) -> str:
     return text.getvalue()
 
 
+@command(app, "results")
 def results(
-    folders: Sequence[Path],
-    metrics: Sequence[str],
-    markdown_file: Path | None,
-    csv_file: Path | None,
-    curves_file: Path | None,
-) -> int:
-    """Print the table, and write it where asked. Raises RunError."""
-    curves = collect(folders or [Path("checkpoints")], metrics or METRICS)
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER]...", help="Job folders, or ones that hold them; ./checkpoints"),
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", "-m", help="Evaluation metric; may be given several times")
+    ] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the table here, too")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write it here as CSV")] = None,
+    curves_file: Annotated[
+        Path | None, typer.Option("--curves", help="Write every point of every curve here as CSV")
+    ] = None,
+) -> str:
+    """Collect the evaluations of many runs: first, best and last value of each metric, in one table."""
+    curves = collect(folders or [Path("checkpoints")], metric or METRICS)
     table = markdown(curves)
-    print(table)
-    for file, text in (
-        (markdown_file, table + "\n"),
-        (csv_file, as_csv(curves)),
-        (curves_file, points_csv(curves)),
-    ):
+    texts = ((markdown_file, table + "\n"), (csv_file, as_csv(curves)), (curves_file, points_csv(curves)))
+    for file, text in texts:
         if file is not None:
             try:
                 file.write_text(text, encoding="utf-8")
             except OSError as error:
                 raise RunError(f"{file} cannot be written: {error}", code=2) from None
-    return 0
+    return table

@@ -1,46 +1,48 @@
 """`trinity status`: every process of a live run, with its health and the weights it serves."""
 
 import asyncio
-import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from rich.console import Console
-from rich.table import Table
 
-from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
+from trinity.cli.commands import wire
+from trinity.cli.commands.client import Sync, provider_facts
+from trinity.cli.commands.find import AnnouncedRun, find_run
 from trinity.cli.errors import RunError
+from trinity.cli.options import AsJson, command, group
+from trinity.cli.render import error_text, table, to_json, visible
 from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise.client import Watcher, failing, prompts_cut
 from trinity.cli.supervise.nats import wait_until_open
-from trinity.cli.supervise.services import Addresses
-from trinity.cli.supervise.watch import Watcher, failing
-from trinity.cli.tail import visible
-from trinity.cli.weight_text import brief, error_text, member_facts
-from trinity.config import Config
+from trinity.config.run_record import Addresses
 from trinity.runtime import files, rpc
+from trinity.runtime.logs import without_credentials
 from trinity.runtime.process import is_alive
+from trinity.runtime.trust.roles import Role
 from trinity.weights.checkpoints import complete_steps
 
 _CALL_SECONDS = 2.0
 _NEWEST_VERSIONS = 5
 
+app = group()
 
-def find_job(config: Config | None, folder: Path | None) -> Path:
-    """The requested job folder, else the newest live one, else the newest. RunError if there is none."""
-    if config is not None:
-        folder = jobs.Job(config).folder
-    if folder is None:
-        root = Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR", "./checkpoints"))
-        found = [*jobs.live_jobs(root), *jobs.known_jobs(root)]
-        if not found:
-            raise RunError(f"no run below {root.absolute()}; name one by --config or --job")
-        return found[0]
-    if not jobs.is_job(folder):
-        raise RunError(f"no run has begun in {folder}")
-    return folder
+
+@command(app, "status", find_run)
+def status(place: Path | AnnouncedRun, as_json: AsJson = False) -> str:
+    """Show the processes of a live run, or how a finished one ended. Without options: the newest one here."""
+    if isinstance(place, AnnouncedRun):
+        found = asyncio.run(collect_announced(place))
+        return to_json(found) if as_json else render(found)
+    folder = place
+    if not jobs.read_records(folder):
+        summary = finished(folder)
+        return to_json(summary) if as_json else render_finished(folder, summary)
+    found = asyncio.run(collect(folder))
+    return to_json(found) if as_json else render(found)
 
 
 def finished(folder: Path) -> dict[str, Any]:
@@ -71,8 +73,23 @@ def render_finished(folder: Path, found: dict[str, Any]) -> str:
 
 
 async def collect(folder: Path) -> dict[str, Any]:
-    """Everything `trinity status --json` prints."""
-    records = jobs.read_records(folder)
+    """Everything `trinity status --json` prints. RunError if the services do not accept this command."""
+    jobs.identify(folder, Role.READER)
+    return await _collect(str(folder), jobs.read_records(folder))
+
+
+async def collect_announced(run: AnnouncedRun) -> dict[str, Any]:
+    """The same of a run that is known by its NATS: without `job`, process ids and restarts."""
+    jobs.identify(None, Role.READER)
+    about = run.about
+    processes = [
+        jobs.ProcessRecord(name, name, 0, address) for name, address in asdict(about.addresses).items() if address
+    ]
+    main = jobs.SupervisorRecord(0, about.config.mode, about.run, about.stage, run.nats_url, processes)
+    return await _collect(None, {"main": main})
+
+
+async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -> dict[str, Any]:
     processes = [process for record in records.values() for process in record.processes]
     main = records.get("main") or next(iter(records.values()))
     addresses = {process.service: process.address for process in processes}
@@ -82,8 +99,10 @@ async def collect(folder: Path) -> dict[str, Any]:
     )
     try:
         view = await watcher.refresh()
+        watcher.raise_if_refused()
         health = await asyncio.gather(*(_health(process) for process in processes))
         weights = await _weights(addresses.get("sync", ""), main.run)
+        providers = await provider_facts(address, []) if (address := addresses.get("environment", "")) else []
     finally:
         await watcher.close()
     members = {member.pid: member for member in view.members}
@@ -96,24 +115,24 @@ async def collect(folder: Path) -> dict[str, Any]:
         {
             "name": process.name,
             "service": process.service,
-            "pid": process.pid,
+            "pid": process.pid or None,
             "address": process.address,
             "metrics": process.metrics,
             "health": state,
             "weight_version": _version(process, members.get(process.pid), versions),
-            "restarts": process.restarts,
+            "restarts": process.restarts if process.pid else None,
             "log": process.log,
         }
         for process, state in zip(processes, health, strict=True)
     ]
     stats = view.buffer
     return {
-        "job": str(folder),
+        "job": job,
         "run": main.run,
         "stage": main.stage,
         "mode": main.mode,
-        "supervisor_pid": main.pid,
-        "nats_url": main.nats_url,
+        "supervisor_pid": main.pid or None,
+        "nats_url": without_credentials(main.nats_url),
         "step": view.trainer.step if view.trainer else None,
         "last_step": view.trainer.last_step if view.trainer else None,
         "trainer_state": view.trainer.state if view.trainer else None,
@@ -126,12 +145,14 @@ async def collect(folder: Path) -> dict[str, Any]:
             "duplicates_dropped": stats.duplicates_dropped,
             "failed_attempts": stats.failed_attempts,
             "failing": failing(stats),
+            "prompts_cut": prompts_cut(stats),
         }
         if stats
         else None,
         "tokens_per_second": view.tokens_per_second,
         "weights": weights,
-        "explorers": [member_facts(member) for member in view.members],
+        "providers": providers,
+        "explorers": [asdict(wire.member(member)) for member in view.members],
         "processes": shown,
     }
 
@@ -141,16 +162,13 @@ async def _weights(address: str, run: str) -> dict[str, Any] | None:
     if not address:
         return None
     async with rpc.channel(address) as channel:
-        request = sync_pb2.ListVersionsRequest(run=run, limit=_NEWEST_VERSIONS)
         try:
-            stub = sync_pb2_grpc.SyncServiceStub(channel)
-            versions = [brief(v) for v in (await stub.ListVersions(request, timeout=_CALL_SECONDS)).versions]
-        except grpc.aio.AioRpcError:
+            versions = await Sync(channel, run).versions(_NEWEST_VERSIONS, _CALL_SECONDS)
+        except RunError:
             return None
-    live = next((v["version"] for v in versions if v["state"] == "LIVE"), None)
-    kept = ("version", "state", "reason")
-    newer = [{key: v[key] for key in kept} for v in versions if live is None or v["version"] > live]
-    return {"live": live, "newer": newer}
+    live = next((one.version for one in versions if one.state == "LIVE"), None)
+    newer = [one for one in versions if live is None or one.version > live]
+    return {"live": live, "newer": [{"version": v.version, "state": v.state, "reason": v.reason} for v in newer]}
 
 
 def _version(process: jobs.ProcessRecord, member: Any, versions: dict[str, int | None]) -> int | None:
@@ -160,7 +178,8 @@ def _version(process: jobs.ProcessRecord, member: Any, versions: dict[str, int |
 
 
 async def _health(process: jobs.ProcessRecord) -> str:
-    if not is_alive(process.pid):
+    is_local = process.pid > 0
+    if is_local and not is_alive(process.pid):
         return "DEAD"
     host, _, port = process.address.rpartition(":")
     if process.service == "nats":
@@ -170,39 +189,41 @@ async def _health(process: jobs.ProcessRecord) -> str:
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
-            return "STARTING" if error.code() is grpc.StatusCode.UNAVAILABLE else error.code().name
+            starts = is_local and error.code() is grpc.StatusCode.UNAVAILABLE
+            return "STARTING" if starts else error.code().name
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+_COLUMNS = {
+    "name": lambda one: one["name"],
+    "pid": lambda one: one["pid"] or "-",
+    "address": lambda one: one["address"],
+    "health": lambda one: one["health"],
+    "weights": lambda one: "-" if one["weight_version"] is None else one["weight_version"],
+    "restarts": lambda one: "-" if one["restarts"] is None else one["restarts"],
+}
 
 
 def render(found: dict[str, Any]) -> str:
     """The same for people."""
-    table = Table(title=f"{found['job']} ({found['stage']})", title_justify="left")
-    for column in ("name", "pid", "address", "health", "weights", "restarts"):
-        table.add_column(column)
-    for process in found["processes"]:
-        version = process["weight_version"]
-        table.add_row(
-            process["name"],
-            str(process["pid"]),
-            process["address"],
-            process["health"],
-            "-" if version is None else str(version),
-            str(process["restarts"]),
-        )
-    console = Console(width=110)
-    with console.capture() as capture:
-        console.print(table)
-        console.print(f"step {found['step']}/{found['last_step']} ({found['trainer_state']}) {found['waiting_for']}")
-    return "\n".join([capture.get().rstrip(), *_about_failures(found), *_about_weights(found)])
+    step = f"step {found['step']}/{found['last_step']} ({found['trainer_state']}) {visible(found['waiting_for'])}"
+    title = visible(f"{found['job'] or found['run']} ({found['stage']})")
+    lines = [title, table(found["processes"], _COLUMNS), step.rstrip()]
+    return "\n".join([*lines, *_about_failures(found), *_about_weights(found), *_about_providers(found)])
 
 
 def _about_failures(found: dict[str, Any]) -> list[str]:
-    """A line if attempts fail or tasks died."""
+    """A line if attempts fail, prompts are cut or tasks died."""
     groups = found["groups"] or {}
-    lines = [groups["failing"]] if groups.get("failing") else []
+    lines = [groups[name] for name in ("failing", "prompts_cut") if groups.get(name)]
     if groups.get("dead_letters"):
         lines.append(f"{groups['dead_letters']} dead letters: `trinity deadletters list` shows them")
     return [visible(line) for line in lines]
+
+
+def _about_providers(found: dict[str, Any]) -> list[str]:
+    """A line for each attached provider that does not serve; `trinity env list` shows the others too."""
+    return [f"provider {wire.provider_line(one)}" for one in found["providers"] if one["health"] != "serving"]
 
 
 def _about_weights(found: dict[str, Any]) -> list[str]:

@@ -6,33 +6,45 @@ be many GB: it is read from its end, and only lines of the step asked for are pa
 terminal escapes and markup; none of it reaches the terminal as such.
 """
 
+import base64
 import json
 import re
-import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import numpy as np
+import typer
 
+from trinity.cli.commands.find import find_job_folder
 from trinity.cli.errors import RunError
-from trinity.cli.tail import lines_backwards, visible, whole_end
+from trinity.cli.options import AsJson, command, group
+from trinity.cli.render import pairs, table, to_json, visible
+from trinity.cli.tail import lines_backwards, whole_end
+
+app = group()
 
 _NAME = Path("buffer", "experience_buffer.jsonl")
 _STEP = re.compile(rb'\{"step": (-?\d+),')
-_WIDTH = 120
+_PREVIEW = 80  # characters
 _TEXTS = ("prompt", "response")
+_ARRAYS = "arrays"  # in base64; --json shows them
+_KINDS = {"token_ids": "<i4", "mask": "u1", "logprobs": "<f4"}
 
 Row = dict[str, Any]
 
 
-def view(folder: Path, step: int | None, index: int | None, task: str, as_json: bool) -> str:
-    """Experiences of a step (None: the newest) as a table, or one of them whole, or as a JSON list.
-
-    `task` leaves those whose task id contains it; numbers stay those of the whole step. RunError if there are none.
-    """
+@command(app, "view", find_job_folder)
+def view(
+    folder: Path,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Experience of this optimizer step; else the newest")
+    ] = None,
+    index: Annotated[int | None, typer.Option("--index", "-i", help="Show one of them whole, by its number")] = None,
+    task: Annotated[str, typer.Option("--task", help="Those whose task id contains this")] = "",
+    as_json: AsJson = False,
+) -> str:
+    """Show the experiences that were trained: reward, advantage and the versions that sampled them."""
     rows = list(enumerate(read_step(folder, step)))
     if index is not None:
         if not 0 <= index < len(rows):
@@ -44,8 +56,8 @@ def view(folder: Path, step: int | None, index: int | None, task: str, as_json: 
         if not shown:
             known = visible(str(rows[0][1].get("task_id", "")))
             raise RunError(f"no task id of step {rows[0][1]['step']} contains {task!r}; one of them is {known!r}")
-    if as_json:  # DEL is the one control character JSON lets through
-        return json.dumps([row for _, row in shown], indent=1).replace("\x7f", "\\u007f")
+    if as_json:
+        return to_json([_with_arrays(row) for _, row in shown])
     return _table(shown, len(rows)) if index is None else _whole(shown[0][1], index, len(rows))
 
 
@@ -99,6 +111,15 @@ def _last_of_each(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
+def _with_arrays(row: Row) -> Row:
+    """With token_ids, mask and logprobs as lists of numbers. Files of older versions have none."""
+    found = {key: value for key, value in row.items() if key != _ARRAYS}
+    for name, written in (row.get(_ARRAYS) or {}).items():
+        values = np.frombuffer(base64.b64decode(written), dtype=_KINDS[name])
+        found[name] = np.round(values.astype(float), 6).tolist() if name == "logprobs" else values.tolist()
+    return found
+
+
 def _nothing_kept(folder: Path) -> RunError:
     return RunError(
         f"no experience is kept in {folder}; buffer.save_experiences is on by default and writes it as steps are "
@@ -106,36 +127,30 @@ def _nothing_kept(folder: Path) -> RunError:
     )
 
 
+_COLUMNS: dict[str, Callable[[tuple[int, Row]], Any]] = {
+    "#": lambda one: one[0],
+    "task": lambda one: one[1].get("task_id", ""),
+    "rollout": lambda one: one[1].get("rollout", ""),
+    "reward": lambda one: _decimal(one[1].get("reward")),
+    "advantage": lambda one: _decimal(one[1].get("advantage")),
+    "tokens": lambda one: f"{one[1].get('prompt_tokens', '?')}+{one[1].get('response_tokens', '?')}",
+    "weights": lambda one: versions(one[1].get("versions")),
+    "stale": lambda one: one[1].get("staleness", ""),
+    "truncated": lambda one: str(one[1].get("truncation", "none")).replace("none", ""),
+    "response": lambda one: _preview(str(one[1].get("response", ""))),
+}
+
+
 def _table(shown: list[tuple[int, Row]], total: int) -> str:
     rewards = [value for _, row in shown if isinstance(value := row.get("reward"), (int, float))]
     mean = f", mean reward {sum(rewards) / len(rewards):.3f}" if rewards else ""
     part = f"{len(shown)} of {total}" if len(shown) < total else str(total)
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns or _WIDTH
-    title = Text(f"step {shown[0][1]['step']}: {part} experiences{mean}")
-    table = Table(title=title, title_justify="left", expand=True, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in ("#", "task", "rollout", "reward", "advantage", "tokens", "weights", "stale", "truncated"):
-        right = column in ("#", "rollout", "reward", "advantage", "stale")
-        table.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    table.add_column("response", no_wrap=True, overflow="ellipsis", ratio=1, width=14)
-    for number, row in shown:
-        truncation = str(row.get("truncation", "none"))
-        cells = (
-            str(number),
-            str(row.get("task_id", "")),
-            str(row.get("rollout", "")),
-            _decimal(row.get("reward")),
-            _decimal(row.get("advantage")),
-            f"{row.get('prompt_tokens', '?')}+{row.get('response_tokens', '?')}",
-            versions(row.get("versions")),
-            str(row.get("staleness", "")),
-            "" if truncation == "none" else truncation,
-            str(row.get("response", ""))[:width],
-        )
-        table.add_row(*(Text(visible(cell)) for cell in cells))  # Text, not str: brackets are no markup
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip()
+    return f"step {shown[0][1]['step']}: {part} experiences{mean}\n{table(shown, _COLUMNS)}"
+
+
+def _preview(text: str) -> str:
+    """How a response begins; --index shows all of it."""
+    return text if len(text) <= _PREVIEW else text[:_PREVIEW] + "..."
 
 
 def _decimal(value: Any) -> str:
@@ -152,12 +167,12 @@ def versions(value: Any) -> str:
 
 
 def _whole(row: Row, index: int, total: int) -> str:
-    fields = {key: value for key, value in row.items() if key not in _TEXTS}
-    width = max(len(visible(key)) for key in fields)
-    lines = [f"experience {index} of {total}"]
-    for key, value in fields.items():
-        text = versions(value) if key == "versions" else value if isinstance(value, str) else json.dumps(value)
-        lines.append(f"  {visible(key):<{width}}  {visible(text)}")
+    fields = {
+        visible(key): versions(value) if key == "versions" else value if isinstance(value, str) else json.dumps(value)
+        for key, value in row.items()
+        if key not in (*_TEXTS, _ARRAYS)
+    }
+    lines = [f"experience {index} of {total}", pairs(fields)]
     for key in _TEXTS:
         lines += ["", f"--- {key}: {row.get(f'{key}_tokens', '?')} tokens ---"]
         lines.append(visible(str(row.get(key, "")), layout=True))

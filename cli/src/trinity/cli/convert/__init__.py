@@ -11,28 +11,46 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from trinity.cli.convert.errors import CheckpointError
+import typer
+
 from trinity.cli.convert.find import Checkpoint, find_checkpoints, parse_steps
-from trinity.cli.errors import RunError
-from trinity.weights.checkpoints import has_weights
+from trinity.cli.errors import CheckpointError, RunError
+from trinity.cli.options import command, group
+from trinity.runtime.errors import InvalidInput
+from trinity.weights import manifest_of_folder
+from trinity.weights.checkpoint_manifest import ManifestWriter, has_manifest, verify
+from trinity.weights.checkpoints import INDEX, has_weights
 
 if TYPE_CHECKING:
     from trinity.cli.convert.source import Parameter, Source
     from trinity.cli.convert.write import ModelConfig
 
+app = group()
+
+
+class OtherModel(CheckpointError):
+    """The base model is not the one that was trained."""
+
+
 _CONVERTED, _SKIPPED, _FAILED = "converted", "skipped", "failed"
 
 
-def convert_command(checkpoint_dir: Path, base_model_dir: Path | None, steps: str | None) -> int:
-    """0 if every checkpoint is converted or was before, 1 if one failed, 2 for options that cannot be used."""
-    from trinity.cli.errors import ending_well
-
-    return ending_well(lambda: _convert_all(checkpoint_dir, base_model_dir, steps))
-
-
-def _convert_all(checkpoint_dir: Path, base_model_dir: Path | None, steps: str | None) -> int:
+@command(app, "convert")
+def convert(
+    checkpoint_dir: Annotated[
+        Path, typer.Option("--checkpoint-dir", "-c", help="Job folder, global_step folder, or anything inside one")
+    ],
+    base_model_dir: Annotated[
+        Path | None, typer.Option("--base-model-dir", "-b", help="Where config.json is taken from if it is missing")
+    ] = None,
+    steps: Annotated[str | None, typer.Option("--steps", "-s", help="These steps alone, as 100,200")] = None,
+    allow_unverified: Annotated[
+        bool, typer.Option("--allow-unverified", help="Convert files that differ from the checkpoint's manifest.json")
+    ] = False,
+) -> int:
+    """Turn checkpoints (DeepSpeed, or FSDP as veRL writes them) into Hugging Face folders."""
     found = find_checkpoints(checkpoint_dir, parse_steps(steps))
     if base_model_dir is not None and not (base_model_dir / "config.json").is_file():
         raise RunError(f"--base-model-dir: {base_model_dir} has no config.json, so it is no model folder", 2)
@@ -42,8 +60,14 @@ def _convert_all(checkpoint_dir: Path, base_model_dir: Path | None, steps: str |
     for number, checkpoint in enumerate(found, 1):
         title = f"[{number}/{len(found)}] {checkpoint.label}"
         try:
+            known = has_manifest(checkpoint.folder)  # other programs write none
+            if known and not allow_unverified:
+                verify(checkpoint.folder, ["actor/deepspeed", "actor/lora_adapter"])
+            before = {*checkpoint.huggingface.glob("*")}
             outcome, text = _convert(checkpoint, base_model_dir, title)
-        except (CheckpointError, OSError) as error:
+            if known:
+                _extend_manifest(checkpoint, before, converted=outcome == _CONVERTED)
+        except (CheckpointError, InvalidInput, OSError) as error:
             outcome, text = _FAILED, str(error)
         outcomes[outcome] += 1
         print(f"{title}: {outcome}: {text}", flush=True)
@@ -64,14 +88,18 @@ def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str
         if base is not None:
             write.copy_base_files(base, folder)
         return _SKIPPED, f"{folder} has its weights"
-    begin = time.monotonic()
+    begin, before = time.monotonic(), {*folder.glob("*")}
     try:
         with torch.no_grad():
             source = _open(checkpoint.actor, base)
             write.copy_base_files(base, folder)
             config = write.read_config(folder)
             print(f"{title}: {source.kind}", flush=True)
-            written = write.write_weights(folder, _as_asked(source, config))
+            written = write.write_weights(folder, _as_asked(_of_base(source, base), config))
+    except OtherModel:
+        for path in {*folder.glob("*")} - before:  # another base model may be given next time
+            path.unlink()
+        raise
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         # A file can be a sound pickle and still hold what no trainer writes.
         reason = next(iter(str(error).splitlines()), "")
@@ -81,6 +109,14 @@ def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str
     seconds = time.monotonic() - begin
     shards = f"{written.files} files" if written.files > 1 else "1 file"
     return _CONVERTED, f"{written.size_bytes / 1e6:.1f} MB in {shards}, {seconds:.1f} s, {folder}"
+
+
+def _extend_manifest(checkpoint: Checkpoint, before: set[Path], *, converted: bool) -> None:
+    """Add what was written to the checkpoint's manifest. An interrupted one may have left weights."""
+    written = {*checkpoint.huggingface.glob("*")} - before
+    if converted:
+        written |= {*checkpoint.huggingface.glob("*.safetensors"), *checkpoint.huggingface.glob(INDEX)}
+    ManifestWriter(checkpoint.folder, [path.relative_to(checkpoint.folder).as_posix() for path in written]).write()
 
 
 def _open(actor: Path, base: Path | None) -> "Source":
@@ -98,6 +134,32 @@ def _open(actor: Path, base: Path | None) -> "Source":
         f"{actor} holds neither a folder deepspeed nor files model_world_size_<W>_rank_<r>.pt; "
         "other formats cannot be converted"
     )
+
+
+def _of_base(source: "Source", base: Path | None) -> "Source":
+    """The source, whose tensors must have the shapes of those of the base model, if that folder has weights."""
+    if base is None or not any(base.glob("*.safetensors")):
+        return source
+    manifest = manifest_of_folder("base", 0, base, checksums=False)
+    shapes = {tensor.name: tuple(tensor.shape) for tensor in manifest.tensors}
+
+    def compared() -> Iterator["Parameter"]:
+        for parameter in source.parameters:
+            shape = shapes.get(parameter.name)
+            if parameter.name not in source.shared and shape != parameter.shape and not _is_tied(parameter.name, shape):
+                there = f"of shape {list(shape)}" if shape else "not at all"
+                raise OtherModel(
+                    f"--base-model-dir: {base} is another model: it has {parameter.name} {there}, the checkpoint of "
+                    f"shape {list(parameter.shape)}"
+                )
+            yield parameter
+
+    return replace(source, parameters=compared())
+
+
+def _is_tied(name: str, shape: tuple[int, ...] | None) -> bool:
+    """A tied head may be in one of the two alone."""
+    return shape is None and name.startswith(("lm_head.", "score."))
 
 
 def _as_asked(source: "Source", config: "ModelConfig") -> Iterator["Parameter"]:

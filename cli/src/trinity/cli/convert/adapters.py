@@ -7,8 +7,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from trinity.cli.convert.errors import CheckpointError
 from trinity.cli.convert.source import Parameter, Source
+from trinity.cli.errors import CheckpointError
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import manifest_of_folder

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from trinity.cli.convert.errors import CheckpointError
 from trinity.cli.convert.safe_load import Mesh, Replicate, Shard, ShardedTensor, Spec, load_safely
 from trinity.cli.convert.source import Parameter, Source, same_storage
+from trinity.cli.errors import CheckpointError
 
 _NAME = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 # What wrappers put into the names of parameters.
@@ -49,7 +49,7 @@ def _world_size(folder: Path) -> int:
     if len(sizes) > 1:
         try:
             said = json.loads((folder / "fsdp_config.json").read_text())["world_size"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             said = None
         if said not in sizes:
             listed = ", ".join(str(size) for size in sorted(sizes))

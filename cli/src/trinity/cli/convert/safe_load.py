@@ -1,22 +1,17 @@
-"""Reading a trainer's pickle without running any of it.
+"""Reading a trainer's pickle without running any of it, and without the libraries that wrote it.
 
-Torch's restricted unpickler (`weights_only`) rebuilds tensors and plain containers. The few other classes that a
-checkpoint holds are replaced by stand-ins that only keep what they were given, so neither their code nor the version
-of the library that wrote them matters. Every other global ends the reading.
+The few classes that a checkpoint holds beside tensors and plain containers are replaced by stand-ins that only keep
+what they were given, so neither their code nor the version of the library that wrote them matters.
 """
 
-import contextlib
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
-from trinity.cli.convert.errors import CheckpointError
-
-_ZIP = b"PK\x03\x04"
-_REFUSED = re.compile(r"GLOBAL (\S+)")
+from trinity.cli.errors import CheckpointError
+from trinity.runtime.errors import InvalidInput
+from trinity.weights import safe_load
 
 
 class StandIn:
@@ -91,31 +86,7 @@ def load_safely(path: Path) -> dict[str, Any]:
 
     Raises CheckpointError if the file is missing, damaged, or asks for a global that is not allowed.
     """
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing")
     try:
-        with path.open("rb") as file:
-            can_map = file.read(len(_ZIP)) == _ZIP
-        with _only_ours():
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)
-    except Exception as error:  # a damaged pickle can raise anything
-        if refused := _REFUSED.search(str(error)):
-            raise CheckpointError(f"{path} asks for {refused[1]}, which no checkpoint needs; it was refused") from None
-        first = (str(error).rpartition("WeightsUnpickler error:")[2].strip().splitlines() or [""])[0][:200]
-        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {first})") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds a {type(found).__name__}, not a state dict")
-    return found
-
-
-@contextlib.contextmanager
-def _only_ours() -> Iterator[None]:
-    """Allow our stand-ins and nothing that other modules have allowed (torch allows the real DTensor, for one)."""
-    before = torch.serialization.get_safe_globals()
-    torch.serialization.clear_safe_globals()
-    try:
-        with torch.serialization.safe_globals(_ALLOWED):
-            yield
-    finally:
-        torch.serialization.clear_safe_globals()
-        torch.serialization.add_safe_globals(before)
+        return safe_load.load_safely(path, _ALLOWED)
+    except InvalidInput as error:
+        raise CheckpointError(str(error)) from None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trinity.cli.convert.errors import CheckpointError
+from trinity.cli.errors import CheckpointError
 
 
 @dataclass(frozen=True)

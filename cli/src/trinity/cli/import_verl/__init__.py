@@ -2,47 +2,51 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from trinity.cli.errors import RunError
 from trinity.cli.import_verl.script import ScriptError, read_call
 from trinity.cli.import_verl.write import Imported, imported
+from trinity.cli.options import command, group
 
-__all__ = ["import_verl_command"]
+app = group()
 
 
-def import_verl_command(script: Path, output: Path | None) -> int:
-    """Write the run of a script as YAML, to `output` or to stdout. Notes go to stderr.
-
-    Returns 0, or 2 for a script that cannot be read, has no run, or for a file that cannot be written.
-    """
+@command(app, "import-verl")
+def import_verl(
+    script: Annotated[Path, typer.Argument(help="Script that runs verl.trainer.main_ppo")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The YAML; else standard output")] = None,
+) -> int:
+    """Write the YAML of what a veRL script runs."""
     try:
-        text = script.read_text(encoding="utf-8")
+        found = imported(read_call(script.read_text(encoding="utf-8")), script.name)
     except FileNotFoundError:
-        return _refuse(f"{script}: no such file")
+        raise RunError(f"{script}: no such file", code=2) from None
     except (OSError, UnicodeDecodeError) as error:
-        return _refuse(f"{script}: cannot be read: {error}")
-    try:
-        found = imported(read_call(text), script.name)
+        raise RunError(f"{script}: cannot be read: {error}", code=2) from None
     except ScriptError as error:
-        return _refuse(f"{script}: {error}")
+        raise RunError(f"{script}: {error}", code=2) from None
     _tell(found)
     if output is None:
         sys.stdout.write(found.yaml)
         return 0
     try:
-        return _write(output, found.yaml)
-    except (OSError, UnicodeDecodeError) as error:
-        return _refuse(f"{output}: cannot be written: {error}")
+        _write(output, found.yaml)
+    except OSError as error:
+        raise RunError(f"{output}: cannot be written: {error}", code=2) from None
+    return 0
 
 
-def _write(output: Path, text: str) -> int:
+def _write(output: Path, text: str) -> None:
     before = output.read_bytes() if output.exists() else None
     if before == text.encode():
         _say(f"{output} holds this already; nothing was written")
-        return 0
+        return
     output.write_text(text, encoding="utf-8")
     done = "written" if before is None else "overwritten; it held something else"
     _say(f"{output}: {done}. See what it would do: trinity check --config {output}")
-    return 0
 
 
 def _tell(found: Imported) -> None:
@@ -53,8 +57,3 @@ def _tell(found: Imported) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-def _refuse(reason: str) -> int:
-    _say(reason)
-    return 2

@@ -105,7 +105,7 @@ class Child:
                 self.finished = True
                 if code != 0:  # not what it should be, but there is nothing left to do for another process
                     log.error(
-                        "run.process.finished_oddly",
+                        "run.process.finished_with_error",
                         name=self.name, pid=self.pid, how=_describe(code), reason=self.last_error(),
                     )  # fmt: skip
                 return "finished"

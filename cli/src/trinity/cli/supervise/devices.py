@@ -6,14 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from trinity.cli.errors import RunError
-from trinity.config import Plan
+from trinity.config import Plan, Problem, devices
+from trinity.config.devices import MemorySplit
 
 
 def visible_gpus() -> list[str]:
     """GPU indices this process may use; CUDA_VISIBLE_DEVICES is respected. Empty on a machine without GPUs."""
     limited = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if limited is not None:
-        return [card.strip() for card in limited.split(",") if card.strip() not in ("", "-1")]
+    if limited is not None:  # one that is named twice is one
+        return list(dict.fromkeys(card.strip() for card in limited.split(",") if card.strip() not in ("", "-1")))
     try:
         listing = subprocess.run(
             ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
@@ -31,12 +32,14 @@ class Placement:
     explorer: list[str]
     trainer: list[str]
     trainer_ranks: int
+    split: MemorySplit | None = None  # of each GPU's memory, where the trainer shares the engines' GPUs
 
 
 def place(plan: Plan, gpus: list[str], taken: Collection[str] = ()) -> Placement:
     """Explorers and auxiliary models take engine_num * tensor_parallel_size GPUs each, the trainer the rest.
 
-    `taken` are GPUs that other processes of the run hold on this machine. RunError if the others do not suffice.
+    Where none is left the trainer shares those of the engines. `taken` are GPUs that other processes of the run hold on
+    this machine. RunError if the others do not suffice.
     """
     config = plan.config
     ranks = config.trainer.num_ranks
@@ -47,15 +50,29 @@ def place(plan: Plan, gpus: list[str], taken: Collection[str] = ()) -> Placement
     here = f"the {len(cards)} GPU(s) free here"
     wanted = plan.gpus.explorer + plan.gpus.auxiliary
     trains = config.mode in ("both", "train")
-    if wanted > len(cards) or (trains and wanted == len(cards)):
+    if devices.shares(plan, len(cards)):
+        return _share(plan, cards)
+    if wanted + (config.mode == "train") > len(cards):
         rollout, beside = config.explorer.rollout_model, ""
         if plan.gpus.auxiliary:
             beside = f" and auxiliary models on {plan.gpus.auxiliary}"
         need = f"{rollout.engine_num} engine(s) of {rollout.tensor_parallel_size} GPU(s){beside}"
-        what = f"leave none of {here} for the trainer" if trains else f"do not fit on {here}"
-        raise RunError(f"explorer.rollout_model.engine_num: {need} {what}")
+        raise RunError(f"explorer.rollout_model.engine_num: {need} do not fit on {here}")
     trainer = cards[wanted:] if trains else []
     if ranks is not None and ranks > len(trainer) and trains:
         raise RunError(f"trainer.num_ranks: is {ranks}, but {len(trainer)} of {here} are left for the trainer")
     trainer = trainer[: ranks or len(trainer)]
     return Placement("cuda", cards[:wanted], trainer, len(trainer) or 1)
+
+
+def _share(plan: Plan, cards: list[str]) -> Placement:
+    """The trainer on the engines' GPUs; the smallest says how each one's memory is divided."""
+    ranks = devices.ranks_sharing(plan)
+    shared = devices.detect_gpus({"CUDA_VISIBLE_DEVICES": ",".join(cards[: plan.gpus.explorer])})
+    if not shared:  # nvidia-smi does not say how much memory it has
+        problem = "engine and trainer would share a GPU whose memory nvidia-smi does not report; use another"
+        raise RunError(f"explorer.rollout_model.engine_num: {problem}")
+    split = devices.split_memory(plan, min(shared, key=lambda card: card.total_gib), ranks)
+    if isinstance(split, Problem):
+        raise RunError(str(split))
+    return Placement("cuda", cards, cards[:ranks], ranks, split)

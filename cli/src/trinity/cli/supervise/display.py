@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from trinity.cli.supervise.watch import View, failing
+from trinity.cli.supervise.client import View, failing, prompts_cut
 
 
 class Display(Protocol):
@@ -41,6 +41,8 @@ def facts(view: View) -> dict[str, str]:
         shown["staleness"] = f"{buffer.staleness_max}/{buffer.max_staleness_steps}"
         if failures := failing(buffer):
             shown["failing"] = failures
+        if cut := prompts_cut(buffer):
+            shown["prompts_cut"] = cut
         shown["groups"] = f"{buffer.stored} stored, {buffer.outstanding} out, {buffer.dead_letters} dead"
     if buffer is not None and buffer.evaluations_outstanding:
         shown["evaluating"] = f"{buffer.evaluations_outstanding} tasks left"
@@ -84,7 +86,7 @@ class PlainDisplay:
     """Lines for logs and pipes: when a step is done, when something else changes, and a heartbeat every minute."""
 
     def __init__(self) -> None:
-        self._seen: tuple[str, ...] = ()
+        self._seen: tuple[object, ...] = ()
         self._at = 0.0
 
     def __enter__(self) -> "PlainDisplay":
@@ -95,7 +97,8 @@ class PlainDisplay:
 
     def show(self, view: View, title: str) -> None:
         shown = facts(view)
-        key = (*(shown.get(name, "") for name in ("step", "eval", "explorers")), str("failing" in shown))
+        values = (shown.get(name, "") for name in ("step", "eval", "explorers"))
+        key = (*values, "failing" in shown, "prompts_cut" in shown)
         now = time.monotonic()
         if (key != self._seen and now - self._at >= 2) or now - self._at > 60:
             self._seen, self._at = key, now

@@ -2,20 +2,41 @@
 
 <job>/.lock                 held by the supervisor of mode both or train
 <job>/run/<name>.json       one live supervisor: its pid and processes
+<job>/prometheus.json         addresses of /metrics, as Prometheus' file_sd reads them
+<job>/version.json          the version that began it (run_record.py)
+<job>/identity/             tokens of the run's roles, of mode 0600 (docs/security.md)
 <job>/nats/                 store of the embedded nats-server
 <job>/[<stage>/]config.json log/ monitor/ weights/ global_step_<n>/ finished.json
 <job>/summary.json
 """
 
 import os
+import re
+import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from trinity.config import Config, make_plan
+from pydantic import TypeAdapter, ValidationError
+
+from trinity.cli.errors import RunError
+from trinity.cli.supervise.nats import NatsAccess
+from trinity.config import Config, ConfigError, Problem, make_plan
 from trinity.runtime import files
+from trinity.runtime.logs import bare_url
 from trinity.runtime.names import run_id
 from trinity.runtime.process import FileLock, is_alive
+from trinity.runtime.settings import is_loopback
+from trinity.runtime.trust import identity
+from trinity.runtime.trust.identity import Identity
+from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.tls import TlsFiles, TlsIdentity
+from trinity.runtime.trust.tokens import has_tokens, make_tokens
+
+# Sockets, logs and weights below the job folder need the rest of the system's 4,096.
+_LONGEST_PATH = 3_000
+_CERTIFIED_SERVICE = re.compile("TRINITY_(BUFFER|ENVIRONMENT|EXPLORER|SYNC|TRAINER)_TLS_CERT")
 
 
 @dataclass
@@ -40,8 +61,19 @@ class SupervisorRecord:
     mode: str
     run: str
     stage: str
-    nats_url: str
+    nats_url: str  # without user and password
     processes: list[ProcessRecord] = field(default_factory=list)
+    nats_users: str = ""  # folder of the accounts of an embedded NATS
+    host: str = field(default_factory=socket.gethostname)  # where its process ids mean anything
+
+    def nats(self) -> NatsAccess:
+        """How another command uses the run's NATS; TRINITY_NATS_URL says it with user and password."""
+        given = os.environ.get("TRINITY_NATS_URL")
+        users = Path(self.nats_users) if self.nats_users and not given else None
+        return NatsAccess(given or self.nats_url, users)
+
+
+_SUPERVISOR = TypeAdapter(SupervisorRecord)
 
 
 class Job:
@@ -56,10 +88,22 @@ class Job:
         return FileLock(self.folder / (f".lock-{name}" if name else ".lock"))
 
     def write_record(self, name: str, record: SupervisorRecord) -> None:
-        files.write_json(self.folder / "run" / f"{name}.json", asdict(record))
+        shown = {**asdict(record), "nats_url": bare_url(record.nats_url)}
+        files.write_json(self.folder / "run" / f"{name}.json", shown, mode=0o600)
+        self._write_targets()
 
     def remove_record(self, name: str) -> None:
         (self.folder / "run" / f"{name}.json").unlink(missing_ok=True)
+        self._write_targets()
+
+    def _write_targets(self) -> None:
+        targets = [
+            {"targets": [process.metrics], "labels": {"run": record.run, "service": process.service}}
+            for record in self.records().values()
+            for process in record.processes
+            if process.service != "nats"  # its monitoring port speaks JSON
+        ]
+        files.write_json(self.folder / "prometheus.json", targets)
 
     def taken_gpus(self) -> set[str]:
         """GPUs of this machine that other commands of the run hold."""
@@ -69,6 +113,44 @@ class Job:
     def records(self) -> dict[str, SupervisorRecord]:
         return read_records(self.folder)
 
+    def elsewhere(self) -> SupervisorRecord | None:
+        """The run's supervisor on another machine that shares the job folder, if its NATS listens for others. It may
+        have ended."""
+        path = self.folder / "run" / "main.json"
+        record = _parse(path, files.read_json(path))
+        if record is None or record.host == socket.gethostname():
+            return None
+        return record if record.nats_url and not is_loopback(urlsplit(record.nats_url).hostname or "") else None
+
+
+def identify(job: Path | None, role: Role = Role.OPERATOR, *, starts_services: bool = False) -> None:
+    """This command has a role in the run of a job folder, or of none, for the channels that it opens from now on.
+
+    TRINITY_TLS_* is its identity in a run whose services have certificates. Else a command that starts services makes
+    the tokens of a new job, and others have no identity where the folder has none. TRINITY_IDENTITY_FOLDER names the
+    folder of a run whose job folder is another. TRINITY_INSECURE=1 lets tokens cross the network unencrypted. RunError
+    if that folder has no tokens, or for both kinds at once.
+    """
+    certificate = TlsFiles.from_environment(os.environ)
+    given = os.environ.get("TRINITY_IDENTITY_FOLDER")
+    folder = Path(given) if given else job / "identity" if job is not None else None
+    if certificate is not None:
+        if given:
+            raise RunError("TRINITY_IDENTITY_FOLDER and TRINITY_TLS_CERT are set; a run has one kind of identities", 2)
+        identity.configure(identity.of_certificate(TlsIdentity(certificate)))
+        return
+    if folder is None:
+        identity.configure(None)
+        return
+    if given and not has_tokens(folder):
+        raise RunError(f"TRINITY_IDENTITY_FOLDER: {given} has no tokens that this user may read", code=2)
+    if starts_services:
+        if certified := [name for name in os.environ if _CERTIFIED_SERVICE.fullmatch(name)]:
+            raise RunError(f"{certified[0]} is set, but TRINITY_TLS_CERT is not: `trinity certs issue operator`", 2)
+        make_tokens(folder)
+    insecure = os.environ.get("TRINITY_INSECURE") == "1"
+    identity.configure(Identity(role, folder, insecure=insecure) if has_tokens(folder) else None)
+
 
 def make_folder(config: Config) -> Path:
     """<root>/<project>/[group/]<name>, absolute."""
@@ -76,15 +158,50 @@ def make_folder(config: Config) -> Path:
     return Path(config.checkpoint_root_dir).expanduser().absolute().joinpath(*parts)
 
 
+def check_folder(config: Config, source: str) -> None:
+    """Raise ConfigError unless the job folder is there, or can be made."""
+    folder = place = make_folder(config)
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            problem = f"{place} is a file, no folder"
+        elif not os.access(place, os.W_OK | os.X_OK):
+            problem = f"there is no permission to write in {place}"
+        elif len(os.fsencode(folder)) > _LONGEST_PATH:
+            problem = f"its path has more than {_LONGEST_PATH} bytes"
+        else:
+            return
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+    what = f"the job folder {str(folder)[:200]!r} cannot be made: {problem}; give another folder"
+    raise ConfigError(source, [Problem("checkpoint_root_dir", what)])
+
+
 def read_records(folder: Path) -> dict[str, SupervisorRecord]:
-    """Supervisors alive in a job folder, by name."""
+    """Supervisors alive on this machine in a job folder, by name."""
     found: dict[str, SupervisorRecord] = {}
     for path in sorted((folder / "run").glob("*.json")):
         value = files.read_json(path)
-        if isinstance(value, dict) and is_alive(int(value.get("pid", 0))):
-            processes = [ProcessRecord(**process) for process in value.pop("processes", [])]
-            found[path.stem] = SupervisorRecord(**value, processes=processes)
+        pid = value.get("pid") if isinstance(value, dict) else None
+        if type(pid) is not int or not is_alive(pid):
+            continue
+        record = _parse(path, value)
+        if record is not None and record.host == socket.gethostname():
+            found[path.stem] = record
     return found
+
+
+def _parse(path: Path, value: Any) -> SupervisorRecord | None:
+    """None for what is no record. RunError for one of another version."""
+    if not isinstance(value, dict) or "pid" not in value:
+        return None
+    try:
+        return _SUPERVISOR.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise RunError(f"{path}: {at}: {first['msg']}; process {value['pid']} seems to be of another version") from None
 
 
 def live_jobs(root: Path) -> list[Path]:

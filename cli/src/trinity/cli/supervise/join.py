@@ -1,6 +1,7 @@
 """`trinity run` with mode explore: one more explorer for a run that lives, here or elsewhere.
 
-What the YAML leaves out (model, lengths, tasks) comes from the run. The explorer may come and go at any time.
+Lengths, sampling and tasks come from the run; code and paths never do (join_config.py). The explorer may come and go at
+any time.
 """
 
 import asyncio
@@ -8,21 +9,22 @@ import contextlib
 import json
 import os
 import time
-from typing import Any
 
 from trinity.cli.errors import RunError
-from trinity.cli.supervise import services
+from trinity.cli.supervise import run_record, services
 from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.client import Watcher
 from trinity.cli.supervise.devices import place, visible_gpus
 from trinity.cli.supervise.display import Display, make_display
-from trinity.cli.supervise.job import Job, SupervisorRecord
-from trinity.cli.supervise.services import Addresses
+from trinity.cli.supervise.job import Job, SupervisorRecord, identify
+from trinity.cli.supervise.join_config import joined_config, local_addresses
+from trinity.cli.supervise.nats import NatsAccess
 from trinity.cli.supervise.supervisor import ended_by_signals
-from trinity.cli.supervise.watch import Watcher
 from trinity.config import Config, ConfigError, Problem, make_plan
-from trinity.runtime import files, names
-from trinity.runtime.broker import Bucket, connect
+from trinity.config.run_record import Addresses, RunRecord
+from trinity.runtime import files
 from trinity.runtime.errors import Unavailable
+from trinity.runtime.logs import without_credentials
 
 _NATS_SECONDS = 20.0
 _FINISHED_SECONDS = 30.0  # an explorer that is started before the trainer of a longer run waits so long
@@ -56,7 +58,7 @@ async def _join(config: Config, job: Job) -> None:
             if about is None:
                 return
             finished = await _explore(config, job, url, about, display, stop)
-            if finished and about["last"]:
+            if finished and about.last:
                 display.say("the run has ended")
                 return
             display.say("the stage has ended" if finished else "the run is gone")
@@ -64,26 +66,30 @@ async def _join(config: Config, job: Job) -> None:
 
 async def find_run(
     job: Job, display: Display, stop: asyncio.Event, seconds: float
-) -> tuple[str, dict[str, Any] | None]:
-    """NATS and description of the run to join; waits for it to begin. None after `stop`. RunError after the time."""
+) -> tuple[NatsAccess, RunRecord | None]:
+    """NATS and record of the run to join; waits for it to begin. None after `stop`. RunError after the time."""
     display.say(f"looking for the run of {job.folder}; an explorer may be started before it")
     deadline = asyncio.get_running_loop().time() + seconds
     finished_deadline = min(deadline, asyncio.get_running_loop().time() + _FINISHED_SECONDS)
     while not stop.is_set():
-        url, about = await look_for_run(job)
+        nats, about = await look_for_run(job)
         if about is not None:
-            return url, about
+            return nats, about
         now = asyncio.get_running_loop().time()
         if now > finished_deadline and _is_finished(job):
             display.say(f"the run of {job.folder} is finished; there is nothing to join")
-            return url, None
+            return nats, None
         if now > deadline:
             given = os.environ.get("TRINITY_NATS_URL")
-            where = f"at {given} (TRINITY_NATS_URL)" if given else f"in {job.folder} (TRINITY_NATS_URL finds others)"
+            where = (
+                f"at {without_credentials(given)} (TRINITY_NATS_URL)"
+                if given
+                else f"in {job.folder} (TRINITY_NATS_URL finds others)"
+            )
             raise RunError(f"no live run to join within {seconds:g} s (synchronizer.sync_timeout) {where}")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
-    return "", None
+    return NatsAccess(""), None
 
 
 def _is_finished(job: Job, since: float = 0.0) -> bool:
@@ -92,55 +98,53 @@ def _is_finished(job: Job, since: float = 0.0) -> bool:
     return summary.exists() and summary.stat().st_mtime >= since and "main" not in job.records()
 
 
-async def look_for_run(job: Job) -> tuple[str, dict[str, Any] | None]:
-    """NATS and description of the job's live run; None if there is none that explores."""
-    main = job.records().get("main")
-    url = os.environ.get("TRINITY_NATS_URL") or (main.nats_url if main is not None else "")
-    if not url:
-        return "", None
+async def look_for_run(job: Job) -> tuple[NatsAccess, RunRecord | None]:
+    """NATS and record of the job's live run; None if there is none that explores. RunError for a record of another
+    version, or one that no run wrote."""
+    main = job.records().get("main") or job.elsewhere()
+    identify(job.folder)  # the run may have begun since
+    nats = main.nats() if main is not None else NatsAccess(os.environ.get("TRINITY_NATS_URL", ""))
+    if not nats.url:
+        return nats, None
     with contextlib.suppress(Unavailable):
-        async with await connect(url, "trinity-join", wait_seconds=_NATS_SECONDS) as broker:
-            bucket = await Bucket.open(broker, names.RUNS_BUCKET)
-            entry = await bucket.get(names.RunNames(job.token).job_key)
-            about = json.loads(entry.value) if entry.revision else None
-            if about is not None and about["online"] and await _answers(about):
-                return url, about
-    return url, None
+        async with await nats.connect("trinity-join", job.token, wait_seconds=_NATS_SECONDS) as broker:
+            for read in (run_record.read, run_record.read_announced):
+                about = await read(broker, job.token)
+                if about is not None and about.online and await _answers(job, about):
+                    return nats, about
+    return nats, None
 
 
-async def _answers(about: dict[str, Any]) -> bool:
-    """Whether the run's buffer answers and has work. The description of a finished run stays on its NATS."""
-    watcher = Watcher(about["run"], Addresses(buffer=about["addresses"]["buffer"]))
+async def _answers(job: Job, about: RunRecord) -> bool:
+    """Whether the run's buffer answers and has work. The record of a finished run stays on its NATS."""
+    watcher = Watcher(about.run, Addresses(buffer=local_addresses(job, about).buffer))
     try:
         view = await watcher.refresh()
+        watcher.raise_if_refused()
     finally:
         await watcher.close()
     return view.buffer is not None and not view.finished
 
 
 async def _explore(
-    config: Config, job: Job, nats_url: str, about: dict[str, Any], display: Display, stop: asyncio.Event
+    config: Config, job: Job, nats: NatsAccess, about: RunRecord, display: Display, stop: asyncio.Event
 ) -> bool:
     """One explorer for one stage of a run; whether the stage is finished."""
-    run_config = Config.model_validate(about["config"])
-    merged = run_config.model_copy(
-        update={"mode": "explore", "explorer": config.explorer, "cluster": config.cluster,
-                "checkpoint_root_dir": config.checkpoint_root_dir}
-    )  # fmt: skip
+    merged = joined_config(config, about)
     plan = make_plan(merged)
-    name, addresses = config.explorer.name, Addresses(**about["addresses"])
+    name, addresses = config.explorer.name, local_addresses(job, about)
     config_file = plan.job_dir / "run" / f"{name}.config.json"
-    files.write_json(config_file, json.loads(merged.model_dump_json()))
+    files.write_json(config_file, json.loads(merged.model_dump_json()), mode=0o600)
     placement = place(plan, visible_gpus(), job.taken_gpus())
-    child = services.explorer(plan, config_file, nats_url, addresses, plan.job_dir / "log", placement)
+    child = services.explorer(plan, config_file, nats, addresses, plan.job_dir / "log", placement)
     changed = asyncio.Event()
     child.start()
     keeper = asyncio.create_task(child.keep_running(changed))
     record_name = f"explorer-{name}"
-    watcher = Watcher(about["run"], Addresses(addresses.buffer, "", addresses.sync, addresses.trainer))
+    watcher = Watcher(about.run, Addresses(addresses.buffer, "", addresses.sync, addresses.trainer))
     display.say(f"explorer {name!r} joins {plan.config.project}/{plan.config.name}; log in {child.log_file}")
     try:
-        return await _until_run_ends(keeper, child, job, record_name, about["run"], nats_url, watcher, display, stop)
+        return await _until_run_ends(keeper, child, job, record_name, about.run, nats, watcher, display, stop)
     finally:
         keeper.cancel()
         job.remove_record(record_name)
@@ -154,7 +158,7 @@ async def _until_run_ends(
     job: Job,
     record_name: str,
     run: str,
-    nats_url: str,
+    nats: NatsAccess,
     watcher: Watcher,
     display: Display,
     stop: asyncio.Event,
@@ -162,7 +166,7 @@ async def _until_run_ends(
     """True once the run is finished; False if it does not answer any more, or after `stop`."""
     silent, begin = 0, time.time()
     while not stop.is_set():
-        record = SupervisorRecord(os.getpid(), "explore", run, "", nats_url, [child.record()])
+        record = SupervisorRecord(os.getpid(), "explore", run, "", nats.url, [child.record()])
         job.write_record(record_name, record)
         if keeper.done():
             raise RunError(keeper.result())

@@ -9,11 +9,51 @@ import shutil
 import socket
 import sysconfig
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trinity.cli.errors import RunError
+from trinity.runtime.errors import InvalidInput, PermissionDenied, Unauthenticated
+from trinity.runtime.trust import nats_users
+from trinity.runtime.trust.roles import Role
+
+if TYPE_CHECKING:
+    from trinity.runtime.broker import Broker
 
 _MAX_PAYLOAD_MIB = 8
+
+
+@dataclass(frozen=True)
+class NatsAccess:
+    """The NATS of a job. `users`: folder of the accounts from which its users come; None: it is not the job's own."""
+
+    url: str
+    users: Path | None = None
+
+    def settings(self, role: Role, run: str, name: str = "") -> dict[str, str]:
+        """Settings of a service that uses it in a run, without their prefix."""
+        creds = self._creds(role, run, name or role)
+        ca = os.environ.get("TRINITY_NATS_CA")
+        return {
+            "NATS_URL": self.url,
+            **({"NATS_CREDS": str(creds)} if creds is not None else {}),
+            **({"NATS_CA": ca} if ca else {}),
+        }
+
+    async def connect(self, name: str, run: str, *, wait_seconds: float = 30.0) -> "Broker":
+        """This command's own connection, as operator. RunError if NATS refuses it; Unavailable if it is away."""
+        from trinity.runtime.broker import connect  # `trinity check` imports no client of NATS
+
+        creds = self._creds(Role.OPERATOR, run, "cli")
+        try:
+            return await connect(self.url, name, creds=creds, wait_seconds=wait_seconds)
+        except (Unauthenticated, PermissionDenied, InvalidInput) as error:
+            hint = "TRINITY_NATS_URL may have user and password, and TRINITY_NATS_CREDS names a file of credentials"
+            raise RunError(f"{error}; {hint}") from None
+
+    def _creds(self, role: Role, run: str, name: str) -> Path | None:
+        return nats_users.user_file(self.users, role, name, run) if self.users is not None else None
 
 
 def find_binary() -> Path:
@@ -37,12 +77,42 @@ def find_binary() -> Path:
     )
 
 
-def write_config(folder: Path, port: int, monitor_port: int) -> Path:
-    """The server's configuration file, beside its store."""
+def open_accounts(folder: Path, users: Path) -> None:
+    """Make the accounts of the server in a folder, once. New ones get what the store holds of older ones.
+
+    RunError if it holds streams of several accounts.
+    """
+    nats_users.init_accounts(users)
+    store, account = folder / "store" / "jetstream", nats_users.account_id(users)
+    filled = sorted({path.parent.parent.name for path in store.glob("*/streams/*")})
+    if not filled or account in filled:
+        return
+    if len(filled) > 1:
+        raise RunError(f"{store} holds streams of several accounts ({', '.join(filled)}): keep one and try again", 2)
+    shutil.rmtree(store / account, ignore_errors=True)
+    (store / filled[0]).rename(store / account)
+
+
+def write_config(
+    folder: Path,
+    port: int,
+    monitor_port: int,
+    users: Path | None = None,
+    host: str = "127.0.0.1",
+    certificate: Path | None = None,
+) -> Path:
+    """The server's configuration file, beside its store. Without a folder of accounts it lets everybody in.
+
+    `certificate`: folder of its tls.crt and tls.key; without one it speaks no TLS.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "nats.conf"
+    accounts = (users / nats_users.ACCOUNTS_FILE).read_text() if users is not None else ""
+    tls = ""
+    if certificate is not None:
+        tls = f'tls {{\n  cert_file: "{certificate / "tls.crt"}"\n  key_file: "{certificate / "tls.key"}"\n}}\n'
     path.write_text(
-        f"""listen: "127.0.0.1:{port}"
+        f"""listen: "{host}:{port}"
 http: "127.0.0.1:{monitor_port}"
 max_payload: {_MAX_PAYLOAD_MIB}MB
 write_deadline: "10s"
@@ -51,7 +121,7 @@ jetstream {{
   sync_interval: always
   max_file_store: {max(1, int(0.8 * free_gib(folder)))}GB
 }}
-"""
+{tls}{accounts}"""
     )
     return path
 

@@ -1,18 +1,18 @@
 """What must be true on this machine before anything starts: the model is there, the data can be read."""
 
 import importlib.util
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trinity.cli.supervise.task_rows import check_prompts, check_providers, check_tasks, check_text
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
 from trinity.config.checks.lora import modules_of, select
 from trinity.config.checks.weights import S3
-from trinity.config.names import reward_functions, workflows
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.data.datasets import DatasetError, Row, features, read, read_buffer, reader
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
+from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import manifest_of_folder
 
@@ -24,7 +24,6 @@ class _Dataset:
     key: str
     config: TasksetConfig | ExperienceBufferConfig
     makes_steps: bool = False
-    of_tasks: bool = True
 
 
 def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipelineResult]]:
@@ -54,7 +53,10 @@ def check_inputs(plan: Plan, source: str) -> int:
             else:
                 found = read(config.path, config.split, config.subset_name)
             kind = plan.algorithm.rows if plan.algorithm.offline else "messages"  # those of experts
-            problems += _check_tasks(dataset, found) if dataset.of_tasks else _check_rows(config, found, kind)
+            if isinstance(config, TasksetConfig):
+                problems += check_tasks(plan, dataset.key, config, found)
+            else:
+                problems += _check_rows(config, found, kind)
         except DatasetError as error:
             problems.append(error.at(dataset.key))
             continue
@@ -65,6 +67,22 @@ def check_inputs(plan: Plan, source: str) -> int:
     if problems:
         raise ConfigError(source, problems)
     return plan.steps_for(rows)
+
+
+def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
+    """What the start of a run leaves to its processes: prompts by the tokenizer, templates, providers, rewards.
+
+    `job`: the run's folder, where it may be live.
+    Returns sentences on what is not as it should be; raises ConfigError for what no run can do.
+    """
+    read_rows = [(d.key, d.config, read(d.config.path, d.config.split, d.config.subset_name))
+                 for d in _datasets(plan) if isinstance(d.config, TasksetConfig)]  # fmt: skip
+    from trinity.cli.supervise.task_environments import check_environments  # those and their scorers load sympy
+
+    found = [*check_prompts(plan, read_rows), *check_environments(plan, read_rows, job)]
+    if problems := [one for one in found if isinstance(one, Problem)]:
+        raise ConfigError(source, problems)
+    return [*(str(one) for one in found), *check_providers(plan)]
 
 
 def machine_problems(plan: Plan) -> list[Problem]:
@@ -80,23 +98,8 @@ def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[R
         return []
     example = reader(kind, config.format, rows[0])
     for number, row in enumerate(rows):
+        check_text(row, number)
         example(row, number)
-    return []
-
-
-def _check_tasks(dataset: _Dataset, rows: Sequence[Row]) -> list[Problem]:
-    """The columns are there, features are numbers, and rows name workflows and reward functions that exist."""
-    config = dataset.config
-    if config.format.prompt_key not in rows[0]:
-        what = f"the rows have no column {config.format.prompt_key!r}; they have {', '.join(rows[0])}"
-        return [Problem(f"{dataset.key}.format.prompt_key", what)]
-    features(rows, config.data_selector.feature_keys)
-    names = ((config.format.workflow_key, workflows()), (config.format.reward_fn_key, reward_functions()))
-    for column, known in names:
-        for number, row in enumerate(rows):
-            name = row.get(column) if column else None
-            if isinstance(name, str) and name and name not in known:
-                raise DatasetError(f"row {number}: {column!r} is {name!r}, which is none of {', '.join(known)}")
     return []
 
 
@@ -140,9 +143,10 @@ def _check_stores(plan: Plan) -> list[Problem]:
 
 
 def _check_model(plan: Plan) -> list[Problem]:
-    models = [("model.model_path", plan.config.model.model_path)]
-    for index, model in enumerate(plan.config.explorer.auxiliary_models if not plan.offline else []):
-        models.append((f"explorer.auxiliary_models.{index}.model_path", model.model_path))
+    model, critic = plan.config.model, plan.config.model.critic_model_path
+    models = [("model.model_path", model.model_path), *([("model.critic_model_path", critic)] if critic else [])]
+    for index, further in enumerate(plan.config.explorer.auxiliary_models if not plan.offline else []):
+        models.append((f"explorer.auxiliary_models.{index}.model_path", further.model_path))
     problems = [problem for key, path in models for problem in _check_folder(key, path)]
     if problems or plan.config.mode == "explore":
         return problems
@@ -155,11 +159,11 @@ def _check_model(plan: Plan) -> list[Problem]:
 
 def _longest(folder: Path) -> int:
     """max_position_embeddings of a local model without rope scaling; 0 where it says nothing."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+    config = files.read_json(folder / "config.json")
+    if not isinstance(config, dict) or config.get("rope_scaling"):
         return 0
-    return 0 if config.get("rope_scaling") else int(config.get("max_position_embeddings") or 0)
+    longest = config.get("max_position_embeddings")
+    return longest if type(longest) is int else 0
 
 
 def _check_folder(key: str, path: str) -> list[Problem]:
@@ -182,7 +186,7 @@ def _datasets(plan: Plan) -> list[_Dataset]:
         assert source is not None
         if not plan.algorithm.offline:  # an archive, which the buffer itself reads
             return []
-        return [_Dataset("buffer.trainer_input.experience_buffer", source, makes_steps=True, of_tasks=False)]
+        return [_Dataset("buffer.trainer_input.experience_buffer", source, makes_steps=True)]
     if mode == "serve":
         return []
     inputs = "buffer.explorer_input"
@@ -193,6 +197,6 @@ def _datasets(plan: Plan) -> list[_Dataset]:
     if plan.experts_per_step:
         name = plan.algorithm.sample_strategy.args["sft_dataset_name"]
         expert, key = buffer.trainer_input.auxiliary_buffers[name], f"buffer.trainer_input.auxiliary_buffers.{name}"
-        found.append(_Dataset(key, expert, of_tasks=False))
+        found.append(_Dataset(key, expert))
     evaluated = (_Dataset(f"{inputs}.eval_tasksets.{i}", t) for i, t in enumerate(plan.eval_tasksets))
     return [*found, *evaluated]

@@ -6,6 +6,7 @@ Beside a live run it follows the versions as they become LIVE; without one, the 
 import asyncio
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from trinity.cli.errors import RunError
@@ -13,16 +14,20 @@ from trinity.cli.supervise import services
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import place, visible_gpus
 from trinity.cli.supervise.display import make_display
-from trinity.cli.supervise.job import Job, SupervisorRecord
+from trinity.cli.supervise.job import Job, SupervisorRecord, identify
 from trinity.cli.supervise.join import look_for_run
-from trinity.cli.supervise.nats import wait_until_open
+from trinity.cli.supervise.join_config import check_identity, local_addresses, own_model
+from trinity.cli.supervise.nats import NatsAccess, wait_until_open
 from trinity.cli.supervise.preflight import check_inputs
-from trinity.cli.supervise.services import Addresses
 from trinity.cli.supervise.supervisor import ended_by_signals
-from trinity.config import Config, Plan, expand, make_plan
+from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
+from trinity.config.run_record import Addresses, RunRecord
 from trinity.runtime import files
 from trinity.runtime.process import free_port
+from trinity.runtime.settings import LOOPBACK
+from trinity.runtime.trust.keys import make_key_file
 
+_KEYS = "TRINITY_EXPLORER_API_KEYS_FILE"
 _STOP_SECONDS = 6.0
 _POLL_SECONDS = 0.5
 
@@ -35,14 +40,16 @@ def serve(config: Config, source: str) -> None:
 async def _serve(config: Config, source: str) -> None:
     stop = asyncio.Event()
     job = Job(config)
+    identify(job.folder, starts_services=True)
     with ended_by_signals(stop), make_display() as display:
-        url, about = await look_for_run(job)
+        nats, about = await look_for_run(job)
         plan = _plan(config, about)
         check_inputs(plan, source)
         port = config.explorer.proxy_port or free_port()
         endpoint = f"{config.explorer.listen_address}:{port}"
-        child = _child(plan, url, about, endpoint, job)
-        followed = f"the live run {about['run']}" if about is not None else f"the checkpoints in {plan.job_dir}"
+        keys = api_keys(config, job, source)
+        child = _child(plan, nats, about, endpoint, keys, job)
+        followed = f"the live run {about.run}" if about is not None else f"the checkpoints in {plan.job_dir}"
         display.say(f"starting {plan.config.model.model_path}; following {followed}; log in {child.log_file}")
         child.start()
         keeper = asyncio.create_task(child.keep_running(asyncio.Event()))
@@ -50,8 +57,10 @@ async def _serve(config: Config, source: str) -> None:
         try:
             await _until_open(config.explorer.listen_address, port, keeper, stop)
             if not stop.is_set():
-                display.say(f"serving http://{endpoint}/v1 (model {plan.config.name}); Ctrl-C ends it")
-            job.write_record(record, SupervisorRecord(os.getpid(), "serve", "", "", url, [child.record()]))
+                display.say(
+                    f"serving http://{endpoint}/v1 (model {plan.config.name}; API key in {keys}); Ctrl-C ends it"
+                )
+            job.write_record(record, SupervisorRecord(os.getpid(), "serve", "", "", nats.url, [child.record()]))
             while not stop.is_set() and not keeper.done():
                 await asyncio.sleep(_POLL_SECONDS)
             if keeper.done():
@@ -62,29 +71,52 @@ async def _serve(config: Config, source: str) -> None:
             await stop_all([child], _STOP_SECONDS)
 
 
-def _plan(config: Config, about: dict[str, Any] | None) -> Plan:
-    """The plan of the last stage, with the live run's model if a run is live."""
+def _plan(config: Config, about: RunRecord | None) -> Plan:
+    """The plan of the last stage, with the live run's lengths if a run is live. RunError as join_config."""
     stage = expand(config)[-1]
     changes: dict[str, Any] = {"mode": "serve"}
     if about is not None:
-        live = Config.model_validate(about["config"])
-        changes |= {"model": live.model, "name": live.name}
+        check_identity(config, about)
+        changes |= {"model": own_model(stage, about), "name": about.config.name}
     explorer = config.explorer.model_copy(update={"name": "serve"})
     return make_plan(stage.model_copy(update={**changes, "explorer": explorer, "stages": []}))
 
 
-def _child(plan: Plan, url: str, about: dict[str, Any] | None, endpoint: str, job: Job) -> Child:
-    serving = {"SERVE_LISTEN": endpoint}
-    addresses = Addresses()
-    if about is not None:
-        addresses = Addresses(**about["addresses"])
-    else:
+def api_keys(config: Config, job: Job, source: str) -> Path:
+    """The file of keys that clients must send. One is made where only this machine reaches the endpoint."""
+    explorer = config.explorer
+    if given := os.environ.get(_KEYS) or explorer.api_keys_file:
+        path = Path(given).expanduser().absolute()
+        if not path.is_file():
+            raise ConfigError(
+                source, [Problem("explorer.api_keys_file", f"{path} is no file; write a key on each line")]
+            )
+        return path
+    if explorer.listen_address not in LOOPBACK:
+        what = f"is empty, and explorer.listen_address is {explorer.listen_address}: other machines could use the model"
+        fix = f"name a file with a key on each line here or in {_KEYS}"
+        raise ConfigError(source, [Problem("explorer.api_keys_file", f"{what}; {fix}")])
+    return make_key_file(job.folder / "serve.keys")
+
+
+def _child(plan: Plan, nats: NatsAccess, about: RunRecord | None, endpoint: str, keys: Path, job: Job) -> Child:
+    serving = {"SERVE_LISTEN": endpoint, "API_KEYS_FILE": str(keys)}
+    addresses = local_addresses(job, about) if about is not None else Addresses()
+    if about is None:
         serving["SERVE_FOLDER"] = str(plan.job_dir)
     config_file = plan.job_dir / "run" / "serve.config.json"
-    files.write_json(config_file, json.loads(plan.config.model_dump_json()))
+    files.write_json(config_file, json.loads(plan.config.model_dump_json()), mode=0o600)
     placement = place(plan, visible_gpus(), job.taken_gpus())
     log_dir = plan.job_dir / "log"
-    return services.explorer(plan, config_file, url or "nats://127.0.0.1:1", addresses, log_dir, placement, serving)
+    return services.explorer(
+        plan,
+        config_file,
+        nats if nats.url else NatsAccess("nats://127.0.0.1:1"),
+        addresses,
+        log_dir,
+        placement,
+        serving,
+    )
 
 
 async def _until_open(host: str, port: int, keeper: "asyncio.Task[str]", stop: asyncio.Event) -> None:

@@ -1,15 +1,23 @@
 """The processes of one stage on this machine: commands, settings, ports."""
 
 import os
+import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from trinity.cli.errors import RunError
 from trinity.cli.supervise import nats
 from trinity.cli.supervise.children import Child
 from trinity.cli.supervise.devices import Placement
+from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Plan
+from trinity.config.run_record import Addresses
+from trinity.runtime import names
 from trinity.runtime.process import free_port, tied
+from trinity.runtime.settings import NO_RUN
+from trinity.runtime.trust import attach_tokens, identity
+from trinity.runtime.trust.roles import Role
 
 # Where services listen and are announced: explorers on other machines need an address of this one.
 _LOCAL = "127.0.0.1"
@@ -20,31 +28,27 @@ _BUFFER_LIMITS = ("LOG_GIB", "LOG_KEEP_GIB", "CACHE_MIB", "NATS_REPLICAS")
 _LOG_PART, _LOG_LIMIT_GIB = 0.1, 16.0
 
 
-@dataclass(frozen=True)
-class Addresses:
-    """Where the services of a stage listen."""
+def nats_child(folder: Path, users: Path, log_dir: Path) -> tuple[Child, NatsAccess]:
+    """The embedded nats-server with the accounts of the folder `users`, and how to use it.
 
-    buffer: str = ""
-    environment: str = ""
-    sync: str = ""
-    trainer: str = ""
-
-
-def nats_child(folder: Path, log_dir: Path) -> tuple[Child, str]:
-    """The embedded nats-server and its URL."""
+    With a certificate (`TRINITY_NATS_IDENTITY`) it listens where other machines reach it, with TLS.
+    """
     binary = nats.find_binary()
-    port, monitor = free_port(), free_port()
-    config = nats.write_config(folder, port, monitor)
+    given = os.environ.get("TRINITY_NATS_IDENTITY")
+    host, certificate = (_HOST, Path(given)) if given else (_LOCAL, None)
+    port, monitor = free_port(host), free_port()
+    nats.open_accounts(folder, users)
+    config = nats.write_config(folder, port, monitor, users, host, certificate)
     child = Child(
         name="nats",
         service="nats",
         command=tied([str(binary), "-c", str(config)]),
         environment={},
-        address=f"{_LOCAL}:{port}",
+        address=f"{host}:{port}",
         log_file=log_dir / "nats.log",
         metrics=f"{_LOCAL}:{monitor}",
     )
-    return child, f"nats://{_LOCAL}:{port}"
+    return child, NatsAccess(f"nats://{host}:{port}", users)
 
 
 def _service(
@@ -54,12 +58,20 @@ def _service(
     address, metrics = address or f"{_HOST}:{free_port()}", f"{_LOCAL}:{free_port()}"
     log_file = log_dir / f"{instance}.log"
     prefix = f"TRINITY_{name.upper()}_"
+    own = identity.own()
+    if own is not None and own.tls is not None and f"{prefix}TLS_CERT" not in os.environ:
+        fix = f"name the files of `trinity certs issue {name}`, or unset TRINITY_TLS_* for a run on one machine"
+        raise RunError(f"{prefix}TLS_CERT is not set, but TRINITY_TLS_CERT is: {fix}", 2)
+    if own is not None:
+        own.check_address(address, f"address of {instance}")
     common = {
         "LISTEN": address,
         "METRICS_LISTEN": metrics,
         "LOG_FILE": str(log_file),
         "STOP_WITH_PARENT": "1",
         "LOG_LEVEL": os.environ.get("TRINITY_LOG_LEVEL", "INFO"),
+        **({"IDENTITY_FOLDER": str(own.folder)} if own is not None and own.folder is not None else {}),
+        **({"INSECURE": "1"} if own is not None and own.insecure else {}),
     }
     environment = {f"{prefix}{key}": value for key, value in {**common, **settings}.items()}
     child = Child(
@@ -77,51 +89,83 @@ def _service(
     return child
 
 
-def infrastructure(plan: Plan, config_file: Path, nats_url: str, log_dir: Path) -> tuple[list[Child], Addresses]:
+def infrastructure(
+    plan: Plan, config_file: Path, broker: NatsAccess, log_dir: Path, job_folder: Path
+) -> tuple[list[Child], Addresses]:
     """buffer, and what explorers need: environment and sync."""
     plan.job_dir.mkdir(parents=True, exist_ok=True)
     log_gib = max(0.25, min(_LOG_LIMIT_GIB, nats.free_gib(plan.job_dir) * _LOG_PART))
-    settings = {"CONFIG_FILE": str(config_file), "NATS_URL": nats_url, "LOG_GIB": f"{log_gib:.2f}"}
+    run = run_id_of(plan)
+    settings = {"CONFIG_FILE": str(config_file), "LOG_GIB": f"{log_gib:.2f}", **broker.settings(Role.BUFFER, run)}
     settings |= {key: value for key in _BUFFER_LIMITS if (value := os.environ.get(f"TRINITY_BUFFER_{key}"))}
     children = [_service("buffer", log_dir, settings | _plugin_settings())]
     if not plan.offline:
         # Providers that attach need an address that stays.
         listen = os.environ.get("TRINITY_ENVIRONMENT_LISTEN", "")
-        children.append(_service("environment", log_dir, _plugin_settings(), address=listen))
-        children.append(_service("sync", log_dir, {"NATS_URL": nats_url}))
+        tokens = os.environ.get("TRINITY_ENVIRONMENT_ATTACH_TOKENS_FILE") or str(job_folder / attach_tokens.FILE_NAME)
+        lines = {**broker.settings(Role.ENVIRONMENT, run), "LOG_RUN": run}
+        settings = {"ATTACH_TOKENS_FILE": tokens, **lines, **_plugin_settings()}
+        children.append(_service("environment", log_dir, settings, address=listen))
+        children.append(_service("sync", log_dir, {**broker.settings(Role.SYNC, run), "LOG_RUN": run}))
     by_name = {child.name: child.address for child in children}
     return children, Addresses(**by_name)
 
 
-def reader(config_file: Path, nats_url: str, log_dir: Path) -> Child:
+def announce(buffer: Child, addresses: Addresses) -> None:
+    """Tell the buffer which addresses it announces with its own."""
+    others = {name: address for name, address in asdict(addresses).items() if name != "buffer"}
+    told = {f"TRINITY_BUFFER_{name.upper()}_ADDRESS": address for name, address in others.items()}
+    buffer.environment = {**buffer.environment, **told}
+
+
+def run_id_of(plan: Plan) -> str:
+    return names.run_id(plan.config.project, plan.config.name, plan.config.group)
+
+
+def reader(config_file: Path, broker: NatsAccess, run: str, log_dir: Path) -> Child:
     """A buffer that only reads what a run has stored."""
-    return _service("buffer", log_dir, {"CONFIG_FILE": str(config_file), "NATS_URL": nats_url, "READ_ONLY": "1"})
+    settings = {
+        "CONFIG_FILE": str(config_file),
+        "READ_ONLY": "1",
+        **broker.settings(Role.OPERATOR, run, "reader"),
+    }
+    return _service("buffer", log_dir, settings)
 
 
 def explorer(
     plan: Plan,
     config_file: Path,
-    nats_url: str,
+    broker: NatsAccess,
     addresses: Addresses,
     log_dir: Path,
     placement: Placement,
     serving: dict[str, str] | None = None,
 ) -> Child:
     """An explorer; with `serving` one that answers at an OpenAI-compatible endpoint instead of working on tasks."""
+    given = os.environ.get("TRINITY_EXPLORER_NAME", "").format(host=socket.gethostname())
     settings = {
         "CONFIG_FILE": str(config_file),
-        "NATS_URL": nats_url,
+        **broker.settings(Role.EXPLORER, run_id_of(plan), given or plan.config.explorer.name),
         "SYNC_ADDRESS": addresses.sync or f"{_HOST}:1",
         "ENVIRONMENT_ADDRESS": addresses.environment or f"{_HOST}:1",
         "DEVICE": placement.device,
         "DEVICES": ",".join(placement.explorer),
+        **_shared_gpu(placement),
         **_plugin_settings(),
+        **({} if addresses.sync else {"LOG_RUN": NO_RUN}),
         **(serving or {}),
     }
     child = _service("explorer", log_dir, settings, instance=plan.config.explorer.name)
     child.environment = {**child.environment, **plan.config.explorer.env_vars}
     child.gpus = placement.explorer
     return child
+
+
+def _shared_gpu(placement: Placement) -> dict[str, str]:
+    """NCCL connects no two processes on one GPU, so weights come by storage."""
+    if placement.split is None:
+        return {}
+    return {"GPU_MEMORY_GIB": f"{placement.split.engine:.2f}", "TRANSPORTS": "folder,s3,jetstream"}
 
 
 def _plugin_settings() -> dict[str, str]:
@@ -135,16 +179,21 @@ def trainer(
     log_dir: Path,
     placement: Placement,
     replaying: dict[str, str] | None = None,
-    nats_url: str = "",
+    broker: dict[str, str] | None = None,
 ) -> Child:
-    """The trainer; with `replaying` one that trains steps again for comparison alone, and publishes nothing."""
+    """The trainer; with `replaying` one that trains steps again for comparison alone, and publishes nothing.
+
+    `broker`: settings of its NATS.
+    """
     settings = {
         "CONFIG_FILE": str(config_file),
         "BUFFER_ADDRESS": addresses.buffer,
         "SYNC_ADDRESS": addresses.sync or f"{_HOST}:1",
         "DEVICE": placement.device,
         "NUM_RANKS": str(placement.trainer_ranks),
-        **({"NATS_URL": nats_url} if nats_url else {}),
+        **({"GPU_MEMORY_GIB": f"{placement.split.trainer:.2f}"} if placement.split else {}),
+        **(broker or {"LOG_RUN": NO_RUN}),
+        **_plugin_settings(),
         **(replaying or {}),
     }
     child = _service("trainer", log_dir, settings, once=True)

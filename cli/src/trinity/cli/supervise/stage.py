@@ -4,23 +4,23 @@ import asyncio
 import json
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from trinity.cli.errors import RunError
-from trinity.cli.supervise import services
+from trinity.cli.supervise import run_record, services
 from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.client import View, Watcher, every_prompt_is_cut, prompts_cut
 from trinity.cli.supervise.devices import Placement
 from trinity.cli.supervise.display import Display
 from trinity.cli.supervise.job import Job, SupervisorRecord
-from trinity.cli.supervise.services import Addresses
-from trinity.cli.supervise.watch import View, Watcher
+from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Plan
+from trinity.config.run_record import Addresses, RunRecord
 from trinity.runtime import files, names
-from trinity.runtime.broker import Bucket, connect
+from trinity.runtime.trust.roles import Role
 from trinity.weights.checkpoints import checkpoint_folder, complete_steps
 
 log = structlog.get_logger(__name__)
@@ -34,12 +34,12 @@ class Stage:
     """A stage of a run whose NATS is up. Use `run` once."""
 
     def __init__(
-        self, job: Job, plan: Plan, nats_url: str, placement: Placement, display: Display, is_last: bool = True
+        self, job: Job, plan: Plan, broker: NatsAccess, placement: Placement, display: Display, is_last: bool = True
     ) -> None:
         self._is_last = is_last
         self._job = job
         self._plan = plan
-        self._nats_url = nats_url
+        self._broker = broker
         self._placement = placement
         self._display = display
         self.folder = plan.job_dir
@@ -52,14 +52,16 @@ class Stage:
     def prepare(self) -> None:
         """Write the stage's configuration and make its children; nothing is started."""
         config_file = self.folder / "config.json"
-        files.write_json(config_file, json.loads(self._plan.config.model_dump_json()))
+        files.write_json(config_file, json.loads(self._plan.config.model_dump_json()), mode=0o600)
         log_dir = self.folder / "log"
-        plan, url = self._plan, self._nats_url
-        self.children, addresses = services.infrastructure(plan, config_file, url, log_dir)
-        trainer = services.trainer(config_file, addresses, log_dir, self._placement, nats_url=url)
+        plan, broker = self._plan, self._broker
+        self.children, addresses = services.infrastructure(plan, config_file, broker, log_dir, self._job.folder)
+        nats = broker.settings(Role.TRAINER, self.run_id)
+        trainer = services.trainer(config_file, addresses, log_dir, self._placement, broker=nats)
         self._addresses = Addresses(addresses.buffer, addresses.environment, addresses.sync, trainer.address)
+        services.announce(self.children[0], self._addresses)
         if not plan.offline and plan.config.mode == "both":
-            args = (plan, config_file, url, self._addresses, log_dir, self._placement)
+            args = (plan, config_file, broker, self._addresses, log_dir, self._placement)
             self.children.append(services.explorer(*args))
         self.children.append(trainer)
 
@@ -92,10 +94,14 @@ class Stage:
     ) -> None:
         title = f"{self._plan.config.project}/{self._plan.config.name}"
         stopping = asyncio.create_task(stop.wait())
+        warned = False
         try:
             while not stop.is_set():
                 view = await watcher.refresh()
                 self._display.show(view, title)
+                if not warned and view.buffer is not None and every_prompt_is_cut(view.buffer):
+                    self._display.say(f"warning: {prompts_cut(view.buffer)}")
+                    warned = True
                 for keeper, child in keepers.items():
                     if keeper.done() and not child.finished:
                         raise RunError(keeper.result())
@@ -111,27 +117,24 @@ class Stage:
         while True:
             self._changed.clear()
             processes = [child.record() for child in [*others, *self.children]]
-            record = SupervisorRecord(
-                os.getpid(), self._plan.config.mode, self.run_id, self.name, self._nats_url, processes
-            )
+            mode, url, users = self._plan.config.mode, self._broker.url, str(self._broker.users or "")
+            record = SupervisorRecord(os.getpid(), mode, self.run_id, self.name, url, processes, users)
             self._job.write_record("main", record)
             await self._changed.wait()
 
     async def _announce(self) -> None:
         """Publish the running services and their addresses for explorers that join."""
-        config = json.loads(self._plan.config.model_dump_json())
-        config["monitor"]["monitor_args"] = None  # no other process may read keys and passwords
-        about = {
-            "run": self.run_id,
-            "stage": self.name,
-            "online": not self._plan.offline,
-            "last": self._is_last,
-            "addresses": asdict(self._addresses),
-            "config": config,
-        }
-        async with await connect(self._nats_url, "trinity-run") as broker:
-            bucket = await Bucket.open(broker, names.RUNS_BUCKET)
-            await bucket.update(names.RunNames(self._job.token).job_key, lambda _: json.dumps(about).encode())
+        about = RunRecord(
+            version=run_record.this_version(),
+            run=self.run_id,
+            stage=self.name,
+            online=not self._plan.offline,
+            last=self._is_last,
+            addresses=self._addresses,
+            config=self._plan.config,
+        )
+        async with await self._broker.connect("trinity-run", self._job.token) as broker:
+            await run_record.write(broker, self._job.token, about)
 
     async def _sum_up(self, watcher: Watcher, seconds: float) -> dict[str, Any]:
         view = await watcher.refresh()
@@ -174,8 +177,9 @@ def summarise(
         "outstanding": stats.outstanding,
         "duplicates_dropped": stats.duplicates_dropped,
         "failed_attempts": stats.failed_attempts,
+        "prompts_cut": stats.prompts_cut,
         "versions": versions,
-        "tokens_generated": stats.response_tokens + stats.evaluation_tokens,
+        "tokens_generated": stats.sampled_tokens + stats.evaluation_tokens,
         "tokens_trained": int(state.get("tokens_trained", 0)),
         "wall_seconds": round(seconds, 1),
         "evaluations": evaluations,

@@ -13,46 +13,67 @@ import structlog
 
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise import run_record
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import Placement, place, visible_gpus
 from trinity.cli.supervise.display import Display, make_display
-from trinity.cli.supervise.nats import wait_until_open
+from trinity.cli.supervise.nats import NatsAccess, wait_until_open
 from trinity.cli.supervise.preflight import check_inputs, machine_problems
 from trinity.cli.supervise.services import nats_child
 from trinity.cli.supervise.stage import Stage
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
 from trinity.data.task_pipeline import describe, run_stages
 from trinity.runtime import files
-from trinity.runtime.broker import connect
 from trinity.runtime.errors import Unavailable
+from trinity.weights.checkpoint_manifest import verify_model
 from trinity.weights.checkpoints import newest_model
 
 log = structlog.get_logger(__name__)
 
 _NATS_SECONDS = 20.0
 _STOP_SECONDS = 2.0
+_POLL_SECONDS = 1.0
 
 
 class Interrupted(RunError):
     """Ended by a signal."""
 
 
-def run(config: Config, source: str) -> None:
-    """Run all stages of a configuration. Raises ConfigError before anything starts, RunError afterwards."""
+def run(config: Config, source: str, only: str = "", wait_seconds: float | None = None) -> None:
+    """Run all stages of a configuration, or only the one of a name once those before it are finished.
+
+    `wait_seconds`: how long that one waits for them; None: synchronizer.sync_timeout. Raises ConfigError before
+    anything starts, RunError afterwards.
+    """
+    if only and only not in (names := [stage.stage_name for stage in config.stages]):
+        raise RunError(f"--stage {only}: {source} has {', '.join(names) or 'no stages'}", 2)
+    if only and not config.continue_from_checkpoint:
+        raise RunError(f"--stage {only}: with continue_from_checkpoint: false each command begins another run", 2)
     config = jobs.fresh_name(config, time.strftime("%Y%m%d%H%M%S"))
     job = jobs.Job(config)
+    run_record.check_folder(job.folder)
     config, processed = run_stages(config, source)
     for line in (line for result in processed for line in describe(result)):
         print(line)
     todo = _unfinished(config, source)
+    deadline = time.monotonic() + (config.synchronizer.sync_timeout if wait_seconds is None else wait_seconds)
+    if only:
+        todo = [name for name in todo if name == f"{config.name}/{only}"]
     if not todo:
         print(f"nothing left to do: {job.folder} is finished (raise total_steps or total_epochs to continue)")
         return
+    if only:
+        _wait_for_stages_before(config, source, only, deadline)
     lock = job.lock()
-    if not lock.acquire():
+    while not lock.acquire():
+        if only and time.monotonic() < deadline:  # the stage before has its last checkpoint, and still evaluates
+            time.sleep(_POLL_SECONDS)
+            continue
         raise RunError(f"{job.folder} is in use by a live run (process {lock.owner()}); `trinity status` shows it")
     try:
-        asyncio.run(_supervise(config, source, job))
+        run_record.mark_folder(job.folder)
+        jobs.identify(job.folder, starts_services=True)
+        asyncio.run(_supervise(config, source, job, only))
     finally:
         lock.release()
 
@@ -73,6 +94,30 @@ def _unfinished(config: Config, source: str) -> list[str]:
     return todo
 
 
+def _wait_for_stages_before(config: Config, source: str, stage: str, deadline: float) -> None:
+    """Until the stages before it have saved their last step. RunError at the deadline (`time.monotonic`)."""
+    first = expand(config)[0].model
+    for known, expanded in zip(config.stages, expand(config), strict=True):
+        if known.stage_name == stage:
+            return
+        plan = make_plan(expanded.model_copy(update={"model": first}))
+        last, said = check_inputs(plan, source), ""
+        while (saved := _saved_step(plan.job_dir)) < last:
+            state = f"stage {known.stage_name}, which has saved step {max(saved, 0)} of {last} in {plan.job_dir}"
+            if time.monotonic() > deadline:
+                raise RunError(f"stage {stage} has waited long enough for {state}; --wait sets the seconds")
+            if state != said:
+                print(f"stage {stage} waits for {state}", flush=True)
+            said = state
+            time.sleep(_POLL_SECONDS)
+
+
+def _saved_step(folder: Path) -> int:
+    """The step at which a stage finished, or that of its newest checkpoint with a model; -1: there is none."""
+    found = newest_model(folder)
+    return max(jobs.finished_step(folder), found[0] if found is not None else -1)
+
+
 @contextlib.contextmanager
 def ended_by_signals(stop: asyncio.Event) -> Iterator[None]:
     """SIGINT and SIGTERM set `stop`; after the block they are raised as Interrupted."""
@@ -91,63 +136,71 @@ def ended_by_signals(stop: asyncio.Event) -> Iterator[None]:
         )
 
 
-async def _supervise(config: Config, source: str, job: jobs.Job) -> None:
+async def _supervise(config: Config, source: str, job: jobs.Job, only: str) -> None:
     stop = asyncio.Event()
     others: list[Child] = []
     with ended_by_signals(stop):
         try:
             with make_display() as display:
-                nats_url = await open_nats(job, others, stop)
+                nats = await open_nats(job, others, stop)
                 if not stop.is_set():
-                    await _run_stages(config, source, job, nats_url, others, display, stop)
+                    async with await nats.connect("trinity-run", job.token) as broker:
+                        await run_record.check(broker, job.token)
+                    await _run_stages(config, source, job, nats, others, display, stop, only)
         finally:
             job.remove_record("main")
             await stop_all(others, _STOP_SECONDS)
 
 
-async def open_nats(job: jobs.Job, others: list[Child], stop: asyncio.Event) -> str:
-    """URL of the NATS to use; starts the embedded one unless TRINITY_NATS_URL names another."""
+async def open_nats(job: jobs.Job, others: list[Child], stop: asyncio.Event) -> NatsAccess:
+    """The NATS to use; starts the embedded one unless TRINITY_NATS_URL names another."""
     given = os.environ.get("TRINITY_NATS_URL")
     if given:
-        url = given
+        nats = NatsAccess(given)
     else:
-        child, url = nats_child(job.folder / "nats", job.folder / "log")
+        child, nats = nats_child(job.folder / "nats", job.folder / "identity" / "nats", job.folder / "log")
         child.start()
         others.append(child)
         host, _, port = child.address.rpartition(":")
         if not await asyncio.to_thread(wait_until_open, host, int(port), _NATS_SECONDS):
             raise RunError(f"the embedded nats-server did not start: {child.last_error()} (see {child.output})")
-    connecting = asyncio.create_task(connect(url, "trinity-run", wait_seconds=_NATS_SECONDS))
+    connecting = asyncio.create_task(nats.connect("trinity-run", job.token, wait_seconds=_NATS_SECONDS))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not connecting.done():
         connecting.cancel()
-        return url
+        return nats
     try:
         await (await connecting).close()
     except Unavailable as error:
         named = "TRINITY_NATS_URL: " if given else ""
         raise RunError(f"{named}{error}") from None
-    return url
+    return nats
 
 
 async def _run_stages(
     config: Config,
     source: str,
     job: jobs.Job,
-    nats_url: str,
+    nats: NatsAccess,
     others: list[Child],
     display: Display,
     stop: asyncio.Event,
+    only: str,
 ) -> None:
     begin = time.monotonic()
     parts: list[dict[str, Any]] = []
     previous: Path | None = None
     stages = expand(config)
-    for stage_config in stages:
+    names = [stage.stage_name for stage in config.stages]
+    todo = stages[: names.index(only) + 1] if only else stages
+    for stage_config in todo:
         plan = make_plan(_with_model(stage_config, previous))
         previous = plan.job_dir
+        if only and stage_config is not todo[-1]:
+            parts += [part] if (part := jobs.finished_summary(plan.job_dir)) else []
+            continue
         last = check_inputs(plan, source)
         if jobs.finished_step(plan.job_dir) >= last:
             display.say(f"stage {plan.config.name} is finished, skipped")
@@ -156,7 +209,7 @@ async def _run_stages(
         if problems := machine_problems(plan):
             raise ConfigError(source, problems)
         placement = place(plan, visible_gpus(), job.taken_gpus())
-        stage = Stage(job, plan, nats_url, placement, display, is_last=stage_config is stages[-1])
+        stage = Stage(job, plan, nats, placement, display, is_last=stage_config is stages[-1])
         stage.prepare()
         display.say(_opening(plan, placement, last))
         part = await stage.run(others, stop)
@@ -166,24 +219,31 @@ async def _run_stages(
         jobs.mark_finished(plan.job_dir, last, part)
         parts.append(part)
         display.say(f"stage {plan.config.name} is finished: {_closing(part)}")
+    if todo[-1] is not stages[-1]:
+        return  # a summary says that the run is finished
     summary = _summary(config, parts, time.monotonic() - begin)
     files.write_json(job.folder / "summary.json", summary)
     display.say(f"summary: {job.folder / 'summary.json'}")
 
 
 def _with_model(config: Config, previous: Path | None) -> Config:
-    """A later stage starts from the last model of the one before it."""
+    """A later stage starts from the last model of the one before it. InvalidInput for files that no trainer wrote."""
     if previous is None:
         return config
     found = newest_model(previous)
     if found is None:
         problem = Problem("stages", f"the stage before {config.name} left no model in {previous}")
         raise ConfigError(str(previous), [problem])
+    if not config.allow_unverified_checkpoint:
+        verify_model(found[1])
     return config.model_copy(update={"model": config.model.model_copy(update={"model_path": str(found[1])})})
 
 
 def _opening(plan: Plan, placement: Placement, last: int) -> str:
-    where = "CPU" if placement.device == "cpu" else f"GPUs {','.join(placement.explorer + placement.trainer)}"
+    gpus = dict.fromkeys(placement.explorer + placement.trainer)
+    where = "CPU" if placement.device == "cpu" else f"GPUs {','.join(gpus)}"
+    if split := placement.split:
+        where += f", which engine and trainer share ({split.engine:.1f} and {split.trainer:.1f} GiB of each)"
     kind = plan.config.algorithm.algorithm_type
     size = plan.groups_per_step
     unit = "rows" if plan.offline else f"groups of {plan.config.algorithm.repeat_times}"

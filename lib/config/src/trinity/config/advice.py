@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 
-from trinity.config.algorithm_advice import algorithm_advice
-from trinity.config.algorithms import ALGORITHMS
+from trinity.config.algorithms import resolvable, resolve
+from trinity.config.checks.sections import tasksets
 from trinity.config.checks.weights import weights_advice
 from trinity.config.memory import Sharding, host_gib, parameters_of, training_gib, weights_gib
+from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, auxiliary_name
 from trinity.config.plan import DEFAULT_TOKENS, Plan, learns_from_disk
 from trinity.config.schema import Config
 from trinity.config.stages import expand
+from trinity.config.workflows import WORKFLOWS, asked_model, ignored_args, scores_by_name
+from trinity.plugins.declarations import ALGORITHMS
 
 
 def advice(config: Config) -> Iterator[str]:
@@ -22,7 +25,7 @@ def advice(config: Config) -> Iterator[str]:
 
 
 def _advice(config: Config) -> Iterator[str]:
-    model, source = config.model, config.buffer.trainer_input.experience_buffer
+    model = config.model
     algorithm = ALGORITHMS.get(config.algorithm.algorithm_type)
     if algorithm is None:
         return
@@ -36,8 +39,6 @@ def _advice(config: Config) -> Iterator[str]:
     if lengths == (None, None, None) and config.mode != "explore":
         yield f"model.max_model_len: no length is given; taken are {DEFAULT_TOKENS} prompt and as many response tokens"
     if not learns_from_disk(config):
-        if source is not None and source.path:
-            yield "buffer.trainer_input.experience_buffer.path: has no effect: experience is in the log on NATS"
         yield from weights_advice(config)
     explorer = config.explorer
     if (
@@ -49,6 +50,32 @@ def _advice(config: Config) -> Iterator[str]:
     if config.mode == "explore" and config.buffer.explorer_input != type(config.buffer.explorer_input)():
         yield "buffer.explorer_input: has no effect in mode explore: tasks are those of the run that is joined"
     yield from algorithm_advice(config)
+    if not learns_from_disk(config) and config.mode in ("both", "train", "bench"):
+        yield from _tasks_advice(config)
+
+
+def _tasks_advice(config: Config) -> Iterator[str]:
+    """Workflows and reward functions taken by default, arguments that nothing reads, models that nothing asks."""
+    source, asked, others = config.buffer.explorer_input, set[str](), False
+    for key, taskset in tasksets(config):
+        place = f"buffer.explorer_input.{key}"
+        evaluated = source.default_eval_workflow_type if key.startswith("eval") else None
+        given = taskset.default_workflow_type or evaluated or source.default_workflow_type
+        workflow = given or DEFAULT_WORKFLOW
+        if given is None and not taskset.format.workflow_key:
+            yield f"{place}.default_workflow_type: is not given; {workflow} is taken"
+        reward = taskset.default_reward_fn_type or source.default_reward_fn_type or taskset.format.reward_fn_key
+        if not reward and scores_by_name(workflow):
+            yield f"{place}.default_reward_fn_type: is not given; {DEFAULT_REWARD_FUNCTION} is taken"
+        for name in ignored_args(workflow, taskset.workflow_args):
+            yield f"{place}.workflow_args.{name}: has no effect: {workflow} does not read it"
+        model = asked_model(workflow, taskset.workflow_args)
+        asked |= {model} if model is not None else set()
+        others = others or workflow not in WORKFLOWS or bool(taskset.format.workflow_key)
+    for index, auxiliary in enumerate(config.explorer.auxiliary_models):
+        name, gpus = auxiliary_name(auxiliary), auxiliary.engine_num * auxiliary.tensor_parallel_size
+        if not others and not asked & {"", name}:
+            yield f"explorer.auxiliary_models.{index}: no workflow asks {name}, and it takes {gpus} GPU(s); remove it"
 
 
 def memory(plan: Plan) -> str | None:
@@ -67,3 +94,34 @@ def memory(plan: Plan) -> str | None:
         f"{count / 1e9:.2f} billion parameters {source}: training states {trainer:.1f} GiB a rank{beside}, "
         f"activations of {least}{plan.micro_batch_tokens} tokens beside{rollout}"
     )
+
+
+def algorithm_advice(config: Config) -> Iterator[str]:
+    """Sentences of the form `key: what about it`. The config need not have been checked."""
+    if not resolvable(config.algorithm) or config.mode not in ("both", "train"):
+        return
+    plan = resolve(config.algorithm)
+    if plan.of_pairs and config.algorithm.loss_agg_mode is not None:
+        yield "algorithm.loss_agg_mode: is of the KL and entropy terms alone; dpo itself is a mean over pairs"
+    correction, name = plan.correction, plan.policy_loss.name
+    weighed = correction.token_cap is not None or correction.sequence_cap is not None or correction.decoupled is False
+    if "ratio" in plan.loss_traits and not weighed and _asynchronous(config) and _several_updates(config):
+        yield (
+            f"algorithm.rollout_correction.token_cap: is null; with several updates of a batch {name} compares with "
+            "the weights as the step began, and nothing weighs tokens that older weights sampled: "
+            "{decoupled: true, token_cap: 2} would (arXiv:2110.00641, equation 5)"
+        )
+
+
+def _asynchronous(config: Config) -> bool:
+    """Whether experience may be of older weights than those that a step begins with."""
+    sync = config.synchronizer
+    ahead = sync.sync_offset > 0 or sync.sync_interval > 1 or sync.sync_style != "fixed"
+    return ahead or learns_from_disk(config)
+
+
+def _several_updates(config: Config) -> bool:
+    """Whether a batch makes more than one update of the weights, if each rollout is one experience."""
+    trainer, buffer = config.trainer, config.buffer
+    size = buffer.train_batch_size or buffer.batch_size * config.algorithm.repeat_times
+    return trainer.epochs_per_batch > 1 or (trainer.mini_batch_size or size) < size

@@ -13,13 +13,17 @@ from pathlib import Path
 
 from trinity.config.errors import Problem
 from trinity.config.memory import (
+    ENGINE_BESIDE_GIB,
+    TRAINER_BESIDE_GIB,
     Sharding,
     cache_gib,
     certain_gib,
     cpu_gib,
     host_gib,
     parameters_of,
+    recomputing_gib,
     tokens_in,
+    training_gib,
     weights_gib,
 )
 from trinity.config.plan import Plan
@@ -30,6 +34,9 @@ _ZERO = "trainer.deepspeed.zero_stage"
 # The oldest driver for each major version of CUDA: https://docs.nvidia.com/deploy/cuda-compatibility
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
 _HIGHEST_UTILIZATION = 0.95
+# Of a GPU that engine and trainer share: what neither takes, and the engine's part where the model's size is not known.
+_UNUSED_GIB, _PART_OF_UNKNOWN = 1.0, 0.35
+_MOST_SEQUENCES = 1024  # that vLLM runs at once on a large GPU
 
 
 @dataclass(frozen=True)
@@ -74,9 +81,10 @@ def visible(listing: str, limited: str | None) -> list[Gpu]:
     if limited is None:
         return [gpu for _, gpu in found]
     named = [name.strip() for name in limited.split(",") if name.strip()]
-    return [
+    matching = (
         gpu for name in named for uuid, gpu in found if name == gpu.index or (len(name) > 4 and uuid.startswith(name))
-    ]
+    )
+    return list(dict.fromkeys(matching))  # one that is named twice is one
 
 
 def torch_build() -> TorchBuild | None:
@@ -144,6 +152,9 @@ def problems(plan: Plan, gpus: Sequence[Gpu], torch: TorchBuild | None, host_mem
     cards = list(gpus[: plan.config.cluster.gpu_per_node or len(gpus)])
     split, trains = plan.gpus, plan.config.mode in ("both", "train")
     wanted = split.explorer + split.auxiliary
+    if shares(plan, len(cards)):
+        yield from _check_shared(plan, cards[: split.explorer], host_memory_gib)
+        return
     if wanted + trains > len(cards):
         yield _too_few(plan, len(cards), wanted, trains)
         return
@@ -151,6 +162,87 @@ def problems(plan: Plan, gpus: Sequence[Gpu], torch: TorchBuild | None, host_mem
         yield from _check_engines(plan, cards[:wanted])
     if trains:
         yield from _check_trainer(plan, cards[wanted:][: plan.config.trainer.num_ranks], host_memory_gib)
+
+
+@dataclass(frozen=True)
+class MemorySplit:
+    """One GPU's memory in GiB: what the engine may take, and what a rank of the trainer may take."""
+
+    engine: float
+    trainer: float
+
+
+def shares(plan: Plan, gpus: int) -> bool:
+    """Whether the trainer shares the engines' GPUs: they need all `gpus` of this machine."""
+    split = plan.gpus
+    return plan.config.mode == "both" and split.explorer > 0 and split.explorer + split.auxiliary == gpus
+
+
+def split_memory(plan: Plan, card: Gpu, ranks: int, host_memory_gib: float = 0.0) -> MemorySplit | Problem:
+    """How an engine and a rank divide this GPU; the Problem if both do not fit, with the numbers and what would.
+
+    Both get what they need at least. Of the rest the engine gets half, at most what all outstanding rollouts need at
+    full length; gpu_memory_utilization in the YAML decides instead.
+    """
+    rollout, room = plan.config.explorer.rollout_model, card.total_gib - _UNUSED_GIB
+    given = "gpu_memory_utilization" in rollout.model_fields_set
+    path = plan.config.model.model_path
+    known = parameters_of(path)
+    if known is None:
+        engine = card.total_gib * (rollout.gpu_memory_utilization if given else _PART_OF_UNKNOWN)
+        return MemorySplit(engine, room - engine)
+    sharding = Sharding.of(plan, ranks)
+    states = training_gib(plan, known[0], sharding)
+    trainer = states + TRAINER_BESIDE_GIB + recomputing_gib(path, plan.micro_batch_tokens)
+    fixed = weights_gib(known[0], rollout) + ENGINE_BESIDE_GIB
+    parallel, length = rollout.tensor_parallel_size, plan.lengths.model
+    least = fixed + cache_gib(path, length, parallel)
+    if given:
+        engine = rollout.gpu_memory_utilization * card.total_gib
+        if engine + trainer <= room:
+            return MemorySplit(engine, room - engine)
+        said = f"is {rollout.gpu_memory_utilization:g}: {engine:.1f} of {card}, which the trainer shares and needs "
+        said += f"{trainer:.1f} GiB of"
+        if least + trainer <= room:
+            said += f"; set it to {int(100 * (room - trainer) / card.total_gib) / 100:g} at most, or leave it out"
+            return Problem("explorer.rollout_model.gpu_memory_utilization", said)
+    if least + trainer > room:
+        return Problem(
+            "explorer.rollout_model.engine_num",
+            f"engine and trainer share {card}: the engine needs at least {least:.1f} GiB (weights, keys and values of "
+            f"one sequence of {length} tokens, {ENGINE_BESIDE_GIB:g} beside), the trainer {trainer:.1f} (states "
+            f"{states:.1f}); {suggest_fix(plan, known[0], sharding, room - least - trainer + states, host_memory_gib)}"
+            ", or use another GPU",
+        )
+    rollouts = plan.outstanding_groups * plan.config.algorithm.repeat_times
+    wish = fixed + cache_gib(path, min(rollouts, _MOST_SEQUENCES) * length, parallel)
+    engine = least + min(max(0.0, wish - least), (room - least - trainer) / 2)
+    return MemorySplit(engine, room - engine)
+
+
+def ranks_sharing(plan: Plan) -> int:
+    """Ranks of a trainer that shares the engines' GPUs."""
+    return min(plan.config.trainer.num_ranks or plan.gpus.explorer, plan.gpus.explorer)
+
+
+def describe_sharing(plan: Plan, gpus: Sequence[Gpu]) -> str:
+    """How engine and trainer divide each of these GPUs; empty where they do not share, or do not fit."""
+    cards = list(gpus[: plan.config.cluster.gpu_per_node or len(gpus)])
+    if not shares(plan, len(cards)):
+        return ""
+    card = min(cards[: plan.gpus.explorer], key=lambda card: card.total_gib)
+    split = split_memory(plan, card, ranks_sharing(plan))
+    if isinstance(split, Problem):
+        return ""
+    return f"engine and trainer share each GPU: {split.engine:.1f} and {split.trainer:.1f} GiB of {card}"
+
+
+def _check_shared(plan: Plan, cards: Sequence[Gpu], host_memory_gib: float) -> Iterator[Problem]:
+    ranks = ranks_sharing(plan)
+    for card in cards:
+        if isinstance(split := split_memory(plan, card, ranks, host_memory_gib), Problem):
+            yield split
+            return
 
 
 def host_memory() -> float:

@@ -7,16 +7,22 @@ Of adapters (LoRA) the states are small, and the base model's weights are there 
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from trinity.config.plan import Plan
 from trinity.config.schema.explorer import RolloutModelConfig
 
 _GIB = 2**30
+# GiB of an engine beside weights and cache: activations of one step, CUDA graphs, CUDA itself.
+ENGINE_BESIDE_GIB = 4.0
+# GiB of a trainer's rank beside states and activations: CUDA, NCCL, gradients in flight, logits of a chunk.
+TRAINER_BESIDE_GIB = 4.0
 _SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bBmM])(?![a-zA-Z0-9])")
 
 
@@ -43,11 +49,23 @@ def _model_config(folder: Path) -> dict[str, Any]:
 
 
 def vocabulary_of(model_path: str) -> int:
-    """Token ids of the model are below this number; 0 where its config.json is not on this machine or does not say."""
-    config = _model_config(Path(model_path).expanduser())
+    """Token ids of the model are below this number; 0 where its config.json is not on this machine or does not say.
+
+    A model with a hub name is found in Hugging Face's cache.
+    """
+    folder = Path(model_path).expanduser()
+    config = _model_config(folder if folder.is_dir() else _cached(model_path))
     text = config.get("text_config")
     size = (text if isinstance(text, dict) else config).get("vocab_size")
     return size if isinstance(size, int) and size > 0 else 0
+
+
+def _cached(hub_name: str) -> Path:
+    """Where Hugging Face's cache has the newest fetched revision of a model, if it has it."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+    found = cache.glob(f"models--{hub_name.replace('/', '--')}/snapshots/*/config.json")
+    return max(found, key=lambda file: file.lstat().st_mtime, default=cache / "none" / "config.json").parent
 
 
 def _dtype(folder: Path) -> str:
@@ -158,6 +176,37 @@ def tokens_in(model_path: str, gib: float, parallel: int) -> int:
     """Tokens whose keys and values fit; 0 where the model's shape is not known."""
     each = _cache_bytes(model_path, parallel)
     return int(gib * _GIB / each) if each else 0
+
+
+def activation_bytes(shape: Any, recompute: bool | str) -> float:
+    """Bytes per token in bfloat16, kept until the backward pass; 0 where the model's shape is not known.
+
+    `shape` has a transformers config's fields. A layer keeps 12 hidden and 2 intermediate states. With recompute of
+    whole layers (True) it keeps its input, and one layer at a time holds all states; with recompute of MLPs ("mlp")
+    the intermediate states go.
+    """
+    hidden, layers = getattr(shape, "hidden_size", None), getattr(shape, "num_hidden_layers", None)
+    if not hidden or not layers:
+        return 0.0
+    inner = _largest(getattr(shape, "intermediate_size", None)) or 4 * hidden
+    experts = _largest(getattr(shape, "num_experts_per_tok", None))
+    inner = max(inner, experts * (_largest(getattr(shape, "moe_intermediate_size", None)) or inner))
+    whole = 24 * hidden + 6 * inner  # with what its backward pass makes
+    if recompute is True:
+        return float(2 * hidden * layers + whole)
+    return float((24 * hidden + (0 if recompute == "mlp" else 4 * inner)) * layers + whole)
+
+
+def recomputing_gib(model_path: str, tokens: int) -> float:
+    """Activations of a micro-batch whose layers are recomputed, in GiB; 0 where the model's shape is not known."""
+    config = _model_config(Path(model_path).expanduser())
+    text = config.get("text_config")
+    return tokens * activation_bytes(SimpleNamespace(**(text if isinstance(text, dict) else config)), True) / _GIB
+
+
+def _largest(size: Any) -> int:
+    """The maximum of a size of a model's layers, which may be a list; 0 where there is none."""
+    return max(size, default=0) if isinstance(size, list | tuple) else int(size or 0)
 
 
 def _cache_bytes(model_path: str, parallel: int) -> float:

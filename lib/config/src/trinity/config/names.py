@@ -15,15 +15,6 @@ REWARD_FUNCTIONS = ("accuracy_reward", "math_reward", "math_boxed_reward", "math
 DEFAULT_WORKFLOW = "simple_workflow"
 DEFAULT_REWARD_FUNCTION = "math_reward"
 
-# selector -> its arguments and their defaults
-SELECTOR_ARGS: dict[str, dict[str, Any]] = {
-    "sequential": {},
-    "shuffle": {},
-    "random": {},
-    "offline_easy2hard": {},
-    "diff_based": {"m": 16.0, "rho": 0.2, "lamb": 0.2, "target_reward": 0.5, "tau": 0.05, "do_sample": False},
-}
-
 # priority function -> its arguments and their defaults
 PRIORITY_ARGS: dict[str, dict[str, Any]] = {
     "linear_decay": {"decay": 2.0},
@@ -71,6 +62,7 @@ MONITOR_ARGS: dict[str, tuple[str, ...]] = {
     "none": (),
 }
 
+_LARGEST = 1e12  # of a number in a free-form mapping
 ARCHIVES = "a .jsonl, .db or .sqlite file, a folder .parquet, or an sqlite:/// or postgresql:// URL"
 
 
@@ -129,7 +121,7 @@ def _argument_problem(operator: str, defaults: dict[str, Any], name: str, value:
         wrong = [entry for entry in entries if not _fits(name, entry)]
         return "" if isinstance(value, list) and not wrong else f"is {value!r}, must be a list of {_ENTRIES[name]}"
     whole, lowest = isinstance(default, int) or name.endswith("_length"), _LOWEST.get(name, -math.inf)
-    if (value is None and default is None) or (_is_number(value, whole) and value >= lowest):
+    if (value is None and default is None) or (is_number(value, whole) and value >= lowest):
         return ""
     kind = ("a whole number" if whole else "a number") + (f" >= {lowest}" if name in _LOWEST else "")
     return f"is {value!r}, must be {kind}{' or null' if default is None else ''}"
@@ -148,13 +140,15 @@ def _fits(name: str, entry: Any) -> bool:
         entry.keys() <= {"stats_key", "op_type", "weight"}
         and isinstance(entry.get("stats_key"), str)
         and operation in SHAPING_OPERATIONS
-        and _is_number(weight)
+        and is_number(weight)
         and not (operation == "DIV" and weight == 0)
     )
 
 
-def _is_number(value: Any, whole: bool = False) -> bool:
-    return isinstance(value, int if whole else int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: Any, whole: bool = False, lowest: float = -math.inf) -> bool:
+    """Whether a value of a free-form mapping is a finite number (a whole one) of at least `lowest`."""
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    return number and -_LARGEST <= value <= _LARGEST and value >= lowest
 
 
 def auxiliary_name(model: AuxiliaryModelConfig) -> str:

@@ -4,9 +4,10 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trinity.config.algorithms import ALGORITHMS, AlgorithmPlan, resolve
+from trinity.config.algorithms import AlgorithmPlan, resolve
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
+from trinity.plugins.declarations import ALGORITHMS
 
 # Of a prompt and of a response, where the YAML gives no length at all.
 DEFAULT_TOKENS = 2048
@@ -53,12 +54,16 @@ class Staleness:
 
 @dataclass(frozen=True)
 class GpuSplit:
-    """GPUs of a cluster. `total` 0: the YAML names none, and the machine decides."""
+    """GPUs of a cluster. `total` 0: the YAML names none, and the machine decides.
+
+    `shared`: the trainer's are those of the engines.
+    """
 
     total: int
     explorer: int
     auxiliary: int
     trainer: int
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Plan:
             return "dataset"
         if source is not None and source.replay_buffer.enable:
             return "replay"
-        return "arrival" if self.algorithm.sample_strategy.name == "staleness_control" else "fifo"
+        return "arrival" if self.algorithm.by_arrival else "fifo"
 
     @property
     def experience_buffer(self) -> ExperienceBufferConfig:
@@ -133,7 +138,11 @@ class Plan:
         auxiliary = sum(m.engine_num * m.tensor_parallel_size for m in config.explorer.auxiliary_models)
         trains = config.mode in ("both", "train")
         rest = max(0, total - explorer - auxiliary * explores) if trains else 0
-        return GpuSplit(total, explorer, auxiliary if explores else 0, min(rest, config.trainer.num_ranks or rest))
+        shared = trains and explorer > 0 and explorer + auxiliary == total
+        rest = explorer if shared else rest
+        return GpuSplit(
+            total, explorer, auxiliary if explores else 0, min(rest, config.trainer.num_ranks or rest), shared
+        )
 
     @property
     def total_steps(self) -> int | None:
@@ -171,7 +180,8 @@ class Plan:
 
 def learns_from_disk(config: Config) -> bool:
     """Whether a stage's experience is on disk already: an offline algorithm, or mode train on a file or a database."""
-    return ALGORITHMS[config.algorithm.algorithm_type].offline or _reads_disk(config)
+    declared = ALGORITHMS.get(config.algorithm.algorithm_type)
+    return (declared is not None and declared.offline) or _reads_disk(config)
 
 
 def learns_from_pairs(config: Config) -> bool:
@@ -180,8 +190,12 @@ def learns_from_pairs(config: Config) -> bool:
 
 
 def _reads_disk(config: Config) -> bool:
-    source = config.buffer.trainer_input.experience_buffer
-    return config.mode == "train" and source is not None and source.storage_type in ("file", "sql")
+    source, tasks = config.buffer.trainer_input.experience_buffer, config.buffer.explorer_input
+    if config.mode != "train" or source is None:
+        return False
+    if source.storage_type is None:  # a path is what to read where there are no tasks whose experience it could take
+        return source.path is not None and tasks.taskset is None and not tasks.tasksets
+    return source.storage_type in ("file", "sql")
 
 
 def make_plan(config: Config) -> Plan:

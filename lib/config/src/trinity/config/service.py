@@ -1,26 +1,36 @@
 """How a service process gets its part of a run: a YAML file, and the stage if it has several."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from trinity import plugins
+from trinity.config.checks.sections import check_algorithm
 from trinity.config.errors import ConfigError, Problem
 from trinity.config.load import load
 from trinity.config.plan import Plan, make_plan
 from trinity.config.stages import expand
 
 
-def load_plan(path: Path | None, stage: str = "") -> Plan:
-    """The plan of one stage. Raises ConfigError."""
+def load_plan(path: Path | None, stage: str = "", plugin_dirs: str = "", *, needs_algorithm: bool = False) -> Plan:
+    """The plan of one stage. Raises ConfigError or PluginError.
+
+    plugin_dirs: folders to import first, separated as PATH is. needs_algorithm: every name in the section has to be
+    registered then.
+    """
+    plugins.load([folder for folder in plugin_dirs.split(os.pathsep) if folder])
     if path is None:
         raise ConfigError("config_file", [Problem("", "is not set; give the run's YAML file")])
     config = load(path, plugins_loaded=False)
     stages = expand(config)
-    if not stage and len(stages) == 1:
-        return make_plan(stages[0])
     named = {one.stage_name: expanded for one, expanded in zip(config.stages, stages, strict=False)}
+    if not stage and len(stages) == 1:
+        named = {stage: stages[0]}
     if stage not in named:
         raise ConfigError(str(path), [Problem("stages", f"the stage is {stage!r}; give one of {', '.join(named)}")])
+    if needs_algorithm and (problems := list(check_algorithm(named[stage]))):
+        raise ConfigError(str(path), problems)
     return make_plan(named[stage])
 
 

@@ -7,6 +7,7 @@ environments that take bare actions.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any
 
@@ -79,7 +80,7 @@ class EpisodeRules:
         for name, value in args.items():
             rule, argument = _meaning(name, environment)
             if rule and rule not in known:
-                yield name, f"is not known; known: {', '.join(known)}"
+                yield name, _unknown(name, known)
                 continue
             problem = _problem(rule, value, getattr(self, rule)) if rule else _lake_problem(name, value)
             if problem:
@@ -90,6 +91,11 @@ class EpisodeRules:
             set_by.update(dict.fromkeys(targets, name))
         if not environment:
             yield "environment", "is missing; give the name of an environment"
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    near = get_close_matches(str(name), known, n=1)
+    return f"is not known; {f'did you mean {near[0]!r}? ' if near else ''}known: {', '.join(known)}"
 
 
 _INNER = "environment_args."
@@ -214,11 +220,64 @@ WORKFLOWS: tuple[str, ...] = (
     *EPISODE_WORKFLOWS,
     *R3L_WORKFLOWS,
 )
+_JUDGE: dict[str, type] = {"judge": str, "judge_temperature": float, "judge_max_tokens": int}
+# Workflows of one turn that take arguments, or none; the argument that names an auxiliary model comes first.
+_ASKING: dict[str, dict[str, type]] = {
+    "math_rm_workflow": {"reward_model": str},
+    "async_math_rm_workflow": {"reward_model": str},
+    "math_ruler_workflow": _JUDGE,
+    "async_math_ruler_workflow": _JUDGE,
+    "rubric_judge_workflow": {**_JUDGE, "rubric_key": str, "rubric": list},
+    "on_policy_distill_workflow": {"teacher": str},
+    "on_policy_distill_math_workflow": {"teacher": str},
+}
+_ONE_TURN = {f"{a}{name}_workflow" for name in _SINGLE_TURN for a in ("", "async_")} | _ASKING.keys()
+
+
+def asked_model(workflow: str, args: dict[str, Any]) -> str | None:
+    """The auxiliary model that a built-in workflow asks; empty: the first of its kind; None: it asks none."""
+    if workflow not in _ASKING:
+        return None
+    return str(args.get(next(iter(_ASKING[workflow])), ""))
+
+
+def scores_by_name(workflow: str) -> bool:
+    """Whether a built-in workflow scores replies with the task's reward function, and not by its own."""
+    plain = workflow.removeprefix("async_")
+    return plain in ("simple_workflow", "math_workflow", "tool_call_workflow")
+
+
+def reads_prompt(workflow: str) -> bool:
+    """Whether a built-in workflow asks the text of the row's prompt column; environments read rows by themselves."""
+    return workflow in _ONE_TURN
+
+
+def scored_by(workflow: str, reward_function: str) -> str:
+    """The reward function that scores a task of a built-in workflow; empty: another one, or none that is known."""
+    plain = workflow.removeprefix("async_")
+    own = {"math_boxed_workflow": "math_boxed_reward", "math_eval_workflow": "accuracy_reward"}
+    return own.get(plain, reward_function if scores_by_name(workflow) else "")
+
+
+def ignored_args(workflow: str, args: dict[str, Any]) -> list[str]:
+    """Arguments that a built-in workflow of one turn does not read; Trinity-RFT's are not refused."""
+    return [name for name in args if workflow in _ONE_TURN and name not in _ASKING.get(workflow, {})]
+
+
+def _asking_problems(known: dict[str, type], args: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    words = {str: "text", float: "a number >= 0", int: "a whole number >= 1", list: "a list of {description, weight}"}
+    for name, kind in known.items():
+        value = args.get(name)
+        good = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+        if value is not None and not (good and (kind in (str, list) or value >= (kind is int))):
+            yield name, f"is {value!r}, must be {words[kind]}"
 
 
 def workflow_problems(workflow: str, args: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(argument, what is wrong) of the workflow_args of a built-in workflow of several turns; others check theirs."""
-    if workflow in EPISODE_WORKFLOWS:
+    if workflow in _ASKING:
+        yield from _asking_problems(_ASKING[workflow], args)
+    elif workflow in EPISODE_WORKFLOWS:
         yield from EPISODE_WORKFLOWS[workflow].problems(args)
     elif workflow in R3L_WORKFLOWS:
         yield from R3L_WORKFLOWS[workflow].problems({n: v for n, v in args.items() if n not in R3L_ARGS})
@@ -251,7 +310,7 @@ def tool_problems(args: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The plugins that register tools are loaded."""
     for name, value in args.items():
         if name not in TOOL_ARGS:
-            yield name, f"is not known; known: {', '.join(TOOL_ARGS)}"
+            yield name, _unknown(name, [*TOOL_ARGS])
         elif name == "tools":
             known = ", ".join(plugins.TOOLS) or "none"
             if not isinstance(value, list):

@@ -36,6 +36,48 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trinity.plugins.arguments import (
+    AggregationMode,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    PluginError,
+    Positive,
+    PositiveFraction,
+)
+from trinity.plugins.declarations import (
+    advantage,
+    algorithm,
+    entropy_loss,
+    kl_function,
+    policy_loss,
+    sample_strategy,
+    selector,
+)
+
+__all__ = [
+    "AggregationMode",
+    "Fraction",
+    "NonNegative",
+    "NonNegativeInt",
+    "PluginError",
+    "Positive",
+    "PositiveFraction",
+    "Tool",
+    "advantage",
+    "algorithm",
+    "entropy_loss",
+    "experience_operator",
+    "kl_function",
+    "load",
+    "policy_loss",
+    "reward_function",
+    "sample_strategy",
+    "selector",
+    "tool",
+    "workflow",
+]
+
 REWARD_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 WORKFLOWS: dict[str, type] = {}
 EXPERIENCE_OPERATORS: dict[str, Callable[..., Any]] = {}
@@ -53,41 +95,25 @@ TOOLS: dict[str, Tool] = {}
 _TOOL_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_Class = TypeVar("_Class", bound=type)
 
 
-class PluginError(ValueError):
-    """A plugin folder cannot be used; the message names file and cause."""
+def _decorator(registry: dict[str, Any], text: str) -> Callable[[str], Callable[[_Function], _Function]]:
+    def named(name: str) -> Callable[[_Function], _Function]:
+        def register(function: _Function) -> _Function:
+            _add(registry, name, function)
+            return function
+
+        return register
+
+    named.__doc__ = text
+    return named
 
 
-def reward_function(name: str) -> Callable[[_Function], _Function]:
-    """Register a reward function for the YAML's default_reward_fn_type."""
-
-    def register(function: _Function) -> _Function:
-        _add(REWARD_FUNCTIONS, name, function)
-        return function
-
-    return register
-
-
-def workflow(name: str) -> Callable[[_Class], _Class]:
-    """Register a workflow for the YAML's default_workflow_type."""
-
-    def register(kind: _Class) -> _Class:
-        _add(WORKFLOWS, name, kind)
-        return kind
-
-    return register
-
-
-def experience_operator(name: str) -> Callable[[_Function], _Function]:
-    """Register an operator for the YAML's data_processor.experience_pipeline.operators."""
-
-    def register(operator: _Function) -> _Function:
-        _add(EXPERIENCE_OPERATORS, name, operator)
-        return operator
-
-    return register
+reward_function = _decorator(REWARD_FUNCTIONS, "Register a reward function for the YAML's default_reward_fn_type.")
+workflow = _decorator(WORKFLOWS, "Register a workflow, a class, for the YAML's default_workflow_type.")
+experience_operator = _decorator(
+    EXPERIENCE_OPERATORS, "Register an operator for the YAML's data_processor.experience_pipeline.operators."
+)
 
 
 def tool(name: str, description: str, parameters: dict[str, Any]) -> Callable[[_Function], _Function]:
@@ -127,7 +153,8 @@ def load(folders: Sequence[str | Path]) -> None:
             try:
                 importlib.import_module(path.stem)
             except (Exception, SystemExit) as error:  # a plugin may raise anything
-                raise PluginError(f"{path}: {type(error).__name__}: {error}") from error
+                what = "" if isinstance(error, PluginError) else f"{type(error).__name__}: "
+                raise PluginError(f"{path}: {what}{error}") from error
 
 
 def _is_module(path: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig
-from trinity.data.rows import DatasetError, Row
+from trinity.data.tables import DatasetError, Row
 
 Messages = list[dict[str, Any]]
 
@@ -79,9 +79,9 @@ def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, An
     """A row as chat messages that end with the assistant's. Raises DatasetError naming row and column."""
     if form.prompt_type == "messages" and isinstance(row.get(form.messages_key), list):
         messages = list(row[form.messages_key])
-        last = messages[-1] if messages else None
-        if not isinstance(last, dict) or last.get("role") != "assistant":
+        if not messages or not _is_assistants(messages[-1]):
             raise DatasetError(f"row {number}: {form.messages_key!r} must end with an assistant message")
+        _check_messages(messages, form.messages_key, number)
         return messages
     for key in (form.prompt_key, form.response_key):
         if not isinstance(row.get(key), str):
@@ -133,8 +133,18 @@ def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages
                 what = "must be text or messages"
                 raise DatasetError(f"row {number}: {form.prompt_key!r} is {row.get(form.prompt_key)!r}, {what}")
             messages = [*prompt, *messages]
+        _check_messages(messages, key, number)
         pair.append(messages)
     return pair[0], pair[1]
+
+
+def _check_messages(messages: list[Any], key: str, number: int) -> None:
+    """DatasetError unless each has a role, and the last one, which is trained, text."""
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise DatasetError(f"row {number}: {key!r} has {message!r:.100}, must be a message with a role")
+    if not isinstance(said := messages[-1].get("content"), str):
+        raise DatasetError(f"row {number}: {key!r} ends with the content {said!r:.100}, must be text")
 
 
 def _is_assistants(message: Any) -> bool:
@@ -196,7 +206,7 @@ def _read_file(file: Path) -> list[Row]:
     if file.suffix == ".parquet":
         return _read_parquet(file)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"{file}: cannot be read: {error}") from None
     if file.suffix == ".json":
@@ -211,7 +221,7 @@ def _read_file(file: Path) -> list[Row]:
 def _row(file: Path, number: int, line: str) -> Row:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{file} line {number}: is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise DatasetError(f"{file} line {number}: must be a JSON object, is {type(row).__name__}")
@@ -221,7 +231,7 @@ def _row(file: Path, number: int, line: str) -> Row:
 def _read_json(file: Path, text: str) -> list[Row]:
     try:
         rows = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{file}: is not JSON: {error}") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DatasetError(f"{file}: must be a JSON list of objects")

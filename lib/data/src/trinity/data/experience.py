@@ -5,6 +5,7 @@ Life of a task: fed by the buffer -> leased by an explorer -> ended as exactly o
 """
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
@@ -15,9 +16,12 @@ import numpy as np
 from trinity.runtime.errors import FailureCause, InvalidInput
 
 ROLLOUTS_PER_REPEAT = 2
+MOST_ROLLOUTS = 65_536  # of one task, and completions of one request
 LONGEST_NAME = 256
 # Rewards and metrics are summed and squared: the largest float32 leaves room for both in float64.
 LARGEST_NUMBER = 3.4e38
+# Larger than any model's: with an id of an unknown vocabulary no process allocates or indexes out of all proportion.
+LARGEST_VOCABULARY = 2**24
 _LATEST_SECONDS = 1e11  # Unix time of the year 5138
 
 
@@ -38,13 +42,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         checks = (
-            ("temperature", self.temperature >= 0, ">= 0"),
+            ("temperature", 0 <= self.temperature < math.inf, ">= 0 and finite"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
             ("top_k", self.top_k >= -1, ">= -1"),
             ("max_tokens", self.max_tokens >= 1, ">= 1"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"in [0, max_tokens = {self.max_tokens}]"),
-            ("n", self.n >= 1, ">= 1"),
-            ("repetition_penalty", self.repetition_penalty > 0, "> 0"),
+            ("n", 1 <= self.n <= MOST_ROLLOUTS, f"in [1, {MOST_ROLLOUTS}]"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "> 0 and finite"),
         )
         for name, holds, rule in checks:
             if not holds:
@@ -82,7 +86,7 @@ class Task:
     evaluation_step: int
     timeout_seconds: float
     max_attempts: int
-    life: int = 0
+    requeues: int = 0
     greedy_baseline: bool = False
 
     @property
@@ -116,6 +120,11 @@ class Limits:
 
     tokens: int = 0
     vocabulary: int = 0
+
+    @property
+    def ids_below(self) -> int:
+        """Token ids are below this number, whether the vocabulary is known or not."""
+        return self.vocabulary or LARGEST_VOCABULARY
 
 
 UNLIMITED = Limits()
@@ -178,8 +187,9 @@ class Experience:
             raise InvalidInput(f"{name}.prompt_length", problem)
         if len(self.token_ids) and int(self.token_ids.min()) < 0:
             raise InvalidInput(f"{name}.token_ids", f"has {int(self.token_ids.min())}; ids are >= 0")
-        if limits.vocabulary and len(self.token_ids) and int(self.token_ids.max()) >= limits.vocabulary:
-            problem = f"has {int(self.token_ids.max())}; ids of this model are below {limits.vocabulary}"
+        if len(self.token_ids) and int(self.token_ids.max()) >= limits.ids_below:
+            of = "this model" if limits.vocabulary else "any model"
+            problem = f"has {int(self.token_ids.max())}; ids of {of} are below {limits.ids_below}"
             raise InvalidInput(f"{name}.token_ids", problem)
         if len(self.action_mask) != length:
             problem = f"has {len(self.action_mask)} elements, the response has {length} tokens"
@@ -338,6 +348,11 @@ class Group:
     @property
     def response_tokens(self) -> int:
         return sum(experience.response_length for experience in self.experiences)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Response tokens without what environments and templates wrote."""
+        return sum(int(np.count_nonzero(experience.action_mask)) for experience in self.experiences)
 
     @property
     def reward_mean(self) -> float:

@@ -9,16 +9,21 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from trinity.config.names import SELECTOR_ARGS
 from trinity.config.schema.buffer import SelectorConfig
 from trinity.data.datasets import Row, features
+from trinity.plugins import Fraction, NonNegative, Positive, selector
+from trinity.plugins.declarations import SELECTORS
 
 
 class Selector(ABC):
-    """select(position), with positions counted from 0 over all epochs."""
+    """select(position), with positions counted from 0 over all epochs.
 
-    def __init__(self, rows: int) -> None:
+    rows: how many there are; features: of each row the columns in feature_keys, for those with the trait.
+    """
+
+    def __init__(self, rows: int, seed: int = 0, features: Sequence[Sequence[float]] = ()) -> None:
         self.rows = rows
+        self.seed = seed
 
     @abstractmethod
     def select(self, position: int) -> int:
@@ -33,6 +38,7 @@ class Selector(ABC):
         return
 
 
+@selector("sequential")
 class Sequential(Selector):
     """In the dataset's order, every epoch."""
 
@@ -40,23 +46,20 @@ class Sequential(Selector):
         return position % self.rows
 
 
+@selector("random")
 class Random(Selector):
     """With replacement."""
 
-    def __init__(self, rows: int, seed: int) -> None:
-        super().__init__(rows)
-        self._seed = seed
-
     def select(self, position: int) -> int:
-        return random.Random(f"{self._seed}/{position}").randrange(self.rows)
+        return random.Random(f"{self.seed}/{position}").randrange(self.rows)
 
 
+@selector("shuffle")
 class Shuffle(Selector):
     """Every row once an epoch, in another order each."""
 
-    def __init__(self, rows: int, seed: int) -> None:
-        super().__init__(rows)
-        self._seed = seed
+    def __init__(self, rows: int, seed: int = 0, features: Sequence[Sequence[float]] = ()) -> None:
+        super().__init__(rows, seed)
         self._epoch = -1
         self._order: list[int] = []
 
@@ -64,21 +67,23 @@ class Shuffle(Selector):
         epoch, index = divmod(position, self.rows)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, list(range(self.rows))
-            random.Random(f"{self._seed}/{epoch}").shuffle(self._order)
+            random.Random(f"{self.seed}/{epoch}").shuffle(self._order)
         return self._order[index]
 
 
+@selector("offline_easy2hard", traits=["features"])
 class EasyToHard(Selector):
     """By the columns in feature_keys, the higher the easier, the first column first; equal rows in their order."""
 
-    def __init__(self, features: Sequence[Sequence[float]]) -> None:
-        super().__init__(len(features))
-        self._order = sorted(range(len(features)), key=lambda row: ([-value for value in features[row]], row))
+    def __init__(self, rows: int, seed: int, features: Sequence[Sequence[float]]) -> None:
+        super().__init__(rows, seed)
+        self._order = sorted(range(rows), key=lambda row: ([-value for value in features[row]], row))
 
     def select(self, position: int) -> int:
         return self._order[position % self.rows]
 
 
+@selector("diff_based", traits=["features", "rewards"])
 class DifficultyBased(Selector):
     """Every row once an epoch, those first whose pass rate is expected nearest to `target_reward`.
 
@@ -88,12 +93,24 @@ class DifficultyBased(Selector):
     `do_sample` rows are drawn with weights exp(-distance / `tau`), else the nearest is taken.
     """
 
-    def __init__(self, priors: Sequence[float], seed: int, **args: float) -> None:
-        super().__init__(len(priors))
-        self._seed = seed
-        self._args = args
-        self._passed = [args["m"] * prior for prior in priors]
-        self._failed = [args["m"] * (1 - prior) for prior in priors]
+    def __init__(
+        self,
+        rows: int,
+        seed: int,
+        features: Sequence[Sequence[float]],
+        *,
+        m: Positive = 16.0,
+        rho: Fraction = 0.2,
+        lamb: float = 0.2,
+        target_reward: float = 0.5,
+        tau: NonNegative = 0.05,
+        do_sample: bool = False,
+    ) -> None:
+        super().__init__(rows, seed)
+        self._rho, self._lamb, self._target, self._tau, self._draws = rho, lamb, target_reward, tau, do_sample
+        priors = [min(1.0, max(0.0, sum(row) / len(row))) if row else 0.5 for row in features]
+        self._passed = [m * prior for prior in priors]
+        self._failed = [m * (1 - prior) for prior in priors]
         self._drift = 0.0
         self._epoch = -1
         self._left: set[int] = set()
@@ -101,10 +118,10 @@ class DifficultyBased(Selector):
     def expected(self, row: int) -> float:
         """Expected reward of a row, in [0, 1]."""
         mean = self._passed[row] / (self._passed[row] + self._failed[row])
-        return min(1.0, max(0.0, mean + self._args["lamb"] * self._drift))
+        return min(1.0, max(0.0, mean + self._lamb * self._drift))
 
     def observe(self, row: int, reward: float) -> None:
-        seen, rho = min(1.0, max(0.0, reward)), self._args["rho"]
+        seen, rho = min(1.0, max(0.0, reward)), self._rho
         self._drift += rho * (seen - self.expected(row))
         self._passed[row] = (1 - rho) * self._passed[row] + seen
         self._failed[row] = (1 - rho) * self._failed[row] + 1 - seen
@@ -119,10 +136,10 @@ class DifficultyBased(Selector):
         if not self._left:  # more rows are known to be taken than positions passed: groups fed again
             self._left = set(range(self.rows))
         rows = sorted(self._left)
-        distances = [abs(self.expected(row) - self._args["target_reward"]) for row in rows]
-        if self._args["do_sample"]:
-            weights = [math.exp(-distance / max(1e-6, self._args["tau"])) for distance in distances]
-            chosen = random.Random(f"{self._seed}/{position}").choices(rows, [w + 1e-12 for w in weights])[0]
+        distances = [abs(self.expected(row) - self._target) for row in rows]
+        if self._draws:
+            weights = [math.exp(-distance / max(1e-6, self._tau)) for distance in distances]
+            chosen = random.Random(f"{self.seed}/{position}").choices(rows, [w + 1e-12 for w in weights])[0]
         else:
             chosen = rows[distances.index(min(distances))]
         self._left.discard(chosen)
@@ -135,15 +152,7 @@ class DifficultyBased(Selector):
 
 def make_selector(config: SelectorConfig, rows: Sequence[Row]) -> Selector:
     """The selector of a taskset. Raises DatasetError for a feature that is no number."""
-    kind = config.selector_type
-    if kind == "sequential":
-        return Sequential(len(rows))
-    if kind == "random":
-        return Random(len(rows), config.seed)
-    if kind == "shuffle":
-        return Shuffle(len(rows), config.seed)
-    columns = features(rows, config.feature_keys)
-    if kind == "offline_easy2hard":
-        return EasyToHard(columns)
-    priors = [min(1.0, max(0.0, sum(row) / len(row))) if row else 0.5 for row in columns]
-    return DifficultyBased(priors, config.seed, **{**SELECTOR_ARGS[kind], **config.kwargs})
+    declared = SELECTORS[config.selector_type]
+    columns = features(rows, config.feature_keys) if "features" in declared.traits else []
+    made: Selector = declared(len(rows), config.seed, columns, **config.kwargs)
+    return made

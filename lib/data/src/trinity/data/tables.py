@@ -1,4 +1,7 @@
-"""Rows of an SQL table as those of a dataset. SQLAlchemy is imported when a table is read."""
+"""Rows of datasets, what is raised where one cannot be read, and rows of an SQL table.
+
+SQLAlchemy is imported when a table is read.
+"""
 
 import datetime
 import decimal
@@ -8,7 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity.data.rows import DatasetError, Row
+from trinity.config.errors import Problem
+
+Row = dict[str, Any]
+
+
+class DatasetError(ValueError):
+    """The dataset cannot be read; the message names file, line and cause."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def at(self, key: str) -> Problem:
+        return Problem(key, self.message)
 
 
 def sql_url(path: str) -> str:
@@ -88,7 +104,7 @@ def _plain(value: Any, place: str) -> Any:
 def _messages(text: str) -> Any:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     is_chat = bool(value) and all(isinstance(message, dict) and "role" in message for message in value)
     return value if is_chat else text

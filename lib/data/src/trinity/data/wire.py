@@ -1,13 +1,19 @@
-"""Between the shared domain types and their protobuf messages. Decoding checks what it reads (invariant I8)."""
+"""Between the shared domain types and their protobuf messages. Decoding checks what it reads (invariant I8).
+
+Arrays travel as dtype + shape + bytes (invariant I9).
+"""
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
-from trinity.api.common.v1 import experience_pb2, task_pb2
-from trinity.data.arrays import fill_tensor, from_tensor
+from trinity.api.common.v1 import experience_pb2, task_pb2, tensor_pb2
 from trinity.data.experience import (
+    MOST_ROLLOUTS,
     AttemptFailure,
     Experience,
     Group,
@@ -16,64 +22,55 @@ from trinity.data.experience import (
     Task,
     TaskKind,
     Truncation,
-    VersionSpan,
 )
 from trinity.runtime.errors import FailureCause, InvalidInput
+from trinity.runtime.messages import from_message, to_message
 
 _KINDS = {TaskKind.TRAIN: task_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATION: task_pb2.TASK_KIND_EVALUATION}
 _KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
 TRUNCATIONS = {0, *(int(value) for value in Truncation)}
-MOST_ROLLOUTS = 65_536
 LONGEST_ERROR = 4000  # characters of a failure's text
 LONGEST_TIMEOUT_SECONDS = 1e9  # asyncio adds it to a clock
 _CAUSES = {cause.value for cause in FailureCause}
-_PLAIN_TASK_FIELDS = (
-    "run",
-    "task_id",
-    "ordinal",
-    "taskset",
-    "epoch",
-    "row",
-    "row_json",
-    "format_json",
-    "workflow",
-    "workflow_args_json",
-    "reward_function",
-    "reward_args_json",
-    "repeat_times",
-    "gate_step",
-    "evaluation_step",
-    "timeout_seconds",
-    "max_attempts",
-    "life",
-    "greedy_baseline",
-)
-_PLAIN_SAMPLING_FIELDS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "max_tokens",
-    "min_tokens",
-    "n",
-    "repetition_penalty",
-    "ignore_eos",
-)
+_DTYPES = {name: np.dtype(name) for name in ("int32", "int64", "float32", "float64", "bool")}
 
 
-def sampling_to_proto(sampling: SamplingParams) -> task_pb2.SamplingParams:
-    plain = {name: getattr(sampling, name) for name in _PLAIN_SAMPLING_FIELDS}
-    return task_pb2.SamplingParams(**plain, stop=sampling.stop, seed=sampling.seed)
+def to_tensor(array: np.ndarray) -> tensor_pb2.Tensor:
+    """A Tensor with the array's own dtype, which must be one of int32, int64, float32, float64, bool."""
+    tensor = tensor_pb2.Tensor()
+    fill_tensor(tensor, array)
+    return tensor
+
+
+def fill_tensor(tensor: tensor_pb2.Tensor, array: np.ndarray) -> None:
+    """As `to_tensor`, into a message that is there."""
+    name = array.dtype.name
+    if name not in _DTYPES:
+        raise TypeError(f"dtype {name} cannot be sent; use one of {', '.join(_DTYPES)}")
+    tensor.dtype = name
+    tensor.shape.extend(array.shape)
+    tensor.data = array.tobytes()
+
+
+def from_tensor(tensor: tensor_pb2.Tensor, field: str, dtype: str, ndim: int = 1) -> np.ndarray:
+    """The array of a Tensor (read-only, no copy). InvalidInput naming `field` unless it is of `dtype` and `ndim`."""
+    if tensor.dtype != dtype:
+        raise InvalidInput(f"{field}.dtype", f"is {tensor.dtype!r}, must be {dtype!r}")
+    shape = tuple(tensor.shape)
+    if len(shape) != ndim or any(size < 0 for size in shape):
+        raise InvalidInput(f"{field}.shape", f"is {list(shape)}, must have {ndim} dimension(s) of size >= 0")
+    expected = math.prod(shape) * _DTYPES[dtype].itemsize
+    if len(tensor.data) != expected:
+        raise InvalidInput(f"{field}.data", f"has {len(tensor.data)} bytes; {dtype}{list(shape)} needs {expected}")
+    return np.frombuffer(tensor.data, dtype=_DTYPES[dtype]).reshape(shape)
 
 
 def sampling_from_proto(message: task_pb2.SamplingParams) -> SamplingParams:
-    plain = {name: getattr(message, name) for name in _PLAIN_SAMPLING_FIELDS}
-    seed = message.seed if message.HasField("seed") else None
-    return SamplingParams(**plain, stop=tuple(message.stop), seed=seed)
+    return from_message(SamplingParams, message)
 
 
 def task_to_proto(task: Task) -> task_pb2.Task:
-    plain = {name: getattr(task, name) for name in _PLAIN_TASK_FIELDS}
-    return task_pb2.Task(**plain, kind=_KINDS[task.kind], sampling=sampling_to_proto(task.sampling))
+    return to_message(task, task_pb2.Task, kind=_KINDS[task.kind])
 
 
 def task_from_proto(message: task_pb2.Task) -> Task:
@@ -92,8 +89,28 @@ def task_from_proto(message: task_pb2.Task) -> Task:
     if not 0 < message.timeout_seconds <= LONGEST_TIMEOUT_SECONDS:
         problem = f"is {message.timeout_seconds}, must be in (0, {LONGEST_TIMEOUT_SECONDS:g}]"
         raise InvalidInput("task.timeout_seconds", problem)
-    plain = {name: getattr(message, name) for name in _PLAIN_TASK_FIELDS}
-    return Task(**plain, kind=_KINDS_BACK[message.kind], sampling=sampling_from_proto(message.sampling))
+    return from_message(Task, message, kind=_KINDS_BACK[message.kind])
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    """protobuf's JSON of a task, for archives."""
+    return json_format.MessageToDict(task_to_proto(task), preserving_proto_field_name=True)
+
+
+def task_from_json(values: dict[str, Any]) -> Task:
+    """Inverse of task_to_json. Raises InvalidInput."""
+    try:
+        return task_from_proto(json_format.ParseDict(values, task_pb2.Task()))
+    except json_format.ParseError as error:
+        raise InvalidInput("task", str(error)) from None
+
+
+def decode_task(data: bytes) -> Task:
+    """As `task_from_proto`. Raises InvalidInput also for bytes that are no task."""
+    try:
+        return task_from_proto(task_pb2.Task.FromString(data))
+    except DecodeError as error:
+        raise InvalidInput("task", f"is no task message: {error}") from None
 
 
 def _fill_experience(message: experience_pb2.Experience, experience: Experience) -> None:
@@ -117,28 +134,17 @@ def experience_from_proto(message: experience_pb2.Experience, name: str = "exper
     """Decode without judging the content: see Experience.check. Raises InvalidInput for a malformed array or enum."""
     if message.truncation not in TRUNCATIONS:
         raise InvalidInput(f"{name}.truncation", f"is {message.truncation}, must be one of {sorted(TRUNCATIONS)}")
-    return Experience(
-        rollout=message.rollout,
-        step=message.step,
+    teacher = message.teacher_logprobs if message.HasField("teacher_logprobs") else None
+    return from_message(
+        Experience,
+        message,
         token_ids=from_tensor(message.token_ids, f"{name}.token_ids", "int32"),
-        prompt_length=message.prompt_length,
         logprobs=from_tensor(message.logprobs, f"{name}.logprobs", "float32"),
         action_mask=from_tensor(message.action_mask, f"{name}.action_mask", "bool"),
-        reward=message.reward,
-        version_spans=tuple(VersionSpan(s.version, s.start, s.end) for s in message.version_spans),
         truncation=Truncation(message.truncation or 1),
         metrics=dict(message.metrics),
-        info_json=message.info_json,
-        prompt_text=message.prompt_text,
-        response_text=message.response_text,
-        teacher_logprobs=_optional(message, "teacher_logprobs", name),
+        teacher_logprobs=None if teacher is None else from_tensor(teacher, f"{name}.teacher_logprobs", "float32"),
     )
-
-
-def _optional(message: experience_pb2.Experience, field: str, name: str) -> np.ndarray | None:
-    if not message.HasField(field):
-        return None
-    return from_tensor(getattr(message, field), f"{name}.{field}", "float32")
 
 
 def fill_group(message: experience_pb2.Group, group: Group) -> None:
@@ -151,28 +157,15 @@ def fill_group(message: experience_pb2.Group, group: Group) -> None:
 
 def group_from_proto(message: experience_pb2.Group) -> Group:
     """Raises InvalidInput if the task or an array is malformed; the content is judged by Group.check."""
-    return Group(
-        task=task_from_proto(message.task),
-        attempt=message.attempt,
-        explorer_id=message.explorer_id,
-        experiences=tuple(
-            experience_from_proto(item, f"group.experiences[{index}]") for index, item in enumerate(message.experiences)
-        ),
-        started_at_seconds=message.started_at_seconds,
-        finished_at_seconds=message.finished_at_seconds,
+    experiences = (
+        experience_from_proto(item, f"group.experiences[{index}]") for index, item in enumerate(message.experiences)
     )
+    return from_message(Group, message, task=task_from_proto(message.task), experiences=tuple(experiences))
 
 
 def failure_to_proto(failure: AttemptFailure) -> experience_pb2.AttemptFailure:
-    return experience_pb2.AttemptFailure(
-        task=task_to_proto(failure.task),
-        attempt=failure.attempt,
-        explorer_id=failure.explorer_id,
-        cause=failure.cause,
-        error=failure.error[:LONGEST_ERROR],
-        final=failure.final,
-        failed_at_seconds=failure.failed_at_seconds,
-    )
+    task, error = task_to_proto(failure.task), failure.error[:LONGEST_ERROR]
+    return to_message(failure, experience_pb2.AttemptFailure, task=task, error=error)
 
 
 def failure_from_proto(message: experience_pb2.AttemptFailure) -> AttemptFailure:
@@ -181,15 +174,8 @@ def failure_from_proto(message: experience_pb2.AttemptFailure) -> AttemptFailure
         raise InvalidInput("failure.cause", f"is {message.cause[:80]!r}, must be one of {', '.join(sorted(_CAUSES))}")
     if not math.isfinite(message.failed_at_seconds):
         raise InvalidInput("failure.failed_at_seconds", f"is {message.failed_at_seconds}, must be Unix time")
-    return AttemptFailure(
-        task=task_from_proto(message.task),
-        attempt=message.attempt,
-        explorer_id=message.explorer_id,
-        cause=FailureCause(message.cause),
-        error=message.error,
-        final=message.final,
-        failed_at_seconds=message.failed_at_seconds,
-    )
+    task, cause = task_from_proto(message.task), FailureCause(message.cause)
+    return from_message(AttemptFailure, message, task=task, cause=cause)
 
 
 def encode_outcome(outcome: Outcome) -> bytes:
@@ -199,6 +185,16 @@ def encode_outcome(outcome: Outcome) -> bytes:
         fill_group(message.group, outcome)
         return message.SerializeToString()
     return experience_pb2.Outcome(failure=failure_to_proto(outcome)).SerializeToString()
+
+
+def encode_fence(versions: Iterable[int]) -> bytes:
+    """The entry of the experience log that withdraws these weight versions."""
+    return experience_pb2.Outcome(fence=experience_pb2.Fence(versions=sorted(versions))).SerializeToString()
+
+
+def encode_reference(blob: experience_pb2.BlobReference) -> bytes:
+    """An entry of the experience log whose outcome is in the object store."""
+    return experience_pb2.Outcome(blob=blob).SerializeToString()
 
 
 def parse_outcome(data: bytes) -> experience_pb2.Outcome:

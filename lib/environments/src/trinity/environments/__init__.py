@@ -7,16 +7,13 @@ from trinity.environments.bridges.openenv import OpenEnv
 from trinity.environments.bridges.reasoning_gym import ReasoningGym
 from trinity.environments.bridges.verifiers import Verifiers
 from trinity.environments.countdown import Countdown
-from trinity.environments.environment import Environment
 from trinity.environments.frozen_lake import FrozenLake
-from trinity.environments.gym_card.blackjack import BlackJack
-from trinity.environments.gym_card.environment import GymCard
-from trinity.environments.gym_card.number_line import NumberLine
-from trinity.environments.gym_card.points import EZPoints, Points24
+from trinity.environments.gym_card import BlackJack, EZPoints, GymCard, NumberLine, Points24
 from trinity.environments.maths import Maths
 from trinity.environments.scienceworld.environment import ScienceWorld
-from trinity.environments.sokoban.environment import Sokoban
+from trinity.environments.sokoban import Sokoban
 from trinity.environments.webshop.environment import WebShop
+from trinity.sdk.environment import Environment
 
 _BUILT_IN: tuple[type[Environment], ...] = (
     Countdown,

@@ -7,8 +7,8 @@ from trinity.environments.arguments import Arguments
 from trinity.environments.arithmetic import find_expression
 from trinity.environments.attempts import AttemptsGame
 from trinity.environments.countdown_rules import Puzzle
-from trinity.environments.environment import Description
 from trinity.environments.game import Unsolvable, replies
+from trinity.sdk.environment import Description
 
 
 class Countdown(AttemptsGame):

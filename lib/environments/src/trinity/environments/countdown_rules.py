@@ -1,10 +1,15 @@
-"""The rules of countdown: reach the target with + - * /, every given number exactly once."""
+"""The rules of countdown: reach the target with + - * /, every given number exactly once; the score of one reply."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from trinity.environments.arithmetic import BadExpression, evaluate
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.scoring import ScoreItem, ScoreResult
+
+_ANSWER = re.compile(r"<answer>(.{0,400}?)</answer>", re.DOTALL)
+_FORMAT_REWARD = 0.1
 
 
 @dataclass(frozen=True)
@@ -35,3 +40,13 @@ class Puzzle:
         if sorted(used) != sorted(self.numbers):
             return f"it uses {used}, not each of {list(self.numbers)} exactly once"
         return "" if value == self.target else f"its value is {float(value):g}, not {self.target}"
+
+
+def countdown_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
+    """1 if the last <answer> solves the row's puzzle, 0.1 if there is an <answer>, else 0 (the TinyZero rule)."""
+    puzzle = Puzzle.of(item.task)
+    answers = _ANSWER.findall(item.response[-100_000:])
+    if not answers:
+        return ScoreResult(0.0, {"accuracy": 0.0, "format_score": 0.0})
+    solved = not puzzle.judge(answers[-1].strip())
+    return ScoreResult(1.0 if solved else _FORMAT_REWARD, {"accuracy": float(solved), "format_score": _FORMAT_REWARD})

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from trinity.environments.arguments import Arguments
-from trinity.environments.environment import Description
 from trinity.environments.game import TextGame, Turn, TurnRules, Unsolvable, replies
 from trinity.environments.replies import Reply
+from trinity.sdk.environment import Description
 
 Cell = tuple[int, int]  # row, column
 # In the order of their numbers, from 1: a reply may name an action by its number.

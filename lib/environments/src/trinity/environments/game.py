@@ -6,13 +6,13 @@ YAML says (END, PENALTY or NOOP). The game itself implements `begin`, `play` and
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
 from trinity.environments.arguments import Arguments
-from trinity.environments.environment import Environment, Observation
 from trinity.environments.replies import MAX_REPLY_CHARACTERS, Reply, ReplyFormat, parse, write
+from trinity.sdk.environment import Environment, Observation
 
 
 class OnInvalid(StrEnum):
@@ -55,9 +55,6 @@ class TurnRules:
             list_actions=args.boolean("list_actions", defaults.list_actions),
             rewards_add_up=args.boolean("rewards_add_up", defaults.rewards_add_up),
         )
-
-
-RULE_NAMES = tuple(rule.name for rule in fields(TurnRules))
 
 
 @dataclass(frozen=True)

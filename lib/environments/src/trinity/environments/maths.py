@@ -4,11 +4,11 @@ from typing import Any
 
 from trinity.environments.arguments import Arguments
 from trinity.environments.attempts import AttemptsGame
-from trinity.environments.environment import Description
 from trinity.environments.game import Unsolvable, replies
 from trinity.environments.replies import Reply, ReplyFormat, thought
 from trinity.environments.scorers.answers import given_answer, reference_answer, same_answer
 from trinity.environments.scorers.math import final_answer
+from trinity.sdk.environment import Description
 
 
 class Maths(AttemptsGame):

@@ -1,4 +1,4 @@
-"""The command line every service process shares: `serve`, `settings`, `version`. Parse first, import afterwards."""
+"""The command line of every service process: `serve`, `health`, `settings`, `version`. Parse first, then import."""
 
 import importlib
 import sys
@@ -31,6 +31,20 @@ def service_app(name: str, summary: str, settings: type[ServiceSettings], servic
             typer.echo(f"trinity-{name}: {error}", err=True)
             sys.exit(EXIT_FOR_GOOD)
         host.main(built, chosen)
+
+    @app.command()
+    def health() -> None:
+        """Exit code 0 if the service with this environment is SERVING, else 1 and the reason. For health checks."""
+        from trinity.runtime import health, host
+
+        try:
+            chosen = load_settings(settings)
+            problem = health.problem(chosen, host.identity_of(name, chosen))
+        except TrinityError as error:
+            problem = str(error)
+        if problem:
+            typer.echo(f"trinity-{name}: {problem}", err=True)
+            sys.exit(1)
 
     @app.command("settings")
     def show_settings() -> None:

@@ -11,7 +11,7 @@ import xxhash
 _BLOCK = 256 * 1024  # stays in the processor's cache: twice as fast as some MiB
 
 
-def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_atomic(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o644) -> None:
     """Replace `path` by `content`; after a crash it holds the old or the new bytes, never a mixture.
 
     With `durable` False only after a crash of the process, not of the machine: to sync one file can mean to wait for
@@ -25,7 +25,7 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
+        os.chmod(temporary, mode)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -34,15 +34,15 @@ def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
         sync_folder(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_atomic(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    write_atomic(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode(), mode=mode)
 
 
 def read_json(path: Path) -> Any | None:
     """The parsed file, or None if there is none or it is not JSON."""
     try:
         return json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
 
 

@@ -6,4 +6,5 @@ POSITION = "Trinity-Position"  # of the taskset after this task, decimal
 FED = "Trinity-Fed"  # tasks fed with this one, decimal
 EVALUATION_STEP = "Trinity-Evaluation-Step"
 EVALUATION_INDEX = "Trinity-Evaluation-Index"
+REQUEUED = "Trinity-Requeued"  # log sequence of the newest requeue fed by then, decimal
 TRACEPARENT = "traceparent"

@@ -18,9 +18,22 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from trinity.runtime import files, logs, metrics, process, rpc, tracing
-from trinity.runtime.errors import EXIT_FOR_GOOD, EXIT_UNEXPECTED, UNEXPECTED, TrinityError, Unavailable
-from trinity.runtime.settings import ServiceSettings, split_address
+from trinity.runtime import broker, files, log_stream, logs, metrics, process, rpc, tracing
+from trinity.runtime.errors import (
+    EXIT_FOR_GOOD,
+    EXIT_UNEXPECTED,
+    UNEXPECTED,
+    InvalidInput,
+    TrinityError,
+    Unavailable,
+)
+from trinity.runtime.settings import NatsSettings, ServiceSettings, is_loopback, reached_at, split_address
+from trinity.runtime.trust import identity as trust
+from trinity.runtime.trust.gate import Gate
+from trinity.runtime.trust.identity import Identity
+from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.tls import TlsFiles, TlsIdentity, server_credentials
+from trinity.runtime.trust.tokens import KnownTokens
 
 log = structlog.get_logger(__name__)
 
@@ -45,16 +58,21 @@ class Service(Protocol):
 
 
 def main(service: Service, settings: ServiceSettings) -> NoReturn:
-    """Run the service until SIGTERM, and end the process. Exit code 0 after a drain, and when the work is finished; 1
-    after a failure, which is logged; EXIT_FOR_GOOD after one that a restart would not mend, EXIT_UNEXPECTED after one
-    that it may not mend."""
+    """Run the service until SIGTERM, and end the process. Exit code 0 when the work is finished, and after a drain
+    unless the settings say another; 1 after a failure, which is logged; EXIT_FOR_GOOD after one that a restart would
+    not mend, EXIT_UNEXPECTED after one that it may not mend."""
     if settings.stop_with_parent:
         process.die_with_parent()
     logs.configure(service.name, level=settings.log_level, file=settings.log_file)
     tracing.configure(service.name, service.run_id)
     code = 0
     try:
-        asyncio.run(_serve(service, settings))
+        if isinstance(settings, NatsSettings):
+            broker.configure(settings.nats_creds, settings.nats_ca)
+            log_stream.start(settings, service.name, service.run_id, getattr(service, "explorer_id", service.name))
+        trust.configure(identity_of(service.name, settings))
+        finished = asyncio.run(_serve(service, settings))
+        code = 0 if finished else settings.exit_code_when_stopped
     except Exception as error:
         reason = _first_cause(error)
         if isinstance(reason, (TrinityError, ValueError)):
@@ -64,6 +82,7 @@ def main(service: Service, settings: ServiceSettings) -> NoReturn:
         code = _exit_code(reason)
     finally:
         tracing.shutdown()
+        log_stream.stop()
     process.end(code)
 
 
@@ -80,25 +99,32 @@ def _first_cause(error: BaseException) -> BaseException:
     return error
 
 
-async def _serve(service: Service, settings: ServiceSettings) -> None:
-    server = grpc.aio.server(interceptors=[rpc.Edge()], options=rpc.SERVER_OPTIONS)
+async def _serve(service: Service, settings: ServiceSettings) -> bool:
+    """Whether the work is finished; else it was stopped."""
+    host, _ = split_address(settings.listen, "listen")
+    server = grpc.aio.server(interceptors=[rpc.Edge(_gate(settings, host))], options=rpc.SERVER_OPTIONS)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    names = [*service.register(server), health.SERVICE_NAME, reflection.SERVICE_NAME]
-    reflection.enable_server_reflection(names, server)
+    names = [*service.register(server), health.SERVICE_NAME]
+    if settings.reflection:
+        names.append(reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
     await _set_health(checks, names, _NOT_SERVING)
 
-    host, _ = split_address(settings.listen, "listen")
-    port = server.add_insecure_port(settings.listen)
+    own = trust.own()
+    if own is not None and own.tls is not None:
+        port = server.add_secure_port(settings.listen, server_credentials(own.tls))
+    else:
+        port = server.add_insecure_port(settings.listen)
+    address = reached_at(settings, port)
     metrics_host, metrics_port = split_address(settings.metrics_listen, "metrics_listen")
     try:
-        metrics_port = metrics.serve(metrics_host, metrics_port)
+        metrics_port = metrics.serve(metrics_host, metrics_port, settings.metrics_token_file, service.run_id)
     except OSError as error:
         raise Unavailable(
             f"metrics_listen: {settings.metrics_listen} cannot be listened on: {error.strerror}"
         ) from None
     await server.start()
-    address = f"{host}:{port}"
     log.info("service.started", pid=os.getpid(), address=address, metrics=f"{metrics_host}:{metrics_port}")
     about = {"pid": os.getpid(), "address": address, "metrics": f"{metrics_host}:{metrics_port}"}
     if settings.announce_file:
@@ -128,9 +154,48 @@ async def _serve(service: Service, settings: ServiceSettings) -> None:
         await server.stop(grace=1.0)
     if work.done() and not work.cancelled():
         work.result()
-        if settings.announce_file and not stop.is_set():
-            files.write_json(settings.announce_file, {**about, "finished": True})
+    finished = not stop.is_set()
+    if settings.announce_file and finished:
+        files.write_json(settings.announce_file, {**about, "finished": True})
     log.info("service.stopped")
+    return finished
+
+
+def identity_of(name: str, settings: ServiceSettings) -> Identity | None:
+    """Who this service is: what its certificate says, or whose token it has. InvalidInput for files it cannot use."""
+    prefix = str(settings.model_config.get("env_prefix", ""))
+    tls = TlsFiles.of(settings.tls_cert, settings.tls_key, settings.tls_ca, prefix)
+    if tls is not None:
+        own = trust.of_certificate(TlsIdentity(tls))
+        if own.role != name:
+            raise InvalidInput(f"{prefix}TLS_CERT", f"{tls.cert} is for the role {own.role}, must be for {name}")
+        return own
+    if settings.identity_folder is None:
+        return None
+    own = Identity(Role(name), settings.identity_folder, insecure=settings.insecure)
+    if not own.metadata():
+        problem = f"{settings.identity_folder} has no tokens/{name} that this user may read; `trinity run` makes it"
+        raise InvalidInput(f"{prefix}IDENTITY_FOLDER", problem)
+    return own
+
+
+def _gate(settings: ServiceSettings, host: str) -> Gate | None:
+    """What callers must show. None, nothing, on the loopback alone, or where the settings say so."""
+    local = is_loopback(host)
+    if settings.tls_cert is not None:
+        return Gate(None)  # certificates alone
+    if settings.identity_folder is not None:
+        if not local:
+            log.warning("service.tokens_unencrypted", listen=settings.listen, reason="tokens cross the network as text")
+        return Gate(KnownTokens(settings.identity_folder))
+    if not local and not settings.insecure:
+        raise InvalidInput(
+            "listen",
+            f"is {settings.listen}, which other machines reach, and this service demands no identity of its callers; "
+            "set tls_cert, tls_key and tls_ca, or insecure=1 to let every caller do everything",
+        )
+    log.warning("service.open", listen=settings.listen, reason="no identity is demanded: each caller may do everything")
+    return None
 
 
 async def _set_health(checks: Any, names: list[str], status: int) -> None:

@@ -1,13 +1,31 @@
 """structlog everywhere: JSON lines in a file, readable lines on the terminal. Standard logging goes the same way."""
 
+import json
 import logging
 import logging.handlers
+import re
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
 import structlog
 from opentelemetry import trace
+
+_CREDENTIALS = re.compile(r"(\w://)[^/\s]*@")
+
+
+def without_credentials(text: str) -> str:
+    """The text, with *** for the user, password or token of each URL in it."""
+    return _CREDENTIALS.sub(r"\1***@", text)
+
+
+def bare_url(url: str) -> str:
+    """A URL, or several, without user, password and token."""
+    return _CREDENTIALS.sub(r"\1", url)
+
+
+def _hide_credentials(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    return {name: without_credentials(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def _add_trace(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
@@ -24,6 +42,7 @@ _SHARED: list[structlog.typing.Processor] = [
     structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
     structlog.processors.StackInfoRenderer(),
     _add_trace,
+    _hide_credentials,
 ]
 
 
@@ -44,9 +63,7 @@ def configure(service: str, *, level: str = "INFO", file: Path | None = None, st
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         to_file = logging.handlers.RotatingFileHandler(file, maxBytes=100 * 1024 * 1024, backupCount=3)
-        to_file.setFormatter(
-            _formatter(structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str))
-        )
+        to_file.setFormatter(json_formatter())
         formatted.append(to_file)
     root = logging.getLogger()
     root.handlers = formatted
@@ -58,6 +75,18 @@ def configure(service: str, *, level: str = "INFO", file: Path | None = None, st
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def json_formatter(**fields: str) -> logging.Formatter:
+    """A line as JSON, with these fields. No line has local variables of a traceback, or credentials of a URL."""
+
+    def render(_: Any, __: str, event: structlog.typing.EventDict) -> str:
+        return without_credentials(json.dumps({**event, **fields}, default=str))
+
+    return _formatter(_TRACEBACKS, render)
+
+
+_TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 
 
 def _formatter(*renderers: structlog.typing.Processor) -> logging.Formatter:

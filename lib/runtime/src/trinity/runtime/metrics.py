@@ -1,10 +1,27 @@
 """Prometheus metrics. Names: trinity_<service>_<noun>_<unit or total>; every process serves them on /metrics."""
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
 
-from prometheus_client import Counter, Gauge, Histogram, start_http_server
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    make_wsgi_app,
+    start_http_server,
+)
+from prometheus_client.metrics_core import Metric
 
-__all__ = ["Counter", "Gauge", "Histogram", "serve"]
+from trinity.runtime.trust.keys import KeyFile
+
+__all__ = ["Counter", "Gauge", "Histogram", "sample", "serve", "show"]
+
+_SAMPLE_SECONDS = 5.0
 
 RPC_SECONDS = Histogram(
     "trinity_rpc_seconds",
@@ -13,9 +30,59 @@ RPC_SECONDS = Histogram(
     buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60, 600),
 )
 
+_App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
-def serve(host: str, port: int) -> int:
-    """Serve /metrics; port 0 takes a free one. Returns the port."""
+
+def serve(host: str, port: int, token_file: Path | None = None, run: str = "") -> int:
+    """Serve /metrics; port 0 takes a free one. Returns the port. `run` becomes a label of every sample without it.
+
+    With `token_file` a request must carry a token of that file (`Authorization: Bearer`), else it gets a 401. Raises
+    InvalidInput if the file has none.
+    """
+    keys = KeyFile(token_file, "metrics_token_file") if token_file is not None else None
     logging.getLogger("prometheus_client").setLevel(logging.WARNING)
-    server, _ = start_http_server(port, addr=host)
+    server, _ = start_http_server(port, addr=host, registry=CollectorRegistry())  # empty until the check is in front
+    app = make_wsgi_app(_OfRun(run))
+    server.set_app(_checked(app, keys) if keys is not None else app)
     return int(server.server_port)
+
+
+def _checked(app: _App, keys: KeyFile) -> _App:
+    def checked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if keys.allows(environ.get("HTTP_AUTHORIZATION", "")):
+            return app(environ, start_response)
+        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
+        return [b"/metrics asks for a token: send it as `Authorization: Bearer <token>`\n"]
+
+    return checked
+
+
+class _OfRun(CollectorRegistry):
+    """The metrics of this process, which serves one run; with an empty `run` the service names runs itself."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__()
+        self._run = run
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in REGISTRY.collect():
+            if self._run:
+                metric.samples = [one._replace(labels={"run": self._run, **one.labels}) for one in metric.samples]
+            yield metric
+
+
+async def sample(measure: Callable[[], Awaitable[None]]) -> NoReturn:
+    """Call `measure` every five seconds, for ever. It sets gauges from a state that its event loop alone may read."""
+    while True:
+        await measure()
+        await asyncio.sleep(_SAMPLE_SECONDS)
+
+
+def show(gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
+    """Set a gauge by its labels' values, and remove the samples that are not among them."""
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)
+    for metric in gauge.collect():
+        for one in metric.samples:
+            if (labels := tuple(one.labels.values())) not in values:
+                gauge.remove(*labels)

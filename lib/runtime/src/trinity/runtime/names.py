@@ -12,9 +12,13 @@ VERSIONS_BUCKET = "trinity_versions"
 MANIFESTS_BUCKET = "trinity_manifests"
 MEMBERS_BUCKET = "trinity_members"
 RUNS_BUCKET = "trinity_runs"
+ANNOUNCEMENTS_BUCKET = "trinity_announcements"  # of live runs: an entry ends unless its buffer renews it
+LIVE_RUNS = "live"  # what the keys of the announcements begin with
 
 TASKS_CONSUMER = "explorers"
+TASK_LEASE_SECONDS = 30.0
 
+IS_RUN = re.compile(r"[A-Za-z0-9_-]{1,200}")  # what a run id looks like
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]+")
 
 
@@ -37,43 +41,62 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
+def token(name: str) -> str:
+    """A name as one token. Different names give different tokens, also where their slugs agree."""
+    return f"{slug(name)}-{_digest(name)}"
+
+
+def owner_of(explorer_id: str) -> str:
+    """Token of the explorer below whose subjects its messages lie.
+
+    Explorers that share a credential are named `<its name>/<anything>` and share these subjects.
+
+    >>> owner_of("pool/host-1") == owner_of("pool")
+    True
+    """
+    return token(explorer_id.partition("/")[0])
+
+
+class _OfRun:
+    """A name that depends on the run alone."""
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+
+    def __get__(self, names: "RunNames", _: object) -> str:
+        return self._form.format(run=names.run)
+
+
 @dataclass(frozen=True)
 class RunNames:
     """Streams, subjects and keys of one run."""
 
     run: str
 
-    @property
-    def tasks_stream(self) -> str:
-        return f"TRINITY_TASKS_{self.run}"
+    tasks_stream = _OfRun("TRINITY_TASKS_{run}")
+    evaluation_tasks_stream = _OfRun("TRINITY_EVALUATION_TASKS_{run}")
+    experiences_stream = _OfRun("TRINITY_EXPERIENCES_{run}")
+    evaluations_stream = _OfRun("TRINITY_EVALUATIONS_{run}")
+    batches_stream = _OfRun("TRINITY_BATCHES_{run}")
+    cursors_stream = _OfRun("TRINITY_CURSORS_{run}")
+    dead_letters_stream = _OfRun("TRINITY_DEADLETTERS_{run}")
+    lines_stream = _OfRun("TRINITY_LINES_{run}")  # of the log lines of the run's services
+    blobs_stream = _OfRun("TRINITY_BLOBS_{run}")
+    weights_stream = _OfRun("TRINITY_WEIGHTS_{run}")
 
-    @property
-    def evaluation_tasks_stream(self) -> str:
-        return f"TRINITY_EVALUATION_TASKS_{self.run}"
+    control = _OfRun("trinity.{run}.experiences.control")  # the buffer's own log entries: requeued tasks and fences
+    cursor = _OfRun("trinity.{run}.cursors.window")
+    skips = _OfRun("trinity.{run}.batches.skip.*")  # all of them, for a filter
+    blob_entries = _OfRun("trinity.{run}.experiences.group.*.*.*.blob")  # log entries that refer to a blob: a filter
 
-    @property
-    def experiences_stream(self) -> str:
-        return f"TRINITY_EXPERIENCES_{self.run}"
-
-    @property
-    def evaluations_stream(self) -> str:
-        return f"TRINITY_EVALUATIONS_{self.run}"
-
-    @property
-    def batches_stream(self) -> str:
-        return f"TRINITY_BATCHES_{self.run}"
-
-    @property
-    def cursors_stream(self) -> str:
-        return f"TRINITY_CURSORS_{self.run}"
-
-    @property
-    def dead_letters_stream(self) -> str:
-        return f"TRINITY_DEADLETTERS_{self.run}"
-
-    @property
-    def blobs_stream(self) -> str:
-        return f"TRINITY_BLOBS_{self.run}"
+    live_key = _OfRun("{run}.live")
+    claim_key = _OfRun("{run}.claim")  # of the trainer that has the run
+    candidate_key = _OfRun("{run}.candidate")  # of the version whose canary an explorer computes
+    epoch_key = _OfRun("{run}.epoch")  # of the newest collective group
+    members = _OfRun("{run}.member")  # what every member's key begins with, before a dot
+    commit_key = _OfRun("{run}.commit")
+    announcement_key = _OfRun(f"{LIVE_RUNS}.{{run}}")
+    job_key = _OfRun("{run}.job")  # of a job (a run, or the run of all its stages): what runs now, and where
 
     def task(self, taskset: str, ordinal: int) -> str:
         return f"trinity.{self.run}.tasks.{slug(taskset)}.{ordinal}"
@@ -81,21 +104,30 @@ class RunNames:
     def evaluation_task(self, taskset: str) -> str:
         return f"trinity.{self.run}.evaluation_tasks.{slug(taskset)}"
 
-    def experience(self, version: int, taskset: str, *, blob: bool = False) -> str:
-        """Subject of a stored group; `version` is the oldest weight version that sampled it."""
-        return f"trinity.{self.run}.experiences.v{version}.{slug(taskset)}{'.blob' if blob else ''}"
+    # `owner` is the token of an explorer (owner_of): what it stores lies below subjects of its own.
 
-    def failure(self, taskset: str) -> str:
+    def experience(self, owner: str, version: int, taskset: str, *, blob: bool = False) -> str:
+        """Subject of a stored group; `version` is the oldest weight version that sampled it."""
+        return f"trinity.{self.run}.experiences.group.{owner}.v{version}.{slug(taskset)}{'.blob' if blob else ''}"
+
+    def failure(self, owner: str, taskset: str) -> str:
         """Subject of a failed attempt. In the same stream as the groups, so that the log orders both."""
-        return f"trinity.{self.run}.experiences.failed.{slug(taskset)}"
+        return f"trinity.{self.run}.experiences.failed.{owner}.{slug(taskset)}"
 
     @property
-    def control(self) -> str:
-        """Subject of the buffer's own entries in the log: requeued tasks and fences."""
-        return f"trinity.{self.run}.experiences.control"
+    def log_subjects(self) -> tuple[str, ...]:
+        """All subjects of the experience log."""
+        kinds = f"trinity.{self.run}.experiences"
+        return f"{kinds}.group.*.*.>", f"{kinds}.failed.*.*", self.control
 
-    def evaluation(self, taskset: str) -> str:
-        return f"trinity.{self.run}.evaluations.{slug(taskset)}"
+    def evaluation(self, owner: str, taskset: str) -> str:
+        return f"trinity.{self.run}.evaluations.{owner}.{slug(taskset)}"
+
+    def owner_in(self, subject: str) -> str:
+        """Owner of a group, failure or evaluation by its subject; empty for what no explorer stores."""
+        kinds = r"experiences\.group|experiences\.failed|evaluations"
+        found = re.match(rf"trinity\.{re.escape(self.run)}\.(?:{kinds})\.([^.]+)\.", subject)
+        return found[1] if found else ""
 
     def batch(self, step: int) -> str:
         return f"trinity.{self.run}.batches.{step}"
@@ -104,41 +136,27 @@ class RunNames:
         """Subject of an operator's word that a step is passed; in the stream of batches."""
         return f"trinity.{self.run}.batches.skip.{step}"
 
-    @property
-    def skips(self) -> str:
-        """All of them, for a filter."""
-        return f"trinity.{self.run}.batches.skip.*"
-
-    @property
-    def cursor(self) -> str:
-        return f"trinity.{self.run}.cursors.window"
-
     def dead_letter(self, ordinal: int) -> str:
         return f"trinity.{self.run}.deadletters.{ordinal}"
 
-    def blob(self, key: str, chunk: int) -> str:
-        return f"trinity.{self.run}.blobs.{key}.{chunk}"
+    def blob(self, owner: str, key: str, chunk: int) -> str:
+        return f"trinity.{self.run}.blobs.{owner}.{key}.{chunk}"
 
-    def blob_chunks(self, key: str) -> str:
+    def blob_chunks(self, owner: str, key: str) -> str:
         """All chunks of a blob, for a filter."""
-        return f"trinity.{self.run}.blobs.{key}.*"
+        return f"trinity.{self.run}.blobs.{owner}.{key}.*"
 
-    @property
-    def weights_stream(self) -> str:
-        return f"TRINITY_WEIGHTS_{self.run}"
+    def line(self, service: str, owner: str) -> str:
+        """Subject of a log line; `owner` is the token of the process (owner_of)."""
+        return f"trinity.{self.run}.lines.{service}.{owner}"
 
     def weights_part(self, prefix: str, file: str, part: int | str) -> str:
         """Subject of a part of a file; `prefix` is the version's, a token."""
-        return f"trinity.{self.run}.weights.{prefix}.{slug(file)}-{_digest(file)}.{part}"
+        return f"trinity.{self.run}.weights.{prefix}.{token(file)}.{part}"
 
     def weights_parts(self, prefix: str, file: str = "") -> str:
         """All parts of a file, or of all files of a version, for a filter."""
         return self.weights_part(prefix, file, "*") if file else f"trinity.{self.run}.weights.{prefix}.>"
-
-    @property
-    def blob_entries(self) -> str:
-        """Log entries that refer to a blob, for a filter."""
-        return f"trinity.{self.run}.experiences.*.*.blob"
 
     def subjects(self, kind: str) -> str:
         """All subjects of one kind, for a stream's filter: `tasks`, `experiences`, ..."""
@@ -150,38 +168,5 @@ class RunNames:
     def manifest_key(self, version: int, digest: str) -> str:
         return f"{self.run}.{version}.{digest}"
 
-    @property
-    def live_key(self) -> str:
-        return f"{self.run}.live"
-
-    @property
-    def claim_key(self) -> str:
-        """Of the trainer that has the run."""
-        return f"{self.run}.claim"
-
-    @property
-    def candidate_key(self) -> str:
-        """Of the version whose canary an explorer computes."""
-        return f"{self.run}.candidate"
-
-    @property
-    def epoch_key(self) -> str:
-        """Of the newest collective group."""
-        return f"{self.run}.epoch"
-
-    @property
-    def members(self) -> str:
-        """What every member's key begins with, before a dot."""
-        return f"{self.run}.member"
-
     def member_key(self, explorer_id: str) -> str:
-        return f"{self.members}.{slug(explorer_id)}-{_digest(explorer_id)}"
-
-    @property
-    def commit_key(self) -> str:
-        return f"{self.run}.commit"
-
-    @property
-    def job_key(self) -> str:
-        """Of a job (a run, or the run of all its stages): what runs now, and where. Read by processes that join."""
-        return f"{self.run}.job"
+        return f"{self.members}.{token(explorer_id)}"

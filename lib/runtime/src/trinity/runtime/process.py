@@ -105,6 +105,11 @@ def _first_outgoing_port() -> int:
     return max(first, _LOWEST_PORT + 10_000)
 
 
+def loopback_interface() -> str:
+    """Its name: lo on Linux, lo0 elsewhere."""
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process with this id exists and is no zombie."""
     try:

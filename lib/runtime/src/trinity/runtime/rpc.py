@@ -1,19 +1,26 @@
-"""gRPC as every service uses it: channel options, errors as statuses, trace context, durations."""
+"""gRPC as every service uses it: channels, identities, errors as statuses, trace context, durations."""
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import grpc
 import grpc.aio
 import structlog
 from google.protobuf.message import DecodeError, Message
+from opentelemetry.context import get_current
 
 from trinity.runtime import tracing
 from trinity.runtime.errors import InvalidInput, TrinityError, to_status
 from trinity.runtime.metrics import RPC_SECONDS
+from trinity.runtime.trust import identity as trust
+from trinity.runtime.trust.gate import Gate
+from trinity.runtime.trust.identity import Identity, calling
+from trinity.runtime.trust.tls_channel import BlockingTlsChannel, TlsChannel
 
 log = structlog.get_logger(__name__)
 
@@ -44,17 +51,61 @@ CLIENT_OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-def metadata() -> list[tuple[str, str]]:
-    """The current trace context as call metadata."""
-    return list(tracing.inject().items())
+# How long a stream outlives the identity of its caller at most, in seconds.
+ADMIT_AGAIN_SECONDS = 5.0
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+Shown = Identity | None | Literal["own"]
+_Channel = TypeVar("_Channel", grpc.Channel, grpc.aio.Channel)
 
 
-def channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+def channel(address: str, *, identity: Shown = "own") -> grpc.aio.Channel:
+    """A channel whose calls carry an identity, this process's by default, and the current trace context.
+
+    `identity` None: for addresses of others, which must not learn a token of the run. Raises InvalidInput where a token
+    would cross a network unencrypted.
+    """
+    shown = _shown(identity, address)
+    if shown is not None and shown.tls is not None:
+        secure: grpc.aio.Channel = TlsChannel(
+            shown.tls, lambda credentials: grpc.aio.secure_channel(address, credentials, options=CLIENT_OPTIONS)
+        )
+        return _with_metadata(secure, shown)
+    return _with_metadata(grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS), shown)
 
 
-def blocking_channel(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+def blocking_channel(address: str, *, identity: Shown = "own") -> grpc.Channel:
+    """The same for threads."""
+    shown = _shown(identity, address)
+    if shown is not None and shown.tls is not None:
+        secure: grpc.Channel = BlockingTlsChannel(
+            shown.tls, lambda credentials: grpc.secure_channel(address, credentials, options=CLIENT_OPTIONS)
+        )
+        return _with_metadata(secure, shown)
+    return _with_metadata(grpc.insecure_channel(address, options=CLIENT_OPTIONS), shown)
+
+
+def _shown(identity: Shown, address: str) -> Identity | None:
+    shown = trust.own() if identity == "own" else identity
+    if shown is not None:
+        shown.check_address(address)
+    return shown
+
+
+def _with_metadata(channel: _Channel, identity: Identity | None) -> _Channel:
+    """Not by interceptors: those of grpc.aio put a queue and a task of their own between a stream and its caller."""
+    for kind in _KINDS:
+        setattr(channel, kind, functools.partial(_method, getattr(channel, kind), identity))
+    return channel
+
+
+def _method(make: Callable[..., Any], identity: Identity | None, *of: Any, **options: Any) -> Callable[..., Any]:
+    method = make(*of, **options)
+
+    def call(*arguments: Any, **given: Any) -> Any:
+        shown = identity.metadata() if identity is not None else []
+        return method(*arguments, metadata=[*shown, *tracing.inject().items()], **given)
+
+    return call
 
 
 class _RefusalLog:
@@ -81,9 +132,13 @@ _refusals = _RefusalLog()
 class Edge(grpc.aio.ServerInterceptor):
     """Wraps every handler of a server.
 
-    A message that is no protobuf, or a TrinityError, becomes a status with a message for the caller; anything else is
-    INTERNAL and logged with its traceback. The caller's trace context becomes the current one.
+    With a gate, the caller must have an identity whose role may call the method. A message that is no protobuf, or a
+    TrinityError, becomes a status with a message for the caller; anything else is INTERNAL and logged with its
+    traceback. The caller's trace context becomes the current one.
     """
+
+    def __init__(self, gate: Gate | None = None) -> None:
+        self._gate = gate
 
     async def intercept_service(
         self,
@@ -91,8 +146,8 @@ class Edge(grpc.aio.ServerInterceptor):
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(details)
-        if handler is None or not details.method.startswith("/trinity."):
-            return handler
+        if handler is None:
+            return None
         method = details.method.removeprefix("/")
         parse = handler.request_deserializer
         streams_in, streams_out = handler.request_streaming, handler.response_streaming
@@ -113,12 +168,16 @@ class Edge(grpc.aio.ServerInterceptor):
             return _decode_all(request, parse) if streams_in else _decode(request, parse)
 
         async def one(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            async with _edge(method, context):
+            async with _edge(method, context, self._gate, lasts=streams_in):
                 return await inner(decode(request), context)
 
         async def many(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            async with _edge(method, context):
-                async for response in inner(decode(request), context):
+            async with _edge(method, context, self._gate, lasts=True):
+                responses = inner(decode(request), context)
+                if inspect.isawaitable(responses):  # it writes by itself, as gRPC's health does
+                    await responses
+                    return
+                async for response in responses:
                     yield response
 
         return make(many if streams_out else one, None, handler.response_serializer)
@@ -136,22 +195,70 @@ async def _decode_all(stream: AsyncIterator[bytes], parse: Callable[[bytes], Mes
         yield _decode(data, parse)
 
 
+class _Watch:
+    """Ends a stream whose caller may not call any more: the token was replaced, or the certificate expired.
+
+    It cancels the task that entered the block, which then raises the gate's error.
+    """
+
+    def __init__(self, gate: Gate, method: str, context: grpc.aio.ServicerContext) -> None:
+        self._gate, self._method, self._context = gate, method, context
+        self._task = asyncio.current_task()
+        self._refused: TrinityError | None = None
+
+    def _look(self) -> None:
+        try:
+            self._gate.admit(self._method, self._context)
+        except TrinityError as error:
+            self._refused = error
+            if self._task is not None:
+                self._task.cancel()
+        else:
+            self._again()
+
+    def _again(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(ADMIT_AGAIN_SECONDS, self._look)
+
+    def __enter__(self) -> None:
+        self._again()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._timer.cancel()
+        if self._refused is not None and kind is asyncio.CancelledError and self._task is not None:
+            self._task.uncancel()
+            raise self._refused from None
+
+
 @contextlib.asynccontextmanager
-async def _edge(method: str, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+async def _edge(
+    method: str, context: grpc.aio.ServicerContext, gate: Gate | None, *, lasts: bool
+) -> AsyncIterator[None]:
+    """`lasts`: the call is a stream, whose caller is asked for its identity again and again."""
     begin, code = time.perf_counter(), grpc.StatusCode.OK
-    parent = tracing.extract({key: str(value) for key, value in context.invocation_metadata() or ()})
+    seen = parent = tracing.extract({key: str(value) for key, value in context.invocation_metadata() or ()})
     try:
         with tracing.span(method, parent=parent):
-            yield
+            seen = get_current()
+            if gate is not None:
+                calling.set(gate.admit(f"/{method}", context))
+            with _Watch(gate, f"/{method}", context) if gate is not None and lasts else contextlib.nullcontext():
+                yield
     except (asyncio.CancelledError, GeneratorExit):
         code = grpc.StatusCode.CANCELLED
         raise
+    except grpc.aio.AbortError:  # the handler has answered, as gRPC's health does for a service it does not know
+        code = next((one for one in grpc.StatusCode if context.code() in (one, one.value[0])), code)
+        raise
+    except NotImplementedError:  # gRPC's asynchronous health has no List
+        code = grpc.StatusCode.UNIMPLEMENTED
+        await context.abort(code, f"{method} is not implemented")
     except Exception as error:
         code, message = to_status(error)
-        if isinstance(error, TrinityError):
-            _refusals.note(method, code.name, message)
-        else:
-            log.exception("rpc.failed", method=method)
+        with tracing.within(seen):
+            if isinstance(error, TrinityError):
+                _refusals.note(method, code.name, message)
+            else:
+                log.exception("rpc.failed", method=method)
         await context.abort(code, message[:_LONGEST_STATUS])
     finally:
         RPC_SECONDS.labels(method, code.name).observe(time.perf_counter() - begin)

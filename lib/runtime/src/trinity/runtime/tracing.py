@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from opentelemetry import propagate, trace
+from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -52,6 +52,16 @@ def inject(headers: dict[str, str] | None = None) -> dict[str, str]:
 def extract(headers: Mapping[str, str]) -> Context:
     """The context a sender put in its headers; empty without a collector."""
     return Context() if not _collected() else propagate.extract({key.lower(): value for key, value in headers.items()})
+
+
+@contextmanager
+def within(seen: Context) -> Iterator[None]:
+    """Log lines belong to the span that was the current one in this context."""
+    token = context.attach(seen)
+    try:
+        yield
+    finally:
+        context.detach(token)
 
 
 @contextmanager

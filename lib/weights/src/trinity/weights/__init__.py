@@ -17,12 +17,13 @@ from trinity.weights.manifest import (
     check_files,
     manifest_of_folder,
 )
-from trinity.weights.wire import decode_manifest, manifest_from_proto, manifest_to_proto
+from trinity.weights.wire import ExplorerState, decode_manifest, manifest_from_proto, manifest_to_proto
 
 __all__ = [
     "Canary",
     "CollectiveOffer",
     "Delta",
+    "ExplorerState",
     "FileInfo",
     "FolderOffer",
     "JetStreamOffer",

@@ -13,12 +13,12 @@ import atexit
 import contextlib
 import os
 import queue
-import socket
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain, islice
 from typing import Any
@@ -26,94 +26,62 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trinity.runtime.errors import InvalidInput, TrinityError
-from trinity.runtime.process import environment
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.process import environment, loopback_interface
+from trinity.runtime.settings import LOOPBACK
 from trinity.weights import nccl
-from trinity.weights.buckets import Bucket, plan_buckets
+from trinity.weights.group_store import GroupBroken, Store
 from trinity.weights.manifest import TensorInfo
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_POLL_SECONDS = 0.005
 _SPIN_SECONDS = 0.0001
-_YES, _NO = b"yes", b"no"
 # Broadcasts in flight on one side. The next one is always enqueued, so the network does not wait for the host.
 _UNDER_WAY = 2
 
 _ABORT_SECONDS = 10.0
 _EXIT_SECONDS = 5.0
+_ALIGNMENT = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor's place in its bucket, in bytes."""
+
+    tensor: TensorInfo
+    offset: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors that travel in one broadcast. size_bytes includes the padding between them."""
+
+    slots: tuple[Slot, ...]
+    size_bytes: int
+
+
+def plan_buckets(tensors: Sequence[TensorInfo], bucket_bytes: int) -> list[Bucket]:
+    """Tensors in their order; a bucket ends before the tensor that would make it larger than `bucket_bytes`.
+
+    A tensor that is larger by itself has a bucket of its own. Offsets are multiples of 16 bytes.
+    """
+    buckets: list[Bucket] = []
+    slots: list[Slot] = []
+    size = 0
+    for tensor in tensors:
+        if slots and size + tensor.size_bytes > bucket_bytes:
+            buckets.append(Bucket(tuple(slots), size))
+            slots, size = [], 0
+        slots.append(Slot(tensor, size))
+        size += -(-tensor.size_bytes // _ALIGNMENT) * _ALIGNMENT
+    if slots:
+        buckets.append(Bucket(tuple(slots), size))
+    return buckets
+
 
 _Coming = tuple[Bucket, Any, torch.Tensor]
-
-
-class GroupBroken(TrinityError):
-    """A member of the group is gone, hangs or refuses; the epoch has ended."""
-
-
-class Store:
-    """Where trainer and members meet: torch's TCPStore, with deadlines and without blocking reads."""
-
-    def __init__(self, store: Any, host: str) -> None:
-        self._store = store
-        self.address = f"{host}:{store.port}"
-
-    @classmethod
-    def serve(cls, host: str) -> "Store":
-        """Listens on a free port. A loopback host binds that address only; any other name binds all interfaces."""
-        loopback = host in ("127.0.0.1", "localhost")
-        with socket.socket() as listening:
-            listening.bind(("127.0.0.1" if loopback else "0.0.0.0", 0))
-            listening.listen(128)
-            descriptor = listening.detach()
-        port = socket.socket(fileno=os.dup(descriptor)).getsockname()[1]
-        options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": descriptor}
-        return cls(dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=10), **options), host)
-
-    @classmethod
-    def connect(cls, address: str, timeout_seconds: float) -> "Store":
-        """Raises GroupBroken if no process serves it."""
-        host, _, port = address.rpartition(":")
-        try:
-            limit = timedelta(seconds=timeout_seconds)
-            return cls(dist.TCPStore(host, int(port), timeout=limit, wait_for_workers=False), host)
-        except (RuntimeError, ValueError) as error:
-            raise GroupBroken(f"the trainer's store at {address} does not answer: {error}") from None
-
-    def prefixed(self, prefix: str) -> Any:
-        """For a process group."""
-        return dist.PrefixStore(prefix, self._store)
-
-    def say(self, key: str, yes: bool = True) -> None:
-        with _broken_store():
-            self._store.set(key, _YES if yes else _NO)
-
-    def heard(self, key: str) -> bool | None:
-        """The value of a key; None: not set yet."""
-        with _broken_store():
-            return bytes(self._store.get(key)) == _YES if self._store.check([key]) else None
-
-    def wait(self, key: str, timeout_seconds: float) -> bool:
-        """Whether the answer "yes" came in time."""
-        return self.wait_all([key], timeout_seconds)[0] is True
-
-    def wait_all(self, keys: Sequence[str], timeout_seconds: float) -> list[bool | None]:
-        """The answer under each key; returns early when all are yes, or one is no."""
-        end = time.monotonic() + timeout_seconds
-        while True:
-            heard = [self.heard(key) for key in keys]
-            if all(heard) or False in heard or time.monotonic() >= end:
-                return heard
-            time.sleep(_POLL_SECONDS)
-
-
-@contextlib.contextmanager
-def _broken_store() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:  # torch.distributed.DistError is one
-        raise GroupBroken(f"the trainer's store is gone: {error}") from None
 
 
 class Group:
@@ -135,9 +103,10 @@ class Group:
         self.rank, self.device, self._timeout = rank, device, timeout_seconds
         self._options = dist.BroadcastOptions()
         self._options.rootRank = 0
+        self._store = store  # torch's group needs it
         place = store.prefixed(f"group/{epoch}")
         try:
-            self._group = _process_group(backend, place, rank, world_size, device, timeout_seconds)
+            self._group = _process_group(backend, place, store.address, rank, world_size, device, timeout_seconds)
         except RuntimeError as error:
             raise GroupBroken(f"epoch {epoch} could not be formed: {error}") from None
         try:
@@ -239,10 +208,11 @@ def _in_time(work: Callable[[], Any], seconds: float) -> Any:
 
 
 def _process_group(
-    backend: str, place: Any, rank: int, world_size: int, device: torch.device, timeout_seconds: float
+    backend: str, place: Any, address: str, rank: int, world_size: int, device: torch.device, timeout_seconds: float
 ) -> Any:
     if backend == "gloo":
-        return dist.ProcessGroupGloo(place, rank, world_size, timedelta(seconds=timeout_seconds))
+        with environment({"GLOO_SOCKET_IFNAME": _interface(address)}):
+            return dist.ProcessGroupGloo(place, rank, world_size, timedelta(seconds=timeout_seconds))
     if backend != "nccl":
         raise InvalidInput("backend", f"is {backend!r}; gloo and nccl are known")
     torch.cuda.set_device(device)
@@ -250,6 +220,14 @@ def _process_group(
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = nccl.NEVER
         return dist.ProcessGroupNCCL(place, rank, world_size, options)
+
+
+def _interface(store_address: str) -> str:
+    """Where gloo listens: on the loopback for a store on it, else as the user says; empty: on the host's address."""
+    if store_address.rpartition(":")[0].strip("[]") in LOOPBACK:
+        return loopback_interface()
+    given = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    return "" if given == loopback_interface() else given  # that is for the trainer's own ranks
 
 
 def send(group: Group, tensors: Sequence[TensorInfo], weights: Iterable[tuple[str, torch.Tensor]], size: int) -> None:

@@ -6,12 +6,14 @@ files.
 """
 
 import math
+import stat
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import ClassVar
 
 from trinity.api.sync.v1 import sync_pb2
 from trinity.runtime import files
@@ -66,6 +68,7 @@ class FileInfo:
 class FolderOffer:
     """The files are in a folder that both sides see. `delta`: those of the difference, not the whole ones."""
 
+    transport: ClassVar[str] = "folder"
     path: str
     delta: bool = False
 
@@ -74,6 +77,7 @@ class FolderOffer:
 class S3Offer:
     """Objects `<prefix>/<file name>` in a bucket. `endpoint` empty: AWS's own."""
 
+    transport: ClassVar[str] = "s3"
     bucket: str
     prefix: str
     endpoint: str = ""
@@ -84,14 +88,16 @@ class S3Offer:
 class JetStreamOffer:
     """Blobs `<prefix>/<file name>` in the run's stream of weights."""
 
+    transport: ClassVar[str] = "jetstream"
     prefix: str
     delta: bool = False
 
 
 @dataclass(frozen=True)
 class CollectiveOffer:
-    """A broadcast to the members of an epoch, bucket by bucket (see buckets.py)."""
+    """A broadcast to the members of an epoch, bucket by bucket (see collective.py)."""
 
+    transport: ClassVar[str] = "collective"
     epoch: int
     bucket_bytes: int
 
@@ -241,14 +247,22 @@ def manifest_of_folder(run: str, version: int, folder: Path, *, checksums: bool 
     return Manifest(run, version, version, tuple(tensors), tuple(infos), (offer,), time.time())
 
 
+def regular_size(path: Path) -> int:
+    """Bytes of a file. Raises InvalidInput unless there is one: pipes and devices could be read for ever."""
+    try:
+        found = path.stat()
+    except OSError:
+        raise InvalidInput(path.name, f"is missing in {path.parent}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidInput(path.name, f"in {path.parent} is no regular file")
+    return found.st_size
+
+
 def check_files(manifest: Manifest, folder: Path) -> None:
     """Compare the files in `folder` with the manifest: size, then checksum. Raises InvalidInput naming the file."""
     for info in manifest.files:
         path = folder / info.name
-        try:
-            size = path.stat().st_size
-        except OSError:
-            raise InvalidInput(info.name, f"is missing in {folder}") from None
+        size = regular_size(path)
         if size != info.size_bytes:
             raise InvalidInput(info.name, f"has {size} bytes, the manifest says {info.size_bytes}")
     with ThreadPoolExecutor(_CHECKED_TOGETHER) as threads:

@@ -8,8 +8,13 @@ Beside it the sync service keeps a record of each version; others may read its v
 """
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from typing import Any, TypeVar
+
+import pydantic_core
+from pydantic import TypeAdapter, ValidationError
 
 from trinity.runtime.errors import DataLoss
 from trinity.weights.manifest import VersionState
@@ -17,6 +22,8 @@ from trinity.weights.manifest import VersionState
 MOST_ROLLBACKS = 20
 # What decoding a value of KV raises that no sync service wrote.
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -67,39 +74,40 @@ class Live:
         return self.rollbacks[-1] if self.rollbacks else None
 
 
-def encode_live(live: Live) -> bytes:
-    return json.dumps(asdict(live)).encode()
+def encode(value: Any) -> bytes:
+    """A dataclass as a value of KV."""
+    return json.dumps(asdict(value)).encode()
+
+
+def decode(kind: Callable[..., Kind], value: bytes) -> Kind:
+    """A dataclass from a value of KV, without the fields of a newer writer.
+
+    A writer of any age has the first field of each kind; the others have defaults. One of UNREADABLE for other values.
+    """
+    first = fields(kind)[0].name  # type: ignore[arg-type]
+    if first not in pydantic_core.from_json(value):
+        raise KeyError(first)
+    try:
+        return _adapter(kind).validate_json(value, strict=True)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{where} is {str(problem['input'])[:80]!r}: {problem['msg']}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def decode_live(value: bytes) -> Live:
-    """The pointer; that of a run without one for an empty value. Fields of a newer writer are left out.
-
-    DataLoss for a value that no sync service wrote.
-    """
+    """The pointer; that of a run without one for an empty value. DataLoss for a value that no sync service wrote."""
     try:
-        return _decode_live(json.loads(value)) if value else Live()
+        live = decode(Live, value) if value else Live()
     except UNREADABLE as error:
         raise DataLoss(f"the pointer to the LIVE version cannot be read: {type(error).__name__}: {error}") from None
-
-
-def _decode_live(fields: dict[str, Any]) -> Live:
-    step = fields.get("step", -1)
-    live = Live(
-        version=fields["version"],
-        step=step,
-        gate_step=fields.get("gate_step", step),
-        rollbacks=tuple(Rollback(**_known(rollback)) for rollback in fields.get("rollbacks", ())),
-        withdrawn=tuple((after, newest) for after, newest in fields.get("withdrawn", ())),
-        newest_version=fields.get("newest_version", fields["version"]),
-        newest_step=fields.get("newest_step", step),
-        claim=fields.get("claim", 0),
-    )
-    numbers = [live.version, step, live.gate_step, live.newest_version, live.newest_step, live.claim]
-    numbers += [number for span in live.withdrawn for number in span]
-    numbers += [number for r in live.rollbacks for number in (r.number, r.version, r.newest_version, r.newest_step)]
-    if not all(type(number) is int for number in numbers):
-        raise TypeError("versions and steps must be whole numbers")
-    return live
+    newest = max(live.newest_version, live.version), max(live.newest_step, live.step)  # an older writer left these out
+    return replace(live, gate_step=max(live.gate_step, live.step), newest_version=newest[0], newest_step=newest[1])
 
 
 def verdict_of(record: bytes) -> VersionState | None:
@@ -111,7 +119,3 @@ def verdict_of(record: bytes) -> VersionState | None:
         return VersionState(json.loads(record)["state"]) if record else None
     except UNREADABLE as error:
         raise DataLoss(f"the record of a version cannot be read: {type(error).__name__}: {error}") from None
-
-
-def _known(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: fields[name] for name in Rollback.__dataclass_fields__ if name in fields}

@@ -162,7 +162,7 @@ class AuxiliaryRow(_message.Message):
     def __init__(self, buffer: _Optional[str] = ..., row: _Optional[int] = ...) -> None: ...
 
 class LedgerGroup(_message.Message):
-    __slots__ = ("log_sequence", "task_id", "ordinal", "num_experiences", "oldest_version", "newest_version", "staleness_steps", "use_count", "num_response_tokens", "reward_mean", "experiences", "reusable_at_seconds")
+    __slots__ = ("log_sequence", "task_id", "ordinal", "num_experiences", "oldest_version", "newest_version", "staleness_steps", "use_count", "num_response_tokens", "reward_mean", "experiences", "reusable_at_seconds", "num_sampled_tokens", "prompt_cut")
     LOG_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +175,8 @@ class LedgerGroup(_message.Message):
     REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
     EXPERIENCES_FIELD_NUMBER: _ClassVar[int]
     REUSABLE_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CUT_FIELD_NUMBER: _ClassVar[int]
     log_sequence: int
     task_id: str
     ordinal: int
@@ -187,10 +189,12 @@ class LedgerGroup(_message.Message):
     reward_mean: float
     experiences: _containers.RepeatedCompositeFieldContainer[LedgerExperience]
     reusable_at_seconds: float
-    def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., experiences: _Optional[_Iterable[_Union[LedgerExperience, _Mapping]]] = ..., reusable_at_seconds: _Optional[float] = ...) -> None: ...
+    num_sampled_tokens: int
+    prompt_cut: bool
+    def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., experiences: _Optional[_Iterable[_Union[LedgerExperience, _Mapping]]] = ..., reusable_at_seconds: _Optional[float] = ..., num_sampled_tokens: _Optional[int] = ..., prompt_cut: bool = ...) -> None: ...
 
 class LedgerCursor(_message.Message):
-    __slots__ = ("log_sequence", "ended_through", "stored", "dead_letters", "duplicates_dropped", "ended", "pending", "failed_attempts", "response_tokens", "failures", "revived", "dropped", "fenced", "reusable", "refused", "dead", "fresh_drops")
+    __slots__ = ("log_sequence", "ended_through", "stored", "dead_letters", "duplicates_dropped", "ended", "pending", "failed_attempts", "sampled_tokens", "failures", "requeued", "dropped", "fenced", "reusable", "refused", "dead", "fresh_drops", "prompts_cut")
     class FailuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -198,7 +202,7 @@ class LedgerCursor(_message.Message):
         key: int
         value: int
         def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
-    class RevivedEntry(_message.Message):
+    class RequeuedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -220,15 +224,16 @@ class LedgerCursor(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     FAILED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
-    REVIVED_FIELD_NUMBER: _ClassVar[int]
+    REQUEUED_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     REUSABLE_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
     FRESH_DROPS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_CUT_FIELD_NUMBER: _ClassVar[int]
     log_sequence: int
     ended_through: int
     stored: int
@@ -237,16 +242,17 @@ class LedgerCursor(_message.Message):
     ended: _containers.RepeatedScalarFieldContainer[int]
     pending: _containers.RepeatedCompositeFieldContainer[LedgerGroup]
     failed_attempts: int
-    response_tokens: int
+    sampled_tokens: int
     failures: _containers.ScalarMap[int, int]
-    revived: _containers.ScalarMap[int, int]
+    requeued: _containers.ScalarMap[int, int]
     dropped: _containers.ScalarMap[str, int]
     fenced: _containers.RepeatedScalarFieldContainer[int]
     reusable: _containers.RepeatedCompositeFieldContainer[LedgerGroup]
     refused: int
     dead: _containers.RepeatedScalarFieldContainer[int]
     fresh_drops: _containers.RepeatedCompositeFieldContainer[DroppedGroup]
-    def __init__(self, log_sequence: _Optional[int] = ..., ended_through: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., ended: _Optional[_Iterable[int]] = ..., pending: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., failed_attempts: _Optional[int] = ..., response_tokens: _Optional[int] = ..., failures: _Optional[_Mapping[int, int]] = ..., revived: _Optional[_Mapping[int, int]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., fenced: _Optional[_Iterable[int]] = ..., reusable: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., refused: _Optional[int] = ..., dead: _Optional[_Iterable[int]] = ..., fresh_drops: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ...) -> None: ...
+    prompts_cut: int
+    def __init__(self, log_sequence: _Optional[int] = ..., ended_through: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., ended: _Optional[_Iterable[int]] = ..., pending: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., failed_attempts: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., failures: _Optional[_Mapping[int, int]] = ..., requeued: _Optional[_Mapping[int, int]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., fenced: _Optional[_Iterable[int]] = ..., reusable: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., refused: _Optional[int] = ..., dead: _Optional[_Iterable[int]] = ..., fresh_drops: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., prompts_cut: _Optional[int] = ...) -> None: ...
 
 class CommitStepRequest(_message.Message):
     __slots__ = ("run", "step", "oldest_kept_step")
@@ -317,7 +323,7 @@ class StatsRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("run", "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step", "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "response_tokens", "reward_mean", "staleness_max", "evaluations", "evaluations_outstanding", "waiting_for", "finished", "log_bytes", "evaluation_tokens", "dropped", "refused", "log_limit_bytes", "archive_behind", "skipped_steps", "failure_causes", "last_failure")
+    __slots__ = ("run", "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step", "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "sampled_tokens", "reward_mean", "staleness_max", "evaluations", "evaluations_outstanding", "waiting_for", "finished", "log_bytes", "evaluation_tokens", "dropped", "refused", "log_limit_bytes", "archive_behind", "skipped_steps", "failure_causes", "last_failure", "prompts_cut")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -345,7 +351,7 @@ class StatsResponse(_message.Message):
     MAX_STALENESS_STEPS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     LIVE_STEP_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REWARD_MEAN_FIELD_NUMBER: _ClassVar[int]
     STALENESS_MAX_FIELD_NUMBER: _ClassVar[int]
     EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -361,6 +367,7 @@ class StatsResponse(_message.Message):
     SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_CAUSES_FIELD_NUMBER: _ClassVar[int]
     LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_CUT_FIELD_NUMBER: _ClassVar[int]
     run: str
     fed: int
     stored: int
@@ -374,7 +381,7 @@ class StatsResponse(_message.Message):
     max_staleness_steps: int
     groups_per_step: int
     live_step: int
-    response_tokens: int
+    sampled_tokens: int
     reward_mean: float
     staleness_max: int
     evaluations: _containers.RepeatedCompositeFieldContainer[Evaluation]
@@ -390,7 +397,8 @@ class StatsResponse(_message.Message):
     skipped_steps: _containers.RepeatedScalarFieldContainer[int]
     failure_causes: _containers.ScalarMap[str, int]
     last_failure: str
-    def __init__(self, run: _Optional[str] = ..., fed: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., outstanding: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., ledger_step: _Optional[int] = ..., committed_step: _Optional[int] = ..., last_step: _Optional[int] = ..., max_staleness_steps: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., live_step: _Optional[int] = ..., response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., evaluations_outstanding: _Optional[int] = ..., waiting_for: _Optional[str] = ..., finished: bool = ..., log_bytes: _Optional[int] = ..., evaluation_tokens: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., refused: _Optional[int] = ..., log_limit_bytes: _Optional[int] = ..., archive_behind: _Optional[int] = ..., skipped_steps: _Optional[_Iterable[int]] = ..., failure_causes: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[str] = ...) -> None: ...
+    prompts_cut: int
+    def __init__(self, run: _Optional[str] = ..., fed: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., outstanding: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., ledger_step: _Optional[int] = ..., committed_step: _Optional[int] = ..., last_step: _Optional[int] = ..., max_staleness_steps: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., live_step: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., evaluations_outstanding: _Optional[int] = ..., waiting_for: _Optional[str] = ..., finished: bool = ..., log_bytes: _Optional[int] = ..., evaluation_tokens: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., refused: _Optional[int] = ..., log_limit_bytes: _Optional[int] = ..., archive_behind: _Optional[int] = ..., skipped_steps: _Optional[_Iterable[int]] = ..., failure_causes: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[str] = ..., prompts_cut: _Optional[int] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("step", "taskset", "metrics", "oldest_version", "newest_version")

@@ -158,7 +158,7 @@ class BufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RetryDeadLetters(self, request, context):
-        """Gives dead tasks another life: each is fed again with all its attempts, and its letter is taken away.
+        """Feeds dead tasks again, each as a new task with all its attempts, and takes their letters away.
         NOT_FOUND for an ordinal without a letter; nothing is retried then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

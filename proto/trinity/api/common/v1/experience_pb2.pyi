@@ -103,20 +103,20 @@ class AttemptFailure(_message.Message):
     def __init__(self, task: _Optional[_Union[_task_pb2.Task, _Mapping]] = ..., attempt: _Optional[int] = ..., explorer_id: _Optional[str] = ..., cause: _Optional[str] = ..., error: _Optional[str] = ..., final: bool = ..., failed_at_seconds: _Optional[float] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("group", "failure", "blob", "revival", "fence")
+    __slots__ = ("group", "failure", "blob", "requeue", "fence")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     BLOB_FIELD_NUMBER: _ClassVar[int]
-    REVIVAL_FIELD_NUMBER: _ClassVar[int]
+    REQUEUE_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     group: Group
     failure: AttemptFailure
     blob: BlobReference
-    revival: Revival
+    requeue: Requeue
     fence: Fence
-    def __init__(self, group: _Optional[_Union[Group, _Mapping]] = ..., failure: _Optional[_Union[AttemptFailure, _Mapping]] = ..., blob: _Optional[_Union[BlobReference, _Mapping]] = ..., revival: _Optional[_Union[Revival, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+    def __init__(self, group: _Optional[_Union[Group, _Mapping]] = ..., failure: _Optional[_Union[AttemptFailure, _Mapping]] = ..., blob: _Optional[_Union[BlobReference, _Mapping]] = ..., requeue: _Optional[_Union[Requeue, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
-class Revival(_message.Message):
+class Requeue(_message.Message):
     __slots__ = ("task",)
     TASK_FIELD_NUMBER: _ClassVar[int]
     task: _task_pb2.Task

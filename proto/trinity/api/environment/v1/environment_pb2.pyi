@@ -1,23 +1,55 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ProviderHealth(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROVIDER_HEALTH_UNSPECIFIED: _ClassVar[ProviderHealth]
+    PROVIDER_HEALTH_SERVING: _ClassVar[ProviderHealth]
+    PROVIDER_HEALTH_FAILING: _ClassVar[ProviderHealth]
+    PROVIDER_HEALTH_AWAY: _ClassVar[ProviderHealth]
+PROVIDER_HEALTH_UNSPECIFIED: ProviderHealth
+PROVIDER_HEALTH_SERVING: ProviderHealth
+PROVIDER_HEALTH_FAILING: ProviderHealth
+PROVIDER_HEALTH_AWAY: ProviderHealth
+
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("environments", "scorers", "protocol_version")
+    __slots__ = ("environments", "scorers", "protocol_version", "providers")
     ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
     SCORERS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROVIDERS_FIELD_NUMBER: _ClassVar[int]
     environments: _containers.RepeatedCompositeFieldContainer[EnvironmentDescription]
     scorers: _containers.RepeatedScalarFieldContainer[str]
     protocol_version: int
-    def __init__(self, environments: _Optional[_Iterable[_Union[EnvironmentDescription, _Mapping]]] = ..., scorers: _Optional[_Iterable[str]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    providers: _containers.RepeatedCompositeFieldContainer[AttachedProvider]
+    def __init__(self, environments: _Optional[_Iterable[_Union[EnvironmentDescription, _Mapping]]] = ..., scorers: _Optional[_Iterable[str]] = ..., protocol_version: _Optional[int] = ..., providers: _Optional[_Iterable[_Union[AttachedProvider, _Mapping]]] = ...) -> None: ...
+
+class AttachedProvider(_message.Message):
+    __slots__ = ("provider", "health", "since_seconds", "reason", "environments", "scorers", "open")
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    SINCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENTS_FIELD_NUMBER: _ClassVar[int]
+    SCORERS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    provider: str
+    health: ProviderHealth
+    since_seconds: float
+    reason: str
+    environments: _containers.RepeatedScalarFieldContainer[str]
+    scorers: _containers.RepeatedScalarFieldContainer[str]
+    open: int
+    def __init__(self, provider: _Optional[str] = ..., health: _Optional[_Union[ProviderHealth, str]] = ..., since_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., environments: _Optional[_Iterable[str]] = ..., scorers: _Optional[_Iterable[str]] = ..., open: _Optional[int] = ...) -> None: ...
 
 class EnvironmentDescription(_message.Message):
     __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds", "reset_timeout_seconds")

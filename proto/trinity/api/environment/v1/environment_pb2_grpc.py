@@ -91,6 +91,8 @@ class EnvironmentServiceServicer(object):
         """A provider that cannot be called, behind NAT say, calls this instead and plays through the stream. Only the
         environment service of a run implements it. The provider sends one `offer`, the service answers with `accepted`;
         from then on the service sends calls and the provider answers each `reset`, `action` and `score` with one reply.
+        An `action` of an id that the provider does not know is answered with a `failure`: so the service finds out whether
+        a silent provider is still there. A reply of an id that the service does not know is answered with `close`.
         UNAUTHENTICATED: wrong token; ALREADY_EXISTS: a name is taken; FAILED_PRECONDITION: another protocol version;
         INVALID_ARGUMENT: a message out of turn or a bad field. The details name the reason.
         """

@@ -27,13 +27,15 @@ from trinity.api.common.v1 import task_pb2 as trinity_dot_api_dot_common_dot_v1_
 from trinity.api.common.v1 import tensor_pb2 as trinity_dot_api_dot_common_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&trinity/api/explorer/v1/explorer.proto\x12\x17trinity.api.explorer.v1\x1a&trinity/api/common/v1/experience.proto\x1a trinity/api/common/v1/task.proto\x1a\"trinity/api/common/v1/tensor.proto\"d\n\x0fGenerateRequest\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\x05\x12\x37\n\x08sampling\x18\x02 \x01(\x0b\x32%.trinity.api.common.v1.SamplingParams\"L\n\x10GenerateResponse\x12\x38\n\x0b\x63ompletions\x18\x01 \x03(\x0b\x32#.trinity.api.explorer.v1.Completion\"\xcf\x01\n\nCompletion\x12\x30\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12/\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x39\n\rversion_spans\x18\x03 \x03(\x0b\x32\".trinity.api.common.v1.VersionSpan\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\"]\n\x0b\x43hatRequest\x12\x15\n\rmessages_json\x18\x01 \x01(\t\x12\x37\n\x08sampling\x18\x02 \x01(\x0b\x32%.trinity.api.common.v1.SamplingParams\"b\n\x0c\x43hatResponse\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\x05\x12\x38\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32#.trinity.api.explorer.v1.Completion\"%\n\x0c\x44rainRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\"6\n\rDrainResponse\x12\x10\n\x08\x66inished\x18\x01 \x01(\x05\x12\x13\n\x0bhanded_back\x18\x02 \x01(\x05\"\x0f\n\rStatusRequest\"\x9e\x02\n\x0eStatusResponse\x12\x13\n\x0b\x65xplorer_id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x16\n\x0eweight_version\x18\x04 \x01(\x03\x12\x13\n\x0bweight_step\x18\x05 \x01(\x03\x12\x15\n\rrunning_tasks\x18\x06 \x01(\x05\x12\x15\n\rgroups_stored\x18\x07 \x01(\x03\x12\x17\n\x0f\x66\x61iled_attempts\x18\x08 \x01(\x03\x12\x18\n\x10tokens_generated\x18\t \x01(\x03\x12\x19\n\x11tokens_per_second\x18\n \x01(\x01\x12\x16\n\x0eweight_updates\x18\x0b \x01(\x03\x12\x1a\n\x12last_pause_seconds\x18\x0c \x01(\x01\x32\xfa\x02\n\x0f\x45xplorerService\x12_\n\x08Generate\x12(.trinity.api.explorer.v1.GenerateRequest\x1a).trinity.api.explorer.v1.GenerateResponse\x12S\n\x04\x43hat\x12$.trinity.api.explorer.v1.ChatRequest\x1a%.trinity.api.explorer.v1.ChatResponse\x12V\n\x05\x44rain\x12%.trinity.api.explorer.v1.DrainRequest\x1a&.trinity.api.explorer.v1.DrainResponse\x12Y\n\x06Status\x12&.trinity.api.explorer.v1.StatusRequest\x1a\'.trinity.api.explorer.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&trinity/api/explorer/v1/explorer.proto\x12\x17trinity.api.explorer.v1\x1a&trinity/api/common/v1/experience.proto\x1a trinity/api/common/v1/task.proto\x1a\"trinity/api/common/v1/tensor.proto\"d\n\x0fGenerateRequest\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\x05\x12\x37\n\x08sampling\x18\x02 \x01(\x0b\x32%.trinity.api.common.v1.SamplingParams\"L\n\x10GenerateResponse\x12\x38\n\x0b\x63ompletions\x18\x01 \x03(\x0b\x32#.trinity.api.explorer.v1.Completion\"\xcf\x01\n\nCompletion\x12\x30\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12/\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x39\n\rversion_spans\x18\x03 \x03(\x0b\x32\".trinity.api.common.v1.VersionSpan\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\"]\n\x0b\x43hatRequest\x12\x15\n\rmessages_json\x18\x01 \x01(\t\x12\x37\n\x08sampling\x18\x02 \x01(\x0b\x32%.trinity.api.common.v1.SamplingParams\"b\n\x0c\x43hatResponse\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\x05\x12\x38\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32#.trinity.api.explorer.v1.Completion\"%\n\x0c\x44rainRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\"3\n\rDrainResponse\x12\x10\n\x08\x66inished\x18\x01 \x01(\x05\x12\x10\n\x08returned\x18\x02 \x01(\x05\"\x0f\n\rStatusRequest\"\xcc\x02\n\x0eStatusResponse\x12\x13\n\x0b\x65xplorer_id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x35\n\x05state\x18\r \x01(\x0e\x32&.trinity.api.explorer.v1.ExplorerState\x12\x16\n\x0eweight_version\x18\x04 \x01(\x03\x12\x13\n\x0bweight_step\x18\x05 \x01(\x03\x12\x15\n\rrunning_tasks\x18\x06 \x01(\x05\x12\x15\n\rgroups_stored\x18\x07 \x01(\x03\x12\x17\n\x0f\x66\x61iled_attempts\x18\x08 \x01(\x03\x12\x18\n\x10tokens_generated\x18\t \x01(\x03\x12\x19\n\x11tokens_per_second\x18\n \x01(\x01\x12\x16\n\x0eweight_updates\x18\x0b \x01(\x03\x12\x1a\n\x12last_pause_seconds\x18\x0c \x01(\x01J\x04\x08\x03\x10\x04*\xc6\x02\n\rExplorerState\x12\x1e\n\x1a\x45XPLORER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45XPLORER_STATE_STARTING\x10\x01\x12\x1a\n\x16\x45XPLORER_STATE_RUNNING\x10\x02\x12\x1a\n\x16\x45XPLORER_STATE_WAITING\x10\x03\x12\"\n\x1e\x45XPLORER_STATE_WAITING_FOR_LOG\x10\x04\x12\x1b\n\x17\x45XPLORER_STATE_UPDATING\x10\x05\x12\x1d\n\x19\x45XPLORER_STATE_EVALUATING\x10\x06\x12\x1a\n\x16\x45XPLORER_STATE_SERVING\x10\x07\x12\x1b\n\x17\x45XPLORER_STATE_DRAINING\x10\x08\x12\'\n#EXPLORER_STATE_WAITING_FOR_PROVIDER\x10\t2\xfa\x02\n\x0f\x45xplorerService\x12_\n\x08Generate\x12(.trinity.api.explorer.v1.GenerateRequest\x1a).trinity.api.explorer.v1.GenerateResponse\x12S\n\x04\x43hat\x12$.trinity.api.explorer.v1.ChatRequest\x1a%.trinity.api.explorer.v1.ChatResponse\x12V\n\x05\x44rain\x12%.trinity.api.explorer.v1.DrainRequest\x1a&.trinity.api.explorer.v1.DrainResponse\x12Y\n\x06Status\x12&.trinity.api.explorer.v1.StatusRequest\x1a\'.trinity.api.explorer.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trinity.api.explorer.v1.explorer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_EXPLORERSTATE']._serialized_start=1207
+  _globals['_EXPLORERSTATE']._serialized_end=1533
   _globals['_GENERATEREQUEST']._serialized_start=177
   _globals['_GENERATEREQUEST']._serialized_end=277
   _globals['_GENERATERESPONSE']._serialized_start=279
@@ -47,11 +49,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINREQUEST']._serialized_start=762
   _globals['_DRAINREQUEST']._serialized_end=799
   _globals['_DRAINRESPONSE']._serialized_start=801
-  _globals['_DRAINRESPONSE']._serialized_end=855
-  _globals['_STATUSREQUEST']._serialized_start=857
-  _globals['_STATUSREQUEST']._serialized_end=872
-  _globals['_STATUSRESPONSE']._serialized_start=875
-  _globals['_STATUSRESPONSE']._serialized_end=1161
-  _globals['_EXPLORERSERVICE']._serialized_start=1164
-  _globals['_EXPLORERSERVICE']._serialized_end=1542
+  _globals['_DRAINRESPONSE']._serialized_end=852
+  _globals['_STATUSREQUEST']._serialized_start=854
+  _globals['_STATUSREQUEST']._serialized_end=869
+  _globals['_STATUSRESPONSE']._serialized_start=872
+  _globals['_STATUSRESPONSE']._serialized_end=1204
+  _globals['_EXPLORERSERVICE']._serialized_start=1536
+  _globals['_EXPLORERSERVICE']._serialized_end=1914
 # @@protoc_insertion_point(module_scope)

@@ -2,11 +2,35 @@ from trinity.api.common.v1 import experience_pb2 as _experience_pb2
 from trinity.api.common.v1 import task_pb2 as _task_pb2
 from trinity.api.common.v1 import tensor_pb2 as _tensor_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class ExplorerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXPLORER_STATE_UNSPECIFIED: _ClassVar[ExplorerState]
+    EXPLORER_STATE_STARTING: _ClassVar[ExplorerState]
+    EXPLORER_STATE_RUNNING: _ClassVar[ExplorerState]
+    EXPLORER_STATE_WAITING: _ClassVar[ExplorerState]
+    EXPLORER_STATE_WAITING_FOR_LOG: _ClassVar[ExplorerState]
+    EXPLORER_STATE_UPDATING: _ClassVar[ExplorerState]
+    EXPLORER_STATE_EVALUATING: _ClassVar[ExplorerState]
+    EXPLORER_STATE_SERVING: _ClassVar[ExplorerState]
+    EXPLORER_STATE_DRAINING: _ClassVar[ExplorerState]
+    EXPLORER_STATE_WAITING_FOR_PROVIDER: _ClassVar[ExplorerState]
+EXPLORER_STATE_UNSPECIFIED: ExplorerState
+EXPLORER_STATE_STARTING: ExplorerState
+EXPLORER_STATE_RUNNING: ExplorerState
+EXPLORER_STATE_WAITING: ExplorerState
+EXPLORER_STATE_WAITING_FOR_LOG: ExplorerState
+EXPLORER_STATE_UPDATING: ExplorerState
+EXPLORER_STATE_EVALUATING: ExplorerState
+EXPLORER_STATE_SERVING: ExplorerState
+EXPLORER_STATE_DRAINING: ExplorerState
+EXPLORER_STATE_WAITING_FOR_PROVIDER: ExplorerState
 
 class GenerateRequest(_message.Message):
     __slots__ = ("prompt_token_ids", "sampling")
@@ -59,12 +83,12 @@ class DrainRequest(_message.Message):
     def __init__(self, grace_seconds: _Optional[float] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
-    __slots__ = ("finished", "handed_back")
+    __slots__ = ("finished", "returned")
     FINISHED_FIELD_NUMBER: _ClassVar[int]
-    HANDED_BACK_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     finished: int
-    handed_back: int
-    def __init__(self, finished: _Optional[int] = ..., handed_back: _Optional[int] = ...) -> None: ...
+    returned: int
+    def __init__(self, finished: _Optional[int] = ..., returned: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -86,7 +110,7 @@ class StatusResponse(_message.Message):
     LAST_PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     explorer_id: str
     run: str
-    state: str
+    state: ExplorerState
     weight_version: int
     weight_step: int
     running_tasks: int
@@ -96,4 +120,4 @@ class StatusResponse(_message.Message):
     tokens_per_second: float
     weight_updates: int
     last_pause_seconds: float
-    def __init__(self, explorer_id: _Optional[str] = ..., run: _Optional[str] = ..., state: _Optional[str] = ..., weight_version: _Optional[int] = ..., weight_step: _Optional[int] = ..., running_tasks: _Optional[int] = ..., groups_stored: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_updates: _Optional[int] = ..., last_pause_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, explorer_id: _Optional[str] = ..., run: _Optional[str] = ..., state: _Optional[_Union[ExplorerState, str]] = ..., weight_version: _Optional[int] = ..., weight_step: _Optional[int] = ..., running_tasks: _Optional[int] = ..., groups_stored: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_updates: _Optional[int] = ..., last_pause_seconds: _Optional[float] = ...) -> None: ...

@@ -76,7 +76,7 @@ class ExplorerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new tasks, finishes the running ones or hands them back, then leaves. Returns when that is done.
+        """Takes no new tasks, finishes the running ones or returns them to the queue, then leaves. Returns when that is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

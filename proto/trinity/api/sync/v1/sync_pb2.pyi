@@ -1,3 +1,4 @@
+from trinity.api.explorer.v1 import explorer_pb2 as _explorer_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -178,22 +179,20 @@ class CollectiveOffer(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., bucket_bytes: _Optional[int] = ...) -> None: ...
 
 class WeightVersion(_message.Message):
-    __slots__ = ("manifest", "state", "reason", "holders", "pinned", "committed", "measured")
+    __slots__ = ("manifest", "state", "reason", "holders", "pinned", "measured")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     manifest: Manifest
     state: VersionState
     reason: str
     holders: int
     pinned: bool
-    committed: bool
     measured: CanaryReport
-    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., state: _Optional[_Union[VersionState, str]] = ..., reason: _Optional[str] = ..., holders: _Optional[int] = ..., pinned: bool = ..., committed: bool = ..., measured: _Optional[_Union[CanaryReport, _Mapping]] = ...) -> None: ...
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., state: _Optional[_Union[VersionState, str]] = ..., reason: _Optional[str] = ..., holders: _Optional[int] = ..., pinned: bool = ..., measured: _Optional[_Union[CanaryReport, _Mapping]] = ...) -> None: ...
 
 class Capabilities(_message.Message):
     __slots__ = ("transports", "dtype", "tensor_parallel_size", "engines", "zone")
@@ -244,32 +243,36 @@ class WatchRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("live", "gate_step", "candidate", "epoch", "rejected")
+    __slots__ = ("live", "gate_step", "candidate", "epoch", "rejected", "problem")
     LIVE_FIELD_NUMBER: _ClassVar[int]
     GATE_STEP_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     live: Manifest
     gate_step: int
     candidate: Manifest
     epoch: Epoch
     rejected: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, live: _Optional[_Union[Manifest, _Mapping]] = ..., gate_step: _Optional[int] = ..., candidate: _Optional[_Union[Manifest, _Mapping]] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., rejected: _Optional[_Iterable[int]] = ...) -> None: ...
+    problem: str
+    def __init__(self, live: _Optional[_Union[Manifest, _Mapping]] = ..., gate_step: _Optional[int] = ..., candidate: _Optional[_Union[Manifest, _Mapping]] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., rejected: _Optional[_Iterable[int]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Epoch(_message.Message):
-    __slots__ = ("number", "backend", "store_address", "world_size", "members")
+    __slots__ = ("number", "backend", "store_address", "world_size", "members", "store_secret")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    STORE_SECRET_FIELD_NUMBER: _ClassVar[int]
     number: int
     backend: str
     store_address: str
     world_size: int
     members: _containers.RepeatedCompositeFieldContainer[EpochMember]
-    def __init__(self, number: _Optional[int] = ..., backend: _Optional[str] = ..., store_address: _Optional[str] = ..., world_size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[EpochMember, _Mapping]]] = ...) -> None: ...
+    store_secret: str
+    def __init__(self, number: _Optional[int] = ..., backend: _Optional[str] = ..., store_address: _Optional[str] = ..., world_size: _Optional[int] = ..., members: _Optional[_Iterable[_Union[EpochMember, _Mapping]]] = ..., store_secret: _Optional[str] = ...) -> None: ...
 
 class EpochMember(_message.Message):
     __slots__ = ("explorer_id", "first_rank", "ranks")
@@ -298,7 +301,7 @@ class ReportRequest(_message.Message):
     run: str
     lease_id: str
     version: int
-    state: str
+    state: _explorer_pb2.ExplorerState
     tokens_per_second: float
     last_pause_seconds: float
     tokens_generated: int
@@ -307,7 +310,7 @@ class ReportRequest(_message.Message):
     canaries: _containers.RepeatedCompositeFieldContainer[CanaryReport]
     transport: str
     failure_is_passing: bool
-    def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., last_pause_seconds: _Optional[float] = ..., tokens_generated: _Optional[int] = ..., failed_version: _Optional[int] = ..., failure: _Optional[str] = ..., canaries: _Optional[_Iterable[_Union[CanaryReport, _Mapping]]] = ..., transport: _Optional[str] = ..., failure_is_passing: bool = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[_Union[_explorer_pb2.ExplorerState, str]] = ..., tokens_per_second: _Optional[float] = ..., last_pause_seconds: _Optional[float] = ..., tokens_generated: _Optional[int] = ..., failed_version: _Optional[int] = ..., failure: _Optional[str] = ..., canaries: _Optional[_Iterable[_Union[CanaryReport, _Mapping]]] = ..., transport: _Optional[str] = ..., failure_is_passing: bool = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ("lease_seconds",)
@@ -327,41 +330,25 @@ class LeaveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class StageRequest(_message.Message):
-    __slots__ = ("manifest", "lease_id", "rollback")
+class PublishRequest(_message.Message):
+    __slots__ = ("manifest", "lease_id", "rollback", "versions_to_keep")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_TO_KEEP_FIELD_NUMBER: _ClassVar[int]
     manifest: Manifest
     lease_id: str
     rollback: int
-    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., lease_id: _Optional[str] = ..., rollback: _Optional[int] = ...) -> None: ...
-
-class StageResponse(_message.Message):
-    __slots__ = ("state",)
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    state: VersionState
-    def __init__(self, state: _Optional[_Union[VersionState, str]] = ...) -> None: ...
-
-class CommitRequest(_message.Message):
-    __slots__ = ("run", "version", "lease_id", "versions_to_keep")
-    RUN_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
-    VERSIONS_TO_KEEP_FIELD_NUMBER: _ClassVar[int]
-    run: str
-    version: int
-    lease_id: str
     versions_to_keep: int
-    def __init__(self, run: _Optional[str] = ..., version: _Optional[int] = ..., lease_id: _Optional[str] = ..., versions_to_keep: _Optional[int] = ...) -> None: ...
+    def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., lease_id: _Optional[str] = ..., rollback: _Optional[int] = ..., versions_to_keep: _Optional[int] = ...) -> None: ...
 
-class CommitResponse(_message.Message):
-    __slots__ = ("collectable", "state")
-    COLLECTABLE_FIELD_NUMBER: _ClassVar[int]
+class PublishResponse(_message.Message):
+    __slots__ = ("state", "collectable")
     STATE_FIELD_NUMBER: _ClassVar[int]
-    collectable: _containers.RepeatedScalarFieldContainer[int]
+    COLLECTABLE_FIELD_NUMBER: _ClassVar[int]
     state: VersionState
-    def __init__(self, collectable: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[VersionState, str]] = ...) -> None: ...
+    collectable: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, state: _Optional[_Union[VersionState, str]] = ..., collectable: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClaimRequest(_message.Message):
     __slots__ = ("run", "trainer_id", "pid", "host", "lease_id")
@@ -378,14 +365,16 @@ class ClaimRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ..., trainer_id: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
 
 class ClaimResponse(_message.Message):
-    __slots__ = ("lease_id", "lease_seconds", "rollback")
+    __slots__ = ("lease_id", "lease_seconds", "rollback", "unreadable")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     lease_seconds: float
     rollback: RollbackRecord
-    def __init__(self, lease_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., rollback: _Optional[_Union[RollbackRecord, _Mapping]] = ...) -> None: ...
+    unreadable: int
+    def __init__(self, lease_id: _Optional[str] = ..., lease_seconds: _Optional[float] = ..., rollback: _Optional[_Union[RollbackRecord, _Mapping]] = ..., unreadable: _Optional[int] = ...) -> None: ...
 
 class RollbackRecord(_message.Message):
     __slots__ = ("number", "version", "withdrawn", "keep_experience", "reason", "at_seconds", "newest_step")
@@ -464,20 +453,22 @@ class RollbackResponse(_message.Message):
     def __init__(self, rollback: _Optional[_Union[RollbackRecord, _Mapping]] = ...) -> None: ...
 
 class FormEpochRequest(_message.Message):
-    __slots__ = ("run", "lease_id", "backend", "store_address", "excluded", "renew")
+    __slots__ = ("run", "lease_id", "backend", "store_address", "excluded", "renew", "store_secret")
     RUN_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
+    STORE_SECRET_FIELD_NUMBER: _ClassVar[int]
     run: str
     lease_id: str
     backend: str
     store_address: str
     excluded: _containers.RepeatedScalarFieldContainer[str]
     renew: bool
-    def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ..., backend: _Optional[str] = ..., store_address: _Optional[str] = ..., excluded: _Optional[_Iterable[str]] = ..., renew: bool = ...) -> None: ...
+    store_secret: str
+    def __init__(self, run: _Optional[str] = ..., lease_id: _Optional[str] = ..., backend: _Optional[str] = ..., store_address: _Optional[str] = ..., excluded: _Optional[_Iterable[str]] = ..., renew: bool = ..., store_secret: _Optional[str] = ...) -> None: ...
 
 class FormEpochResponse(_message.Message):
     __slots__ = ("epoch",)
@@ -529,7 +520,7 @@ class Member(_message.Message):
     address: str
     version: int
     lag: int
-    state: str
+    state: _explorer_pb2.ExplorerState
     tokens_per_second: float
     seconds_since_report: float
     tokens_generated: int
@@ -537,7 +528,7 @@ class Member(_message.Message):
     last_pause_seconds: float
     failure: str
     canary_max_error: float
-    def __init__(self, explorer_id: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[int] = ..., lag: _Optional[int] = ..., state: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., seconds_since_report: _Optional[float] = ..., tokens_generated: _Optional[int] = ..., transport: _Optional[str] = ..., last_pause_seconds: _Optional[float] = ..., failure: _Optional[str] = ..., canary_max_error: _Optional[float] = ...) -> None: ...
+    def __init__(self, explorer_id: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[int] = ..., lag: _Optional[int] = ..., state: _Optional[_Union[_explorer_pb2.ExplorerState, str]] = ..., tokens_per_second: _Optional[float] = ..., seconds_since_report: _Optional[float] = ..., tokens_generated: _Optional[int] = ..., transport: _Optional[str] = ..., last_pause_seconds: _Optional[float] = ..., failure: _Optional[str] = ..., canary_max_error: _Optional[float] = ...) -> None: ...
 
 class ListMembersResponse(_message.Message):
     __slots__ = ("members",)

@@ -66,15 +66,10 @@ class SyncServiceStub(object):
                 request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
-        self.Stage = channel.unary_unary(
-                '/trinity.api.sync.v1.SyncService/Stage',
-                request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.StageRequest.SerializeToString,
-                response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.StageResponse.FromString,
-                _registered_method=True)
-        self.Commit = channel.unary_unary(
-                '/trinity.api.sync.v1.SyncService/Commit',
-                request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitRequest.SerializeToString,
-                response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitResponse.FromString,
+        self.Publish = channel.unary_unary(
+                '/trinity.api.sync.v1.SyncService/Publish',
+                request_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PublishRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PublishResponse.FromString,
                 _registered_method=True)
         self.GetVersion = channel.unary_unary(
                 '/trinity.api.sync.v1.SyncService/GetVersion',
@@ -156,17 +151,11 @@ class SyncServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Stage(self, request, context):
+    def Publish(self, request, context):
         """The trainer has made a version readable. Its files are checked against the manifest; with a canary the version
-        stays STAGED until an explorer has loaded it and computed the canary, without one it is VERIFIED at once.
-        Idempotent for the same manifest; FAILED_PRECONDITION for a version that is not newer than the newest.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Commit(self, request, context):
-        """VERIFIED -> LIVE; the version that was LIVE retires. A STAGED version goes LIVE as soon as it is VERIFIED.
+        stays STAGED until an explorer has loaded it and computed the canary, without one it is VERIFIED at once. A VERIFIED
+        version goes LIVE, and the version that was LIVE retires. Idempotent for the same manifest, which is stored again if
+        it was damaged; FAILED_PRECONDITION for a version that is not newer than the newest, or is REJECTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -250,15 +239,10 @@ def add_SyncServiceServicer_to_server(servicer, server):
                     request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ReleaseRequest.FromString,
                     response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.ReleaseResponse.SerializeToString,
             ),
-            'Stage': grpc.unary_unary_rpc_method_handler(
-                    servicer.Stage,
-                    request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.StageRequest.FromString,
-                    response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.StageResponse.SerializeToString,
-            ),
-            'Commit': grpc.unary_unary_rpc_method_handler(
-                    servicer.Commit,
-                    request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitRequest.FromString,
-                    response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitResponse.SerializeToString,
+            'Publish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PublishRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PublishResponse.SerializeToString,
             ),
             'GetVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.GetVersion,
@@ -466,7 +450,7 @@ class SyncService(object):
             _registered_method=True)
 
     @staticmethod
-    def Stage(request,
+    def Publish(request,
             target,
             options=(),
             channel_credentials=None,
@@ -479,36 +463,9 @@ class SyncService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/trinity.api.sync.v1.SyncService/Stage',
-            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.StageRequest.SerializeToString,
-            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.StageResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Commit(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/trinity.api.sync.v1.SyncService/Commit',
-            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitRequest.SerializeToString,
-            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.CommitResponse.FromString,
+            '/trinity.api.sync.v1.SyncService/Publish',
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PublishRequest.SerializeToString,
+            trinity_dot_api_dot_sync_dot_v1_dot_sync__pb2.PublishResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,7 +12,7 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.sdk.conformance.result import Broken, Noted, Result, Skipped, Verdict, judge
 from trinity.sdk.conformance.stream import Refused, Stream, refused
-from trinity.sdk.contract import MAX_TEXT_BYTES
+from trinity.sdk.contract import MAX_TEXT_BYTES, info_problem, json_object
 
 T = TypeVar("T")
 
@@ -60,6 +60,7 @@ class EpisodeChecks:
             return
         checks: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("an episode is played, one sound answer per action", self._an_episode),
+            ("info has what workflows read, in its kind", self._info),
             ("nothing comes that was not asked for", self._silence),
             ("a second reset is INVALID_ARGUMENT", self._a_second_reset),
             ("an action with another turn is INVALID_ARGUMENT", self._another_turn),
@@ -121,6 +122,16 @@ class EpisodeChecks:
                 answer = await stream.act(self._sample.action, turn)
             if answer.done:
                 await refused(stream.act(self._sample.action, turn + 1), grpc.StatusCode.FAILED_PRECONDITION)
+
+    async def _info(self) -> None:
+        async with self._stream() as stream:
+            answer = await stream.reset(self._reset())
+            for turn in range(1, min(self._sample.max_steps, 5) + 1):
+                if problem := info_problem(json_object(answer.info_json)):
+                    raise Broken(f"the answer of turn {answer.turn} breaks the contract: {problem}")
+                if answer.done:
+                    break
+                answer = await stream.act(self._sample.action, turn)
 
     async def _silence(self) -> None:
         async with self._stream() as stream:

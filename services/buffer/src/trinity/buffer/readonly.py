@@ -20,12 +20,21 @@ from trinity.buffer.log.reader import LogReader
 from trinity.buffer.run import Run
 from trinity.buffer.servicer import BufferServicer, stats_of
 from trinity.buffer.settings import BufferSettings
-from trinity.buffer.shared import RunContext
+from trinity.buffer.state.context import RunContext
 from trinity.buffer.tasks.feeder import newest_fed
 from trinity.runtime import headers
+from trinity.runtime.broker import StreamSpec, check_stream
 from trinity.runtime.errors import Conflict, DataLoss, NotFound
 
-_COUNTS = ("stored", "dead_letters", "duplicates_dropped", "failed_attempts", "response_tokens", "refused")
+_COUNTS = (
+    "stored",
+    "dead_letters",
+    "duplicates_dropped",
+    "failed_attempts",
+    "sampled_tokens",
+    "prompts_cut",
+    "refused",
+)
 
 
 class _WhenAsked:
@@ -54,12 +63,14 @@ class ReadOnlyRun(Run):
         offline: Any = _WhenAsked(lambda: OfflineSource(context, self.ledger, plan.experience_buffer))
         auxiliary: Any = _WhenAsked(lambda: Auxiliary(plan))
         self.offline = offline if plan.offline else None
-        self.letters = DeadLetters(context, lambda _: False)
+        self.letters = DeadLetters(context, lambda _: False, lambda: 0)
         self.batches = BatchServer(context, self.ledger, self.reader, None, self.offline, auxiliary)
 
     async def open(self) -> None:
-        """NotFound if this NATS has no such run."""
+        """NotFound if this NATS has no such run; Conflict if a version with other subjects wrote it."""
+        names = self.context.names
         try:
+            await check_stream(self.context.broker, StreamSpec(names.experiences_stream, names.log_subjects))
             await self.ledger.open()
         except NotFound:
             raise NotFound(f"this NATS knows no run {self.context.run!r}") from None
@@ -100,7 +111,7 @@ class ReadOnlyRun(Run):
             setattr(response, name, getattr(cursor, name))
         response.dropped.update(cursor.dropped)
         if (newest := await newest_fed(self.context)) is not None:
-            response.fed = int(newest.headers[headers.FED])
+            response.fed = int(newest.headers[headers.FED]) - len(cursor.requeued)
         response.outstanding = response.fed - response.stored - response.dead_letters
 
 

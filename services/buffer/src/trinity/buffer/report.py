@@ -4,15 +4,18 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.evaluation import Tally
+from trinity.buffer.evaluation.tally import Tally
 from trinity.buffer.operators.pipeline import Pipeline
-from trinity.buffer.tasks.mixture import Mixture
-from trinity.buffer.window import StoredGroup
+from trinity.buffer.state.window import StoredGroup
+from trinity.buffer.tasks.source import Mixture
 from trinity.config import Plan
 from trinity.runtime.monitor import Monitor
+
+if TYPE_CHECKING:
+    from trinity.api.buffer.v1 import buffer_pb2 as pb
+    from trinity.api.common.v1 import experience_pb2
 
 # Metrics of one group's rollouts, by name.
 _Values = dict[str, list[float]]
@@ -28,7 +31,7 @@ class Reporter:
         self.pipeline: Pipeline | None = None
         self._pending: dict[int, _Values] = {}
 
-    def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None:
+    def stored(self, group: StoredGroup, message: "experience_pb2.Group") -> None:
         values: _Values = defaultdict(list)
         everything = list(message.experiences)
         for experience in [e for e in everything if _is_rollout(e.info_json)] or everything:
@@ -41,7 +44,7 @@ class Reporter:
         if self._tasks is not None:
             self._tasks.observe(group.task_id, group.reward_mean)
 
-    def written(self, entry: pb.LedgerEntry) -> None:
+    def written(self, entry: "pb.LedgerEntry") -> None:
         """The groups of a step are known. Those stored before a restart are missing from its rollout metrics."""
         groups = [self._pending.pop(g.ordinal) for g in entry.groups if g.ordinal in self._pending]
         for drop in entry.dropped:
@@ -75,7 +78,7 @@ def _is_rollout(info_json: str) -> bool:
     return not (isinstance(info, dict) and info.get("group"))
 
 
-def _dropped_metrics(entry: pb.LedgerEntry) -> dict[str, float]:
+def _dropped_metrics(entry: "pb.LedgerEntry") -> dict[str, float]:
     """How many groups were dropped since the step before, by reason, and how long they were beside the kept ones."""
     found = {"filtered_count": float(len(entry.dropped))}
     for reason in sorted({drop.reason for drop in entry.dropped}):

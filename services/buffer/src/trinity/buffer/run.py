@@ -9,7 +9,7 @@ import structlog
 
 from trinity.api.buffer.v1.buffer_pb2 import LedgerEntry
 from trinity.api.common.v1 import task_pb2
-from trinity.buffer.evaluation import Evaluator
+from trinity.buffer.evaluation.evaluator import Evaluator
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.batches import BatchServer
 from trinity.buffer.ledger.entries import Ledger
@@ -17,7 +17,6 @@ from trinity.buffer.ledger.fences import Fences
 from trinity.buffer.ledger.offline import OfflineSource
 from trinity.buffer.ledger.retention import Retention
 from trinity.buffer.ledger.writer import LedgerWriter
-from trinity.buffer.live import LiveVersions
 from trinity.buffer.log.archives import open_mirrors
 from trinity.buffer.log.dead_letters import DeadLetters
 from trinity.buffer.log.reader import LogReader
@@ -25,10 +24,9 @@ from trinity.buffer.log.validator import EntryValidator
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.report import Reporter
 from trinity.buffer.settings import BufferSettings
-from trinity.buffer.shared import RunContext
+from trinity.buffer.state.context import LiveVersions, RunContext
 from trinity.buffer.tasks.feeder import Feeder
-from trinity.buffer.tasks.mixture import Mixture
-from trinity.buffer.tasks.source import TaskSource
+from trinity.buffer.tasks.source import Mixture, TaskSource
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
 from trinity.data.experience import TaskKind
@@ -73,7 +71,8 @@ class Run:
                 self._make_keeper(self._tasks, auxiliary, settings)
             evaluated = [TaskSource.open(context.run, plan, t, TaskKind.EVALUATION) for t in plan.eval_tasksets]
             self.evaluator = Evaluator(context, evaluated, reporter.evaluated)
-        self.letters = DeadLetters(context, lambda o: self.writer is not None and o in self.writer.window.dead)
+        self.letters = DeadLetters(context, lambda o: self.writer is not None and o in self.writer.window.dead,
+                                   lambda: self.feeder.left() if self.feeder is not None else 0)  # fmt: skip
         self.batches = BatchServer(context, self.ledger, self.reader, self.writer, self.offline, auxiliary)
 
     def _make_keeper(self, tasks: Mixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
@@ -86,7 +85,8 @@ class Run:
         writer = LedgerWriter(context, self.ledger, validator, auxiliary, self._reporter)
         mirrors = open_mirrors(context, self.reader)
         self.writer, self.feeder, self.fences = writer, feeder, Fences(context, writer)
-        self.retention = Retention(context, self.ledger, writer, feeder, mirrors, settings)
+        keep_bytes = int(settings.log_keep_gib * 2**30)
+        self.retention = Retention(context, self.ledger, writer, feeder, mirrors, keep_bytes, settings.nats_replicas)
 
     async def open(self) -> None:
         """Find out how far the run came."""

@@ -1,22 +1,31 @@
-"""Wiring of the buffer."""
+"""Wiring of the buffer, and the announcement by which commands find its run in NATS."""
 
 import asyncio
-import os
+import logging
 
 import grpc.aio
+import structlog
 
-from trinity import plugins
-from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.buffer.ledger.retention import limit_of
+from trinity.buffer.metrics import watch
 from trinity.buffer.readonly import ReadOnlyRun, ReadOnlyServicer
 from trinity.buffer.run import Run
 from trinity.buffer.servicer import BufferServicer
 from trinity.buffer.settings import BufferSettings
-from trinity.buffer.shared import RunContext
-from trinity.buffer.streams import stream_specs
+from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.streams import stream_specs
+from trinity.config import Plan
+from trinity.config.run_record import Addresses, RunRecord, announcement
 from trinity.config.service import load_plan
 from trinity.runtime import names
-from trinity.runtime.broker import Bucket, connect, ensure_streams
+from trinity.runtime.broker import Broker, Bucket, connect, ensure_consumer, ensure_streams, is_cancelled
+from trinity.runtime.log_stream import stream_spec
+from trinity.runtime.version import installed_version
+
+log = structlog.get_logger(__name__)
+
+_LEASE_SECONDS = 30.0  # of the run's announcement in NATS
+_RENEW_SECONDS = 5.0
 
 
 class BufferService:
@@ -24,14 +33,13 @@ class BufferService:
 
     def __init__(self, settings: BufferSettings) -> None:
         self._settings = settings
-        self._plan = load_plan(settings.config_file, settings.stage)
+        self._plan = load_plan(settings.config_file, settings.stage, settings.plugin_dirs, needs_algorithm=True)
         config = self._plan.config
         self.run_id = names.run_id(config.project, config.name, config.group)
         self._servicer = ReadOnlyServicer() if settings.read_only else BufferServicer()
 
     def register(self, server: grpc.aio.Server) -> list[str]:
-        buffer_pb2_grpc.add_BufferServiceServicer_to_server(self._servicer, server)
-        return [buffer_pb2.DESCRIPTOR.services_by_name["BufferService"].full_name]
+        return self._servicer.register(server)
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         async with await connect(self._settings.nats_url, "trinity-buffer") as broker:
@@ -40,17 +48,26 @@ class BufferService:
             await run.open()
             self._servicer.attach(run)
             ready.set()
-            await run.run()
+            async with asyncio.TaskGroup() as group:
+                if not self._settings.read_only:  # such a buffer lives as long as the command that reads it
+                    group.create_task(watch(run))
+                    about = record(self._plan, self.run_id, address, self._settings)
+                    group.create_task(keep_announced(broker, about, self._settings.nats_replicas))
+                await run.run()
 
     async def _owner(self, context: RunContext) -> Run:
         """The buffer of a live run; makes what is missing on the broker."""
         settings, broker = self._settings, context.broker
-        context.capacity.limit_bytes = await limit_of(broker, context.names, settings)
+        context.capacity.limit_bytes = await limit_of(broker, context.names, int(settings.log_gib * 2**30))
         specs = stream_specs(context.names, log_bytes=context.capacity.limit_bytes, replicas=settings.nats_replicas)
-        await ensure_streams(broker, specs)
+        lines = stream_spec(
+            context.names, mib=settings.lines_mib, hours=settings.lines_hours, replicas=settings.nats_replicas
+        )
+        await ensure_streams(broker, [*specs, lines])
+        for queue in (context.names.tasks_stream, context.names.evaluation_tasks_stream):
+            await ensure_consumer(broker, queue, names.TASKS_CONSUMER, lease_seconds=names.TASK_LEASE_SECONDS)
         versions = await Bucket.open(broker, names.VERSIONS_BUCKET, replicas=settings.nats_replicas)
         runs = await Bucket.open(broker, names.RUNS_BUCKET, replicas=settings.nats_replicas)
-        plugins.load([folder for folder in settings.plugin_dirs.split(os.pathsep) if folder])
         return await asyncio.to_thread(Run, context, versions, runs, settings)
 
     async def _reader(self, context: RunContext) -> Run:
@@ -58,3 +75,37 @@ class BufferService:
 
     async def drain(self, grace_seconds: float) -> None:
         """Nothing to hand back: whatever is half done is done again from the log."""
+
+
+def record(plan: Plan, run: str, address: str, settings: BufferSettings) -> RunRecord:
+    """What the run says of itself. `address`: the buffer's, as others reach it."""
+    return RunRecord(
+        version=installed_version("trinity-buffer"),
+        run=run,
+        stage=plan.config.name.rpartition("/")[2],
+        online=not plan.offline,
+        last=True,
+        addresses=Addresses(address, settings.environment_address, settings.sync_address, settings.trainer_address),
+        config=plan.config,
+    )
+
+
+async def keep_announced(broker: Broker, about: RunRecord, replicas: int) -> None:
+    """Write the record and renew it, so that it ends with the buffer. A NATS that refuses it does not end the run."""
+    key, value = names.RunNames(about.run).announcement_key, announcement(about)
+    said: str | None = None
+    while not is_cancelled():
+        try:
+            # Opened each time: the bucket is in memory, and a NATS that starts again has none.
+            bucket = await Bucket.open(
+                broker, names.ANNOUNCEMENTS_BUCKET, ttl_seconds=_LEASE_SECONDS, replicas=replicas, in_memory=True
+            )
+            await bucket.put(key, value)
+            problem = ""
+        except Exception as error:
+            problem = str(error) or type(error).__name__
+        if problem != said:
+            log.log(logging.WARNING if problem else logging.INFO, "buffer.announcement", key=key, problem=problem)
+        said = problem
+        await asyncio.sleep(_RENEW_SECONDS)
+    raise asyncio.CancelledError

@@ -21,6 +21,11 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
     def __init__(self) -> None:
         self._run: Run | None = None
 
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """Add it to a server; returns the full gRPC service names."""
+        buffer_pb2_grpc.add_BufferServiceServicer_to_server(self, server)
+        return [pb.DESCRIPTOR.services_by_name["BufferService"].full_name]
+
     def attach(self, run: Run) -> None:
         """The run is open: calls can be served from now on."""
         self._run = run
@@ -141,13 +146,14 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         response.waiting_for = run.batches.waiting(run.ledger.newest_step + 1).reason
     if run.writer is not None and run.feeder is not None:
         window = run.writer.window
-        response.fed = run.feeder.fed
+        response.fed = run.feeder.fed - len(window.requeued)
         response.stored = window.stored
         response.dead_letters = window.dead_letters
-        response.outstanding = run.feeder.fed - window.stored - window.dead_letters
+        response.outstanding = run.feeder.fed - window.num_ended
         response.duplicates_dropped = window.duplicates_dropped
         response.failed_attempts = window.failed_attempts
-        response.response_tokens = window.response_tokens
+        response.sampled_tokens = window.sampled_tokens
+        response.prompts_cut = window.prompts_cut
         response.dropped.update(window.dropped)
         response.refused = window.refused
         response.failure_causes.update(run.writer.failures.causes)

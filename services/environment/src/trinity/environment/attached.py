@@ -9,6 +9,8 @@ import grpc
 import structlog
 
 from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.runtime.errors import TrinityError
+from trinity.runtime.trust.attach_tokens import AttachToken
 from trinity.sdk.contract import answer_problem, score_problem
 from trinity.sdk.environment import Description
 from trinity.sdk.errors import ContractViolation, Failed, TimedOut
@@ -22,6 +24,8 @@ _FIRST_AVOIDED_SECONDS, _MAX_AVOIDED_SECONDS = 1.0, 60.0
 # Added to the announced time, for the network.
 _GRACE_SECONDS = 2.0
 _SCORE_SECONDS = 60.0
+# Until a provider must have answered a probe. With the grace it is less than the explorers' own grace.
+_PROBE_SECONDS = 2.0
 # Replies without a call after which the provider's stream is closed.
 _MAX_STRAYS = 100_000
 # Calls that may wait to be sent beside one for each open episode, such as closes of episodes.
@@ -41,18 +45,28 @@ class _FailureRecord:
 
     failures: int = 0
     avoided_until: float = 0.0
+    since: float = field(default_factory=time.time)
+    reason: str = ""
 
 
 @dataclass(eq=False)
 class Attachment:
-    """One attached provider, from its offer until its stream ends."""
+    """One attached provider, from its offer until its stream ends.
+
+    `since`: Unix time of the offer. `ended`: why it ended. `token`: what it attached by. `refusal`: what its stream
+    ends with, where that is not just lost.
+    """
 
     provider: str
     instance: str
     environments: dict[str, Description]
     scorers: frozenset[str]
+    token: AttachToken
     outbox: Outbox[pb.ProviderCall] = field(default_factory=Outbox)
     open: Counter[str] = field(default_factory=Counter)
+    since: float = field(default_factory=time.time)
+    ended: str = ""
+    refusal: TrinityError | None = None
     _records: dict[str, _FailureRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,9 +85,41 @@ class Attachment:
             self.end(f"the attached provider {self.provider} sent {_MAX_STRAYS} replies to calls that were not made")
 
     def end(self, reason: str) -> None:
-        """Fail all its episodes and close the stream."""
+        """Fail all its episodes and close the stream. The first reason stays."""
+        self.ended = self.ended or reason
         self.peer.fail(grpc.StatusCode.UNAVAILABLE, reason)
         self.outbox.close()
+
+    @property
+    def failing(self) -> tuple[float, str] | None:
+        """Since when (Unix time) and why; None if all that it did last went well."""
+        oldest = min(self._records.values(), key=lambda record: record.since, default=None)
+        return (oldest.since, oldest.reason) if oldest else None
+
+    async def answers(self) -> bool:
+        """Ask for a step of an episode that it cannot know: every provider that is there answers with a failure."""
+        try:
+            identity = self.peer.begin()
+        except Failed:
+            return False
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                await self.peer.ask(pb.ProviderCall(id=identity, action=pb.Action(turn=1)))
+        except TimeoutError:
+            return False
+        except (Failed, ContractViolation):
+            pass
+        finally:
+            self.peer.end(identity)
+        return not self.peer.gone
+
+    async def slow(self, name: str, error: TimedOut) -> Failed:
+        """What a call that timed out means: a failure, or that the provider is frozen and counts as away."""
+        if await self.answers():
+            self.record_failure(name, error)
+            return Failed(error.code, str(error))
+        self.end(f"the attached provider {self.provider} does not answer")
+        return Failed(grpc.StatusCode.UNAVAILABLE, f"{error}; nor does it answer anything else")
 
     def has_room(self, name: str) -> bool:
         limit = self.environments[name].max_parallel_episodes
@@ -90,11 +136,10 @@ class Attachment:
         """Avoid it for a second after a first failure, twice as long after each further one in a row."""
         record = self._records.setdefault(name, _FailureRecord())
         record.failures += 1
+        record.reason = str(error)[:300]
         seconds = min(_MAX_AVOIDED_SECONDS, _FIRST_AVOIDED_SECONDS * 2 ** min(record.failures - 1, 10))
         record.avoided_until = time.monotonic() + seconds
-        log.warning(
-            "attached.avoided", provider=self.provider, environment=name, seconds=seconds, reason=str(error)[:300]
-        )
+        log.warning("attached.avoided", provider=self.provider, environment=name, seconds=seconds, reason=record.reason)
 
     async def score(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
         """Scores that keep the contract. Raises Failed, TimedOut, ContractViolation."""
@@ -108,8 +153,7 @@ class Attachment:
                 raise ContractViolation(f"{request.scorer} by {self.provider}: {problem}")
         except TimeoutError:
             slow = TimedOut(f"{request.scorer} by {self.provider}: no scores in {_SCORE_SECONDS:g} s")
-            self.record_failure(request.scorer, slow)
-            raise slow from None
+            raise await self.slow(request.scorer, slow) from None
         except (Failed, ContractViolation) as error:
             if error.code not in _BLAMELESS:
                 self.record_failure(request.scorer, error)
@@ -143,11 +187,11 @@ class AttachedPlayer:
         try:
             return await self._ask(call, seconds, turn)
         except TimeoutError:
-            error: TimedOut | Failed | ContractViolation = too_slow(message, seconds)
+            error: Failed | ContractViolation = await self._attachment.slow(self._name, too_slow(message, seconds))
         except (Failed, ContractViolation) as failed:
             error = failed
-        if error.code not in _BLAMELESS:
-            self._attachment.record_failure(self._name, error)
+            if error.code not in _BLAMELESS:
+                self._attachment.record_failure(self._name, error)
         raise Failed(error.code, f"{error} (attached provider {self._attachment.provider})")
 
     async def _ask(self, call: pb.ProviderCall, seconds: float, turn: int) -> pb.EpisodeResponse:

@@ -1,32 +1,40 @@
 """All attached providers: admission, and the choice of a provider for the next episode."""
 
-import hmac
+import asyncio
 import random
 import time
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
-import grpc
 import structlog
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environment.attached import AttachedPlayer, Attachment
-from trinity.runtime.errors import AlreadyExists, Conflict, InvalidInput, TrinityError
+from trinity.runtime.errors import AlreadyExists, Conflict, InvalidInput, Unauthenticated
+from trinity.runtime.trust.attach_tokens import AttachToken, AttachTokens
 from trinity.sdk import wire
 from trinity.sdk.arena import Arena
 from trinity.sdk.contract import PROTOCOL_VERSION, description_problem
 from trinity.sdk.environment import Description
-from trinity.sdk.errors import Away, Full
+from trinity.sdk.errors import Full, Unavailable
 
 log = structlog.get_logger(__name__)
 
 _MAX_NAMES = 1000
+_MAX_AWAY = 100
 _TOKEN = "TRINITY_ENVIRONMENT_ATTACH_TOKEN"
+_FOLLOW_SECONDS = 1.0
 
 
-class Unauthenticated(TrinityError):
-    """The offer has no valid token."""
+@dataclass(frozen=True)
+class Departure:
+    """A provider that went away. `since`: Unix time."""
 
-    code = grpc.StatusCode.UNAUTHENTICATED
+    provider: str
+    since: float
+    reason: str
+    environments: tuple[str, ...]
+    scorers: tuple[str, ...]
 
 
 class AttachedSource:
@@ -55,7 +63,7 @@ class AttachedSource:
     def player(self) -> AttachedPlayer:
         here = [one for one in self.attachments if not one.peer.gone]  # a stream may take a while to end
         if not here:
-            raise Away(f"{self.name}: its attached provider went away")
+            raise Unavailable(f"{self.name}: its attached provider went away")
         roomy = [one for one in here if one.has_room(self.name)]
         if not roomy:
             raise Full(f"{self.name} plays {self.open} episodes, the limit of its attached providers; try again later")
@@ -84,32 +92,46 @@ class AttachedScorer:
 class Hub:
     """Admits providers into an arena, and takes them out again."""
 
-    def __init__(self, arena: Arena, token: str) -> None:
+    def __init__(self, arena: Arena, tokens: AttachTokens) -> None:
         self._arena = arena
-        self._token = token
+        self._tokens = tokens
         self._built_in = frozenset(arena.sources), frozenset(arena.scorers)
         self._sources: dict[str, AttachedSource] = {}
         self._scorers: dict[str, AttachedScorer] = {}
         self.attachments: dict[str, Attachment] = {}
+        self.away: dict[str, Departure] = {}
 
     @property
     def open(self) -> int:
         """Episodes and scorings of all attached providers."""
         return sum(attachment.open.total() for attachment in self.attachments.values())
 
-    def admit(self, offer: pb.Offer) -> Attachment:
-        """Raises Unauthenticated, Conflict (version), InvalidInput, AlreadyExists; nothing is changed then."""
+    async def admit(self, offer: pb.Offer) -> Attachment:
+        """Raises Unauthenticated, Conflict (version), InvalidInput, AlreadyExists; nothing is changed then.
+
+        A provider of the same name that answers keeps it. One that does not loses it at once, to one with its token.
+        """
+        token = self._authenticate(offer.token)
         self._check(offer)
-        earlier = self.attachments.get(offer.provider)
-        if earlier is not None:
-            self.remove(earlier, f"the attached provider {offer.provider} connected again")
+        while (earlier := self.attachments.get(offer.provider)) is not None:
+            ours = earlier.token == token
+            if not ours or await earlier.answers():
+                raise AlreadyExists(
+                    f"offer.provider: a provider named {offer.provider!r} is attached, and it "
+                    f"{'answers' if ours else 'has another token'}; take another name, or end that one first"
+                )
+            reason = f"the attached provider {offer.provider} does not answer, and another took its name"
+            earlier.refusal = AlreadyExists(f"offer.provider: {reason}")
+            self.remove(earlier, reason)
         attachment = Attachment(
             offer.provider,
             offer.instance,
             {one.name: wire.description_of(one) for one in offer.environments},
             frozenset(offer.scorers),
+            token,
         )
         self.attachments[offer.provider] = attachment
+        self.away.pop(offer.provider, None)
         for name in attachment.environments:
             source = self._sources.setdefault(name, AttachedSource(name))
             source.attachments.append(attachment)
@@ -121,6 +143,8 @@ class Hub:
         log.info(
             "attached.came",
             provider=offer.provider,
+            instance=offer.instance[:100],
+            token=token.name,
             environments=sorted(attachment.environments),
             scorers=sorted(attachment.scorers),
         )
@@ -132,6 +156,9 @@ class Hub:
         if self.attachments.get(attachment.provider) is not attachment:
             return
         del self.attachments[attachment.provider]
+        environments, scorers = tuple(sorted(attachment.environments)), tuple(sorted(attachment.scorers))
+        gone = Departure(attachment.provider, time.time(), attachment.ended, environments, scorers)
+        self.away = dict([*self.away.items(), (gone.provider, gone)][-_MAX_AWAY:])
         for name in attachment.environments:
             self._sources[name].attachments.remove(attachment)
             if not self._sources[name].attachments:
@@ -140,21 +167,33 @@ class Hub:
             self._scorers[name].attachments.remove(attachment)
             if not self._scorers[name].attachments:
                 del self._scorers[name], self._arena.scorers[name]
-        log.info("attached.went", provider=attachment.provider, reason=reason)
+        log.warning("attached.went", provider=attachment.provider, reason=attachment.ended)
+
+    async def follow_tokens(self) -> None:
+        """For ever: end the streams of providers whose token is revoked or expires."""
+        while True:
+            for attachment in list(self.attachments.values()):
+                if problem := self._tokens.problem(attachment.token):
+                    attachment.refusal = Unauthenticated(f"offer.token: {problem}")
+                    self.remove(attachment, f"the attached provider {attachment.provider} went away: {problem}")
+            await asyncio.sleep(_FOLLOW_SECONDS)
+
+    def _authenticate(self, token: str) -> AttachToken:
+        found = self._tokens.find(token)
+        if found is not None:
+            if problem := self._tokens.problem(found):
+                raise Unauthenticated(f"offer.token: {problem}")
+            return found
+        if self._tokens.empty:
+            raise Unauthenticated(f"offer.token: no provider may attach: {_TOKEN} is not set, and no token was created")
+        raise Unauthenticated(f"offer.token: is not the service's {_TOKEN}, nor one that was created for it")
 
     def _check(self, offer: pb.Offer) -> None:
-        if not self._token:
-            raise Unauthenticated(f"offer.token: no provider may attach, because {_TOKEN} is not set")
-        if not hmac.compare_digest(offer.token.encode(), self._token.encode()):
-            raise Unauthenticated(f"offer.token: is not the service's {_TOKEN}")
         if offer.protocol_version != PROTOCOL_VERSION:
             found = offer.protocol_version
             raise Conflict(f"offer.protocol_version: is {found}; this service speaks version {PROTOCOL_VERSION}")
         if not 1 <= len(offer.provider) <= 200 or not offer.provider.isprintable():
             raise InvalidInput("offer.provider", f"is {offer.provider[:200]!r}, must be 1 to 200 printable characters")
-        earlier = self.attachments.get(offer.provider)
-        if earlier is not None and earlier.instance != offer.instance:
-            raise AlreadyExists(f"offer.provider: a provider named {offer.provider!r} is attached; take another name")
         for described in offer.environments:
             if problem := description_problem(described):
                 raise InvalidInput(f"offer.environments.{described.name[:200]}", problem)

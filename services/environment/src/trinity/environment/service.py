@@ -13,8 +13,11 @@ from trinity.environment.servicer import EnvironmentServicer
 from trinity.environment.settings import EnvironmentSettings
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.scorers import find_scorer, scorer_names
+from trinity.plugins.environments import installed_environments
 from trinity.runtime.metrics import Gauge
+from trinity.runtime.trust.attach_tokens import AttachTokens
 from trinity.sdk.arena import Arena
+from trinity.sdk.environment import EnvironmentClass
 from trinity.sdk.scoring import Scorer
 
 EPISODES = Gauge("trinity_environment_episodes_open", "Episodes open now", ["environment"])
@@ -29,8 +32,8 @@ class EnvironmentService:
     def __init__(self, settings: EnvironmentSettings) -> None:
         plugins.load([folder for folder in settings.plugin_dirs.split(os.pathsep) if folder])
         self._settings = settings
-        self._arena = Arena(ENVIRONMENTS.values(), _scorers(), settings.threads, settings.max_episodes)
-        self._hub = Hub(self._arena, settings.attach_token)
+        self._arena = Arena(environments().values(), _scorers(), settings.threads, settings.max_episodes)
+        self._hub = Hub(self._arena, AttachTokens(settings.attach_token, settings.attach_tokens_file))
         for name, source in self._arena.sources.items():
             EPISODES.labels(name).set_function(partial(getattr, source, "open"))
         ATTACHED.set_function(lambda: len(self._hub.attachments))
@@ -43,10 +46,18 @@ class EnvironmentService:
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         ready.set()
-        await asyncio.Event().wait()
+        await self._hub.follow_tokens()
 
     async def drain(self, grace_seconds: float) -> None:
         await self._arena.drain(grace_seconds)
+
+
+def environments() -> dict[str, EnvironmentClass]:
+    """The built-in ones and those of installed packages. Raises PluginError."""
+    installed = installed_environments()
+    if taken := sorted(installed.keys() & ENVIRONMENTS.keys()):
+        raise plugins.PluginError(f"an installed package offers {taken[0]!r}, the name of a built-in environment")
+    return ENVIRONMENTS | installed
 
 
 def _scorers() -> dict[str, Scorer]:

@@ -8,22 +8,13 @@ import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environment.attached import Attachment
-from trinity.environment.hub import Hub
-from trinity.runtime.errors import InvalidInput, TrinityError
+from trinity.environment.hub import Departure, Hub
+from trinity.runtime.errors import InvalidInput
 from trinity.sdk.arena import Arena
 from trinity.sdk.contract import PROTOCOL_VERSION
-from trinity.sdk.errors import status_of
 from trinity.sdk.servicer import IDLE_SECONDS, ProviderServicer
 
 _OFFER_SECONDS = 20.0
-
-
-class _Refused(TrinityError):
-    """An error of the SDK, as the edge of our services knows them."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class EnvironmentServicer(ProviderServicer):
@@ -33,12 +24,14 @@ class EnvironmentServicer(ProviderServicer):
 
     @contextlib.asynccontextmanager
     async def edge(self, context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if isinstance(getattr(error, "code", None), grpc.StatusCode):
-                raise _Refused(*status_of(error)) from None
-            raise
+        """The host's interceptor turns errors into statuses."""
+        yield
+
+    async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeResponse:
+        answer = await super().Describe(request, context)
+        answer.providers.extend(_attached(one) for one in self._hub.attachments.values())
+        answer.providers.extend(_away(one) for one in self._hub.away.values())
+        return answer
 
     async def Attach(
         self, requests: AsyncIterator[pb.AttachRequest], context: grpc.aio.ServicerContext
@@ -50,18 +43,44 @@ class EnvironmentServicer(ProviderServicer):
             raise InvalidInput("offer", f"did not come in {_OFFER_SECONDS:g} s") from None
         if first is None or not first.HasField("offer"):
             raise InvalidInput("offer", "is missing; it must be the first message")
-        attachment = self._hub.admit(first.offer)
+        attachment = await self._hub.admit(first.offer)
         reading = asyncio.create_task(_read(stream, attachment))
         try:
             yield pb.AttachResponse(accepted=pb.Accepted(protocol_version=PROTOCOL_VERSION))
             while batches := await attachment.outbox.batches():
                 for batch in batches:
                     yield pb.AttachResponse(calls=batch)
+            if attachment.refusal is not None:
+                raise attachment.refusal
             if reading.done():
                 reading.result()
         finally:
             reading.cancel()
             self._hub.remove(attachment, f"the attached provider {attachment.provider} went away")
+
+
+def _attached(one: Attachment) -> pb.AttachedProvider:
+    since, reason = one.failing or (one.since, "")
+    return pb.AttachedProvider(
+        provider=one.provider,
+        health=pb.PROVIDER_HEALTH_FAILING if one.failing else pb.PROVIDER_HEALTH_SERVING,
+        since_seconds=since,
+        reason=reason,
+        environments=sorted(one.environments),
+        scorers=sorted(one.scorers),
+        open=one.open.total(),
+    )
+
+
+def _away(one: Departure) -> pb.AttachedProvider:
+    return pb.AttachedProvider(
+        provider=one.provider,
+        health=pb.PROVIDER_HEALTH_AWAY,
+        since_seconds=one.since,
+        reason=one.reason,
+        environments=one.environments,
+        scorers=one.scorers,
+    )
 
 
 async def _read(stream: AsyncIterator[pb.AttachRequest], attachment: Attachment) -> None:

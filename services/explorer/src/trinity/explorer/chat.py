@@ -7,13 +7,13 @@ writes between a reply and the next one. That is right only for templates that l
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import structlog
 
 from trinity.config.schema.model import ModelConfig
+from trinity.data.templates import chat_template, template_key
 from trinity.runtime.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
@@ -34,15 +34,9 @@ class ChatTokenizer:
             self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
         except (OSError, ValueError) as error:
             raise InvalidInput("model.model_path", f"{model.model_path!r} has no usable tokenizer: {error}") from None
-        if model.chat_template_path:
-            self._tokenizer.chat_template = Path(model.chat_template_path).read_text(encoding="utf-8")
-        elif model.custom_chat_template:
-            self._tokenizer.chat_template = model.custom_chat_template
-        if not self._tokenizer.chat_template:
-            raise InvalidInput(
-                "model.model_path", f"{model.model_path} has no chat template; set model.custom_chat_template"
-            )
-        self._check_syntax("model.chat_template_path" if model.chat_template_path else "model.custom_chat_template")
+        self.template = chat_template(model, self._tokenizer.chat_template)
+        self._tokenizer.chat_template = self.template
+        self._check_syntax(template_key(model))
 
     def _check_syntax(self, key: str) -> None:
         """InvalidInput for a template that does not compile; it may refuse this conversation."""
@@ -129,4 +123,8 @@ class ChatTokenizer:
         return str(text)
 
     def _encode(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput("messages", "have half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]

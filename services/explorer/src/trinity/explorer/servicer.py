@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from trinity.api.common.v1 import experience_pb2
+from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.api.explorer.v1 import explorer_pb2 as pb
 from trinity.api.explorer.v1 import explorer_pb2_grpc
-from trinity.data.arrays import to_tensor
-from trinity.data.experience import Limits
-from trinity.data.wire import sampling_from_proto
+from trinity.data.experience import Limits, SamplingParams
+from trinity.data.wire import sampling_from_proto, to_tensor
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import InvalidInput, Unavailable
+from trinity.runtime.messages import to_message
 
 if TYPE_CHECKING:
     from trinity.explorer.service import ExplorerService
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
     def __init__(self, service: "ExplorerService") -> None:
         self._service = service
+
+    def add_to(self, server: grpc.aio.Server) -> str:
+        """The full name of the gRPC service."""
+        explorer_pb2_grpc.add_ExplorerServiceServicer_to_server(self, server)
+        return str(pb.DESCRIPTOR.services_by_name["ExplorerService"].full_name)
 
     def _engines(self) -> tuple[EnginePool, ChatTokenizer]:
         if self._service.pool is None or self._service.tokenizer is None:
@@ -34,7 +39,7 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
         pool, tokenizer = self._engines()
         prompt = list(request.prompt_token_ids)
         check_prompt(prompt, self._service.limits, "prompt_token_ids")
-        completions = await pool.generate(prompt, sampling_from_proto(request.sampling))
+        completions = await pool.generate(prompt, _sampling(request.sampling))
         return pb.GenerateResponse(completions=[_completion(c, tokenizer) for c in completions])
 
     async def Chat(self, request: pb.ChatRequest, context: grpc.aio.ServicerContext) -> pb.ChatResponse:
@@ -47,28 +52,29 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
             raise InvalidInput("messages_json", "must be a JSON list of at least one message")
         prompt = tokenizer.prompt(messages)
         check_prompt(prompt, self._service.limits, "messages_json")
-        completions = await pool.generate(prompt, sampling_from_proto(request.sampling))
+        completions = await pool.generate(prompt, _sampling(request.sampling))
         return pb.ChatResponse(prompt_token_ids=prompt, completions=[_completion(c, tokenizer) for c in completions])
 
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
         if request.grace_seconds < 0:
             raise InvalidInput("grace_seconds", f"is {request.grace_seconds}, must be >= 0")
-        finished, handed_back = await self._service.drain_tasks(request.grace_seconds)
+        finished, returned = await self._service.drain_tasks(request.grace_seconds)
         if self._service.follower is not None:
             await self._service.follower.leave()
-        return pb.DrainResponse(finished=finished, handed_back=handed_back)
+        return pb.DrainResponse(finished=finished, returned=returned)
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusResponse:
         service, follower, pool = self._service, self._service.follower, self._service.pool
+        progress = service.progress
         return pb.StatusResponse(
             explorer_id=service.explorer_id,
             run=service.run_id,
-            state=service.state(),
+            state=service.state().wire_name,
             weight_version=follower.version if follower else -1,
             weight_step=follower.step if follower else -1,
-            running_tasks=service.running_tasks,
-            groups_stored=service.groups_stored,
-            failed_attempts=service.failed_attempts,
+            running_tasks=progress.running_tasks,
+            groups_stored=progress.groups_stored,
+            failed_attempts=progress.failed_attempts,
             tokens_generated=pool.tokens_generated if pool else 0,
             tokens_per_second=pool.tokens_per_second() if pool else 0.0,
             weight_updates=follower.updates if follower else 0,
@@ -76,16 +82,23 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
         )
 
 
+def _sampling(message: task_pb2.SamplingParams) -> SamplingParams:
+    """What a client leaves out is 1: the nucleus of all tokens, one completion, no penalty."""
+    filled = task_pb2.SamplingParams(top_p=1.0, n=1, repetition_penalty=1.0)
+    filled.MergeFrom(message)
+    return sampling_from_proto(filled)
+
+
 def check_prompt(token_ids: Sequence[int], limits: Limits, field: str) -> None:
     """Raises InvalidInput for a prompt that the engine cannot continue."""
     if not 1 <= len(token_ids) < (limits.tokens or len(token_ids) + 1):
         raise InvalidInput(field, f"has {len(token_ids)} tokens, must have 1 to {limits.tokens - 1}")
-    if min(token_ids) < 0 or max(token_ids) >= (limits.vocabulary or 2**31):
-        raise InvalidInput(field, f"has token id {max(token_ids)}; ids of this model are below {limits.vocabulary}")
+    if min(token_ids) < 0 or max(token_ids) >= limits.ids_below:
+        raise InvalidInput(field, f"has token id {max(token_ids)}; ids of this model are below {limits.ids_below}")
 
 
 def _completion(completion: Completion, tokenizer: ChatTokenizer) -> pb.Completion:
-    spans = [experience_pb2.VersionSpan(version=s.version, start=s.start, end=s.end) for s in completion.version_spans]
+    spans = [to_message(span, experience_pb2.VersionSpan) for span in completion.version_spans]
     return pb.Completion(
         token_ids=to_tensor(completion.token_ids),
         logprobs=to_tensor(completion.logprobs),

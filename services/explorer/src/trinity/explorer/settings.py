@@ -6,29 +6,36 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from trinity.runtime.settings import ServiceSettings
+from trinity.runtime.settings import NatsSettings
 
 _TRANSPORTS = ("folder", "s3", "jetstream", "collective")
 
 
-class ExplorerSettings(ServiceSettings):
+class ExplorerSettings(NatsSettings):
     model_config = SettingsConfigDict(env_prefix="TRINITY_EXPLORER_", extra="forbid", frozen=True)
 
     config_file: Path | None = Field(None, description="The run's YAML")
     stage: str = Field("", description="Stage of the YAML, if it has several")
     name: str = Field("", description="Name in the run, unlike any other's; empty: the YAML's; {host}: this host")
-    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream")
     sync_address: str = Field("127.0.0.1:7004", description="gRPC address of the sync service")
     environment_address: str = Field("127.0.0.1:7002", description="gRPC address of the environment service")
     plugin_dirs: str = Field("", description="Folders with the users' workflows, separated as PATH is")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the engines run")
     serve_listen: str = Field("", description="Serve the OpenAI API at this host:port, and work on no tasks")
     serve_folder: Path | None = Field(None, description="Then follow this job folder's checkpoints, not a live run")
+    api_keys_file: Path | None = Field(
+        None, description="File of keys that the OpenAI API asks for, one a line; empty: none, on the loopback alone"
+    )
     transports: str = Field(
         "folder,s3,jetstream,collective", description="Ways this explorer may get weights, separated by commas"
     )
     cache_dir: Path | None = Field(
         None, description="Where fetched weights are kept, twice a version's size; empty: a temporary folder"
+    )
+    gpu_memory_gib: float = Field(
+        0,
+        ge=0,
+        description="Memory that an engine may take of each GPU, in GiB; 0: as the YAML says",
     )
     devices: str = Field("", description="CUDA devices of this explorer, as in CUDA_VISIBLE_DEVICES; empty: all")
 

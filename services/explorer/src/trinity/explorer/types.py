@@ -1,9 +1,11 @@
 """Inputs and results of an engine."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from trinity.config.schema.explorer import RolloutModelConfig
 from trinity.data.experience import VersionSpan
 from trinity.runtime.errors import TrinityError
 
@@ -26,6 +28,16 @@ class Completion:
 
 
 @dataclass(frozen=True)
+class EngineUsage:
+    """What vLLM's scheduler has to do: sequences that it samples, sequences in its queue; the used part of its
+    key-value cache, 0 to 1."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_cache_ratio: float = 0.0
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """How to start one engine."""
 
@@ -39,11 +51,20 @@ class EngineOptions:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     gpu_memory_utilization: float = 0.9
+    gpu_memory_gib: float = 0  # of each GPU, which a trainer shares; 0: gpu_memory_utilization says
     cpu_kvcache_gib: float = 1.0
     max_num_seqs: int | None = None
     trust_remote_code: bool = False
     weights_change: bool = True  # False: auxiliary models, which are never updated
     pooling: bool = False  # a model that rates instead of writing
+
+    @classmethod
+    def of(cls, config: RolloutModelConfig, *, device: str, **others: Any) -> "EngineOptions":
+        """Of a model's part of the YAML. An engine on a CPU is not split."""
+        given = {name: getattr(config, name) for name in RolloutModelConfig.model_fields if name in cls.__annotations__}
+        if device == "cpu":
+            given["tensor_parallel_size"] = 1
+        return cls(device=device, **given, **others)
 
     @property
     def engine_dtype(self) -> str:

@@ -16,15 +16,17 @@ import structlog
 
 from trinity.runtime.broker import SequenceConflict, is_cancelled
 from trinity.runtime.errors import NotFound, TrinityError, Unavailable
+from trinity.sync.lifecycle import Versions
 from trinity.sync.members import Members
 from trinity.sync.store import records
 from trinity.sync.store.manifests import Manifests
 from trinity.sync.store.records import Candidate, Epoch, Failure, Measured, Member, Record
-from trinity.sync.store.state import RunState, judge
-from trinity.sync.versions import Versions
+from trinity.sync.store.state import RunState
+from trinity.sync.versions import NotLoaded, Reject, Verify, current
 from trinity.weights import (
     Canary,
     CollectiveOffer,
+    ExplorerState,
     FolderOffer,
     JetStreamOffer,
     Manifest,
@@ -35,7 +37,6 @@ from trinity.weights.pointer import Live
 
 log = structlog.get_logger(__name__)
 
-MOST_FAILURES = 2
 _TICK_SECONDS = 0.5
 _TRANSPORTS = {FolderOffer: "folder", S3Offer: "s3", JetStreamOffer: "jetstream"}
 
@@ -54,8 +55,8 @@ def problem_of(canary: Canary, measured: Measured) -> str:
 def awaited(newest_first: Iterable[Record], live: Live) -> Record | None:
     """The newest version that waits for its canary, unless a newer one is LIVE or about to be."""
     for record in newest_first:
-        state = judge(record, live).state
-        if record.version <= live.version or (record.committed and state is VersionState.VERIFIED):
+        state = current(record, live).state
+        if record.version <= live.version or state is VersionState.VERIFIED:
             return None
         if record.has_canary and state is VersionState.STAGED:
             return record
@@ -92,7 +93,7 @@ def choose(
             member.explorer_id in failed,
             member.explorer_id == last,
             collective and not epoch.has(member.lease_id),
-            member.state in ("evaluating", "draining"),
+            member.state in (ExplorerState.EVALUATING, ExplorerState.DRAINING),
             member.explorer_id,
         )
 
@@ -154,7 +155,7 @@ class Canaries:
     async def _is_with_its_explorer(self, candidate: Candidate) -> bool:
         """Whether it is still to be judged, by an explorer that lives and has not said that it cannot."""
         record, live = self._state.records.get(candidate.version), self._state.live
-        if record is None or record.version <= live.version or judge(record, live).state is not VersionState.STAGED:
+        if record is None or record.version <= live.version or current(record, live).state is not VersionState.STAGED:
             return False
         if any(failure.attempt == candidate.attempt for failure in record.failures):
             return False
@@ -172,13 +173,13 @@ class Canaries:
         manifest = await self._manifests.get(record)
         assert manifest.canary is not None
         problem = problem_of(manifest.canary, measured)
-        staged = judge(record, self._state.live).state is VersionState.STAGED
+        staged = current(record, self._state.live).state is VersionState.STAGED
         if problem and (not staged or not await self._was_asked(member, measured.version)):
             log.warning("sync.canary.failed_elsewhere", version=measured.version, reason=problem)
         elif problem:
-            await self._versions.reject(measured.version, problem, measured)
+            await self._versions.apply(measured.version, Reject(problem, measured))
         elif staged:
-            await self._versions.verify(measured.version, measured)
+            await self._versions.apply(measured.version, Verify(measured))
 
     async def _was_asked(self, member: Member, version: int) -> bool:
         candidate = records.decode_candidate((await self._state.mirror.fresh(self._key)).value)
@@ -209,21 +210,4 @@ class Canaries:
             await self._ask_again(member, version)
             return
         failure = Failure(member.explorer_id, self._state.candidate.attempt, reason)
-
-        def count(record: Record) -> Record | None:
-            if record.state is not VersionState.STAGED:
-                return None
-            if any(known.attempt == failure.attempt for known in record.failures):
-                return None
-            counted = replace(record, failures=(*record.failures, failure))
-            if len(counted.failures) < MOST_FAILURES:
-                return counted
-            told = "; ".join(f"{known.explorer_id}: {known.reason}" for known in counted.failures)
-            return replace(counted, state=VersionState.REJECTED, reason=f"could not be loaded, by {told}")
-
-        changed = await self._state.change_record(version, count)
-        if changed is not None and changed.state is VersionState.REJECTED:
-            log.warning("sync.version.rejected", version=version, reason=changed.reason)
-            await self._versions.settle()
-        elif changed is not None:
-            log.info("sync.canary.not_loaded", version=version, explorer=member.explorer_id, reason=reason)
+        await self._versions.apply(version, NotLoaded(failure))

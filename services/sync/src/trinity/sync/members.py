@@ -1,4 +1,5 @@
-"""Who rolls out for a run: explorers with a lease, renewed by every report, gone when it runs out.
+"""Who rolls out for a run: explorers with a lease, renewed by every report, gone when it runs out; and their collective
+groups, as numbered epochs: the same number while the members are the same, else a new one.
 
 All members are in memory; a report is written to KV when it says something new, or when a third of the lease has
 passed. A lease is judged by how long this process has not heard of its member, from itself or through KV, so that hosts
@@ -10,6 +11,7 @@ import contextlib
 import re
 import time
 import uuid
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +22,10 @@ from trinity.runtime.errors import AlreadyExists, InvalidInput, NotFound
 from trinity.runtime.names import RunNames
 from trinity.sync.store import clock, records
 from trinity.sync.store.mirror import Mirror
-from trinity.sync.store.records import Member
-from trinity.sync.store.state import ChangeEvent
+from trinity.sync.store.records import Epoch, EpochMember, Member
+from trinity.sync.store.state import ChangeEvent, RunState
+from trinity.weights import ExplorerState
+from trinity.weights.pointer import Live
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +33,8 @@ log = structlog.get_logger(__name__)
 _POLL_SECONDS = 0.25
 _SWEEP_SECONDS = 0.5
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
+BACKENDS = ("gloo", "nccl")
+_READY = (ExplorerState.RUNNING, ExplorerState.WAITING, ExplorerState.UPDATING)
 # What others decide by; the rest of a report can wait.
 _MATERIAL = ("version", "state", "failure", "transport")
 
@@ -40,6 +46,12 @@ class _Held:
     member: Member
     heard_at: float
     written_at: float
+
+
+def check_new(member: Member) -> None:
+    """InvalidInput for one that cannot join any run."""
+    if not member.explorer_id:
+        raise InvalidInput("explorer_id", "is empty")
 
 
 class Members:
@@ -129,8 +141,7 @@ class Members:
 
     async def join(self, member: Member) -> Member:
         """Enter, or come back after the old lease ran out or from the same process. AlreadyExists otherwise."""
-        if not member.explorer_id:
-            raise InvalidInput("explorer_id", "is empty")
+        check_new(member)
         key = self._names.member_key(member.explorer_id)
         lease_id = f"{key.rpartition('.')[2]}.{uuid.uuid4().hex}"
         joined = replace(member, lease_id=lease_id, reported_at=time.time())
@@ -211,3 +222,73 @@ class Members:
         if lease_id not in self._ends:
             self._ends[lease_id] = asyncio.get_running_loop().create_future()
         return self._ends[lease_id]
+
+
+def ready_members(members: Sequence[Member], live: Live, backend: str, excluded: Collection[str]) -> list[Member]:
+    """Explorers that can and may take part in the next update, by name."""
+    return sorted(
+        (
+            member
+            for member in members
+            if f"collective-{backend}" in member.capabilities.transports
+            and member.state in _READY
+            and (live.version < 0 or member.version == live.version)
+            and member.explorer_id not in excluded
+        ),
+        key=lambda member: member.explorer_id,
+    )
+
+
+def ranked(members: Sequence[Member]) -> tuple[EpochMember, ...]:
+    """The trainer is rank 0; each member has a rank for every worker of every engine."""
+    first, found = 1, []
+    for member in members:
+        ranks = max(1, member.capabilities.engines) * max(1, member.capabilities.tensor_parallel_size)
+        found.append(EpochMember(member.explorer_id, member.lease_id, first, ranks))
+        first += ranks
+    return tuple(found)
+
+
+class Epochs:
+    """The epochs of one run."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+
+    async def form(
+        self, members: Sequence[Member], backend: str, store: tuple[str, str], excluded: Collection[str], *, renew: bool
+    ) -> Epoch:
+        """The epoch for the next update. It has no members if none is ready; members of the last one are told.
+
+        `store`: address and secret of the trainer's.
+        """
+        store_address, store_secret = store
+        if backend not in BACKENDS:
+            raise InvalidInput("backend", f"is {backend!r}, must be one of {', '.join(BACKENDS)}")
+        if not store_address:
+            raise InvalidInput("store_address", "is empty; members must know where to meet")
+        wanted = ranked(ready_members(members, self._state.live, backend, excluded))
+        formed = Epoch()
+
+        def change(value: bytes) -> bytes | None:
+            nonlocal formed
+            formed = records.decode_epoch(value)
+            place = formed.store_address, formed.store_secret
+            same = (formed.backend, place, formed.members) == (backend, store, wanted)
+            if (same and not renew) or not (wanted or formed.members):
+                return None
+            formed = replace(
+                formed,
+                number=formed.number + 1,
+                backend=backend,
+                store_address=store_address,
+                store_secret=store_secret,
+                members=wanted,
+            )
+            return records.encode(formed)
+
+        before = self._state.epoch.number
+        await self._state.mirror.change(self._state.names.epoch_key, change)
+        if formed.number != before:
+            log.info("sync.epoch.formed", number=formed.number, backend=backend, members=len(formed.members))
+        return formed

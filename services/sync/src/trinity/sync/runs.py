@@ -1,7 +1,6 @@
 """The runs that this process serves now. A request that names a run opens it; a run without requests is closed."""
 
 import asyncio
-import re
 import time
 from dataclasses import dataclass
 
@@ -9,24 +8,20 @@ import structlog
 
 from trinity.runtime.broker import Bucket, is_cancelled
 from trinity.runtime.errors import DataLoss, Full, InvalidInput, Unavailable
+from trinity.runtime.names import IS_RUN, RunNames
 from trinity.sync.canary import Canaries
 from trinity.sync.claims import Claims
-from trinity.sync.collect import Collector
-from trinity.sync.epochs import Epochs
-from trinity.sync.members import Members
-from trinity.sync.rollback import Rollbacks
+from trinity.sync.lifecycle import Versions
+from trinity.sync.members import Epochs, Members
 from trinity.sync.settings import SyncSettings
-from trinity.sync.staging import Staging
 from trinity.sync.store import records
 from trinity.sync.store.manifests import Manifests
 from trinity.sync.store.state import RunState
-from trinity.sync.versions import Versions
 from trinity.sync.watch import Watches
 from trinity.weights.pointer import Rollback
 
 log = structlog.get_logger(__name__)
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _OPEN_SECONDS = 20.0
 _IDLE_SECONDS = 60.0
 _MOST_OPEN = 1000
@@ -51,13 +46,10 @@ class Run:
         self.state = RunState(buckets.versions, name)
         self.members = Members(buckets.members, name, settings.lease_seconds)
         self.manifests = Manifests(buckets.manifests, name, buckets.most_bytes)
-        self.versions = Versions(self.state)
         self.claims = Claims(self.state, settings.claim_seconds)
-        self.staging = Staging(self.state, self.versions, self.manifests, self.claims)
+        self.versions = Versions(self.state, self.manifests, self.claims)
         self.canaries = Canaries(self.state, self.versions, self.members, self.manifests, settings.canary_seconds)
         self.epochs = Epochs(self.state)
-        self.rollbacks = Rollbacks(self.state, self.manifests)
-        self.collector = Collector(self.state)
         self.watches = Watches(self.state, self.members, self.manifests)
         self.used_at = time.monotonic()
         self.failure = ""
@@ -124,11 +116,24 @@ class Runs:
                 await asyncio.sleep(_IDLE_SECONDS / 4)
                 self._close_what_is_idle()
 
+    @property
+    def open(self) -> list[Run]:
+        """Those that are served now."""
+        return [run for run, _ in self._open.values() if not run.failure]
+
+    async def find(self, name: str) -> Run | None:
+        """As `get`, but None for a run that no process has used: many names cost no memory."""
+        _check_name(name)
+        if name not in self._open:
+            buckets, members = self._buckets, RunNames(name).members
+            if not await buckets.versions.has(name) and not await buckets.members.has(members):
+                return None
+        return await self.get(name)
+
     async def get(self, name: str) -> Run:
-        """The run, once all that is known of it has been read."""
-        if not _NAME.fullmatch(name):
-            problem = f"is {name[:50]!r}, must be letters, digits, underscores and hyphens" if name else "is empty"
-            raise InvalidInput("run", problem)
+        """The run, once all that is known of it has been read. From then on the caller's log lines name it."""
+        _check_name(name)
+        structlog.contextvars.bind_contextvars(run=name)
         if name not in self._open:
             self._start(name)
         run = self._open[name][0]
@@ -154,6 +159,12 @@ class Runs:
             if not run.watches.streams and time.monotonic() - run.used_at > _IDLE_SECONDS:
                 task.cancel()
                 del self._open[name]
+
+
+def _check_name(name: str) -> None:
+    if not IS_RUN.fullmatch(name):
+        problem = f"is {name[:50]!r}, must be letters, digits, underscores and hyphens" if name else "is empty"
+        raise InvalidInput("run", problem)
 
 
 async def _alone(run: Run) -> None:

@@ -7,6 +7,8 @@ import grpc.aio
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.runtime import names
 from trinity.runtime.broker import Broker, Bucket, connect
+from trinity.runtime.metrics import sample
+from trinity.sync.metrics import measure
 from trinity.sync.runs import Buckets, Runs
 from trinity.sync.servicer import SyncServicer
 from trinity.sync.settings import SyncSettings
@@ -45,7 +47,9 @@ class SyncService:
         async with await connect(self._settings.nats_url, "trinity-sync") as broker:
             runs = Runs(await open_buckets(broker, self._settings), self._settings)
             self._servicer.attach(runs)
-            await runs.work(ready)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(sample(lambda: measure(runs.open)))
+                await runs.work(ready)
 
     async def drain(self, grace_seconds: float) -> None:
         """Nothing to hand back: all state is in KV."""

@@ -1,5 +1,6 @@
 """The gRPC edge of the sync service."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -7,11 +8,13 @@ import structlog
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
-from trinity.runtime.errors import Unavailable
+from trinity.runtime.errors import InvalidInput, NotFound, Unavailable
+from trinity.runtime.trust.identity import check_name
 from trinity.sync import wire
+from trinity.sync.members import check_new
 from trinity.sync.runs import Run, Runs
 from trinity.sync.store.records import Member
-from trinity.sync.store.state import Judged
+from trinity.sync.versions import Pin, Version
 from trinity.weights import manifest_from_proto
 
 log = structlog.get_logger(__name__)
@@ -31,25 +34,40 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         """NATS answers: calls can be served from now on."""
         self._runs = runs
 
-    async def _run(self, name: str) -> Run:
+    @property
+    def _runs_open(self) -> Runs:
         if self._runs is None:
             raise Unavailable("the sync service is still starting")
-        return await self._runs.get(name)
+        return self._runs
+
+    async def _run(self, name: str) -> Run:
+        """The run; a new one if there is none of this name. Requests are checked before, since it takes memory."""
+        return await self._runs_open.get(name)
+
+    async def _existing(self, name: str) -> Run:
+        """NotFound for a run without versions, claims and explorers."""
+        run = await self._runs_open.find(name)
+        if run is None:
+            raise NotFound(f"run: no trainer and no explorer of {name!r} was here yet")
+        return run
 
     async def Join(self, request: pb.JoinRequest, context: grpc.aio.ServicerContext) -> pb.JoinResponse:
+        member = wire.member_from_join(request)
+        check_new(member)
+        check_name("explorer_id", member.explorer_id)
         members = (await self._run(request.run)).members
-        joined = await members.join(wire.member_from_join(request))
+        joined = await members.join(member)
         return pb.JoinResponse(lease_id=joined.lease_id, lease_seconds=members.lease_seconds)
 
     async def Watch(
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.WatchResponse]:
-        run = await self._run(request.run)
+        run = await self._existing(request.run)
         async for response in run.watches.follow(request.lease_id):
             yield response
 
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext) -> pb.ReportResponse:
-        run = await self._run(request.run)
+        run = await self._existing(request.run)
         before = await run.members.find(request.lease_id)
         if request.failure:
             log.warning(
@@ -71,81 +89,87 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         return pb.ReportResponse(lease_seconds=run.members.lease_seconds)
 
     async def Leave(self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext) -> pb.LeaveResponse:
-        await (await self._run(request.run)).members.leave(request.lease_id)
+        run = await self._runs_open.find(request.run)
+        if run is not None:
+            await run.members.leave(request.lease_id)
         return pb.LeaveResponse()
 
     async def Claim(self, request: pb.ClaimRequest, context: grpc.aio.ServicerContext) -> pb.ClaimResponse:
+        if not request.trainer_id:
+            raise InvalidInput("trainer_id", "is empty")
         run = await self._run(request.run)
         claim = await run.claims.take(request.trainer_id, request.pid, request.host, request.lease_id)
         return pb.ClaimResponse(
-            lease_id=claim.lease_id, lease_seconds=run.claims.claim_seconds, rollback=await _newest_rollback(run)
+            lease_id=claim.lease_id,
+            lease_seconds=run.claims.claim_seconds,
+            rollback=await _newest_rollback(run),
+            unreadable=await _unreadable(run),
         )
 
     async def Release(self, request: pb.ReleaseRequest, context: grpc.aio.ServicerContext) -> pb.ReleaseResponse:
-        await (await self._run(request.run)).claims.release(request.lease_id)
+        run = await self._runs_open.find(request.run)
+        if run is not None:
+            await run.claims.release(request.lease_id)
         return pb.ReleaseResponse()
 
-    async def Stage(self, request: pb.StageRequest, context: grpc.aio.ServicerContext) -> pb.StageResponse:
-        run = await self._run(request.manifest.run)
+    async def Publish(self, request: pb.PublishRequest, context: grpc.aio.ServicerContext) -> pb.PublishResponse:
+        manifest = manifest_from_proto(request.manifest)
+        manifest.check()
+        run = await self._run(manifest.run)
         rollback = request.rollback if request.HasField("rollback") else None
-        judged = await run.staging.stage(manifest_from_proto(request.manifest), request.lease_id, rollback)
-        return pb.StageResponse(state=judged.state.wire_name)
-
-    async def Commit(self, request: pb.CommitRequest, context: grpc.aio.ServicerContext) -> pb.CommitResponse:
-        run = await self._run(request.run)
-        await run.claims.check(request.lease_id)
-        judged = await run.versions.commit(request.version)
+        version = await run.versions.publish(manifest, request.lease_id, rollback)
         held = {member.version for member in run.members.all()}
-        collectable = await run.collector.collect(held, request.versions_to_keep)
-        return pb.CommitResponse(collectable=collectable, state=judged.state.wire_name)
+        collectable = await run.versions.collect(held, request.versions_to_keep)
+        return pb.PublishResponse(state=version.state.wire_name, collectable=collectable)
 
     async def GetVersion(
         self, request: pb.GetVersionRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetVersionResponse:
-        run = await self._run(request.run)
-        judged = await run.versions.get(request.version)
-        manifest = await run.manifests.message(judged.record)
-        return pb.GetVersionResponse(version=wire.version_to_proto(judged, manifest, run.members.all()))
+        run = await self._existing(request.run)
+        return pb.GetVersionResponse(version=await _version(run, await run.versions.get(request.version)))
 
     async def Pin(self, request: pb.PinRequest, context: grpc.aio.ServicerContext) -> pb.PinResponse:
-        await (await self._run(request.run)).versions.pin(request.version, request.pinned)
+        await (await self._existing(request.run)).versions.apply(request.version, Pin(request.pinned))
         return pb.PinResponse()
 
     async def Rollback(self, request: pb.RollbackRequest, context: grpc.aio.ServicerContext) -> pb.RollbackResponse:
-        run = await self._run(request.run)
-        rollback = await run.rollbacks.to(
+        run = await self._existing(request.run)
+        rollback = await run.versions.roll_back(
             request.version, keep_experience=request.keep_experience, reason=request.reason
         )
         withdrawn = run.withdrawn_by(rollback) if rollback else []
         return pb.RollbackResponse(rollback=wire.rollback_to_proto(rollback, withdrawn))
 
     async def FormEpoch(self, request: pb.FormEpochRequest, context: grpc.aio.ServicerContext) -> pb.FormEpochResponse:
-        run = await self._run(request.run)
+        run = await self._existing(request.run)
         await run.claims.check(request.lease_id)
         epoch = await run.epochs.form(
-            run.members.all(), request.backend, request.store_address, set(request.excluded), renew=request.renew
+            run.members.all(),
+            request.backend,
+            (request.store_address, request.store_secret),
+            set(request.excluded),
+            renew=request.renew,
         )
         return pb.FormEpochResponse(epoch=wire.epoch_to_proto(epoch) if epoch.members else None)
 
     async def ListVersions(
         self, request: pb.ListVersionsRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListVersionsResponse:
-        run = await self._run(request.run)
+        run = await self._runs_open.find(request.run)
+        if run is None:
+            return pb.ListVersionsResponse()
         listed = run.versions.all()[: request.limit or _DEFAULT_LIMIT]
-        manifests = await run.manifests.messages([judged.record for judged in listed[:_WITH_MANIFEST]])
-        manifests += [_bare(run.name, judged) for judged in listed[_WITH_MANIFEST:]]
-        members: list[Member] = run.members.all()
-        return pb.ListVersionsResponse(
-            versions=[
-                wire.version_to_proto(judged, manifest, members)
-                for judged, manifest in zip(listed, manifests, strict=True)
-            ]
-        )
+        newest = await asyncio.gather(*(_version(run, version) for version in listed[:_WITH_MANIFEST]))
+        members = run.members.all()
+        older = [wire.version_to_proto(v, _bare(run.name, v), members) for v in listed[_WITH_MANIFEST:]]
+        return pb.ListVersionsResponse(versions=[*newest, *older])
 
     async def ListMembers(
         self, request: pb.ListMembersRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListMembersResponse:
-        run = await self._run(request.run)
+        run = await self._runs_open.find(request.run)
+        if run is None:
+            return pb.ListMembersResponse()
         live, members = run.state.live.version, run.members
         return pb.ListMembersResponse(
             members=[wire.member_to_proto(m, live, members.seconds_since_report(m)) for m in members.all()]
@@ -169,8 +193,19 @@ def _reported(request: pb.ReportRequest, before: Member) -> dict[str, object]:
     }
 
 
-def _bare(run: str, judged: Judged) -> pb.Manifest:
-    return pb.Manifest(run=run, version=judged.record.version, step=judged.record.step)
+def _bare(run: str, version: Version) -> pb.Manifest:
+    return pb.Manifest(run=run, version=version.record.version, step=version.record.step)
+
+
+async def _version(run: Run, version: Version) -> pb.WeightVersion:
+    manifest, problem = await run.manifests.message_or_problem(version.record)
+    return wire.version_to_proto(version, manifest, run.members.all(), problem)
+
+
+async def _unreadable(run: Run) -> int | None:
+    """The LIVE version, if its manifest cannot be read."""
+    record = run.state.records.get(run.state.live.version)
+    return record.version if record and (await run.manifests.message_or_problem(record))[1] else None
 
 
 async def _newest_rollback(run: Run) -> pb.RollbackRecord | None:

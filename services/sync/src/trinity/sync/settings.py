@@ -3,13 +3,12 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from trinity.runtime.settings import ServiceSettings
+from trinity.runtime.settings import NatsSettings
 
 
-class SyncSettings(ServiceSettings):
+class SyncSettings(NatsSettings):
     model_config = SettingsConfigDict(env_prefix="TRINITY_SYNC_", extra="forbid", frozen=True)
 
-    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS with JetStream")
     nats_replicas: int = Field(0, ge=0, le=5, description="Replicas of the KV buckets; 0: 3 in a cluster, else 1")
     lease_seconds: float = Field(
         15.0,

@@ -1,33 +1,242 @@
-"""The states of versions: STAGED, VERIFIED, LIVE, RETIRED, REJECTED. Every change is a compare-and-set on one key.
+"""The states of weight versions: one table of events, and `transition`, the one pure function that makes them happen.
 
-A version's record says what was found out about it; which one is LIVE is one pointer. What needs both is done in an
-order that may stop at any point. The next call of `settle` finishes it: by this instance, another one, or this one
-after a restart.
+A version's record says what was found out about it (STAGED, then VERIFIED or REJECTED, for ever); which version is LIVE
+is one pointer. RETIRED and withdrawn follow from both, so no other place can differ: see `current`.
+
+    event            unknown    STAGED     VERIFIED   LIVE       RETIRED    REJECTED
+    Register         STAGED     -          -          -          -          -
+    Verify           NotFound   VERIFIED   -          -          -          -
+    Reject           NotFound   REJECTED   -          -          -          -
+    NotLoaded        NotFound   STAGED     -          -          -          -
+    NotLoaded again  NotFound   REJECTED   -          -          -          -
+    GoLive           NotFound   Conflict   LIVE       -          Conflict   Conflict
+    RollBack         NotFound   Conflict   Conflict   -          LIVE       Conflict
+    Pin              NotFound   STAGED     VERIFIED   LIVE       RETIRED    REJECTED
+    Release          NotFound   STAGED     VERIFIED   -          RETIRED    REJECTED
+
+A state is the version's after the event; where it is the one before, the record changes in another field. "-": nothing
+changes, since it was decided before. NotFound and Conflict: the event is refused with the reason. Some are refused for
+other facts too: Register for a number that is not the newest, another content, an older claim, or weights that do not
+follow the newest rollback; RollBack for a version that never was LIVE; RollBack and Pin for files that are released.
+
+A VERIFIED version goes LIVE at once if it is newer than the one that is; it stays VERIFIED only until then.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
-import structlog
-
-from trinity.runtime.broker import SequenceConflict
-from trinity.runtime.errors import Conflict
-from trinity.runtime.names import RunNames
-from trinity.sync.store import records
-from trinity.sync.store.records import Measured, Record
-from trinity.sync.store.state import Judged, RunState, judge
+from trinity.runtime.errors import Conflict, NotFound
+from trinity.sync.store.records import Failure, Measured, Record
 from trinity.weights import VersionState
-from trinity.weights.pointer import Live, decode_live, encode_live
+from trinity.weights.pointer import MOST_ROLLBACKS, Live, Rollback
 
-log = structlog.get_logger(__name__)
+MOST_FAILURES = 2
+_GOOD = (VersionState.VERIFIED, VersionState.LIVE, VersionState.RETIRED)
+
+
+@dataclass(frozen=True)
+class Register:
+    """A trainer publishes a version. `claim` and `rollback` are the newest that its maker follows; None: unchecked."""
+
+    record: Record
+    claim: int | None = None
+    rollback: int | None = None
+
+
+@dataclass(frozen=True)
+class Verify:
+    """An explorer reproduced the canary."""
+
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class Reject:
+    """It failed its canary."""
+
+    reason: str
+    measured: Measured | None = None
+
+
+@dataclass(frozen=True)
+class NotLoaded:
+    """An explorer that was asked to load it could not: MOST_FAILURES of these reject it."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class GoLive:
+    """The pointer moves on to it."""
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """The pointer moves back to it, and all newer versions are withdrawn."""
+
+    keep_experience: bool = False
+    reason: str = ""
+    at_seconds: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Its files stay, or not."""
+
+    pinned: bool
+
+
+@dataclass(frozen=True)
+class Release:
+    """Its files may be deleted, unless it is LIVE, pinned, in `held`, or about to be LIVE again."""
+
+    held: frozenset[int] = frozenset()
+
+
+Event = Register | Verify | Reject | NotLoaded | GoLive | RollBack | Pin | Release
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version as it is now: its record, seen together with the pointer."""
+
+    record: Record
+    state: VersionState
+    reason: str = ""
+
+
+def current(record: Record, live: Live) -> Version:
+    """The state of a version. One that was overtaken while it was STAGED stays STAGED: it is not verified."""
+    if live.is_withdrawn(record.version):
+        rollback = next((r for r in reversed(live.rollbacks) if r.withdraws(record.version)), None)
+        why = f": {rollback.reason}" if rollback and rollback.reason else ""
+        to = f" to version {rollback.version}" if rollback else ""
+        return Version(record, VersionState.REJECTED, f"withdrawn by a rollback{to}{why}")
+    if record.state is VersionState.REJECTED:
+        return Version(record, record.state, record.reason)
+    if record.version == live.version:
+        return Version(record, VersionState.LIVE)
+    if record.version < live.version and record.state is VersionState.VERIFIED:
+        return Version(record, VersionState.RETIRED)
+    return Version(record, record.state)
+
+
+def transition(live: Live, record: Record | None, event: Event) -> tuple[Live, Record]:
+    """The pointer and the version's record after the event, by the table above; unchanged where it has no effect.
+
+    `record` is None for a version that the run does not have. Raises NotFound and Conflict as the table says.
+    """
+    if isinstance(event, Register):
+        return _register(live, record, event)
+    if record is None:
+        raise NotFound("version: this run has no such version")
+    is_staged = current(record, live).state is VersionState.STAGED
+    match event:
+        case Verify(measured) if is_staged:
+            return live, replace(record, state=VersionState.VERIFIED, measured=measured)
+        case Reject(reason, measured) if is_staged:
+            return live, replace(record, state=VersionState.REJECTED, reason=reason, measured=measured)
+        case NotLoaded(failure) if is_staged:
+            return live, _not_loaded(record, failure)
+        case GoLive():
+            return _go_live(live, record)
+        case RollBack():
+            return _roll_back(live, record, event)
+        case Pin(pinned):
+            if pinned and record.collected:
+                raise Conflict(f"version: the files of {record.version} may be deleted already; pin a newer version")
+            return live, replace(record, pinned=pinned)
+        case Release(held) if not is_wanted(record, live, held):
+            return live, replace(record, collected=True)
+    return live, record
+
+
+def _register(live: Live, record: Record | None, event: Register) -> tuple[Live, Record]:
+    made, claim, rollback = event.record, event.claim, event.rollback
+    if record is not None:
+        if record.digest != made.digest:
+            raise Conflict(f"manifest.version: {made.version} exists with another content; versions never change")
+        return live, record  # the answer was lost, or another instance was asked too
+    if claim is not None and live.claim > claim:
+        raise Conflict("lease_id: another trainer has taken the run over since; start again from a checkpoint")
+    if rollback is not None and live.rollback is not None and live.rollback.number != rollback:
+        to = live.rollback.version
+        raise Conflict(f"rollback: the run was rolled back to version {to}, which these weights do not follow")
+    if made.version < live.newest_version or live.is_withdrawn(made.version):
+        raise Conflict(f"manifest.version: is {made.version}, must be newer than {live.newest_version}")
+    newest_step = max(live.newest_step, made.step)
+    taken = replace(live, newest_version=made.version, newest_step=newest_step, claim=max(live.claim, claim or 0))
+    return taken, made
+
+
+def _not_loaded(record: Record, failure: Failure) -> Record:
+    """A failure counts once for each time that an explorer was asked."""
+    if any(known.attempt == failure.attempt for known in record.failures):
+        return record
+    failures = (*record.failures, failure)
+    if len(failures) < MOST_FAILURES:
+        return replace(record, failures=failures)
+    told = "; ".join(f"{known.explorer_id}: {known.reason}" for known in failures)
+    return replace(record, failures=failures, state=VersionState.REJECTED, reason=f"could not be loaded, by {told}")
+
+
+def _go_live(live: Live, record: Record) -> tuple[Live, Record]:
+    version = current(record, live)
+    if version.state is VersionState.LIVE:
+        return live, record
+    if version.state is not VersionState.VERIFIED:
+        raise Conflict(f"version: {record.version} is {version.state.name}; only a VERIFIED version goes LIVE")
+    gate = max(live.gate_step, record.step)
+    return replace(live, version=record.version, step=record.step, gate_step=gate), replace(record, was_live=True)
+
+
+def next_number(live: Live) -> int:
+    """Of the rollback that comes next."""
+    return live.rollback.number + 1 if live.rollback else 1
+
+
+def _roll_back(live: Live, record: Record, event: RollBack) -> tuple[Live, Record]:
+    """The record of the rollback lies in the pointer, so it happens at once; ranges that it covers are dropped."""
+    number, version = record.version, current(record, live)
+    if version.state is VersionState.LIVE:
+        return live, record
+    if version.state is VersionState.REJECTED:
+        raise Conflict(f"version: {number} is REJECTED ({version.reason}); roll back to one that was LIVE")
+    if number > live.version:
+        raise Conflict(f"version: {number} is newer than {live.version}, which is LIVE; roll back to an older one")
+    if not record.was_live:
+        raise Conflict(f"version: {number} never was LIVE; roll back to one that was")
+    if record.collected:
+        raise Conflict(f"version: the files of {number} are gone; roll back to a newer one, and pin what must stay")
+    rollback = Rollback(
+        next_number(live), number, live.newest_version, live.newest_step, event.keep_experience, event.reason,
+        event.at_seconds,
+    )  # fmt: skip
+    kept = tuple(span for span in live.withdrawn if span[0] < number)
+    moved = replace(
+        live,
+        version=number,
+        step=record.step,
+        gate_step=max(live.gate_step, live.newest_step),
+        rollbacks=(*live.rollbacks, rollback)[-MOST_ROLLBACKS:],
+        withdrawn=(*kept, (number, live.newest_version)),
+    )
+    return moved, replace(record, rollback=rollback.number)  # its files stay until the pointer has moved
+
+
+def is_wanted(record: Record, live: Live, held: Collection[int]) -> bool:
+    """Whether a version's files must stay for its own sake. Version 0 has no files; it always can be gone back to."""
+    rollbacks = live.rollback.number if live.rollback else 0
+    return record.version in (0, live.version) or record.pinned or record.version in held or record.rollback > rollbacks
 
 
 def next_live(newest_first: Iterable[Record], live: Live) -> Record | None:
-    """The newest version that is VERIFIED and committed, if it is newer than the one that is LIVE."""
+    """The newest version that is VERIFIED, if it is newer than the one that is LIVE."""
     for record in newest_first:
         if record.version <= live.version:
             return None
-        if record.committed and judge(record, live).state is VersionState.VERIFIED:
+        if current(record, live).state is VersionState.VERIFIED:
             return record
     return None
 
@@ -37,152 +246,28 @@ def gate_step(newest_first: Iterable[Record], live: Live) -> int:
     newer = [record for record in newest_first if record.version > live.version]
     gate = max(live.gate_step, live.step)
     for record in reversed(newer):
-        if judge(record, live).state is not VersionState.REJECTED:
+        if current(record, live).state is not VersionState.REJECTED:
             break
         gate = max(gate, record.step)
     return gate
 
 
-class Versions:
-    """Versions of one run."""
+def needed(newest_first: Iterable[Record], live: Live, held: Collection[int], kept: int) -> set[int]:
+    """Versions whose files must stay, of those whose files are not released yet.
 
-    def __init__(self, state: RunState) -> None:
-        self._state = state
-        self._names: RunNames = state.names
-
-    async def get(self, version: int) -> Judged:
-        """NotFound if there is no such version."""
-        record = await self._state.record(version)
-        return judge(record, await self._state.pointer())
-
-    def all(self) -> list[Judged]:
-        """Newest first, as far as this process knows."""
-        return [judge(record, self._state.live) for record in self._state.newest_first]
-
-    async def register(self, record: Record, *, claim: int | None, rollback: int | None) -> Judged:
-        """Write a new version's record. Conflict if it is not newer than all others, or not its maker's turn.
-
-        The number is taken in the pointer first, so that two versions, a version and a rollback, or an old trainer and
-        its successor, meet there in one order.
-        """
-
-        def take(live: Live) -> Live:
-            if claim is not None and live.claim > claim:
-                raise Conflict("lease_id: another trainer has taken the run over since; start again from a checkpoint")
-            if rollback is not None and live.rollback is not None and live.rollback.number != rollback:
-                to = live.rollback.version
-                raise Conflict(f"rollback: the run was rolled back to version {to}, which these weights do not follow")
-            there = self._state.records.get(record.version)
-            if there is not None and there.digest == record.digest:
-                return live  # another instance was asked too
-            newest = max([live.newest_version, *self._state.records])
-            if record.version < newest or there is not None or live.is_withdrawn(record.version):
-                raise Conflict(f"manifest.version: is {record.version}, must be newer than {newest}")
-            return replace(
-                live,
-                newest_version=record.version,
-                newest_step=max(live.newest_step, record.step),
-                claim=max(live.claim, claim or 0),
-            )
-
-        await self._state.change_pointer(take)
-        try:
-            await self._state.mirror.put_if(self._names.version_key(record.version), records.encode(record), 0)
-            log.info("sync.version.staged", version=record.version, step=record.step, state=record.state.name)
-        except SequenceConflict:
-            there = await self._state.record(record.version)
-            if there.digest != record.digest:
-                raise Conflict(
-                    f"manifest.version: {record.version} exists with another content; versions never change"
-                ) from None
-        await self.settle()
-        return await self.get(record.version)
-
-    async def verify(self, version: int, measured: Measured) -> None:
-        """The canary was reproduced. A version that was judged before stays what it is."""
-
-        def pass_(record: Record) -> Record | None:
-            if record.state is not VersionState.STAGED:
-                return None
-            return replace(record, state=VersionState.VERIFIED, measured=measured)
-
-        if await self._state.change_record(version, pass_):
-            log.info("sync.version.verified", version=version, explorer=measured.explorer_id, error=measured.max_error)
-        await self.settle()
-
-    async def reject(self, version: int, reason: str, measured: Measured | None = None) -> None:
-        """It failed a check. A version that was judged before stays what it is."""
-
-        def fail(record: Record) -> Record | None:
-            if record.state is not VersionState.STAGED:
-                return None
-            return replace(record, state=VersionState.REJECTED, reason=reason, measured=measured)
-
-        if await self._state.change_record(version, fail):
-            log.warning("sync.version.rejected", version=version, reason=reason)
-        await self.settle()
-
-    async def commit(self, version: int) -> Judged:
-        """VERIFIED -> LIVE, now or as soon as it is VERIFIED. Idempotent.
-
-        Conflict for a version that is REJECTED or older than the LIVE one.
-        """
-        judged = await self.get(version)
-        if judged.state is VersionState.REJECTED:
-            raise Conflict(f"version: {version} is REJECTED ({judged.reason}); only a VERIFIED version goes LIVE")
-        if not judged.record.committed:
-            live = await self._state.pointer()
-            if version < live.version:
-                raise Conflict(f"version: {version} is older than {live.version}, which is LIVE")
-            await self._state.change_record(version, lambda record: replace(record, committed=True))
-            log.info("sync.version.committed", version=version, state=judged.state.name)
-        await self.settle()
-        return await self.get(version)
-
-    async def pin(self, version: int, pinned: bool) -> None:
-        """Keep a version's files, or not. Conflict if they may be gone."""
-
-        def change(record: Record) -> Record:
-            if pinned and record.collected:
-                raise Conflict(f"version: the files of {version} may be deleted already; pin a newer version")
-            return replace(record, pinned=pinned)
-
-        await self._state.change_record(version, change)
-        log.info("sync.version.pinned" if pinned else "sync.version.unpinned", version=version)
-
-    def is_settled(self) -> bool:
-        """Whether nothing is left to do, as far as this process knows."""
-        state = self._state
-        if next_live(state.newest_first, state.live) is not None:
-            return False
-        return gate_step(state.newest_first, state.live) == state.live.gate_step
-
-    async def settle(self) -> None:
-        """Move the pointer to what is VERIFIED and committed, and the gate over what was rejected."""
-        state = self._state
-        while not self.is_settled():
-            entry = await state.mirror.fresh(self._names.live_key)
-            live = decode_live(entry.value)
-            record = next_live(state.newest_first, live)
-            moved = live
-            if record is not None:
-                await self._mark_was_live(live.version)
-                moved = replace(live, version=record.version, step=record.step)
-            moved = replace(moved, gate_step=gate_step(state.newest_first, moved))
-            if moved == live:
-                continue  # the copy has caught up
-            if moved.gate_step > max(live.gate_step, moved.step) and not await state.mirror.catches_up():
-                continue  # between the versions that were rejected there was one that may still come
-            try:
-                await state.mirror.put_if(self._names.live_key, encode_live(moved), entry.revision)
-            except SequenceConflict:
-                continue
-            if record is not None:
-                log.info("sync.version.live", version=moved.version, step=moved.step, before=live.version)
-            log.info("sync.gate.moved", step=moved.gate_step)
-
-    async def _mark_was_live(self, version: int) -> None:
-        """Before the pointer leaves a version: it was LIVE, and a rollback may go back to it."""
-        known = self._state.records.get(version)
-        if version >= 0 and (known is None or not known.was_live):
-            await self._state.change_record(version, lambda record: replace(record, was_live=True))
+    The `kept` newest good ones and everything newer, what is LIVE, pinned, held by an explorer or about to be LIVE
+    again, and the chains of bases of the deltas of all these. Version 0 has no files; it always can be gone back to.
+    """
+    known = {record.version: record for record in newest_first}
+    stay: set[int] = set()
+    good = 0
+    for record in known.values():
+        if good < kept or is_wanted(record, live, held):
+            stay.add(record.version)
+        good += record.state is VersionState.VERIFIED and current(record, live).state in _GOOD
+    for version in list(stay):
+        base = known[version].base_version
+        while base in known and base not in stay:
+            stay.add(base)
+            base = known[base].base_version
+    return stay

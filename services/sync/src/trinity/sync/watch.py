@@ -1,9 +1,12 @@
 """Tells each explorer what to load, now and at every change; built for a thousand streams."""
 
 import asyncio
+import itertools
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+
+import structlog
 
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.runtime.errors import DataLoss
@@ -11,12 +14,17 @@ from trinity.sync import wire
 from trinity.sync.members import Members
 from trinity.sync.store.manifests import Manifests
 from trinity.sync.store.records import Member, Record
-from trinity.sync.store.state import ChangeEvent, RunState, judge
+from trinity.sync.store.state import ChangeEvent, RunState
+from trinity.sync.versions import current
 from trinity.weights import VersionState
 from trinity.weights.pointer import Live
 
+log = structlog.get_logger(__name__)
+
 _REMEMBERED = 8
+_MOST_REJECTED = 100
 _AGAIN_SECONDS = 0.01
+_MEND_SECONDS = 1.0
 _OFFERED = (VersionState.STAGED, VersionState.VERIFIED)
 
 
@@ -30,6 +38,7 @@ class View:
     attempt: int = 0
     epoch: int = 0
     rejected: tuple[int, ...] = ()
+    problem: str = ""
 
 
 class Watches:
@@ -43,6 +52,9 @@ class Watches:
         self._building = asyncio.Lock()
         self._built: OrderedDict[View, pb.WatchResponse] = OrderedDict()
         self._live = Live()
+        self._seen = -1  # of RunState.changes
+        self._common_view = View()
+        self._unreadable: dict[int, str] = {}  # versions whose manifest is damaged, with the problem
         self._failure = ""
         self.streams = 0
 
@@ -61,7 +73,18 @@ class Watches:
                 told = common
                 self._changed.notify()
             is_whole = self._state.mirror.has_all_before(self._state.names.live_key)
-            await asyncio.wait([change], timeout=None if is_whole else _AGAIN_SECONDS)
+            mends = _MEND_SECONDS if self._unreadable else None
+            await asyncio.wait([change], timeout=mends if is_whole else _AGAIN_SECONDS)
+            await self._read_again()
+
+    async def _read_again(self) -> None:
+        """Manifests that could not be read may have been published again."""
+        for version in list(self._unreadable):
+            record = self._state.records.get(version)
+            if record is None or not (await self._manifests.message_or_problem(record))[1]:
+                del self._unreadable[version]
+                self._seen = -1
+                log.info("sync.manifest.mended", version=version)
 
     async def follow(self, lease_id: str) -> AsyncIterator[pb.WatchResponse]:
         """Until the lease ends: NotFound then, as for a lease that never was. DataLoss if `end` was called."""
@@ -83,12 +106,20 @@ class Watches:
             self.streams -= 1
 
     def _common(self) -> View:
-        """What every explorer is told."""
-        if self._state.mirror.has_all_before(self._state.names.live_key):
-            self._live = self._state.live  # else there may be versions it was moved over that are not known here
+        """What every explorer is told; computed once for each change."""
+        state = self._state
+        is_whole = state.mirror.has_all_before(state.names.live_key)
+        if self._seen == state.changes and (self._live is state.live or not is_whole):
+            return self._common_view
+        if is_whole:
+            self._live = state.live  # else there may be versions it was moved over that are not known here
         live = self._live
-        known = live.version if live.version in self._state.records else -1
-        return View(live=known, gate_step=live.gate_step, rejected=self._state.rejected)
+        known = live.version if live.version in state.records else -1
+        bad = (r.version for r in state.newest_first if current(r, state.live).state is VersionState.REJECTED)
+        rejected = tuple(itertools.islice(bad, _MOST_REJECTED))
+        problem = self._unreadable.get(known, "")
+        self._seen, self._common_view = state.changes, View(known, live.gate_step, rejected=rejected, problem=problem)
+        return self._common_view
 
     def _view(self, member: Member) -> View:
         view, state = self._common(), self._state
@@ -111,29 +142,45 @@ class Watches:
 
     def _is_on_offer(self, record: Record, attempt: int = 0) -> bool:
         """Whether it may be loaded before it is LIVE, and has not failed in this attempt."""
-        if record.version <= self._state.live.version or judge(record, self._state.live).state not in _OFFERED:
+        if record.version <= self._state.live.version or current(record, self._state.live).state not in _OFFERED:
             return False
         return not any(failure.attempt == attempt for failure in record.failures)
 
     async def _response(self, view: View) -> pb.WatchResponse:
-        """Built once for all streams that tell the same."""
+        """Built once for all streams that tell the same. What cannot be read is left out, and is not remembered."""
         async with self._building:
             if view not in self._built:
-                self._built[view] = await self._build(view)
+                response = await self._build(view)
+                if response.problem or view.candidate in self._unreadable:
+                    return response
+                self._built[view] = response
                 while len(self._built) > _REMEMBERED:
                     self._built.popitem(last=False)
             return self._built[view]
 
     async def _build(self, view: View) -> pb.WatchResponse:
-        records, epoch = self._state.records, self._state.epoch
+        epoch = self._state.epoch
         response = pb.WatchResponse(gate_step=view.gate_step, rejected=view.rejected)
-        if view.live in records:
-            response.live.CopyFrom(await self._manifests.message(records[view.live]))
-        if view.candidate in records:
-            response.candidate.CopyFrom(await self._manifests.message(records[view.candidate]))
+        if (live := await self._manifest(view.live)) is not None:
+            response.live.CopyFrom(live)
+        if (candidate := await self._manifest(view.candidate)) is not None:
+            response.candidate.CopyFrom(candidate)
         if view.epoch and view.epoch == epoch.number:
             response.epoch.CopyFrom(wire.epoch_to_proto(epoch))
+        response.problem = self._unreadable.get(view.live, "")
         return response
+
+    async def _manifest(self, version: int) -> pb.Manifest | None:
+        """None if there is none, or it cannot be read."""
+        record = self._state.records.get(version)
+        if record is None:
+            return None
+        found, problem = await self._manifests.message_or_problem(record)
+        if problem and version not in self._unreadable:
+            self._unreadable[version], self._seen = problem, -1
+            log.error("sync.manifest.damaged", run=self._state.names.run, version=version, reason=problem)
+            self._state.changed.notify()
+        return None if problem else found
 
 
 def _is_asked_again(told: View, view: View) -> bool:

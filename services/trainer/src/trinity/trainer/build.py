@@ -1,5 +1,6 @@
 """Building the parts of a trainer process, the same on every rank."""
 
+import contextlib
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,15 +8,16 @@ from typing import TYPE_CHECKING
 from trinity.config import Plan
 from trinity.runtime import names
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.control import Control
 from trinity.trainer.data.client import BufferClient
-from trinity.trainer.ranks import Ranks
+from trinity.trainer.process.control import Control
+from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from trinity.trainer.engine import TrainEngine
-    from trinity.trainer.weights.client import Rollback
+    from trinity.trainer.loop import TrainLoop
     from trinity.trainer.weights.publisher import Publisher
+    from trinity.weights.client import Rollback
 
 _MEMORY = Path("/dev/shm")
 
@@ -36,69 +38,108 @@ def weights_dir_of(plan: Plan, settings: TrainerSettings) -> Path:
 
 
 def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control) -> None:
-    """Load everything and run the loop; blocks until it ends. Heavy imports happen here."""
+    """Load everything and run the loop; blocks until it ends. Heavy imports happen here.
+
+    The first rank of a finished run returns once the last evaluation has ended as well: who started the run's
+    processes, as compose did, may end them all with the trainer.
+    """
     import torch
 
     from trinity.config.devices import host_memory
-    from trinity.trainer import devices
     from trinity.trainer.engine import TrainEngine
-    from trinity.trainer.loop import TrainLoop
-    from trinity.trainer.replay.bad_step import KeptStepLoop
-    from trinity.trainer.replay.steps import Replay, ReplayLoop
+    from trinity.trainer.process import devices
+    from trinity.trainer.process.exchange import Exchange
+    from trinity.trainer.replay import bad_step
 
     device = devices.choose(settings.device, ranks)
     if device == "cpu":
         torch.set_num_threads(settings.threads or max(1, torch.get_num_threads() // ranks.world_size))
-    run = run_id_of(plan)
     try:
-        engine = TrainEngine(plan, ranks, device)
+        engine = TrainEngine(plan, ranks, device, settings.gpu_memory_gib)
     except torch.OutOfMemoryError as error:
         card = devices.card_of(torch.device("cuda", ranks.local_rank))
         raise devices.no_room(plan, ranks, card, host_memory(), error) from None
-    buffer = publisher = None
+    with contextlib.ExitStack() as stack:
+        buffer = publisher = None
+        if ranks.is_first:
+            buffer = stack.enter_context(contextlib.closing(BufferClient(settings.buffer_address, run_id_of(plan))))
+            if not plan.offline and settings.replay_folder is None:
+                publisher = make_publisher(plan, settings, engine)
+        with contextlib.closing(publisher) if publisher is not None else contextlib.nullcontext():
+            if settings.replay_folder is not None and settings.replay_bad_step:
+                exchange = Exchange(ranks, engine.device)
+                bad_step.train(plan, settings.replay_bad_step, settings.replay_folder, engine, exchange)
+                control.update(step=settings.replay_bad_step, state="finished", waiting_for="")
+            else:
+                make_loop(plan, settings, ranks, engine, control, buffer, publisher).run()
+        engine.close()  # not after an error: other ranks may be in a collective, and end with this process
+        if control.progress.state == "finished" and buffer is not None and publisher is not None:
+            buffer.wait_until_finished(lambda: control.stopping)
+
+
+def make_loop(
+    plan: Plan,
+    settings: TrainerSettings,
+    ranks: Ranks,
+    engine: "TrainEngine",
+    control: Control,
+    buffer: BufferClient | None,
+    publisher: "Publisher | None",
+) -> "TrainLoop":
+    """The loop of a run, or with `settings.replay_folder` that of a replay. Rank 0 alone has buffer and publisher."""
+    from trinity.trainer.data.source import BatchSource
+    from trinity.trainer.engine.checkpoints import Checkpoints, CheckpointStore
+    from trinity.trainer.engine.step import StepTrainer
+    from trinity.trainer.loop import Observer, TrainLoop
+    from trinity.trainer.observers import Experiences, Notes, StepMonitor
+    from trinity.trainer.process.exchange import Exchange
+    from trinity.trainer.process.times import StepTimes
+    from trinity.trainer.publishing import NoVersions, VersionPublisher
+    from trinity.trainer.replay.steps import ReplayCheckpoints
+
+    replay, last_step = settings.replay_folder, settings.replay_to if settings.replay_folder else None
+    folder, exchange, times = replay or plan.job_dir, Exchange(ranks, engine.device), StepTimes()
+    store = CheckpointStore(folder)
+    versions: NoVersions | VersionPublisher = NoVersions()
+    if not plan.offline and replay is None:
+        versions = VersionPublisher(plan, exchange, engine, control, publisher, store, times)
+    commit = buffer.commit if buffer is not None and replay is None else None
+    own = Checkpoints(plan, run_id_of(plan), exchange, engine, control, store, times, commit, lambda: versions.rollback)
+    checkpoints: Checkpoints | ReplayCheckpoints = own
+    if replay is not None:
+        checkpoints = ReplayCheckpoints(plan, replay, settings.replay_from, settings.replay_to, own)
+    observers: list[Observer] = []
     if ranks.is_first:
-        buffer = BufferClient(settings.buffer_address, run)
-        if not plan.offline and settings.replay_folder is None:
-            publisher = make_publisher(plan, settings, engine)
-    loop: TrainLoop
-    if settings.replay_folder is not None and settings.replay_kept:
-        loop = KeptStepLoop(plan, run, ranks, engine, control, settings.replay_kept, settings.replay_folder)
-    elif settings.replay_folder is not None:
-        replay = Replay(settings.replay_from, settings.replay_to, settings.replay_folder)
-        loop = ReplayLoop(plan, run, ranks, engine, control, buffer, replay)
-    else:
-        loop = TrainLoop(plan, run, ranks, engine, control, buffer, publisher)
-    try:
-        loop.run()
-    finally:
-        if publisher is not None:
-            publisher.close()
-        if buffer is not None:
-            buffer.close()
-    engine.close()  # not after an error: other ranks may be in a collective, and end with this process
+        notes = Notes(folder, engine, ranks, checkpoints.schedule_end, lambda: versions.rollback)
+        observers = [StepMonitor(plan, folder, control, times), notes]
+    if ranks.is_first and plan.config.buffer.save_experiences:
+        observers.append(Experiences(folder))
+    batches = BatchSource(exchange, control, buffer, times, versions.poll, last_step)
+    trainer = StepTrainer(plan, engine, ranks.is_first, folder, checkpoints.schedule_end)
+    return TrainLoop(control, batches, trainer, versions, checkpoints, observers)
 
 
 def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine") -> "Publisher":
     """For rank 0. Starts to claim the run."""
     from trinity.trainer.publishing import allowed_by
     from trinity.trainer.weights.claim import Claim
-    from trinity.trainer.weights.client import SyncClient
     from trinity.trainer.weights.collective import CollectiveSender
-    from trinity.trainer.weights.places import VersionStores
     from trinity.trainer.weights.publisher import Publisher
-    from trinity.trainer.weights.verdicts import VerificationResults
+    from trinity.trainer.weights.verification import VerificationResults
+    from trinity.trainer.weights.version_stores import VersionStores
+    from trinity.weights.client import BlockingSyncClient
     from trinity.weights.stores import open_store
 
     run, sync, folder = run_id_of(plan), plan.config.synchronizer, weights_dir_of(plan, settings)
     stores = [open_store(entry, run, folder=folder, nats_url=settings.nats_url) for entry in sync.storage]
-    client = SyncClient(settings.sync_address, run)
+    client = BlockingSyncClient(settings.sync_address, run)
     claim = Claim(client)
     claim.start()
     collective = None
     if sync.sync_method == "nccl":
         host = settings.collective_host or own_host(settings.sync_address)
         size = sync.bucket_mib * 1024**2
-        collective = CollectiveSender(client.form_epoch, run, host, engine.device, size, sync.collective_timeout)
+        collective = CollectiveSender(client.ask, host, engine.device, size, sync.collective_timeout)
 
     def newest_rollback() -> "Rollback":
         claim.renew()

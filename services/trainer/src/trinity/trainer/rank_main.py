@@ -1,12 +1,12 @@
 """Main of every rank but the first: the training loop alone. It ends with rank 0, its parent."""
 
 from trinity.config.service import load_plan
-from trinity.runtime import logs, process
+from trinity.runtime import broker, log_stream, logs, process
 from trinity.runtime.settings import load_settings
 from trinity.runtime.torch_builds import hide_unusable_companions
-from trinity.trainer.build import train
-from trinity.trainer.control import Control
-from trinity.trainer.ranks import ranks_from_environment
+from trinity.trainer.build import run_id_of, train
+from trinity.trainer.process.control import Control
+from trinity.trainer.process.ranks import ranks_from_environment
 from trinity.trainer.settings import TrainerSettings
 
 
@@ -21,7 +21,13 @@ def main() -> None:
         level=settings.log_level,
         file=file.with_name(f"{file.stem}_rank_{ranks.rank}{file.suffix}") if file else None,
     )
-    train(load_plan(settings.config_file, settings.stage), settings, ranks, Control())
+    broker.configure(settings.nats_creds, settings.nats_ca)
+    plan = load_plan(settings.config_file, settings.stage, settings.plugin_dirs, needs_algorithm=True)
+    log_stream.start(settings, "trainer", run_id_of(plan), f"trainer/{ranks.rank}")
+    try:
+        train(plan, settings, ranks, Control())
+    finally:
+        log_stream.stop()
     process.end(0)
 
 

@@ -8,13 +8,12 @@ from typing import NoReturn
 import grpc.aio
 import structlog
 
-from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 from trinity.config.service import load_plan
-from trinity.runtime import tracing
+from trinity.runtime import log_stream, tracing
 from trinity.runtime.errors import UNEXPECTED, TrinityError
 from trinity.trainer.build import run_id_of, train
-from trinity.trainer.control import Control
-from trinity.trainer.ranks import launch_others, ranks_from_environment
+from trinity.trainer.process.control import Control
+from trinity.trainer.process.ranks import launch_others, ranks_from_environment
 from trinity.trainer.servicer import TrainerServicer
 from trinity.trainer.settings import TrainerSettings
 
@@ -34,7 +33,7 @@ class TrainerService:
 
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
-        self._plan = load_plan(settings.config_file, settings.stage)
+        self._plan = load_plan(settings.config_file, settings.stage, settings.plugin_dirs, needs_algorithm=True)
         self.run_id = run_id_of(self._plan)
         self.control = Control()
         self.ranks = ranks_from_environment(settings.num_ranks)
@@ -43,8 +42,7 @@ class TrainerService:
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         servicer = TrainerServicer(self.control, self.run_id, self.ranks.world_size, self._plan.job_dir)
-        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(servicer, server)
-        return [trainer_pb2.DESCRIPTOR.services_by_name["TrainerService"].full_name]
+        return [servicer.add_to(server)]
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         loop = asyncio.get_running_loop()
@@ -59,7 +57,7 @@ class TrainerService:
             loop.call_soon_threadsafe(note)
 
         self._children = launch_others(self.ranks, on_death)
-        ready.set()
+        self.control.on_loaded = lambda: loop.call_soon_threadsafe(ready.set)
         self._training = loop.run_in_executor(None, train, self._plan, self._settings, self.ranks, self.control)
         await asyncio.wait([self._training, died], return_when=asyncio.FIRST_COMPLETED)
         if died.done():
@@ -76,10 +74,11 @@ class TrainerService:
             return
         _, running = await asyncio.wait([self._training], timeout=grace_seconds)
         if running:
-            _exit_now(0)
+            _exit_now(self._settings.exit_code_when_stopped)
 
 
 def _exit_now(code: int) -> NoReturn:
     """The loop's thread hangs in a step or a collective and cannot be interrupted: end the process."""
     tracing.shutdown()
+    log_stream.stop()
     os._exit(code)

@@ -9,7 +9,7 @@ import grpc.aio
 from trinity.api.trainer.v1 import trainer_pb2 as pb
 from trinity.api.trainer.v1 import trainer_pb2_grpc
 from trinity.runtime.errors import Conflict
-from trinity.trainer.control import Control
+from trinity.trainer.process.control import Control
 from trinity.weights.checkpoints import checkpoint_folder
 
 _POLL_SECONDS = 0.05
@@ -21,6 +21,11 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self._run = run
         self._world_size = world_size
         self._job_dir = job_dir
+
+    def add_to(self, server: grpc.aio.Server) -> str:
+        """Serve; returns the service's full name."""
+        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(self, server)
+        return str(pb.DESCRIPTOR.services_by_name["TrainerService"].full_name)
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusResponse:
         progress = self._control.progress

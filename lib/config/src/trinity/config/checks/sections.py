@@ -5,11 +5,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from trinity.config.algorithms import ALGORITHMS, PARTS, argument_problems, resolvable, resolve
+from trinity.config.algorithms import PARTS, argument_problems, resolvable, resolve
 from trinity.config.checks.lora import check_lora
 from trinity.config.checks.teacher import check_teacher
-from trinity.config.checks.trainer import check_trainer
 from trinity.config.checks.weights import check_synchronizer
+from trinity.config.compatibility.foreign_keys import NOT_HERE
 from trinity.config.errors import Problem
 from trinity.config.memory import parameters_of
 from trinity.config.names import (
@@ -17,18 +17,20 @@ from trinity.config.names import (
     DEFAULT_WORKFLOW,
     MONITOR_ARGS,
     PRIORITY_ARGS,
-    SELECTOR_ARGS,
     auxiliary_name,
     experience_operator_problems,
     is_archive,
+    is_number,
     reward_functions,
     workflows,
 )
 from trinity.config.plan import learns_from_disk, learns_from_pairs
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
+from trinity.config.schema.trainer import TrainerConfig
 from trinity.config.stages import expand
 from trinity.config.workflows import workflow_problems
+from trinity.plugins.declarations import ALGORITHMS, SAMPLE_STRATEGIES, SELECTORS
 
 # A check of one stage, by a library that this one does not import.
 Check = Callable[[Config], Iterable[Problem]]
@@ -37,7 +39,7 @@ Check = Callable[[Config], Iterable[Problem]]
 def check(config: Config, plugins_loaded: bool = True, others: Iterable[Check] = ()) -> Iterator[Problem]:
     """Every contradiction in the configuration and in each of its stages, those that the `others` find included.
 
-    Names of workflows and reward functions are looked up only if the plugins that may add to them are loaded.
+    Names that plugins may register are looked up only if the plugins are loaded.
     """
     names = [stage.stage_name for stage in config.stages]
     for index, name in enumerate(names):
@@ -55,26 +57,29 @@ def check(config: Config, plugins_loaded: bool = True, others: Iterable[Check] =
 
 
 def _check_stage(config: Config, plugins_loaded: bool, others: Iterable[Check]) -> Iterator[Problem]:
-    yield from _check_algorithm(config)
+    if plugins_loaded or resolvable(config.algorithm):
+        yield from check_algorithm(config)
     yield from _check_monitor(config)
     yield from check_trainer(config.trainer)
     yield from check_lora(config)
     for other in others:
         yield from other(config)
-    if config.algorithm.algorithm_type not in ALGORITHMS:
+    declared = ALGORITHMS.get(config.algorithm.algorithm_type)
+    if declared is None:
         return
     yield from _check_lengths(config)
     if resolvable(config.algorithm):
         yield from _check_sampling(config)
-    if ALGORITHMS[config.algorithm.algorithm_type].offline or learns_from_pairs(config):
-        yield from _check_offline(config)
+    if declared.offline or learns_from_pairs(config):
+        yield from _check_offline(config, plugins_loaded)
     elif learns_from_disk(config):
-        yield from _check_archive(config)
+        yield from _check_archive(config, plugins_loaded)
     else:
         yield from _check_online(config, plugins_loaded)
 
 
-def _check_algorithm(config: Config) -> Iterator[Problem]:
+def check_algorithm(config: Config) -> Iterator[Problem]:
+    """Unknown names and arguments of the section, values that arguments do not take, parts that do not go together."""
     algorithm = config.algorithm
     if algorithm.algorithm_type not in ALGORITHMS:
         yield Problem("algorithm.algorithm_type", _unknown(algorithm.algorithm_type, ALGORITHMS))
@@ -87,7 +92,7 @@ def _check_algorithm(config: Config) -> Iterator[Problem]:
             known_names = False
             continue
         for argument in getattr(algorithm, f"{key}_args") or {}:
-            known = registry[name] if name is not None else {}
+            known = registry[name].args if name is not None else {}
             if argument not in known:
                 yield Problem(
                     f"algorithm.{key}_args.{argument}", f"{name} has no such argument; {_near(argument, known)}"
@@ -98,6 +103,22 @@ def _check_algorithm(config: Config) -> Iterator[Problem]:
             if place == "repeat_times" and learns_from_pairs(config):
                 continue  # the two of a row are compared
             yield Problem(f"algorithm.{place}", problem)
+
+
+def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
+    """Contradictions between sharding, offload, packing and sequence parallelism."""
+    sharding, base = trainer.deepspeed, "trainer.deepspeed"
+    if sharding.offload_optimizer and sharding.zero_stage == 0:
+        yield Problem(f"{base}.offload_optimizer", f"needs {base}.zero_stage 1, 2 or 3, which is 0")
+    if sharding.offload_param and sharding.zero_stage != 3:
+        yield Problem(f"{base}.offload_param", f"needs {base}.zero_stage 3, which is {sharding.zero_stage}")
+    if sharding.offload_param and not sharding.offload_optimizer:
+        yield Problem(f"{base}.offload_param", f"needs {base}.offload_optimizer: true")
+    size, key = trainer.ulysses_sequence_parallel_size, "trainer.ulysses_sequence_parallel_size"
+    if size > 1 and not trainer.use_remove_padding:
+        yield Problem(key, f"is {size}; ranks share packed sequences alone: trainer.use_remove_padding: true")
+    if trainer.num_ranks and trainer.num_ranks % size:
+        yield Problem(key, f"is {size}, which does not divide trainer.num_ranks, {trainer.num_ranks}")
 
 
 def _check_lengths(config: Config) -> Iterator[Problem]:
@@ -117,16 +138,16 @@ def _check_lengths(config: Config) -> Iterator[Problem]:
         )
     elif total is not None and max(prompt or 0, response or 0) >= total:
         yield Problem("model.max_model_len", f"is {total}, which leaves no token for the other part")
+    if model.min_response_tokens and response is not None and model.min_response_tokens > response:
+        problem = f"is {model.min_response_tokens}, more than max_response_tokens = {response}"
+        yield Problem("model.min_response_tokens", problem)
 
 
 def _check_sampling(config: Config) -> Iterator[Problem]:
     """How groups become batches: the sample strategy, auxiliary buffers, replay, where the log is archived."""
     algorithm, inputs = config.algorithm, config.buffer.trainer_input
     plan = resolve(algorithm)
-    args, place = plan.sample_strategy.args, "algorithm.sample_strategy_args"
-    limit = args.get("staleness_limit")
-    if limit is not None and (not isinstance(limit, int | float) or isinstance(limit, bool) or limit < 0):
-        yield Problem(f"{place}.staleness_limit", f"is {limit!r}, must be a number of optimizer steps >= 0")
+    args = plan.sample_strategy.args
     if plan.sample_strategy.name == "mix":
         yield from _check_mix(config, args)
     source = inputs.experience_buffer
@@ -138,11 +159,12 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
         if argument not in known:
             yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"{replay.priority_fn} has no such "
                           f"argument; {_near(argument, known)}")  # fmt: skip
-        elif isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        elif not is_number(value, lowest=0):
             yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"is {value!r}, must be a number >= 0")
-    if replay.enable and plan.sample_strategy.name == "staleness_control":
+    strategy = SAMPLE_STRATEGIES[plan.sample_strategy.name]
+    if replay.enable and (strategy.alias_of or strategy.name) not in ("default", "mix"):
         yield Problem(
-            f"{base}.replay_buffer.enable", "is true beside sample_strategy staleness_control; use one of them"
+            f"{base}.replay_buffer.enable", f"is true beside sample_strategy {strategy.name}; use one of them"
         )
     if not learns_from_disk(config) and source.path is not None and not is_archive(source.path):
         yield Problem(f"{base}.path", f"is {source.path!r}, must be an archive: {ARCHIVES}")
@@ -154,9 +176,8 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
 def _check_mix(config: Config, args: dict[str, Any]) -> Iterator[Problem]:
     buffers, ratio = config.buffer.trainer_input.auxiliary_buffers, args["expert_data_ratio"]
     place = "algorithm.sample_strategy_args"
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 < ratio < 1:
-        yield Problem(f"{place}.expert_data_ratio", f"is {ratio!r}, must be between 0 and 1")
-        return
+    if SAMPLE_STRATEGIES["mix"].args["expert_data_ratio"].problem(ratio):
+        return  # check_algorithm says it
     name = args["sft_dataset_name"]
     if name not in buffers:
         yield Problem(f"{place}.sft_dataset_name", f"is {name!r}; buffer.trainer_input.auxiliary_buffers has "
@@ -173,7 +194,7 @@ def _check_mix(config: Config, args: dict[str, Any]) -> Iterator[Problem]:
         )
 
 
-def _check_offline(config: Config) -> Iterator[Problem]:
+def _check_offline(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     kind = config.algorithm.algorithm_type
     if config.mode != "train":
         yield Problem("mode", f"is {config.mode!r}; {kind} learns from a dataset and needs mode: train")
@@ -184,14 +205,15 @@ def _check_offline(config: Config) -> Iterator[Problem]:
         yield Problem("buffer.train_batch_size", f"is 0; {kind} needs the number of rows per optimizer step")
     if source is not None:
         place = "buffer.trainer_input.experience_buffer.data_selector"
-        yield from _check_selector(place, source.data_selector)
-        if source.data_selector.selector_type == "diff_based":
-            yield Problem(f"{place}.selector_type", f"is 'diff_based', which learns from rewards; {kind} has none")
+        yield from _check_selector(place, source.data_selector, plugins_loaded)
+        if "rewards" in _selector_traits(source.data_selector):
+            name = source.data_selector.selector_type
+            yield Problem(f"{place}.selector_type", f"is {name!r}, which learns from rewards; {kind} has none")
     if config.mode == "train":
         yield from _check_gpus(config)
 
 
-def _check_archive(config: Config) -> Iterator[Problem]:
+def _check_archive(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     """Reinforcement learning from an archive of experience."""
     source, place = config.buffer.trainer_input.experience_buffer, "buffer.trainer_input.experience_buffer"
     assert source is not None
@@ -202,7 +224,7 @@ def _check_archive(config: Config) -> Iterator[Problem]:
     if source.replay_buffer.enable:
         yield Problem(f"{place}.replay_buffer.enable", "is true; an archive is read in the order of data_selector")
     yield from _check_batch_size(config)
-    yield from _check_selector(f"{place}.data_selector", source.data_selector)
+    yield from _check_selector(f"{place}.data_selector", source.data_selector, plugins_loaded)
     yield from _check_gpus(config)
 
 
@@ -224,7 +246,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
         yield Problem("buffer.explorer_input.taskset", f"is missing; {config.algorithm.algorithm_type} needs tasks")
     if config.mode == "bench" and not source.eval_tasksets:
         yield Problem("buffer.explorer_input.eval_tasksets", "is missing; mode bench evaluates on them")
-    yield from _check_tasksets(config)
+    yield from _check_tasksets(config, plugins_loaded)
     if plugins_loaded:
         yield from _check_names(config)
         operators = config.data_processor.experience_pipeline.operators
@@ -238,14 +260,14 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
         yield from check_synchronizer(config, known[0] if known else None)
 
 
-def _check_tasksets(config: Config) -> Iterator[Problem]:
+def _check_tasksets(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     names: dict[tuple[bool, str], str] = {}
-    for key, taskset in _tasksets(config):
+    for key, taskset in tasksets(config):
         place = f"buffer.explorer_input.{key}"
         kind = (key.startswith("eval"), taskset.name)
         if taskset.name and names.setdefault(kind, place) != place:
             yield Problem(f"{place}.name", f"is {taskset.name!r}, which {names[kind]} has already")
-        yield from _check_selector(f"{place}.data_selector", taskset.data_selector)
+        yield from _check_selector(f"{place}.data_selector", taskset.data_selector, plugins_loaded)
 
 
 def _check_names(config: Config) -> Iterator[Problem]:
@@ -256,7 +278,7 @@ def _check_names(config: Config) -> Iterator[Problem]:
         (base, "default_eval_workflow_type", source.default_eval_workflow_type),
         (base, "default_reward_fn_type", source.default_reward_fn_type),
     ]
-    for key, taskset in _tasksets(config):
+    for key, taskset in tasksets(config):
         places.append((f"{base}.{key}", "default_workflow_type", taskset.default_workflow_type))
         places.append((f"{base}.{key}", "default_reward_fn_type", taskset.default_reward_fn_type))
     scorers = (*reward_functions(), *(provided.name for provided in config.explorer.environments))
@@ -264,28 +286,37 @@ def _check_names(config: Config) -> Iterator[Problem]:
         known = scorers if field == "default_reward_fn_type" else workflows()
         if name is not None and name not in known:
             yield Problem(f"{place}.{field}", _unknown(name, known))
-    for key, taskset in _tasksets(config):
+    for key, taskset in tasksets(config):
         default = (key.startswith("eval") and source.default_eval_workflow_type) or source.default_workflow_type
         workflow = taskset.default_workflow_type or default or DEFAULT_WORKFLOW
         for argument, problem in workflow_problems(workflow, taskset.workflow_args):
             yield Problem(f"{base}.{key}.workflow_args.{argument}", problem)
 
 
-def _tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+def tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+    """Every taskset and its key below buffer.explorer_input."""
     source = config.buffer.explorer_input
     named = [("taskset", source.taskset)] if source.taskset else []
     named += [(f"tasksets.{i}", t) for i, t in enumerate(source.tasksets)]
     return named + [(f"eval_tasksets.{i}", t) for i, t in enumerate(source.eval_tasksets)]
 
 
-def _check_selector(place: str, selector: SelectorConfig) -> Iterator[Problem]:
-    known = SELECTOR_ARGS[selector.selector_type]
+def _selector_traits(selector: SelectorConfig) -> tuple[str, ...]:
+    return SELECTORS[selector.selector_type].traits if selector.selector_type in SELECTORS else ()
+
+
+def _check_selector(place: str, selector: SelectorConfig, plugins_loaded: bool = True) -> Iterator[Problem]:
+    if selector.selector_type not in SELECTORS:
+        if plugins_loaded:
+            yield Problem(f"{place}.selector_type", _unknown(selector.selector_type, SELECTORS))
+        return
+    known = SELECTORS[selector.selector_type].args
     for argument, value in selector.kwargs.items():
         if argument not in known:
             yield Problem(f"{place}.kwargs.{argument}", f"{selector.selector_type} has no such argument; "
                           f"{_near(argument, known)}")  # fmt: skip
-        elif not isinstance(value, type(known[argument])) and not isinstance(value, int):
-            yield Problem(f"{place}.kwargs.{argument}", f"is {value!r}, must be like {known[argument]!r}")
+        elif problem := known[argument].problem(value):
+            yield Problem(f"{place}.kwargs.{argument}", problem)
     if selector.selector_type == "offline_easy2hard" and not selector.feature_keys:
         yield Problem(f"{place}.feature_keys", "is empty; offline_easy2hard orders rows by the columns named here")
 
@@ -314,8 +345,10 @@ def _check_gpus(config: Config) -> Iterator[Problem]:
     left, ranks = total - used, config.trainer.num_ranks
     if left < 0:
         yield Problem("explorer.rollout_model.engine_num", f"{taken}, more than there are")
-    elif trains and not left:
-        yield Problem("explorer.rollout_model.engine_num", f"{taken} and leave none for the trainer")
+    elif trains and not left:  # the trainer shares the engines' GPUs
+        shared = rollout.engine_num * rollout.tensor_parallel_size
+        if ranks and ranks > shared:
+            yield Problem("trainer.num_ranks", f"is {ranks}, but the engines, whose GPUs it shares, have {shared}")
     elif trains and ranks and ranks > left:
         yield Problem("trainer.num_ranks", f"is {ranks}, but {left} of the cluster's {total} GPUs are left for it")
 
@@ -328,7 +361,9 @@ def _check_auxiliary(config: Config) -> Iterator[Problem]:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    return f"is {name!r}, which is not registered; {_near(name, known)}"
+    if name in NOT_HERE:
+        return f"is {name!r}, which Trinity-RFT has and Trinity has not; {NOT_HERE[name]}"
+    return f"is {name!r:.100}, which is not registered; {_near(name, known)}"
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from trinity.config.algorithms import ALGORITHMS, TEACHER_ADVANTAGES
 from trinity.config.errors import Problem
 from trinity.config.names import DEFAULT_WORKFLOW
 from trinity.config.schema import Config
 from trinity.config.workflows import WORKFLOWS
+from trinity.plugins.declarations import ADVANTAGES, ALGORITHMS
 
 TEACHER_WORKFLOWS = ("on_policy_distill_workflow", "on_policy_distill_math_workflow")
 
@@ -15,7 +15,7 @@ def check_teacher(config: Config) -> Iterator[Problem]:
     """Workflows of plugins may ask a teacher, for all that is known here."""
     algorithm, source = config.algorithm, config.buffer.explorer_input
     name = algorithm.advantage_fn or ALGORITHMS[algorithm.algorithm_type].advantage
-    if name not in TEACHER_ADVANTAGES:
+    if name is None or name not in ADVANTAGES or "teacher" not in ADVANTAGES[name].traits:
         return
     tasksets = [("taskset", source.taskset)] if source.taskset else []
     tasksets += [(f"tasksets.{index}", taskset) for index, taskset in enumerate(source.tasksets)]

@@ -6,12 +6,13 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from trinity.config.compatibility.foreign_keys import FOREIGN_SECTIONS, IGNORED, RENAMED, UNSUPPORTED, VALUES
+from trinity.config.compatibility.foreign_keys import FOREIGN_SECTIONS, IGNORED, OFF, RENAMED, SAME, UNSUPPORTED, VALUES
 from trinity.config.foreign_correction import MEANINGS, translated
 from trinity.config.stages import SECTIONS
 
-# Values that ask for nothing.
-_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "auto", "disabled", 1, 1.0)
+# Values that ask for nothing: of any key, and inside sections that are refused whole, whose sizes of 1 are defaults.
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+_DEFAULTS: tuple[Any, ...] = (*_NOTHING, 0, 0.0, 1, 1.0, "none", "auto", "disabled")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ def _translate(values: dict[str, Any], prefix: str, result: Translation) -> None
     for pattern, names in VALUES.items():
         for holder, path in _holders(values, pattern.split("."), ""):
             _rename_value(holder, f"{prefix}{path}", names, result)
+    for pattern, (same, reason) in SAME.items():
+        for holder, path in list(_holders(values, pattern.split("."), "")):
+            _same(holder.pop(path.rpartition(".")[2]), f"{prefix}{path}", same, reason, result)
     for table, take in ((RENAMED, _rename), (UNSUPPORTED, _refuse), (IGNORED, _ignore)):
         for pattern, what in table.items():
             whole = pattern.endswith(".**")
@@ -163,18 +167,29 @@ def _ignore(
 def _refuse(
     values: dict[str, Any], prefix: str, path: str, value: Any, reason: str, whole: bool, result: Translation
 ) -> None:
-    if _asks_for_nothing(value):
+    pattern = ".".join("*" if part.isdigit() else part for part in path.split("."))
+    off = _DEFAULTS if whole else OFF.get(pattern, _NOTHING)
+    if _asks_for_nothing(value, off):
         result.notices.append(Notice(f"{prefix}{path}", "asks for nothing and has no effect"))
     else:
-        result.refused.append(Notice(f"{prefix}{path}", f"{reason}; remove it"))
+        shown = "" if isinstance(value, dict | list) else f"is {value!r}: "
+        result.refused.append(Notice(f"{prefix}{path}", f"{shown}{reason}; remove it"))
 
 
-def _asks_for_nothing(value: Any) -> bool:
+def _same(value: Any, path: str, names: tuple[str, ...], reason: str, result: Translation) -> None:
+    """A key that names a part: without effect if it means what Trinity has, and refused if not."""
+    if value is None or (isinstance(value, str) and value.lower() in names):
+        result.notices.append(Notice(path, f"has no effect: {reason}"))
+    else:
+        result.refused.append(Notice(path, f"is {value!r}: {reason}; remove it, or write {' or '.join(names)}"))
+
+
+def _asks_for_nothing(value: Any, off: tuple[Any, ...]) -> bool:
     if isinstance(value, dict):
         if value.get("enable") is False:
             return True
-        return all(_asks_for_nothing(item) for item in value.values())
-    return any(value == nothing and type(value) is type(nothing) for nothing in _NOTHING)
+        return all(_asks_for_nothing(item, off) for item in value.values())
+    return any(value == nothing and type(value) is type(nothing) for nothing in off)
 
 
 def _prune(values: dict[str, Any], parts: list[str], prefix: str, result: Translation) -> None:
@@ -208,7 +223,7 @@ def _unknown(node: Any, at: list[str]) -> Iterator[tuple[list[str], list[str]]]:
 def known_names(at: list[str]) -> list[str]:
     """Names that the tables know in the section at a path."""
     found = set()
-    for path in (*RENAMED, *IGNORED, *UNSUPPORTED):
+    for path in (*RENAMED, *IGNORED, *UNSUPPORTED, *SAME):
         names = path.split(".")
         if names[: len(at)] == at and len(names) > len(at) and names[len(at)] != "**":
             found.add(names[len(at)])

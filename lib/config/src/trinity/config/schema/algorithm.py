@@ -1,24 +1,27 @@
 """algorithm: what is learnt, and how."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, Strict
 
-from trinity.config.schema.base import Section
+from trinity.config.schema.base import Name, PositiveFloat, Range, Section, SmallInt
 
+_Beta = Annotated[float, Field(ge=0, lt=1)]
 LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
 class OptimizerConfig(Section):
     """AdamW and its schedule."""
 
-    lr: PositiveFloat = Field(1e-6, description="Peak learning rate")
-    lr_warmup_steps: int = Field(-1, ge=-1, description="Linear warm-up, in optimizer steps; -1: from the ratio")
+    lr: float = Field(1e-6, gt=0, le=1, description="Peak learning rate")
+    lr_warmup_steps: int = Field(
+        -1, ge=-1, le=1_000_000_000, description="Linear warm-up, in optimizer steps; -1: from the ratio"
+    )
     lr_warmup_steps_ratio: float = Field(0.0, ge=0, le=1, description="Warm-up as a part of all steps")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Where cosine and linear end, as a part of lr")
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = Field("constant", description="After the warm-up")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's betas")
-    weight_decay: NonNegativeFloat = Field(0.01, description="AdamW's decoupled weight decay")
+    betas: Annotated[tuple[_Beta, _Beta], Strict(False)] = Field((0.9, 0.999), description="AdamW's betas")
+    weight_decay: float = Field(0.01, ge=0, le=100, description="AdamW's decoupled weight decay")
 
 
 class RolloutCorrectionConfig(Section):
@@ -29,18 +32,16 @@ class RolloutCorrectionConfig(Section):
 
     decoupled: bool | None = Field(
         None,
-        description="The loss clips around the trainer's own weights as the step begins, not the engine's; null: where "
-        "a batch makes several updates",
+        description="Clip around the trainer's weights as the step begins, not the engine's; null: where a batch "
+        "makes several updates",
     )
     token_cap: PositiveFloat | None = Field(None, description="Weigh tokens by min(rho, cap); null: off")
     sequence_cap: PositiveFloat | None = Field(
         None, description="Weigh tokens by min(product of their sequence's rho, cap); null: off"
     )
-    token_range: tuple[float, float] | None = Field(
-        None, description="Leave out tokens whose rho is outside (IcePop: [0.5, 5] beside token_cap 5); null: off"
-    )
-    geometric_range: tuple[float, float] | None = Field(
-        None, description="Leave out sequences the geometric mean of whose rho is outside; null: off"
+    token_range: Range | None = Field(None, description="Leave out tokens with rho outside; null: off")
+    geometric_range: Range | None = Field(
+        None, description="Leave out sequences whose geometric mean of rho is outside; null: off"
     )
 
 
@@ -48,23 +49,21 @@ class AlgorithmConfig(Section):
     """Every `*_fn` is a registered name; its `*_args` are merged over that name's defaults."""
 
     algorithm_type: str = Field("grpo", description="Registered algorithm; it chooses the parts left null below")
-    repeat_times: PositiveInt = Field(1, description="Rollouts per task: the group")
+    repeat_times: SmallInt = Field(1, description="Rollouts per task: the group")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
-    advantage_fn: str | None = Field(None, description="Advantage function; null: the algorithm's own")
+    advantage_fn: Name | None = Field(None, description="Advantage function; null: the algorithm's own")
     advantage_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
-    policy_loss_fn: str | None = Field(None, description="Policy loss; null: the algorithm's own")
+    policy_loss_fn: Name | None = Field(None, description="Policy loss; null: the algorithm's own")
     policy_loss_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
-    kl_penalty_fn: str | None = Field(None, description="KL taken from the reward of each token; null: none")
+    kl_penalty_fn: Name | None = Field(None, description="KL taken from the reward of each token; null: none")
     kl_penalty_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
-    kl_loss_fn: str | None = Field(None, description="KL term of the loss; `none` switches it off")
+    kl_loss_fn: Name | None = Field(None, description="KL term of the loss; `none` switches it off")
     kl_loss_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
-    entropy_loss_fn: str | None = Field(None, description="Entropy term of the loss; `none` switches it off")
+    entropy_loss_fn: Name | None = Field(None, description="Entropy term of the loss; `none` switches it off")
     entropy_loss_fn_args: dict[str, Any] | None = Field(None, description="Its arguments")
-    sample_strategy: str | None = Field(
+    sample_strategy: Name | None = Field(
         None,
-        description="How groups become batches. default: in the order of tasks, waiting for the slowest; "
-        "staleness_control: in the order they are stored, without those older than staleness_limit; mix: beside "
-        "expert rows of an auxiliary buffer",
+        description="How groups become batches: default, staleness_control or mix (docs/experience.md)",
     )
     sample_strategy_args: dict[str, Any] | None = Field(None, description="Its arguments")
     loss_agg_mode: LossAggregation | None = Field(None, description="How token losses become one number")

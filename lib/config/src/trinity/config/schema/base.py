@@ -1,22 +1,111 @@
-"""What all sections share: unknown keys are errors, and a value is never converted to another type."""
+"""What all sections share: unknown keys are errors, a value is never converted to another type, numbers have limits."""
 
-from typing import Any
+import re
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+
+# No count, and no time in seconds, of a run is larger.
+_LARGEST = 1_000_000_000
+
+PositiveInt = Annotated[int, Field(ge=1, le=_LARGEST)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=_LARGEST)]
+PositiveFloat = Annotated[float, Field(gt=0, le=_LARGEST)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=_LARGEST)]
+# Rollouts of a task, tasks at the same time, engines, ranks.
+SmallInt = Annotated[int, Field(ge=1, le=10_000)]
+Tokens = Annotated[int, Field(ge=1, le=100_000_000)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Range = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], Strict(False)]  # a YAML has lists, no tuples
+
+
+def _safe_parts(text: str) -> str:
+    """Parts of a path below another: they cannot lead out of it, and every file system takes them."""
+    for part in text.split("/"):
+        if part in ("", ".", ".."):
+            raise ValueError("must be a name without empty, . and .. parts: it is a folder below checkpoint_root_dir")
+        if len(part.encode(errors="replace")) > 200:
+            raise ValueError("must have parts of at most 200 bytes: it is the name of a folder")
+        if part != part.strip() or not part.isprintable():
+            raise ValueError("must be printable, without spaces at its ends: it is the name of a folder")
+    return text
+
+
+def _safe_name(text: str) -> str:
+    if "/" in text:
+        raise ValueError("must have no /: it is the name of a folder")
+    return _safe_parts(text)
+
+
+def _environment_text(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must be text without NUL")
+    return text
+
+
+def _safe_path(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must be a path without NUL")
+    if "://" not in text and any(len(part.encode(errors="replace")) > 255 for part in text.split("/")):
+        raise ValueError("must have parts of at most 255 bytes: no file system takes longer names")
+    return text
+
+
+# Names of registered things and of columns.
+Name = Annotated[str, Field(min_length=1)]
+AnyPath = Annotated[str, Field(min_length=1), AfterValidator(_safe_path)]
+OptionalPath = Annotated[str, AfterValidator(_safe_path)]
+EnvironmentText = Annotated[str, AfterValidator(_environment_text)]
+FolderPath = Annotated[str, AfterValidator(_safe_parts)]
+OptionalFolderPath = Annotated[str, AfterValidator(lambda text: text and _safe_parts(text))]
+FolderName = Annotated[str, AfterValidator(_safe_name)]
+
+_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_FRACTION = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?")
+_BOOLS = {"true": True, "false": False}
 
 
 class Section(BaseModel):
     """A mapping in the YAML."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _no_bools_as_numbers(cls, values: Any) -> Any:
-        """`true` for a number is a mistake, not a one."""
-        if isinstance(values, dict):
-            for name, value in values.items():
-                field = cls.model_fields.get(name)
-                if isinstance(value, bool) and field is not None and field.annotation in (int, float):
-                    raise ValueError(f"{name} is {str(value).lower()}, must be a number")
-        return values
+    def _from_text(cls, values: Any) -> Any:
+        """Environment variables are text: `${oc.env:STEPS}` may be a number, and true or false."""
+        if not isinstance(values, dict):
+            return values
+        fields = cls.model_fields
+        return {
+            name: _from_text(value, _kinds(fields[name].annotation))
+            if name in fields and isinstance(value, str)
+            else value
+            for name, value in values.items()
+        }
+
+
+def _from_text(text: str, kinds: set[Any]) -> Any:
+    """The value that text stands for, where a field of these types takes no text."""
+    if str in kinds:
+        return text
+    if bool in kinds and text in _BOOLS:
+        return _BOOLS[text]
+    if kinds & {int, float} and len(text) < 64:
+        if _NUMBER.fullmatch(text):
+            return int(text)
+        if float in kinds and _FRACTION.fullmatch(text):
+            return float(text)
+    return text
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The plain types of a field's values; those of its choices, for a Literal."""
+    if hasattr(annotation, "__metadata__"):
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return set().union(*map(_kinds, get_args(annotation)))
+    if get_origin(annotation) is Literal:
+        return {type(value) for value in get_args(annotation)} - {str}
+    return {annotation}

@@ -2,22 +2,33 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from trinity.config.schema.base import Section
+from trinity.config.schema.base import (
+    AnyPath,
+    Name,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Seed,
+    SmallInt,
+    Tokens,
+)
 
 
 class FormatConfig(Section):
     """The meaning of the columns of a row."""
 
     prompt_type: Literal["messages", "plaintext"] = Field("messages", description="For SFT rows: chat or plain text")
-    prompt_key: str = Field("prompt", description="Column of the prompt; of the whole text (cpt)")
-    response_key: str = Field("response", description="Column of the reference answer")
-    messages_key: str = Field("message", description="Column of a whole conversation (SFT)")
-    chosen_key: str = Field("chosen", description="Column of the preferred reply (dpo on a dataset)")
-    rejected_key: str = Field("rejected", description="Column of the other reply (dpo on a dataset)")
+    prompt_key: Name = Field("prompt", description="Column of the prompt; of the whole text (cpt)")
+    response_key: Name = Field("response", description="Column of the reference answer")
+    messages_key: Name = Field("message", description="Column of a whole conversation (SFT)")
+    chosen_key: Name = Field("chosen", description="Column of the preferred reply (dpo on a dataset)")
+    rejected_key: Name = Field("rejected", description="Column of the other reply (dpo on a dataset)")
     system_prompt: str | None = Field(None, description="System message of every task; null: the workflow's own")
-    system_prompt_key: str | None = Field(None, description="Column of a system message, wins over system_prompt")
+    system_prompt_key: Name | None = Field(None, description="Column of a system message, wins over system_prompt")
     reply_prefix: str | None = Field(None, description="Text the reply begins with")
     workflow_key: str = Field("", description="Column that names the row's workflow")
     reward_fn_key: str = Field("", description="Column that names the row's reward function")
@@ -26,22 +37,22 @@ class FormatConfig(Section):
 class GenerationConfig(Section):
     """rollout_args: sampling of one taskset; null inherits from `model`."""
 
-    temperature: float | None = Field(None, ge=0)
+    temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    max_tokens: PositiveInt | None = Field(None, description="Longest response; null: model.max_response_tokens")
+    top_k: int | None = Field(None, ge=-1, le=10_000_000)
+    max_tokens: Tokens | None = Field(None, description="Longest response; null: model.max_response_tokens")
     stop: list[str] = Field(default_factory=list, description="Strings that end a response")
 
 
 class SelectorConfig(Section):
     """The order in which rows are fed."""
 
-    selector_type: Literal["sequential", "shuffle", "random", "offline_easy2hard", "diff_based"] = Field(
+    selector_type: str = Field(
         "sequential",
-        description="sequential; shuffle: a new order each epoch; random: with replacement; offline_easy2hard: by "
-        "feature_keys; diff_based: rows whose pass rate is nearest to a target",
+        description="shuffle: a new order each epoch; random: with replacement; offline_easy2hard: by feature_keys; "
+        "diff_based: pass rate nearest to a target",
     )
-    seed: int = Field(42, description="Seed of the order")
+    seed: Seed = Field(42, description="Seed of the order")
     feature_keys: list[str] = Field(default_factory=list, description="Columns with numbers, the higher the easier")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of the selector")
 
@@ -51,17 +62,17 @@ class TasksetConfig(Section):
 
     name: str = Field("", description="Name in logs and metrics; empty: taskset_<i>")
     storage_type: Literal["file"] = Field("file", description="How it is stored")
-    path: str = Field(description="File (jsonl, json, parquet), folder, or hub name")
+    path: AnyPath = Field(description="File (jsonl, json, parquet), folder, or hub name")
     subset_name: str | None = Field(None, description="Subset of a hub dataset or a folder inside `path`")
     split: str = Field("train", description="Split of a hub dataset or a file name inside `path`")
     format: FormatConfig = Field(default_factory=FormatConfig)
     rollout_args: GenerationConfig = Field(default_factory=GenerationConfig)
-    default_workflow_type: str | None = Field(None, description="Workflow of rows that name none")
-    default_reward_fn_type: str | None = Field(None, description="Reward function of rows that name none")
+    default_workflow_type: Name | None = Field(None, description="Workflow of rows that name none")
+    default_reward_fn_type: Name | None = Field(None, description="Reward function of rows that name none")
     workflow_args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the workflow")
     reward_fn_args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the reward function")
     data_selector: SelectorConfig = Field(default_factory=SelectorConfig, description="In which order rows are taken")
-    repeat_times: PositiveInt = Field(1, description="Rollouts per task; for evaluation only")
+    repeat_times: SmallInt = Field(1, description="Rollouts per task; for evaluation only")
     weight: PositiveFloat = Field(1.0, description="Share of this taskset among several, relative to the others'")
 
 
@@ -69,11 +80,11 @@ class ExplorerInputConfig(Section):
     """What the explorers work on."""
 
     taskset: TasksetConfig | None = Field(None, description="One taskset; or use tasksets")
-    tasksets: list[TasksetConfig] = Field(default_factory=list, description="Several, mixed by their weights")
+    tasksets: list[TasksetConfig] = Field(default_factory=list, description="Several, mixed by weight")
     eval_tasksets: list[TasksetConfig] = Field(default_factory=list, description="Evaluated every eval_interval")
-    default_workflow_type: str | None = Field(None, description="Workflow of tasksets that name none")
-    default_eval_workflow_type: str | None = Field(None, description="The same for eval_tasksets")
-    default_reward_fn_type: str | None = Field(None, description="Reward function of tasksets that name none")
+    default_workflow_type: Name | None = Field(None, description="Workflow of tasksets that name none")
+    default_eval_workflow_type: Name | None = Field(None, description="The same for eval_tasksets")
+    default_reward_fn_type: Name | None = Field(None, description="Reward function of tasksets that name none")
 
 
 class ReplayConfig(Section):
@@ -82,8 +93,7 @@ class ReplayConfig(Section):
     enable: bool = Field(False, description="Choose the groups of a batch by priority")
     priority_fn: Literal["linear_decay", "linear_decay_use_count_control_randomization"] = Field(
         "linear_decay",
-        description="linear_decay: weight version - decay * use count; linear_decay_use_count_control_randomization: "
-        "plus normal noise of `sigma`, and a group is used `use_count_limit` times at most",
+        description="Formulas: docs/experience.md",
     )
     priority_fn_args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the priority function")
     reuse_cooldown_time: NonNegativeFloat | None = Field(
@@ -97,13 +107,12 @@ class ExperienceBufferConfig(Section):
     name: str = Field("experience_buffer", description="Name in logs; the table of an SQL database")
     storage_type: Literal["queue", "file", "sql"] | None = Field(
         None,
-        description="Of an offline algorithm: file or sql, what `path` is. With explorers the experience is always in "
-        "the log, and `path` names its archive",
+        description="Of an offline algorithm: file or sql. With explorers: the log. null: by mode and tasks",
     )
-    path: str | None = Field(
+    path: AnyPath | None = Field(
         None,
-        description="Offline: the dataset, or an archive of experience. With explorers: an archive of what operators "
-        "kept: .jsonl, .parquet, .db, sqlite:/// or postgresql:// URL",
+        description="Offline: the dataset, or an archive of experience. With explorers: the archive to write: "
+        ".jsonl, .parquet, .db, sqlite:/// or postgresql:// URL",
     )
     subset_name: str | None = Field(None, description="Subset of a hub dataset or a folder inside `path`")
     split: str = Field("train", description="Split of a hub dataset or a file name inside `path`")
@@ -112,8 +121,8 @@ class ExperienceBufferConfig(Section):
     )
     format: FormatConfig = Field(default_factory=FormatConfig)
     data_selector: SelectorConfig = Field(default_factory=SelectorConfig)
-    max_read_timeout: float = Field(
-        1800, gt=0, description="Longest wait for a whole batch, in seconds; then the trainer gets what there is"
+    max_read_timeout: PositiveFloat = Field(
+        1800, description="Longest wait for a whole batch, in seconds; then the trainer gets what there is"
     )
     replay_buffer: ReplayConfig = Field(default_factory=ReplayConfig, description="Priority and reuse")
 

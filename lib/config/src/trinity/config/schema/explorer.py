@@ -1,17 +1,45 @@
 """explorer: rollout engines and workflows. synchronizer: when weights travel."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field
 
-from trinity.config.schema.base import Section
+from trinity.config.schema.base import (
+    AnyPath,
+    EnvironmentText,
+    FolderName,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Seed,
+    SmallInt,
+    Tokens,
+)
+
+
+def _variable(name: str) -> str:
+    if not name or "=" in name or "\0" in name:
+        raise ValueError("must be the name of a variable, without = and NUL")
+    return name
+
+
+def _provider(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    fits = host and "/" not in host and not any(map(str.isspace, host)) and port.isdecimal() and 0 < int(port) <= 65535
+    if address != "attached" and not fits:
+        raise ValueError("must be host:port, or attached")
+    return address
+
+
+Variable = Annotated[str, AfterValidator(_variable)]
 
 
 class RolloutModelConfig(Section):
     """The vLLM engines of one explorer."""
 
-    engine_num: PositiveInt = Field(1, description="Engines")
-    tensor_parallel_size: PositiveInt = Field(1, description="GPUs of each engine")
+    engine_num: SmallInt = Field(1, description="Engines")
+    tensor_parallel_size: SmallInt = Field(1, description="GPUs of each engine")
     enforce_eager: bool = Field(False, description="No CUDA graphs and no compilation: starts faster, runs slower")
     enable_prefix_caching: bool = Field(True, description="Share key-value blocks of equal prefixes")
     enable_chunked_prefill: bool = Field(True, description="Mix prompt and decode work in one engine step")
@@ -23,27 +51,27 @@ class RolloutModelConfig(Section):
         None, description="Sequences decoded together; null: vllm.LLM's own choice"
     )
     cpu_kvcache_gib: PositiveFloat = Field(1.0, description="Key-value cache of an engine on a CPU, in GiB")
-    seed: int = Field(42, description="Seed of an engine's sampler")
+    seed: Seed = Field(42, description="Seed of an engine's sampler")
 
 
 class AuxiliaryModelConfig(RolloutModelConfig):
     """A further model, with weights that stay: a judge, or a reward model. Workflows reach it by name."""
 
     name: str = Field("", description="Name workflows ask for; empty: the last part of model_path")
-    model_path: str = Field(min_length=1, description="Folder or hub name")
+    model_path: AnyPath = Field(description="Folder or hub name")
     kind: Literal["auto", "generate", "score"] = Field(
         "auto", description="generate: a judge that writes; score: one number per text; auto: by its config.json"
     )
-    max_model_len: PositiveInt | None = Field(None, description="In tokens; null: the policy's")
+    max_model_len: Tokens | None = Field(None, description="In tokens; null: the policy's")
     trust_remote_code: bool = Field(False, description="Let transformers and vLLM run the model folder's own code")
+    enable_thinking: bool | None = Field(None, description="As model.enable_thinking, for this model")
 
 
 class EnvironmentConfig(Section):
     """An environment or scoring function of an external provider. Several providers of one name share its load."""
 
     name: str = Field(min_length=1, description="Environment or scoring function, as tasks name it")
-    address: str = Field(
-        pattern=r"^(attached|[^\s/]+:\d{1,5})$",
+    address: Annotated[str, AfterValidator(_provider)] = Field(
         description="gRPC address of its provider, host:port; attached: it attaches itself to the environment service",
     )
 
@@ -51,29 +79,35 @@ class EnvironmentConfig(Section):
 class ExplorerConfig(Section):
     """Rollout engines and what runs on them."""
 
-    name: str = Field("explorer", description="Must differ between explorers of one run")
-    runner_per_model: PositiveInt = Field(8, description="Tasks worked on at the same time, per engine")
+    name: FolderName = Field("explorer", description="Must differ between explorers of one run")
+    runner_per_model: SmallInt = Field(8, description="Tasks worked on at the same time, per engine")
     max_timeout: PositiveFloat = Field(1800, description="Longest attempt at a task, in seconds")
     max_retry_times: NonNegativeInt = Field(
         2, description="Attempts after the first before a task becomes a dead letter"
     )
     max_dead_letters_in_a_row: NonNegativeInt = Field(
         32,
-        description="The run ends when this many tasks in a row failed with the same cause and no group was stored "
-        "between them; 0: never",
+        description="The run ends after this many failed tasks of one cause without a stored group between; 0: never",
     )
     eval_interval: PositiveInt = Field(100, description="Optimizer steps between evaluations")
     eval_on_startup: bool = Field(True, description="Evaluate the base model first")
     bench_on_latest_checkpoint: bool = Field(False, description="Mode bench: the newest checkpoint alone")
-    env_vars: dict[str, str] = Field(default_factory=dict, description="Environment variables of the explorer")
+    env_vars: dict[Variable, EnvironmentText] = Field(
+        default_factory=dict, description="Environment variables of the explorer"
+    )
     listen_address: str = Field("127.0.0.1", description="Mode serve: address of the OpenAI-compatible endpoint")
     proxy_port: int = Field(8010, ge=0, le=65535, description="Mode serve: its port; 0: any free one")
+    api_keys_file: AnyPath | Literal[""] = Field(
+        "", description="Mode serve: file of the keys that clients must send, one a line; empty: one is made"
+    )
     rollout_model: RolloutModelConfig = Field(default_factory=RolloutModelConfig)
     auxiliary_models: list[AuxiliaryModelConfig] = Field(default_factory=list, description="Judges and reward models")
     environments: list[EnvironmentConfig] = Field(
         default_factory=list, description="Provided elsewhere; other names: the run's own environment service"
     )
-    environment_wait: PositiveFloat = Field(60, description="Longest wait for a provider that is away, in seconds")
+    environment_wait: PositiveFloat = Field(
+        60, description="Longest wait for a name that no provider has served, in seconds"
+    )
 
 
 SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven", "fully_async"]
@@ -84,8 +118,8 @@ class SynchronizerConfig(Section):
 
     sync_method: Literal["nccl", "checkpoint", "memory"] = Field(
         "nccl",
-        description="nccl: by a collective group where explorers can (gloo on CPUs), else by storage; checkpoint: "
-        "by storage alone; memory: by storage in this machine's memory",
+        description="nccl: collectively where explorers can (gloo on CPUs), else by storage; checkpoint: storage "
+        "alone; memory: storage in this machine's memory",
     )
     sync_style: SyncStyle = Field(
         "fixed",
@@ -97,12 +131,12 @@ class SynchronizerConfig(Section):
     sync_timeout: PositiveFloat = Field(3600, description="Longest wait for the other side, in seconds")
     storage: list[str] = Field(
         default_factory=lambda: ["folder"],
-        description="Where versions are put, each of: folder (the job folder's weights), a path, s3://bucket/prefix, "
-        "jetstream (small models). Explorers use what they can reach",
+        description="Where versions are put: folder (in the job folder), a path, s3://bucket/prefix, jetstream "
+        "(small models)",
     )
     full_interval: PositiveInt = Field(
         10,
-        description="On s3 and jetstream every n-th version is whole, those between are differences; 1: all are whole",
+        description="On s3 and jetstream every n-th version is whole, the others are differences",
     )
     versions_to_keep: PositiveInt = Field(
         3, description="Versions whose files stay, for explorers that lag and rollback"
@@ -114,9 +148,8 @@ class SynchronizerConfig(Section):
     canary: bool = Field(True, description="An explorer must reproduce the trainer's log-probabilities first")
     canary_tolerance: PositiveFloat | None = Field(
         None,
-        description="Largest mean difference, in nats; ten times it for a single token. null: by the dtypes, and by "
-        "how much rounding moves the run's own logits",
+        description="Largest mean difference, in nats; ten times it for a single token; null: by dtypes and rounding",
     )
     on_rejected: Literal["stop", "continue"] = Field(
-        "stop", description="What the trainer does when a version is rejected; explorers keep the last good one"
+        "stop", description="What the trainer does when a version is rejected"
     )

@@ -2,15 +2,15 @@
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from trinity.config.schema.base import Section
+from trinity.config.schema.base import NonNegativeInt, OptionalPath, PositiveFloat, Section, SmallInt, Tokens
 
 
 class LoraConfig(Section):
     """Low-rank adapters that train in place of the model: W + lora_alpha / lora_rank * B A."""
 
-    lora_rank: PositiveInt = Field(32, description="Rows of A, columns of B")
+    lora_rank: SmallInt = Field(32, description="Rows of A, columns of B")
     lora_alpha: PositiveFloat = Field(32, description="The product of B and A counts lora_alpha / lora_rank times")
     lora_dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="Dtype of the adapters; auto, or what trainer.deepspeed.dtype is"
@@ -27,18 +27,21 @@ class ModelConfig(Section):
     max_model_len alone is shared out half and half; with none of the three, 2048 tokens are for each part.
     """
 
-    model_path: str = Field("", description="Folder or hub name of the policy")
-    critic_model_path: str = Field("", description="Folder or hub name of the critic (ppo); empty: model_path")
+    model_path: OptionalPath = Field("", description="Folder or hub name of the policy")
+    critic_model_path: OptionalPath = Field("", description="Folder or hub name of the critic (ppo); empty: model_path")
     trust_remote_code: bool = Field(False, description="Let transformers and vLLM run the model folder's own code")
     custom_chat_template: str | None = Field(None, description="Chat template (Jinja) in place of the tokenizer's own")
-    chat_template_path: str | None = Field(None, description="File with the chat template; wins over the string")
-    temperature: float = Field(1.0, ge=0, description="Rollout temperature")
+    chat_template_path: OptionalPath | None = Field(
+        None, description="File with the chat template; wins over the string"
+    )
+    enable_thinking: bool | None = Field(None, description="Variable of the chat template; null: not set")
+    temperature: float = Field(1.0, ge=0, le=100, description="Rollout temperature")
     top_p: float = Field(1.0, gt=0, le=1, description="Rollout nucleus mass")
-    top_k: int = Field(-1, ge=-1, description="Rollout top-k; -1: off")
+    top_k: int = Field(-1, ge=-1, le=10_000_000, description="Rollout top-k; -1: off")
     repetition_penalty: PositiveFloat = Field(1.0, description="Rollout repetition penalty; 1: off")
-    max_model_len: PositiveInt | None = Field(None, description="Prompt and response together, in tokens")
-    max_prompt_tokens: PositiveInt | None = Field(None, description="Longest prompt, in tokens")
-    max_response_tokens: PositiveInt | None = Field(None, description="Longest response, in tokens")
+    max_model_len: Tokens | None = Field(None, description="Prompt and response together, in tokens")
+    max_prompt_tokens: Tokens | None = Field(None, description="Longest prompt, in tokens")
+    max_response_tokens: Tokens | None = Field(None, description="Longest response, in tokens")
     min_response_tokens: NonNegativeInt = Field(0, description="Shortest response, in tokens")
     lora_configs: list[LoraConfig] | None = Field(
         None, max_length=1, description="Train adapters, not the model (docs/weights.md); at most one entry"
@@ -53,5 +56,5 @@ class ModelConfig(Section):
 class ClusterConfig(Section):
     """The machines of the run."""
 
-    node_num: NonNegativeInt = Field(0, description="Machines; 0: this one")
-    gpu_per_node: NonNegativeInt = Field(0, description="GPUs of each; 0: what is there")
+    node_num: int = Field(0, ge=0, le=10_000, description="Machines; 0: this one")
+    gpu_per_node: int = Field(0, ge=0, le=1_000, description="GPUs of each; 0: what is there")

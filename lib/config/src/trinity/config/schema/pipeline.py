@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
-from trinity.config.schema.base import Section
+from trinity.config.schema.base import AnyPath, NonNegativeInt, OptionalPath, Section, SmallInt
 
 
 class OperatorConfig(Section):
@@ -18,9 +18,11 @@ class ExperiencePipelineConfig(Section):
     """Every stored group goes through these operators, in order, before it may enter a batch."""
 
     operators: list[OperatorConfig] = Field(default_factory=list, description="Filters and changes of rewards")
-    input_save_path: str | None = Field(
-        None, description="Archive of the experience before the operators: .jsonl, .parquet, .db or an SQL URL"
+    max_dropped_batches: NonNegativeInt = Field(
+        32,
+        description="The run ends when operators drop this many batches before the next one is full; 0: never",
     )
+    input_save_path: OptionalPath | None = Field(None, description="Archive of the experience before the operators")
 
 
 class TaskPipelineConfig(Section):
@@ -29,27 +31,25 @@ class TaskPipelineConfig(Section):
     operators: list[OperatorConfig] = Field(
         default_factory=list, description="Filters, applied in this order, and arguments of scores (<score>_score)"
     )
-    inputs: list[str] = Field(
+    inputs: list[AnyPath] = Field(
         default_factory=list,
-        description="Local jsonl, json or parquet files in place of the training tasksets' paths; empty: those paths. "
-        "All of them for one taskset, one each for several",
+        description="Files in place of the training tasksets' paths, one each for several tasksets",
     )
     output: str | None = Field(
         None,
-        description="File for the result (.jsonl, .parquet) or a folder; what is there already must be of the same "
-        "pipeline. null: buffer/tasks.jsonl in the job folder. Several tasksets: <stem>-<taskset>",
+        description="File for the result (.jsonl, .parquet) or a folder; null: buffer/tasks.jsonl in the job folder",
     )
     target_fields: list[str] = Field(
         default_factory=list, description="Columns whose text is looked at; empty: the taskset's format.prompt_key"
     )
     priority_weights: dict[str, float] = Field(
         default_factory=dict,
-        description="Rows are ordered by the weighted sum of difficulty, diversity, usage_frequency and quality, "
-        "highest first; a negative weight turns a score round",
+        description="Weights of difficulty, diversity, usage_frequency and quality, whose sum orders the rows, "
+        "highest first",
     )
     top_k: int = Field(-1, ge=-1, description="Rows kept after ordering; -1: all")
     min_score: float | None = Field(None, description="Rows below this weighted sum are left out")
-    num_process: PositiveInt = Field(4, description="Processes for operators of data-juicer")
+    num_process: SmallInt = Field(4, description="Processes for operators of data-juicer")
 
 
 class DataProcessorConfig(Section):

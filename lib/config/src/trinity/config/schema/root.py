@@ -1,26 +1,46 @@
 """The whole document."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import AfterValidator, Field, PrivateAttr
 
 from trinity.config.schema.algorithm import AlgorithmConfig
-from trinity.config.schema.base import Section
+from trinity.config.schema.base import AnyPath, FolderName, FolderPath, OptionalFolderPath, Section
 from trinity.config.schema.buffer import BufferConfig
 from trinity.config.schema.explorer import ExplorerConfig, SynchronizerConfig
 from trinity.config.schema.model import ClusterConfig, ModelConfig
-from trinity.config.schema.monitor import MonitorConfig
 from trinity.config.schema.pipeline import DataProcessorConfig
 from trinity.config.schema.trainer import TrainerConfig
 
+
+def _not_of_the_job(name: str) -> str:
+    if name in ("nats", "run", "log"):
+        raise ValueError("must be another name: the job folder has a folder of its own called so")
+    return name
+
+
+_StageName = Annotated[FolderName, AfterValidator(_not_of_the_job)]
 Mode = Literal["both", "explore", "train", "bench", "serve"]
+
+
+class MonitorConfig(Section):
+    """Two runs per job, `<name>_explorer` and `<name>_trainer`; the same lines are always in <job>/monitor/*.jsonl."""
+
+    monitor_type: Literal["tensorboard", "wandb", "mlflow", "swanlab", "none"] = Field(
+        "tensorboard", description="tensorboard, or an installed wandb, mlflow or swanlab; none: the job folder alone"
+    )
+    monitor_args: dict[str, Any] | None = Field(
+        None,
+        description="Kept in the job folder's config.json; keys are safer in the environment (WANDB_API_KEY, ...)",
+    )
+    detailed_stats: bool = Field(False, description="Evaluations with mean, max, min and std over tasks as well")
 
 
 class StageConfig(Section):
     """One stage of a run. A section left out is inherited whole; one that is given replaces it whole."""
 
-    stage_name: str = Field(min_length=1, description="Becomes the last part of the stage's job folder")
+    stage_name: _StageName = Field(description="Becomes the last part of the stage's job folder")
     mode: Mode | None = Field(None, description="As above")
     algorithm: AlgorithmConfig | None = Field(None, description="As above")
     data_processor: DataProcessorConfig | None = Field(None, description="As above")
@@ -32,16 +52,16 @@ class StageConfig(Section):
 class Config(Section):
     """A run."""
 
-    mode: Mode = Field(
-        "both",
-        description="both; train: everything but explorers; explore: an explorer that joins a run; bench: evaluate the "
-        "checkpoints of a job; serve: an OpenAI-compatible endpoint that follows a job's weights",
-    )
-    project: str = Field("Trinity-RFT", min_length=1, description="First part of the job folder")
-    group: str = Field("", description="Second part, if given")
-    name: str = Field("rft", min_length=1, description="Last part of the job folder")
-    checkpoint_root_dir: str = Field("./checkpoints", description="Root of all job folders")
+    mode: Mode = Field("both", description="What to start (docs/modes.md)")
+    project: FolderPath = Field("Trinity-RFT", description="First part of the job folder")
+    group: OptionalFolderPath = Field("", description="Second part, if given")
+    name: FolderPath = Field("rft", description="Last part of the job folder")
+    checkpoint_root_dir: AnyPath = Field("./checkpoints", description="Root of all job folders")
     continue_from_checkpoint: bool = Field(True, description="Resume from what the job folder holds")
+    allow_unverified_checkpoint: bool = Field(
+        False,
+        description="Load a checkpoint without manifest.json, or whose files differ from it (docs/trainer.md)",
+    )
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
@@ -51,7 +71,7 @@ class Config(Section):
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     synchronizer: SynchronizerConfig = Field(default_factory=SynchronizerConfig)
     monitor: MonitorConfig = Field(default_factory=MonitorConfig)
-    stages: list[StageConfig] = Field(default_factory=list, description="Run one after the other")
+    stages: list[StageConfig] = Field(default_factory=list, max_length=100, description="Run one after the other")
 
     _notices: tuple[str, ...] = PrivateAttr(())
 

@@ -1,11 +1,11 @@
 """trainer: DeepSpeed and checkpoints."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, field_validator
 
 from trinity.config.schema.algorithm import OptimizerConfig
-from trinity.config.schema.base import Section
+from trinity.config.schema.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Section, SmallInt, Tokens
 
 
 class DeepSpeedConfig(Section):
@@ -16,14 +16,20 @@ class DeepSpeedConfig(Section):
         "auto", description="Training dtype; auto: bfloat16 on GPUs (float32 master weights), float32 on CPUs"
     )
     offload_optimizer: bool = Field(
-        False, description="Keep optimizer states in host memory; needs zero_stage 1 or more; on CPUs they are there"
+        False, description="Keep optimizer states in host memory; needs zero_stage 1 or more"
     )
-    offload_param: bool = Field(
-        False, description="Keep parameters in host memory too; needs zero_stage 3; on CPUs they are there"
-    )
+    offload_param: bool = Field(False, description="Keep parameters in host memory too; needs zero_stage 3")
     offload_reference: bool = Field(
-        False, description="Keep the reference model in host memory, on the GPU only while it is asked; not with LoRA"
+        False, description="Keep the reference model in host memory while it is not asked; not with LoRA"
     )
+
+    @field_validator("zero_stage", mode="before")
+    @classmethod
+    def _no_bool(cls, value: Any) -> Any:
+        """Python takes true for 1."""
+        if isinstance(value, bool | float):
+            raise ValueError("must be one of 0, 1, 2, 3")
+        return value
 
 
 class CriticConfig(Section):
@@ -39,7 +45,7 @@ class TrainerConfig(Section):
     """The training processes."""
 
     name: str = Field("trainer", description="Name in logs")
-    num_ranks: PositiveInt | None = Field(None, description="Training processes; null: the GPUs left, or 1 on CPUs")
+    num_ranks: SmallInt | None = Field(None, description="Training processes; null: the GPUs left, or 1 on CPUs")
     deepspeed: DeepSpeedConfig = Field(default_factory=DeepSpeedConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig, description="ppo alone")
     total_steps: PositiveInt | None = Field(None, description="Optimizer steps; buffer.total_steps wins")
@@ -51,26 +57,24 @@ class TrainerConfig(Section):
     grad_clip: NonNegativeFloat = Field(1.0, description="Gradient norm limit; 0: off")
     gradient_checkpointing: bool | Literal["mlp"] | None = Field(
         None,
-        description="Recompute activations in the backward pass: of whole layers, or of their MLPs alone, which is "
-        "faster and takes more memory; null: on GPUs no more than memory asks for, elsewhere whole layers",
+        description="Recompute activations of whole layers, or of their MLPs alone (faster, more memory); null: on "
+        "GPUs no more than memory asks for, elsewhere whole layers",
     )
     fused_kernels: bool | None = Field(
         None,
-        description="On GPUs, kernels for norms, gates, rotations and logits, which torch.compile makes in about half "
-        "a minute at the start; null: for models of 100 M parameters and more",
+        description="On GPUs, compiled kernels for norms, gates, rotations and logits; null: for models of 100 M "
+        "parameters and more",
     )
-    mini_batch_size: PositiveInt | None = Field(
-        None, description="Experiences of one update of the weights; null: the whole batch, in one update"
-    )
+    mini_batch_size: PositiveInt | None = Field(None, description="Experiences of one update; null: the whole batch")
     epochs_per_batch: PositiveInt = Field(1, description="Passes over each batch, each in an order of its own")
     on_bad_step: Literal["stop", "skip"] = Field(
         "stop",
-        description="When a loss, advantage, reward or gradient is not finite, or memory runs out: end the run, or go "
-        "on without the batch; either way it is kept for `trinity replay-step`",
+        description="When a value is not finite or memory runs out: end the run, or go on without the batch "
+        "(docs/algorithms.md)",
     )
     use_remove_padding: bool = Field(True, description="Micro-batches without padding: sequences one after the other")
     use_dynamic_bsz: bool = Field(True, description="Micro-batches by tokens, not by rows")
-    max_token_len_per_gpu: PositiveInt | None = Field(
+    max_token_len_per_gpu: Tokens | None = Field(
         None,
         description="Tokens of a micro-batch; null: twice the model's length, on GPUs up to 65,536 where activations "
         "have room",
@@ -78,6 +82,6 @@ class TrainerConfig(Section):
     micro_batch_size_per_gpu: PositiveInt = Field(
         1, description="Sequences of a micro-batch where use_dynamic_bsz is false"
     )
-    ulysses_sequence_parallel_size: PositiveInt = Field(1, description="Ranks that share the tokens of each sequence")
+    ulysses_sequence_parallel_size: SmallInt = Field(1, description="Ranks that share the tokens of each sequence")
     logprob_chunk_tokens: PositiveInt = Field(512, description="As many logits exist at a time as these tokens have")
     lm_head_float32: bool = Field(True, description="Compute logits in float32 where the model is in bfloat16")

@@ -5,6 +5,9 @@
 
 After a restart the log is archived from `position()` on. A group that comes twice is stored once: no group is missing
 or duplicated. All functions block. An archive takes one call at a time; the caller serializes its threads.
+
+Rows are checked by our own code (rows.py) and not by Arrow or pydantic: Arrow converts numbers that are out of range or
+of another type, and is no requirement of the buffer; pydantic does not read numpy arrays, bytes and lists as one.
 """
 
 from collections.abc import Sequence

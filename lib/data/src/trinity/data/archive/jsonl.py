@@ -179,7 +179,7 @@ def _json(text: bytes) -> Any:
     """None for what is not JSON."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -211,7 +211,7 @@ def _checked(line: bytes, place: str) -> Row:
 def _object(line: bytes, place: str) -> Row:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(place, f"is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise InvalidInput(place, f"is {type(row).__name__}, must be a JSON object with one experience")

@@ -15,11 +15,9 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from google.protobuf import json_format
 
-from trinity.api.common.v1 import task_pb2
 from trinity.data.experience import Experience, Group, SamplingParams, Task, TaskKind, Truncation, VersionSpan
-from trinity.data.wire import task_from_proto, task_to_proto
+from trinity.data.wire import task_from_json, task_to_json
 from trinity.runtime.errors import InvalidInput
 
 Row = Mapping[str, Any]
@@ -118,7 +116,7 @@ def rows_of(run: str, groups: Iterable[tuple[int, Group]]) -> list[dict[str, Any
 def _rows_of_group(run: str, sequence: int, group: Group) -> Iterable[dict[str, Any]]:
     if not group.experiences:
         raise InvalidInput("group.experiences", f"of task {group.task.task_id} is empty; there is nothing to archive")
-    task = json_format.MessageToDict(task_to_proto(group.task), preserving_proto_field_name=True)
+    task = task_to_json(group.task)
     for index, experience in enumerate(group.experiences):
         values = {
             "run": run,
@@ -225,8 +223,8 @@ def _task(row: Row, place: str, made_up: str, size: int) -> Task:
         return _made_up_task(_text(row, "run", place), _text(row, "task_id", place) or made_up, size)
     fields = _object(row, "task", place, {})
     try:
-        return task_from_proto(json_format.ParseDict(fields, task_pb2.Task()))
-    except (json_format.ParseError, InvalidInput) as error:
+        return task_from_json(fields)
+    except InvalidInput as error:
         raise wrong(place, "task", f"is no trinity.api.common.v1.Task as protobuf writes it in JSON: {error}") from None
 
 
@@ -295,7 +293,7 @@ def _object(row: Row, column: str, place: str, default: Any) -> Any:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise wrong(place, column, f"is not JSON: {error}") from None
     if not isinstance(value, type(default)):
         raise wrong(

@@ -6,6 +6,9 @@ run then uses in place of its input. It is made once, with a manifest beside it;
     result = run_pipeline(config, make_plan(config).job_dir)   # nothing without data_processor.task_pipeline
     config = with_outputs(config, result)
 
+Rows are plain mappings and not a `datasets.Dataset`: Arrow gives all rows the same columns and a column one type, and a
+row that stays must come out as it was. Scores and duplicates need all rows at once in any case.
+
 docs/task_pipeline.md has the operators, the scores and their formulas. Importing this loads no numpy.
 """
 

@@ -1,14 +1,12 @@
 """Problems of data_processor.task_pipeline that can be found without reading files."""
 
 import difflib
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from trinity.config.algorithms import ALGORITHMS
 from trinity.config.errors import Problem
 from trinity.config.schema import Config
 from trinity.config.schema.base import Section
@@ -17,6 +15,7 @@ from trinity.data.task_pipeline import data_juicer
 from trinity.data.task_pipeline.names import SCORE_OPERATORS, known
 from trinity.data.task_pipeline.output import SUFFIXES
 from trinity.data.task_pipeline.scores import SCORES
+from trinity.plugins.declarations import ALGORITHMS
 
 KEY = "data_processor.task_pipeline"
 
@@ -91,12 +90,10 @@ def _check_args(place: str, name: str, kind: type[Section], args: dict[str, Any]
 
 def _check_priority(pipeline: TaskPipelineConfig) -> Iterator[Problem]:
     place = f"{KEY}.priority_weights"
-    for score, weight in pipeline.priority_weights.items():
+    for score in pipeline.priority_weights:
         if score not in SCORES:
             near = _near(score, SCORES, f"known: {', '.join(sorted(SCORES))}")
             yield Problem(f"{place}.{score}", f"is no score; {near}")
-        elif not math.isfinite(weight):
-            yield Problem(f"{place}.{score}", f"is {weight}, must be a finite number; negative: the lowest first")
     if pipeline.top_k == 0:
         yield Problem(f"{KEY}.top_k", "is 0, which keeps no row; -1 keeps all")
     if pipeline.min_score is not None and not any(pipeline.priority_weights.values()):

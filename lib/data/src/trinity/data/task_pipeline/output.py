@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trinity.data.datasets import DatasetError, Row
+from trinity.runtime import files
 
 VERSION = 1
 SUFFIXES = (".jsonl", ".parquet")
@@ -47,7 +46,7 @@ def read_manifest(output: Path) -> Manifest | None:
     try:
         value = json.loads(manifest_path(output).read_bytes())
         return Manifest(**value["made"]) if value["version"] == VERSION else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -58,15 +57,15 @@ def write(output: Path, rows: Sequence[Row], manifest: Manifest) -> None:
     """
     content = _parquet(rows) if output.suffix == ".parquet" else _jsonl(rows)
     made = {**manifest.__dict__, "digest": hashlib.sha256(content).hexdigest()}
-    _write_atomic(manifest_path(output), json.dumps({"version": VERSION, "made": made}).encode())
-    _write_atomic(output, content)
+    files.write_atomic(manifest_path(output), json.dumps({"version": VERSION, "made": made}).encode())
+    files.write_atomic(output, content)
 
 
-def digest_of(files: Sequence[Path]) -> str:
+def digest_of(paths: Sequence[Path]) -> str:
     """SHA-256 of the content of files, one after the other."""
     digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
+    for path in paths:
+        with path.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
@@ -96,23 +95,3 @@ def _parquet(rows: Sequence[Row]) -> bytes:
     except (ValueError, TypeError, NotImplementedError) as error:  # pyarrow's errors are kinds of these
         raise DatasetError(f"the rows do not fit into parquet: {error}; end output in .jsonl") from None
     return bytes(sink.getvalue().to_pybytes())
-
-
-def _write_atomic(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -56,7 +56,7 @@ def _trained(file: Path) -> list[tuple[str, int]]:
                 task_id, step = str(record["task_id"]), int(record["step"])
                 taskset, _, _, row = task_id.rsplit("/", 3)  # <taskset>/<epoch>/<position>/<row>
                 seen[step, task_id] = (taskset, int(row))
-            except (ValueError, KeyError, TypeError):  # cut off by a crash, or no task of a taskset
+            except (ValueError, KeyError, TypeError, RecursionError):  # cut off by a crash, or no task of a taskset
                 continue
     return list(seen.values())
 

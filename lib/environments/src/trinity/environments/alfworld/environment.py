@@ -1,14 +1,35 @@
-"""ALFWorld as an environment."""
+"""ALFWorld as an environment, on small games made on the spot or on its own under $ALFWORLD_DATA."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from trinity.environments.alfworld.data import game_path
 from trinity.environments.alfworld.engine import Engine
 from trinity.environments.alfworld.rooms import TASK_TYPES, draw_room
 from trinity.environments.arguments import Arguments
-from trinity.environments.environment import Description
 from trinity.environments.game import FORMAT_HINT, TextGame, Turn, TurnRules, Unsolvable, replies
+from trinity.runtime.errors import InvalidInput
+from trinity.sdk.environment import Description
+
+DATA_VARIABLE = "ALFWORLD_DATA"
+
+
+def game_path(name: str) -> Path:
+    """The game file of a row. Raises InvalidInput unless it lies under $ALFWORLD_DATA: the engine evaluates code that
+    is in game files, so that a row must not choose any file it likes.
+    """
+    folder = os.environ.get(DATA_VARIABLE, "")
+    if not folder:
+        raise InvalidInput("task.game_file", f"cannot be read: set {DATA_VARIABLE} to the folder of ALFWorld's games")
+    root = Path(folder).resolve()
+    path = (root / name).resolve()
+    if not path.is_relative_to(root) or path.suffix != ".tw-pddl":
+        raise InvalidInput("task.game_file", f"is {name!r}, must be a .tw-pddl file under {DATA_VARIABLE}={root}")
+    if not path.is_file():
+        raise InvalidInput("task.game_file", f"is {name!r}, which is not there under {DATA_VARIABLE}={root}")
+    return path
+
 
 _TASK_MARK = "Your task is to: "
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from trinity.environments.arguments import Arguments
-from trinity.environments.environment import Description, Observation
 from trinity.environments.extras import require
 from trinity.environments.game import TextGame, Turn, TurnRules
 from trinity.environments.replies import Reply, between, thought
 from trinity.environments.scorers.answers import reference_answer, same_answer
 from trinity.runtime.errors import Conflict, InvalidInput, TimedOut, Unavailable
+from trinity.sdk.environment import Description, Observation
 
 SERVERS_VARIABLE = "MCP_SERVERS_FILE"
 MAX_RESULT_CHARACTERS = 20_000

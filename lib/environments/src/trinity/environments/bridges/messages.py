@@ -44,12 +44,21 @@ def _one(message: dict[str, Any]) -> str:
     return f"<tool_response>\n{text}\n</tool_response>" if message["role"] == "tool" else text
 
 
-def news(before: Messages, reply: str, after: Messages) -> str:
-    """The text since the policy's last reply; the whole conversation if it was rewritten."""
+def news(before: Messages, reply: dict[str, Any], after: Messages) -> str | None:
+    """The text since the policy's last reply (`assistant`); None if `after` does not continue from there."""
     if isinstance(before, str) or isinstance(after, str):
-        return after.removeprefix(f"{before}{reply}") if isinstance(after, str) else shown(after)
-    same = len(after) > len(before) + 1 and list(after[: len(before)]) == list(before)
-    return shown(after[len(before) + 1 :] if same and after[len(before)]["role"] == "assistant" else after)
+        told = f"{before}{reply['content']}"
+        return after[len(told) :] if isinstance(after, str) and after.startswith(told) else None
+    at = len(before)
+    if len(after) < at + 2 or list(after[:at]) != list(before) or after[at]["role"] != "assistant":
+        return None
+    return shown(after[at + 1 :]) if content(after[at]).strip() == reply["content"].strip() else None
+
+
+def until_stop(reply: str, stops: Sequence[str]) -> str:
+    """The reply up to the first text that ends it."""
+    found = [at for stop in stops if (at := reply.find(stop)) >= 0]
+    return reply[: min(found)] if found else reply
 
 
 def has_replied(completion: Any) -> Messages:

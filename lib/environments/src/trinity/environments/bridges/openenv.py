@@ -5,16 +5,17 @@ A full server closes the socket without a message. That becomes Full, so the cal
 
 import contextlib
 import json
+import socket
 import time
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
-from urllib.request import ProxyHandler, build_opener
 
+from trinity.environments.allowed import check_address, opener
 from trinity.environments.arguments import Arguments
-from trinity.environments.environment import Description
 from trinity.environments.extras import require
 from trinity.environments.game import FORMAT_HINT, Refused, TextGame, Turn, TurnRules
 from trinity.runtime.errors import Full, InvalidInput, TimedOut, Unavailable
+from trinity.sdk.environment import Description
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
@@ -90,6 +91,7 @@ class Session:
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
         client = require("websockets.sync.client", "openenv")
+        check_address(url, "args.url")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https", "ws", "wss") or not parts.netloc:
             raise InvalidInput("args.url", f"is {url!r}, must begin with http://, https://, ws:// or wss://")
@@ -98,9 +100,17 @@ class Session:
         self._http = urlunsplit((f"http{secure}", parts.netloc, path, "", ""))
         self._timeout = timeout_seconds
         address = urlunsplit((f"ws{secure}", parts.netloc, f"{path}/ws", "", ""))
+        host, port = str(parts.hostname), parts.port or (443 if secure else 80)
         try:
+            # A client with a socket of its own follows no redirect, which may lead to an address that is not allowed.
+            sock = socket.create_connection((host, port), timeout_seconds)
             connecting = client.connect(
-                address, open_timeout=timeout_seconds, max_size=MAX_MESSAGE_BYTES, close_timeout=2, proxy=None
+                address,
+                sock=sock,
+                open_timeout=timeout_seconds,
+                max_size=MAX_MESSAGE_BYTES,
+                close_timeout=2,
+                proxy=None,
             )
             self._open = contextlib.ExitStack()
             self._socket = self._open.enter_context(connecting)
@@ -110,7 +120,7 @@ class Session:
     def only_field(self) -> str:
         """The one field that an action must have by the server's schema."""
         try:
-            with build_opener(ProxyHandler({})).open(f"{self._http}/schema", timeout=self._timeout) as response:
+            with opener().open(f"{self._http}/schema", timeout=self._timeout) as response:
                 required = json.loads(response.read(MAX_MESSAGE_BYTES))["action"]["required"]
                 (name,) = required
                 return str(name)

@@ -12,10 +12,10 @@ from typing import Any
 from trinity.environments.arguments import Arguments
 from trinity.environments.attempts import AttemptsGame
 from trinity.environments.bridges.harmless import harmless
-from trinity.environments.environment import Description
 from trinity.environments.extras import require
 from trinity.environments.game import Turn, TurnRules, Unsolvable, replies
 from trinity.environments.replies import Reply, ReplyFormat, between
+from trinity.sdk.environment import Description
 
 # Many datasets give a little for any attempt: only a full score is a right answer.
 RIGHT_SCORE = 0.99

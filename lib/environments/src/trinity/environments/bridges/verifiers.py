@@ -12,15 +12,17 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
+from trinity.environments.allowed import check_module
 from trinity.environments.arguments import Arguments
-from trinity.environments.bridges.messages import assistant, has_replied, news, shown, split_system
-from trinity.environments.environment import Description, Observation
+from trinity.environments.bridges.messages import assistant, has_replied, news, shown, split_system, until_stop
 from trinity.environments.extras import require
 from trinity.environments.game import TextGame, Turn, TurnRules
 from trinity.environments.replies import Reply
 from trinity.runtime.errors import Unavailable
+from trinity.sdk.environment import Description, Observation
 
 _ENVIRONMENT_ID = re.compile(r"(?:[\w.-]{1,100}/)?[A-Za-z][\w-]{0,99}", re.ASCII)
 _MAX_METRICS = 80
@@ -29,7 +31,8 @@ _MAX_METRICS = 80
 class Verifiers(TextGame):
     """A rollout of an installed verifiers environment. Reward: its rubric's, at the end.
 
-    Arguments: `env_id` (as for verifiers.load_environment; the package of that name must be installed), `env_args`,
+    Arguments: `env_id` (as for verifiers.load_environment; a package of that name which requires verifiers
+    must be installed, or the operator allows the module), `env_args`,
     `split` (train) of the environment's dataset, `success_reward` (1). A row is {"index"} in that dataset, or a row of
     its kind: {"question" or "prompt", "answer", "info", "task"}. Replies are taken as they are; where the environment
     has tools, a reply calls them with <tool_call>{"name", "arguments"}</tool_call>. A conversation that reaches
@@ -57,20 +60,35 @@ class Verifiers(TextGame):
         environment = load(environment_id, options, args)
         policy = AskedPolicy()
         row = read_row(environment, task, split)
-        self.rollout = Asking(_loop(), policy, environment.run_rollout(row, _client(environment, policy), "policy", {}))
+        sampling = dict(getattr(environment, "sampling_args", None) or {})
+        rollout = environment.run_rollout(row, _client(environment, policy), "policy", sampling)
+        self.rollout = Asking(_loop(), policy, rollout)
         self._question = self.rollout.next()
         if self._question is None:
             raise Unavailable(f"verifiers: the rollout was over before it began: {_said(self.rollout.result())}")
-        self.tools = [_tool(entry) for entry in self._question.tools]
-        # As a system prompt is the instructions' place: the explorer puts them there.
-        self.instructions, messages = split_system(self._question.messages)
-        self.goal = shown(messages)
-        return self.goal + (_TOOLS.format(json.dumps(self.tools, ensure_ascii=False)) if self.tools else "")
+        self._news: dict[str, Any] = {}
+        text = self._conversation(self._question)
+        self.goal = shown(split_system(self._question.messages)[1])
+        return text
+
+    def _conversation(self, question: Any) -> str:
+        """The begin of a conversation. The system prompt is the instructions: the explorer puts them there."""
+        self.tools = [_tool(entry) for entry in question.tools]
+        self.instructions, messages = split_system(question.messages)
+        return shown(messages) + (_TOOLS.format(json.dumps(self.tools, ensure_ascii=False)) if self.tools else "")
 
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
-        """info.tools: the tools that replies may call."""
-        answer = super().reset(task, args, seed)
-        return replace(answer, info={**answer.info, "tools": self.tools}) if self.tools else answer
+        """info.tools: the tools that replies may call; info.sampling: how the reply is to be sampled."""
+        return self._informed(super().reset(task, args, seed), {"tools": self.tools} if self.tools else {})
+
+    def step(self, action: str) -> Observation:
+        """info.conversation is "new" where this observation does not continue the conversation before it."""
+        self._news = {}
+        return self._informed(super().step(action), self._news)
+
+    def _informed(self, answer: Observation, more: dict[str, Any]) -> Observation:
+        sampling = {"sampling": self._question.sampling} if self._question and self._question.sampling else {}
+        return replace(answer, info={**answer.info, **more, **sampling})
 
     def read(self, reply: str) -> Reply:
         """As it stands: the environment has a parser of its own."""
@@ -84,13 +102,19 @@ class Verifiers(TextGame):
 
     def play(self, action: str) -> Turn:
         before = self._question
-        before.answer.set_result(assistant(action, bool(before.tools)))
+        reply = assistant(until_stop(action, before.sampling.get("stop", [])), bool(before.tools))
+        before.answer.set_result(reply)
         self._question = self.rollout.next()
         if self._question is not None and self.steps >= self.rules.max_steps:
             self.rollout.refuse(self._question)
             self._question = self.rollout.next()
         if self._question is not None:
-            return Turn(news(before.messages, action, self._question.messages))
+            text = news(before.messages, reply, self._question.messages)
+            if text is None:  # history was rewritten, or it is another conversation
+                text = self._conversation(self._question)
+                self._news = {"conversation": "new", "instructions": self.instructions}
+                self._news |= {"tools": self.tools} if self.tools else {}
+            return Turn(text)
         return self._end(self.rollout.result())
 
     def _end(self, output: Any) -> Turn:
@@ -118,10 +142,22 @@ def load(environment_id: str, options: dict[str, Any], args: Arguments) -> Any:
     """The environment, loaded once in this process. Raises InvalidInput if it cannot be."""
     if not _ENVIRONMENT_ID.fullmatch(environment_id):
         raise args.wrong("env_id", environment_id, "the name of an installed environment")
+    module = environment_id.rpartition("/")[2].replace("-", "_")  # load_environment would import it
+    if not _is_environment(module):
+        check_module(module, "args.env_id")
     try:
         return _load(environment_id, json.dumps(options, sort_keys=True))
     except Exception as error:
         raise args.wrong("env_id", environment_id, f"an environment that verifiers can load ({error})") from None
+
+
+def _is_environment(module: str) -> bool:
+    """Whether a package of this name is installed and requires verifiers, as every environment of its hub does."""
+    try:
+        required = metadata.requires(module) or []
+    except metadata.PackageNotFoundError:
+        return False
+    return any(re.match(r"verifiers(?![\w.-])", requirement) for requirement in required)
 
 
 @functools.lru_cache(maxsize=4)

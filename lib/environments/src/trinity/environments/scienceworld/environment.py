@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from trinity.environments.arguments import Arguments
-from trinity.environments.environment import Description
 from trinity.environments.game import FORMAT_HINT, TextGame, Turn, TurnRules, Unsolvable, replies
 from trinity.environments.scienceworld import simulator
 from trinity.environments.scienceworld.simulator import Simulator
+from trinity.sdk.environment import Description
 
 _UNKNOWN_ACTION = "No known action matches that input"
 SOLVED = 100

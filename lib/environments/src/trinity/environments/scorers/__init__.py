@@ -1,9 +1,9 @@
 """Scoring functions by name."""
 
 from trinity import plugins
-from trinity.environments.scorers.base import ScoreItem, Scorer, ScoreResult, as_result
-from trinity.environments.scorers.countdown import countdown_reward
+from trinity.environments.countdown_rules import countdown_reward
 from trinity.environments.scorers.math import accuracy_reward, math_boxed_reward, math_dapo_reward, math_reward
+from trinity.sdk.scoring import ScoreItem, Scorer, ScoreResult, as_result
 
 SCORERS: dict[str, Scorer] = {
     "accuracy_reward": accuracy_reward,

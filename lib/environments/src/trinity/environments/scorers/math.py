@@ -11,8 +11,8 @@ from trinity.environments.scorers.answers import (
     reference_answer,
     same_answer,
 )
-from trinity.environments.scorers.base import ScoreItem, ScoreResult
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.scoring import ScoreItem, ScoreResult
 
 _THINK_THEN_ANSWER = re.compile(
     r"\s*<think>(?:(?!</?think>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*", re.DOTALL

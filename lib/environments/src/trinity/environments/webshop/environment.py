@@ -4,12 +4,12 @@ import re
 from typing import Any
 
 from trinity.environments.arguments import Arguments
-from trinity.environments.environment import Description
 from trinity.environments.game import FORMAT_HINT, OnInvalid, TextGame, Turn, TurnRules, Unsolvable, replies
 from trinity.environments.webshop.backend import Page, Shop
 from trinity.environments.webshop.http import HttpShop
 from trinity.environments.webshop.local import LocalShop
 from trinity.environments.webshop.mini import BY_ASIN, GOALS, MiniShop
+from trinity.sdk.environment import Description
 
 _ACTION = re.compile(r"(search|click)\[(.+)\]", re.IGNORECASE)
 _FREE_TO_REPEAT = ("search[", "next", "prev")

@@ -4,8 +4,9 @@ import json
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import Request
 
+from trinity.environments.allowed import check_address, opener
 from trinity.environments.webshop.backend import Page
 from trinity.runtime.errors import InvalidInput, TimedOut, Unavailable
 
@@ -18,9 +19,10 @@ class HttpShop:
     def __init__(self, url: str, timeout_seconds: float) -> None:
         if not url.startswith(("http://", "https://")):
             raise InvalidInput("args.url", f"is {url!r}, must begin with http:// or https://")
+        check_address(url, "args.url")
         self._url = url.rstrip("/")
         self._timeout = timeout_seconds
-        self._opener = build_opener(ProxyHandler({}))  # environments are near; a proxy only gets in the way
+        self._opener = opener()
         self._number: int | None = None
 
     def reset(self, session: int) -> Page:

@@ -4,17 +4,17 @@ Every publish resolves: stored, refused, or timed out after being retried under 
 back-pressure. A permission error is an error and not a time-out. Fetches are bounded in messages and in bytes.
 """
 
+from trinity.runtime.broker.connect import configure, connect, credentials
 from trinity.runtime.broker.connection import (
     Broker,
     PublishRefused,
     SequenceConflict,
     StoredMessage,
-    connect,
     is_cancelled,
 )
-from trinity.runtime.broker.consume import Gap, Message, PullConsumer, tail
+from trinity.runtime.broker.consume import Gap, Message, PullConsumer, ensure_consumer, tail
 from trinity.runtime.broker.kv import ABSENT, Bucket, Change, Changes, Entry
-from trinity.runtime.broker.streams import StreamSpec, ensure_streams
+from trinity.runtime.broker.streams import StreamSpec, check_stream, ensure_streams
 
 __all__ = [
     "ABSENT",
@@ -30,7 +30,11 @@ __all__ = [
     "SequenceConflict",
     "StoredMessage",
     "StreamSpec",
+    "check_stream",
+    "configure",
     "connect",
+    "credentials",
+    "ensure_consumer",
     "ensure_streams",
     "is_cancelled",
     "tail",

@@ -24,7 +24,7 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 async def store(
-    broker: Broker, names: RunNames, data: bytes, on_refused: Callable[[str], None] | None = None
+    broker: Broker, names: RunNames, owner: str, data: bytes, on_refused: Callable[[str], None] | None = None
 ) -> experience_pb2.BlobReference:
     """Store `data` under a key derived from its content; again changes nothing. Raises as Broker.publish does."""
     key = hashlib.sha256(data).hexdigest()[:32]
@@ -33,20 +33,21 @@ async def store(
 
     async def put(index: int, chunk: bytes) -> None:
         async with gate:
-            await broker.publish(names.blob(key, index), chunk, message_id=f"{key}/{index}", on_refused=on_refused)
+            subject = names.blob(owner, key, index)
+            await broker.publish(subject, chunk, message_id=f"{owner}/{key}/{index}", on_refused=on_refused)
 
     await asyncio.gather(*(put(index, chunk) for index, chunk in enumerate(chunks)))
     return experience_pb2.BlobReference(key=key, size_bytes=len(data), chunks=len(chunks), crc32=zlib.crc32(data))
 
 
-async def fetch(broker: Broker, names: RunNames, reference: experience_pb2.BlobReference) -> bytes:
+async def fetch(broker: Broker, names: RunNames, owner: str, reference: experience_pb2.BlobReference) -> bytes:
     """The payload of a reference. NotFound if a chunk is gone; InvalidInput if it is not what the reference says."""
     check(reference)
     gate = asyncio.Semaphore(_IN_FLIGHT)
 
     async def get(index: int) -> bytes:
         async with gate:
-            return (await broker.last(names.blobs_stream, names.blob(reference.key, index))).data
+            return (await broker.last(names.blobs_stream, names.blob(owner, reference.key, index))).data
 
     data = b"".join(await asyncio.gather(*(get(index) for index in range(reference.chunks))))
     if len(data) != reference.size_bytes or zlib.crc32(data) != reference.crc32:

@@ -7,27 +7,36 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import nats
 import nats.errors
 import nats.js.errors
 import structlog
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import Header
 
-from trinity.runtime.errors import DataLoss, Full, NotFound, PermissionDenied, TrinityError, Unavailable
+from trinity.runtime.broker.client import Client
+from trinity.runtime.errors import (
+    DataLoss,
+    Full,
+    NotFound,
+    PermissionDenied,
+    TrinityError,
+    Unavailable,
+)
 
 log = structlog.get_logger(__name__)
 
 _WRONG_LAST_SEQUENCE = (10071, 10164)
 _NO_ROOM = (10077, 10122, 10047, 10023)  # stream full, resources exceeded, storage exceeded
 _CLUSTER_REPLICAS = 3
-_REMEMBERED_DENIALS = 100
 _RETRY_SECONDS = (0.002, 1.0)
 _MOST_BYTES = 4 * 1024 * 1024
+# A publish is repeated after a second without an answer, and as long as its bytes take: a stream whose leader died has
+# another after at most nine, and hears of nothing before.
+_TRY_SECONDS, _TRY_BYTES_PER_SECOND = 1.0, 10e6
 
 
 class PublishRefused(Full):
@@ -66,6 +75,16 @@ class StreamState:
     bytes: int
 
 
+@dataclass(frozen=True)
+class ConsumerState:
+    """Messages of a consumer: waiting for delivery, delivered and not acknowledged, and those among the latter that
+    were delivered before."""
+
+    queued: int
+    leased: int
+    redelivered: int
+
+
 def is_cancelled() -> bool:
     """Whether this task was cancelled: nats-py forgets it if a message comes at the same moment."""
     task = asyncio.current_task()
@@ -83,7 +102,7 @@ class _Acks:
         self._open: asyncio.Task[Any] | None = None
 
     async def publish(self, subject: str, data: bytes, headers: dict[str, str], seconds: float) -> Stored:
-        """Raises TimeoutError, or what JetStream or the connection says."""
+        """Raises TimeoutError, PermissionDenied, or what JetStream or the connection says."""
         if self._open is None:
             self._open = asyncio.ensure_future(self._client.subscribe(f"{self._inbox}.*", cb=self._take))
         await asyncio.shield(self._open)
@@ -92,8 +111,9 @@ class _Acks:
         self._waiting[reply] = answer
         timer = loop.call_later(seconds, _expire, answer)
         try:
-            await self._client.publish(subject, data, reply=reply, headers=dict(headers))
-            return _stored(await answer)
+            with self._client.told_of_refusal(subject, partial(_refuse, answer)):
+                await self._client.publish(subject, data, reply=reply, headers=dict(headers))
+                return _stored(await answer)
         finally:
             timer.cancel()
             del self._waiting[reply]
@@ -109,6 +129,11 @@ def _expire(answer: "asyncio.Future[Msg]") -> None:
         answer.set_exception(TimeoutError("no answer from JetStream"))
 
 
+def _refuse(answer: "asyncio.Future[Msg]", reason: str) -> None:
+    if not answer.done():
+        answer.set_exception(PermissionDenied(reason))
+
+
 def _stored(message: Msg) -> Stored:
     """What JetStream answered. Raises APIError, or NoStreamResponseError if no stream listens on the subject."""
     if (message.headers or {}).get(Header.STATUS.value) == "503":
@@ -120,13 +145,12 @@ def _stored(message: Msg) -> Stored:
 
 
 class Broker:
-    """One connection. Made by `connect`; closed by `close` or by leaving the `async with`."""
+    """One connection. Made by connect.py; closed by `close` or by leaving the `async with`."""
 
     def __init__(self, client: Client, request_seconds: float) -> None:
         self.client = client
         self.request_seconds = request_seconds
         self.js: JetStreamContext = client.jetstream(timeout=request_seconds)
-        self._denials: list[tuple[float, str, str]] = []  # when (monotonic), subject, NATS's words
         self._acks = _Acks(client)
 
     @property
@@ -145,19 +169,6 @@ class Broker:
             await asyncio.wait_for(self.client.flush(timeout=1), 2)
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self.client.close(), 2)
-
-    def note_error(self, error: Exception) -> None:
-        """nats-py reports refused permissions here, while the call that caused one merely times out."""
-        text = str(error)
-        if "permissions violation" in text.lower():
-            quoted = text.split('"')
-            self._denials.append((time.monotonic(), quoted[1] if len(quoted) > 1 else "", text))
-            del self._denials[:-_REMEMBERED_DENIALS]
-
-    def _raise_if_denied(self, subject: str) -> None:
-        for _, denied, text in self._denials:
-            if denied.lower() == subject.lower():
-                raise PermissionDenied(f"NATS refuses {subject}: {text}")
 
     async def publish(
         self,
@@ -186,8 +197,9 @@ class Broker:
             if left <= 0:
                 kind = PublishRefused if refused else Unavailable
                 raise kind(f"NATS did not store a message on {subject} within {deadline_seconds:g} s: {problem}")
+            seconds = min(left, _TRY_SECONDS + len(data) / _TRY_BYTES_PER_SECOND)
             try:
-                return await self._acks.publish(subject, data, all_headers, min(left, self.request_seconds))
+                return await self._acks.publish(subject, data, all_headers, seconds)
             except nats.js.errors.APIError as error:
                 if error.err_code in _WRONG_LAST_SEQUENCE:
                     raise SequenceConflict(f"{subject}: {error.description}") from None
@@ -198,7 +210,6 @@ class Broker:
                 if refused and on_refused is not None:
                     on_refused(problem)
             except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
-                self._raise_if_denied(subject)
                 refused, problem = False, f"{type(error).__name__} {error}".strip()
             await asyncio.sleep(min(pause, max(deadline - time.monotonic(), 0)))
             pause = min(pause * 2, _RETRY_SECONDS[1])
@@ -232,10 +243,9 @@ class Broker:
     async def request(self, call: Any, what: str, deadline_seconds: float = 30.0) -> Any:
         """Await `call()` again until NATS answers; Unavailable after the deadline. For calls that may be repeated.
 
-        PermissionDenied if a permission was refused meanwhile: the call itself would merely time out, again and again.
+        Raises PermissionDenied at once if NATS forbids the subject.
         """
-        begin = time.monotonic()
-        deadline = begin + deadline_seconds
+        deadline = time.monotonic() + deadline_seconds
         while True:
             try:
                 answer = await call()
@@ -250,9 +260,6 @@ class Broker:
                 problem: Exception = error
             except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
                 problem = error
-            refused = [text for at, _, text in self._denials if at >= begin]
-            if refused:
-                raise PermissionDenied(f"NATS refuses it ({what}): {refused[0]}") from None
             if time.monotonic() > deadline:
                 raise Unavailable(f"NATS did not answer ({what}): {type(problem).__name__} {problem}") from None
             await asyncio.sleep(0.1)
@@ -282,9 +289,11 @@ class Broker:
             question["next_by_subj"] = subject
         found: list[StoredMessage] = []
         try:
-            await self.client.publish(f"$JS.API.DIRECT.GET.{stream}", json.dumps(question).encode(), reply=inbox)
+            asked = f"$JS.API.DIRECT.GET.{stream}"
+            await self.client.publish(asked, json.dumps(question).encode(), reply=inbox)
             while len(found) < most:
-                raw = await subscription.next_msg(self.request_seconds)
+                async with self.client.refusable(asked):
+                    raw = await subscription.next_msg(self.request_seconds)
                 fields = raw.headers or {}
                 if Header.STATUS.value in fields:  # the end of the answer
                     break
@@ -316,6 +325,17 @@ class Broker:
         state = info.state
         return StreamState(state.first_seq, state.last_seq, state.messages, state.bytes)
 
+    async def consumer(self, stream: str, name: str) -> ConsumerState:
+        try:
+            info = await self.request(lambda: self.js.consumer_info(stream, name), f"state of {stream}'s {name}")
+        except nats.js.errors.NotFoundError:
+            raise NotFound(f"NATS has no consumer {name} of {stream}") from None
+        return ConsumerState(info.num_pending or 0, info.num_ack_pending or 0, info.num_redelivered or 0)
+
+    async def storage_bytes(self) -> int:
+        """In files, of all streams of this account."""
+        return int((await self.request(self.js.account_info, "account")).storage)
+
     async def purge_below(self, stream: str, sequence: int) -> None:
         """Remove every message with a lower sequence."""
         await self.request(lambda: self.js.purge_stream(stream, seq=sequence), f"purge {stream}")
@@ -328,64 +348,3 @@ class Broker:
         """Remove one message; quietly if it is gone."""
         with contextlib.suppress(nats.js.errors.NotFoundError, nats.js.errors.BadRequestError):
             await self.request(lambda: self.js.delete_msg(stream, sequence), f"delete from {stream}")
-
-
-async def _answers(broker: Broker) -> None:
-    """Until JetStream answers: a cluster that has just started has no leader yet."""
-    while True:
-        try:
-            await broker.js.account_info()
-            return
-        except (TimeoutError, nats.errors.TimeoutError, nats.js.errors.ServiceUnavailableError):
-            await asyncio.sleep(0.1)
-
-
-async def connect(
-    url: str, name: str, *, wait_seconds: float = 30.0, request_seconds: float = 5.0, **options: Any
-) -> Broker:
-    """Connect to NATS with JetStream; Unavailable if it does not answer within `wait_seconds`.
-
-    Afterwards the client reconnects by itself for as long as it lives.
-    """
-    client = Client()
-    broker_box: list[Broker] = []
-
-    async def on_error(error: Exception) -> None:
-        if broker_box:
-            broker_box[0].note_error(error)
-        if not isinstance(error, (ConnectionError, OSError, nats.errors.Error)):
-            log.warning("nats.client.error", error=f"{type(error).__name__}: {error}")
-
-    async def on_disconnect() -> None:
-        log.info("nats.client.disconnected", url=url)
-
-    async def on_reconnect() -> None:
-        log.info("nats.client.reconnected", url=url)
-
-    try:
-        await asyncio.wait_for(
-            client.connect(
-                url,
-                name=name,
-                error_cb=on_error,
-                disconnected_cb=on_disconnect,
-                reconnected_cb=on_reconnect,
-                connect_timeout=2,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.2,  # type: ignore[arg-type]  # a float works, the annotation says int
-                ping_interval=5,
-                max_outstanding_pings=2,
-                pending_size=64 * 1024 * 1024,
-                **options,
-            ),
-            wait_seconds,
-        )
-        broker = Broker(client, request_seconds)
-        broker_box.append(broker)
-        await asyncio.wait_for(_answers(broker), wait_seconds)
-    except (TimeoutError, OSError, nats.errors.Error, nats.js.errors.Error) as error:
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(client.close(), 1)
-        detail = f"{type(error).__name__} {error}".strip()
-        raise Unavailable(f"NATS with JetStream at {url} did not answer within {wait_seconds:g} s ({detail})") from None
-    return broker

@@ -98,10 +98,10 @@ class _Pull:
             self._subscription = None
 
     async def _next(self, silence_seconds: float) -> Msg:
-        """TimeoutError after the silence. What is there already costs no timer."""
+        """TimeoutError after the silence, PermissionDenied at once. What is there already costs no timer."""
         if not self._arrived.empty():
             return self._arrived.get_nowait()
-        async with asyncio.timeout(silence_seconds):
+        async with self._broker.client.refusable(self._subject, silence_seconds):
             return await self._arrived.get()
 
     async def request(self, batch: int, expires_seconds: float, heartbeat: bool = False) -> AsyncIterator[Message]:
@@ -132,6 +132,21 @@ class _Pull:
                 raise nats.js.errors.APIError(code=int(status), description=description)
 
 
+async def ensure_consumer(
+    broker: Broker, stream: str, durable: str, *, lease_seconds: float, max_leases: int = 100_000
+) -> None:
+    """The consumer of a PullConsumer, made if missing."""
+    config = ConsumerConfig(
+        durable_name=durable,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=lease_seconds,
+        max_deliver=-1,
+        max_ack_pending=max_leases,
+        max_waiting=4096,
+    )
+    await broker.request(lambda: broker.js.add_consumer(stream, config), f"consumer {durable} of {stream}")
+
+
 class PullConsumer:
     """A durable consumer shared by many processes: the process that gets a message holds a lease on it."""
 
@@ -139,22 +154,12 @@ class PullConsumer:
         self._pull = pull
 
     @classmethod
-    async def open(
-        cls, broker: Broker, stream: str, durable: str, *, lease_seconds: float, max_leases: int
-    ) -> "PullConsumer":
-        """The consumer, made if missing. Unavailable if the stream does not exist (yet)."""
-        config = ConsumerConfig(
-            durable_name=durable,
-            ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=lease_seconds,
-            max_deliver=-1,
-            max_ack_pending=max_leases,
-            max_waiting=4096,
-        )
+    async def open(cls, broker: Broker, stream: str, durable: str) -> "PullConsumer":
+        """A consumer that `ensure_consumer` made. Unavailable if it does not exist (yet)."""
         try:
-            await broker.request(lambda: broker.js.add_consumer(stream, config), f"consumer {durable} of {stream}")
+            await broker.request(lambda: broker.js.consumer_info(stream, durable), f"consumer {durable} of {stream}")
         except nats.js.errors.NotFoundError:
-            raise Unavailable(f"NATS has no stream {stream} yet") from None
+            raise Unavailable(f"NATS has no consumer {durable} of stream {stream} yet") from None
         pull = _Pull(broker, stream, durable)
         await pull.open()
         return cls(pull)

@@ -52,7 +52,7 @@ class Changes:
 
 
 class Bucket:
-    """One KV bucket. Every change is a compare-and-set."""
+    """One KV bucket. Every change but `put` is a compare-and-set."""
 
     def __init__(self, broker: Broker, name: str, store: KeyValue, config: KeyValueConfig | None = None) -> None:
         self._broker = broker
@@ -82,11 +82,18 @@ class Bucket:
             replicas=replicas or broker.usual_replicas,
             direct=True,
         )
-        try:
-            store = await broker.request(lambda: broker.js.key_value(name), f"open {name}")
-        except (nats.js.errors.NotFoundError, nats.js.errors.BucketNotFoundError):
-            store = await broker.request(lambda: broker.js.create_key_value(config), f"create {name}")
+        if (there := await cls.find(broker, name)) is not None:
+            return cls(broker, name, there._store, config)
+        store = await broker.request(lambda: broker.js.create_key_value(config), f"create {name}")
         return cls(broker, name, store, config)
+
+    @classmethod
+    async def find(cls, broker: Broker, name: str) -> "Bucket | None":
+        """The bucket, for one that may not make it; None if it is missing."""
+        try:
+            return cls(broker, name, await broker.request(lambda: broker.js.key_value(name), f"open {name}"))
+        except (nats.js.errors.NotFoundError, nats.js.errors.BucketNotFoundError):
+            return None
 
     async def get(self, key: str) -> Entry:
         """The value, or ABSENT."""
@@ -110,6 +117,10 @@ class Bucket:
             if there.value == value and there.revision > revision:
                 return there.revision
             raise
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Write over what is there, without a comparison: for keys that have one writer."""
+        await self._broker.request(lambda: self._store.put(key, value), f"put {key}")
 
     async def update(self, key: str, change: Callable[[bytes], bytes | None]) -> bytes:
         """Apply `change(old) -> new` atomically, again on every conflict; None from `change` leaves the value."""
@@ -136,13 +147,23 @@ class Bucket:
 
     async def entries(self, prefix: str) -> dict[str, Entry]:
         """All values whose key begins with `prefix` followed by a dot."""
+        keys = await self._keys(prefix)
+        found = await asyncio.gather(*(self.get(key) for key in keys))
+        return {key: entry for key, entry in zip(keys, found, strict=True) if entry.revision}
+
+    async def has(self, prefix: str) -> bool:
+        """Whether a key that begins with `prefix` followed by a dot was ever written and is not forgotten yet."""
+        try:
+            return bool(await self._keys(prefix))
+        except nats.js.errors.NotFoundError:  # a bucket in memory is gone after a restart of its server
+            return False
+
+    async def _keys(self, prefix: str) -> list[str]:
         stream, subject = f"KV_{self.name}", f"$KV.{self.name}."
         info = await self._broker.request(
             lambda: self._broker.js.stream_info(stream, subjects_filter=f"{subject}{prefix}.>"), f"keys {prefix}"
         )
-        keys = sorted(name.removeprefix(subject) for name in info.state.subjects or {})
-        found = await asyncio.gather(*(self.get(key) for key in keys))
-        return {key: entry for key, entry in zip(keys, found, strict=True) if entry.revision}
+        return sorted(name.removeprefix(subject) for name in info.state.subjects or {})
 
     async def watch(self, key: str) -> AsyncIterator[Entry]:
         """The entry now and after every change (fast successive changes may be seen as one).

@@ -7,12 +7,21 @@ import nats.js.errors
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from trinity.runtime.broker.connection import Broker
-from trinity.runtime.errors import Conflict, Full
+from trinity.runtime.errors import Conflict, Full, NotFound
 
 # Changing one of these in place would lose data or change meaning.
 _FIXED = ("subjects", "retention", "storage")
 # These follow the settings.
-_TUNABLE = ("max_bytes", "max_msgs", "discard", "duplicate_window", "num_replicas", "allow_direct", "max_msg_size")
+_TUNABLE = (
+    "max_bytes",
+    "max_msgs",
+    "discard",
+    "duplicate_window",
+    "num_replicas",
+    "allow_direct",
+    "max_msg_size",
+    "max_age",
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,7 @@ class StreamSpec:
     duplicate_window_seconds: float = 120.0
     replicas: int = 1
     max_messages: int = -1  # a ring: the oldest go. Only for what is written again and again
+    max_age_seconds: float = 0.0  # the same by age; 0: messages stay
 
     def config(self) -> StreamConfig:
         return StreamConfig(
@@ -35,8 +45,9 @@ class StreamSpec:
             subjects=list(self.subjects),
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
-            discard=DiscardPolicy.NEW if self.max_messages < 0 else DiscardPolicy.OLD,
+            discard=DiscardPolicy.OLD if self.max_messages >= 0 or self.max_age_seconds else DiscardPolicy.NEW,
             max_msgs=self.max_messages,
+            max_age=self.max_age_seconds,
             max_bytes=self.max_bytes,
             duplicate_window=self.duplicate_window_seconds,
             num_replicas=self.replicas,
@@ -59,14 +70,27 @@ async def ensure_streams(broker: Broker, specs: list[StreamSpec]) -> None:
         except nats.js.errors.NotFoundError:
             await _create(broker, wanted)
             continue
-        differences = _differences(info.config, wanted, _FIXED)
-        if differences:
-            raise Conflict(
-                f"NATS has a stream {spec.name} with other settings: {differences}. "
-                "Use another project or name in the YAML, or another NATS; it was left as it is"
-            )
+        _refuse_other(info.config, wanted)
         if _differences(info.config, wanted, _TUNABLE):
             await broker.request(lambda w=wanted: broker.js.update_stream(w), f"update {spec.name}")
+
+
+async def check_stream(broker: Broker, spec: StreamSpec) -> None:
+    """Raises NotFound for a stream that is missing, and Conflict for one that is something else. Changes nothing."""
+    try:
+        info = await broker.request(lambda: broker.js.stream_info(spec.name), f"look for {spec.name}")
+    except nats.js.errors.NotFoundError:
+        raise NotFound(f"NATS has no stream {spec.name}") from None
+    _refuse_other(info.config, spec.config())
+
+
+def _refuse_other(have: StreamConfig, wanted: StreamConfig) -> None:
+    differences = _differences(have, wanted, _FIXED)
+    if differences:
+        raise Conflict(
+            f"NATS has a stream {wanted.name} of another version of Trinity, or of another program: {differences}. "
+            "Use that version, another project or name in the YAML, or another NATS; it was left as it is"
+        )
 
 
 async def _create(broker: Broker, wanted: StreamConfig) -> None:

@@ -5,6 +5,7 @@ written last, as `manifest.pb`: a version without it does not exist. It is remov
 first. Calls block; every wait has a limit.
 """
 
+import os
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
@@ -152,3 +153,9 @@ def check_source(info: FileInfo, source: Path) -> None:
         raise InvalidInput(info.name, f"is missing in {source.parent}") from None
     if size != info.size_bytes:
         raise InvalidInput(info.name, f"in {source.parent} has {size} bytes, the manifest says {info.size_bytes}")
+
+
+def endpoint_of_environment() -> str:
+    """The endpoint that this process names for S3; empty: Amazon's."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")

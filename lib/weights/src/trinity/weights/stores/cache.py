@@ -20,16 +20,7 @@ import structlog
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput, NotFound, PermissionDenied, TrinityError, Unavailable
 from trinity.weights import delta
-from trinity.weights.manifest import (
-    CollectiveOffer,
-    FileInfo,
-    FolderOffer,
-    JetStreamOffer,
-    Manifest,
-    Offer,
-    S3Offer,
-    check_files,
-)
+from trinity.weights.manifest import FileInfo, FolderOffer, Manifest, Offer, S3Offer, check_files
 from trinity.weights.stores import MANIFEST, Store, open_offer, usable_kinds
 from trinity.weights.stores.base import check_name
 from trinity.weights.wire import decode_manifest, manifest_to_proto
@@ -37,7 +28,6 @@ from trinity.weights.wire import decode_manifest, manifest_to_proto
 log = structlog.get_logger(__name__)
 
 _TRANSPORT = ".transport"
-_KINDS = {FolderOffer: "folder", S3Offer: "s3", JetStreamOffer: "jetstream", CollectiveOffer: "collective"}
 
 # These errors do not mean that the version is damaged.
 _OF_THE_STORAGE = (Unavailable, PermissionDenied, OSError)
@@ -70,7 +60,7 @@ class WeightCache:
 
     def usable(self, manifest: Manifest) -> list[str]:
         """The manifest's transports that this explorer can use, best first."""
-        return list(dict.fromkeys(_KINDS[type(offer)] for offer in self._offers(manifest)))
+        return list(dict.fromkeys(offer.transport for offer in self._offers(manifest)))
 
     def fetch(self, manifest: Manifest) -> Fetched:
         """The whole version, checked. One fetch at a time.
@@ -100,13 +90,13 @@ class WeightCache:
         """What this explorer can use, best first: of one transport the difference if its base is here."""
         base = manifest.delta.base_version if manifest.delta else None
         delta_first = base is not None and self._folder(base).is_dir()
-        found = [offer for offer in manifest.offers if _KINDS[type(offer)] in self._kinds]
+        found = [offer for offer in manifest.offers if offer.transport in self._kinds]
         found = [offer for offer in found if not isinstance(offer, FolderOffer) or Path(offer.path).is_dir()]
 
         def place(offer: Offer) -> tuple[int, bool]:
             is_delta = getattr(offer, "delta", False)
             in_place = isinstance(offer, FolderOffer) and not is_delta
-            return self._kinds.index(_KINDS[type(offer)]), not in_place and is_delta != delta_first
+            return self._kinds.index(offer.transport), not in_place and is_delta != delta_first
 
         return sorted(found, key=place)
 
@@ -119,7 +109,7 @@ class WeightCache:
             return Fetched(self._folder(manifest.version), self._transport(manifest.version))
         problems: dict[str, Exception] = {}
         for offer in self._offers(manifest):
-            what = _KINDS[type(offer)] + (" (difference)" if getattr(offer, "delta", False) else "")
+            what = offer.transport + (" (difference)" if getattr(offer, "delta", False) else "")
             try:
                 return self._take(manifest, offer, failed)
             except (TrinityError, OSError) as error:
@@ -130,7 +120,7 @@ class WeightCache:
 
     def _failure(self, manifest: Manifest, problems: dict[str, Exception]) -> TrinityError:
         if not problems:
-            offered = ", ".join(dict.fromkeys(_KINDS[type(offer)] for offer in manifest.offers)) or "nothing"
+            offered = ", ".join(dict.fromkeys(offer.transport for offer in manifest.offers)) or "nothing"
             usable = ", ".join(self._kinds) or "nothing"
             problem = f"of version {manifest.version}: {offered}; this explorer can use {usable} that it can see"
             return InvalidInput("manifest.offers", problem)
@@ -140,7 +130,7 @@ class WeightCache:
         return InvalidInput(f"version {manifest.version}", f"cannot be fetched: {told}")
 
     def _take(self, manifest: Manifest, offer: Offer, failed: dict[int, TrinityError]) -> Fetched:
-        transport = _KINDS[type(offer)]
+        transport = offer.transport
         if isinstance(offer, FolderOffer) and not offer.delta:
             check_files(manifest, Path(offer.path))
             return Fetched(Path(offer.path), transport)
@@ -191,7 +181,7 @@ class WeightCache:
                 place = f"{endpoint} {bucket}/{prefix.rpartition('/')[0]}"
             case _:
                 place = ""
-        key = (_KINDS[type(offer)], place)
+        key = (offer.transport, place)
         if key not in self._stores:
             self._stores[key] = open_offer(offer, self._run, nats_url=self._nats_url)
         return self._stores[key]

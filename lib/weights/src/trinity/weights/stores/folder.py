@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trinity.runtime import files
 from trinity.runtime.errors import NotFound, Unavailable
-from trinity.weights.manifest import FileInfo, FolderOffer, Manifest, Offer
+from trinity.weights.manifest import FileInfo, FolderOffer, Manifest, Offer, regular_size
 from trinity.weights.stores.base import MANIFEST, Store, check_name, check_source, listed
 
 
@@ -81,14 +81,21 @@ class FolderStore(Store):
     def _read_manifest(self, version: int) -> bytes | None:
         try:
             with _translated():
-                return (self._folder(version) / MANIFEST).read_bytes()
+                return _regular(self._folder(version) / MANIFEST).read_bytes()
         except NotFound:
             return None
 
     def _fetch(self, offer: Offer, name: str, target: Path) -> None:
         assert isinstance(offer, FolderOffer)
         with _translated():
-            shutil.copyfile(Path(offer.path) / name, target)
+            shutil.copyfile(_regular(Path(offer.path) / name), target)
+
+
+def _regular(path: Path) -> Path:
+    """The path. Raises InvalidInput for a pipe or a device, FileNotFoundError if nothing is there."""
+    path.stat()
+    regular_size(path)
+    return path
 
 
 @contextmanager

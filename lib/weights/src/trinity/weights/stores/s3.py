@@ -14,7 +14,7 @@ from obstore.store import S3Store as Objects
 
 from trinity.runtime.errors import NotFound, PermissionDenied, Unavailable
 from trinity.weights.manifest import FileInfo, Offer, S3Offer
-from trinity.weights.stores.base import MANIFEST, Store
+from trinity.weights.stores.base import MANIFEST, Store, endpoint_of_environment
 
 _PART_BYTES = 16 * 1024 * 1024
 _MOST_PARTS = 9_000  # S3 allows 10,000
@@ -25,18 +25,17 @@ _CONNECT_SECONDS = 5.0
 class S3Store(Store):
     """Objects `<root>/v<version>/<file>` of a bucket, in parts that travel side by side.
 
-    `endpoint` comes from the offer; the reader's own AWS_ENDPOINT_URL has precedence. `patience_seconds` bounds one
-    request, and all its retries. An interrupted upload leaves parts, which the bucket's lifecycle rule for incomplete
-    uploads has to remove.
+    `patience_seconds` bounds one request, and all its retries. An interrupted upload leaves parts, which the bucket's
+    lifecycle rule for incomplete uploads has to remove.
     """
 
     kind = "s3"
 
-    def __init__(self, bucket: str, root: str, run: str, endpoint: str = "", *, patience_seconds: float = 30.0) -> None:
+    def __init__(self, bucket: str, root: str, run: str, *, patience_seconds: float = 30.0) -> None:
         super().__init__(run)
         self._bucket = bucket
         self._root = root
-        self._endpoint = _endpoint_of_environment() or endpoint
+        self._endpoint = endpoint_of_environment()
         plain = self._endpoint.startswith("http://")
         patience = timedelta(seconds=patience_seconds)
         config = {"endpoint": self._endpoint} if self._endpoint else {}
@@ -142,11 +141,6 @@ class S3Store(Store):
             raise
         except exceptions.BaseError as error:
             raise Unavailable(f"{self.where} does not answer for {what}: {_first_line(error)}") from None
-
-
-def _endpoint_of_environment() -> str:
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
 def _write_at(handle: int, data: memoryview, start: int) -> None:

@@ -1,5 +1,6 @@
 """Serving step k to the trainer: wait for its ledger entry, then send exactly what it names."""
 
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -9,7 +10,7 @@ from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.offline import OfflineSource
 from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.log.reader import LogReader
-from trinity.buffer.shared import RunContext
+from trinity.buffer.state.context import RunContext
 
 _HEARTBEAT_SECONDS = 2.0
 
@@ -47,6 +48,12 @@ class BatchServer:
     def is_read(self, step: int) -> bool:
         """Whether a trainer that is connected has this step's batch, or is about to get it."""
         return self._streams > 0 and step <= self._sent
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Since when a connected trainer waits for a batch that is not there; 0 if none does."""
+        waits = self._streams > 0 and not self._has(self._context.wanted_step)
+        return time.monotonic() - self._context.wanted_since if waits else 0.0
 
     async def _parts(self, from_step: int) -> AsyncIterator[pb.BatchPart]:
         step, waited = from_step, False
@@ -90,8 +97,8 @@ class BatchServer:
             reason = "no weights are LIVE yet"
         else:
             reason = f"{missing} of {self._context.plan.groups_per_step} groups are missing"
-            dropped = ", ".join(f"{count} {name}" for name, count in sorted(window.dropped.items()))
-            reason += f" (dropped so far: {dropped})" if dropped else ""
+            if window.dropped:
+                reason += f"; {self._writer.about_drops()}"
         scarce = self._context.capacity.is_low
         if scarce:
             reason += "; the log is full, and a newer checkpoint would make room"

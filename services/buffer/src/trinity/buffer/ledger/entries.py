@@ -11,8 +11,8 @@ from collections import OrderedDict
 from google.protobuf.message import DecodeError
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.buffer.shared import RunContext
-from trinity.buffer.streams import append_past_others, newest_of_ours
+from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.streams import append_past_others, newest_of_ours, on_subject
 from trinity.runtime.broker import StoredMessage
 from trinity.runtime.errors import DataLoss, NotFound
 
@@ -47,15 +47,11 @@ class Ledger:
         await self._read_skips()
 
     async def _read_skips(self) -> None:
-        sequence = 1
-        with contextlib.suppress(NotFound):
-            while True:
-                message = await self._context.broker.next(self._stream, self._context.names.skips, sequence)
-                sequence = message.sequence + 1
-                with contextlib.suppress(DecodeError):
-                    skip = pb.SkippedStep.FromString(message.data)
-                    if skip.run == self._context.run and message.subject == self._context.names.skip(skip.step):
-                        self.skipped.setdefault(skip.step, skip.reason)
+        async for message in on_subject(self._context.broker, self._stream, self._context.names.skips):
+            with contextlib.suppress(DecodeError):
+                skip = pb.SkippedStep.FromString(message.data)
+                if skip.run == self._context.run and message.subject == self._context.names.skip(skip.step):
+                    self.skipped.setdefault(skip.step, skip.reason)
 
     async def skip(self, step: int, reason: str) -> pb.LedgerEntry:
         """Have the trainer pass a step, in every replay too; the first reason stays. NotFound without an entry."""
@@ -80,16 +76,10 @@ class Ledger:
 
     async def _first(self, step: int) -> tuple[StoredMessage, pb.LedgerEntry] | None:
         """The entry of a step, and its message. What came later under the same subject does not count."""
-        sequence = 1
-        while True:
-            try:
-                message = await self._context.broker.next(self._stream, self._context.names.batch(step), sequence)
-            except NotFound:
-                return None
-            entry = self._entry(message)
-            if entry is not None:
+        async for message in on_subject(self._context.broker, self._stream, self._context.names.batch(step)):
+            if (entry := self._entry(message)) is not None:
                 return message, entry
-            sequence = message.sequence + 1
+        return None
 
     async def _is_in_the_chain(self, message: StoredMessage) -> bool:
         """Whether it is the first entry of its step, and follows that of the step before."""

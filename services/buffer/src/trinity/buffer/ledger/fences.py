@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 import structlog
 
-from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger.writer import LedgerWriter
-from trinity.buffer.shared import RunContext
-from trinity.buffer.window import FENCED
+from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.window import FENCED
+from trinity.data.wire import encode_fence
 from trinity.runtime.broker import PublishRefused
 from trinity.runtime.errors import Unavailable
 
@@ -71,10 +71,8 @@ class Fences:
         async with self._writing:
             if self._are_fenced(versions):
                 return
-            entry = experience_pb2.Outcome(fence=experience_pb2.Fence(versions=sorted(versions)))
-            stored = await self._context.broker.publish(
-                self._context.names.control, entry.SerializeToString(), message_id=message_id
-            )
+            entry = encode_fence(versions)
+            stored = await self._context.broker.publish(self._context.names.control, entry, message_id=message_id)
             window = self._writer.window
             await self._context.changed.wait_for(lambda: window.log_sequence >= stored.sequence)
 

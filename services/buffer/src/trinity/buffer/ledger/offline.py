@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.ledger.entries import Ledger
-from trinity.buffer.shared import RunContext
+from trinity.buffer.state.context import RunContext
 from trinity.config import Plan
 from trinity.config.schema.buffer import ExperienceBufferConfig
 from trinity.data.archive import Experiences, holds_experiences, read_experiences
@@ -58,6 +58,7 @@ class _Recorded:
             member = pb.LedgerGroup(task_id=group.task.task_id, ordinal=row + 1, num_experiences=len(group.experiences))
             member.oldest_version, member.newest_version = group.versions
             member.num_response_tokens, member.reward_mean = group.response_tokens, group.reward_mean
+            member.num_sampled_tokens = group.sampled_tokens
             found.append(member)
         return found
 

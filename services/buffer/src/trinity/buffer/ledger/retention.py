@@ -13,9 +13,8 @@ import structlog
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.log.archives import Mirror
-from trinity.buffer.settings import BufferSettings
-from trinity.buffer.shared import RunContext
-from trinity.buffer.streams import stream_specs
+from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.streams import on_subject, stream_specs
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.data.wire import parse_outcome
 from trinity.runtime.broker import Broker, blobs, ensure_streams
@@ -35,9 +34,8 @@ _GROWTH = 1.25
 _PATIENCE = 3
 
 
-async def limit_of(broker: Broker, names: RunNames, settings: BufferSettings) -> int:
-    """What the log may take, in bytes: as the settings say, unless it had to grow beyond that before."""
-    limit = int(settings.log_gib * 2**30)
+async def limit_of(broker: Broker, names: RunNames, limit: int) -> int:
+    """What the log may take, in bytes: `limit`, unless it had to grow beyond that before."""
     for stream in (names.experiences_stream, names.blobs_stream):
         with contextlib.suppress(NotFound):
             limit = max(limit, int(_GROWTH * (await broker.state(stream)).bytes))
@@ -54,15 +52,16 @@ class Retention:
         writer: LedgerWriter,
         feeder: Feeder,
         mirrors: Sequence[Mirror],
-        settings: BufferSettings,
+        keep_bytes: int,
+        replicas: int,
     ) -> None:
         self._context = context
         self._ledger = ledger
         self._writer = writer
         self.mirrors = mirrors
-        self._settings = settings
+        self._replicas = replicas
         self._feeder = feeder
-        self._keep_bytes = min(int(settings.log_keep_gib * 2**30), int(_CUT * context.capacity.limit_bytes))
+        self._keep_bytes = min(keep_bytes, int(_CUT * context.capacity.limit_bytes))
         self._first_sequence = 0
         self._looks_stuck = 0
         self._looking = asyncio.Lock()
@@ -127,20 +126,18 @@ class Retention:
         room = self._context.capacity
         room.limit_bytes = int(_GROWTH * room.limit_bytes)
         log.error("buffer.log.grown", limit_bytes=room.limit_bytes, reason="the next batch does not fit into the log")
-        replicas = self._settings.nats_replicas
-        specs = stream_specs(self._context.names, log_bytes=room.limit_bytes, replicas=replicas)
+        specs = stream_specs(self._context.names, log_bytes=room.limit_bytes, replicas=self._replicas)
         await ensure_streams(self._context.broker, specs)
 
     async def _measure(self) -> None:
         names, broker, window = self._context.names, self._context.broker, self._writer.window
-        ended = window.stored + window.dead_letters
         state = await broker.state(names.experiences_stream)
         blobs = await broker.state(names.blobs_stream)
         self._first_sequence = state.first_sequence
         self.log_bytes = state.bytes + blobs.bytes
         BYTES.set(self.log_bytes)
         room = self._context.capacity
-        room.bytes, room.entries, room.ended = self.log_bytes, state.messages, ended
+        room.bytes, room.entries, room.ended = self.log_bytes, state.messages, window.num_ended
 
     async def _cut(self) -> bool:
         """Remove what is of no use any more; whether there was something."""
@@ -160,23 +157,19 @@ class Retention:
     async def _cut_tasks(self) -> None:
         """Tasks that have ended are of no use. A task's sequence in the queue is its ordinal or higher."""
         window = self._writer.window
-        below = min([window.ended_through, self._context.fed - 1, *window.revived])
+        below = min(window.ended_through, self._context.fed - 1)
         if below > 1:
             await self._context.broker.purge_below(self._context.names.tasks_stream, below)
 
     async def _cut_blobs(self, first: int, floor: int) -> None:
         """Remove the blobs that the doomed entries refer to."""
         names, broker = self._context.names, self._context.broker
-        sequence = first
-        while True:
-            try:
-                message = await broker.next(names.experiences_stream, names.blob_entries, sequence)
-            except NotFound:
-                return
+        async for message in on_subject(broker, names.experiences_stream, names.blob_entries, first):
             if message.sequence >= floor:
                 return
             with contextlib.suppress(InvalidInput):
                 reference = parse_outcome(message.data).blob
                 blobs.check(reference)  # its key is part of a filter
-                await broker.purge_subject(names.blobs_stream, names.blob_chunks(reference.key))
-            sequence = message.sequence + 1
+                await broker.purge_subject(
+                    names.blobs_stream, names.blob_chunks(names.owner_in(message.subject), reference.key)
+                )

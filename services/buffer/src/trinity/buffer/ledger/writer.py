@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import Counter as Counts
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,18 +11,19 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.entries import Ledger
+from trinity.buffer.ledger.failures import Failures, about_drops
 from trinity.buffer.log.dead_letters import letter_in
 from trinity.buffer.log.summary import without_check
 from trinity.buffer.log.validator import EntryValidator
-from trinity.buffer.policy import policy_of
-from trinity.buffer.shared import RunContext
-from trinity.buffer.window import Dropped, StoredGroup, Verdict, Window
-from trinity.buffer.wire import Pool, cursor_of, dropped_to_proto, group_to_proto, window_at
+from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.policy import policy_of
+from trinity.buffer.state.window import Dropped, StoredGroup, Verdict, Window
+from trinity.buffer.state.wire import Pool, cursor_of, dropped_to_proto, group_to_proto, window_at
 from trinity.data.experience import LONGEST_NAME
 from trinity.data.wire import LONGEST_ERROR
 from trinity.runtime import tracing
 from trinity.runtime.broker import Message, tail
-from trinity.runtime.errors import FailureCause, InvalidInput, NotFound, TrinityError
+from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
 from trinity.runtime.metrics import Counter
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,6 @@ JUDGED = Counter("trinity_buffer_log_entries_total", "Log entries read, by verdi
 # chooses as late as it can.
 _AHEAD = {"fifo": 2, "arrival": 2, "replay": 0}
 _CLOCK_SECONDS = 0.25
-_SHOWN = 500  # characters of an error
 
 
 class Observer(Protocol):
@@ -43,44 +42,6 @@ class Observer(Protocol):
     def stored(self, group: StoredGroup, message: experience_pb2.Group) -> None: ...
 
     def written(self, entry: pb.LedgerEntry) -> None: ...
-
-
-class TasksFail(TrinityError):
-    """Task after task dies of the same cause: feeding more of them would go on for ever."""
-
-    for_good = True
-
-
-class Failures:
-    """What has failed since this process began to follow the log; `limit` tasks in a row may die of one cause."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self.since = 0  # log entries up to here were there before: an operator may have mended what failed
-        self._in_a_row, self._cause = 0, ""
-        self.causes: Counts[str] = Counts()
-        self.newest = ""
-
-    def note(self, sequence: int, cause: str, error: str) -> None:
-        if sequence > self.since:
-            self.causes[cause] += 1
-            self.newest = error[:LONGEST_ERROR]
-
-    def stored(self) -> None:
-        self._in_a_row = 0
-
-    def dead(self, sequence: int, failure: experience_pb2.AttemptFailure) -> None:
-        """A task has died by its explorers' word. Raises TasksFail at the limit."""
-        if sequence <= self.since or not self._limit:
-            return
-        self._in_a_row = self._in_a_row + 1 if failure.cause == self._cause else 1
-        self._cause = failure.cause
-        if self._in_a_row >= self._limit:
-            raise TasksFail(
-                f"{self._in_a_row} tasks in a row died of {self._cause} and no group was stored between them; the "
-                f"newest on explorer {failure.explorer_id}: {failure.error[:_SHOWN]} (`trinity deadletters list` shows "
-                "all, explorer.max_dead_letters_in_a_row is the limit)"
-            )
 
 
 class LedgerWriter:
@@ -98,7 +59,7 @@ class LedgerWriter:
         self._policy = policy_of(context.plan)
         self._read_timeout_seconds = context.plan.experience_buffer.max_read_timeout
         self._pool = Pool()
-        self.failures = Failures(context.plan.config.explorer.max_dead_letters_in_a_row)
+        self.failures = Failures(context.plan)
         self.window = Window(self._policy)
 
     async def recover(self) -> None:
@@ -131,6 +92,10 @@ class LedgerWriter:
             if await self._write_batches():
                 await self._context.changed.notify()
 
+    def about_drops(self) -> str:
+        """What is dropped and why, as text; empty if nothing was."""
+        return about_drops(self.window, self._validator.pipeline)
+
     def _asked_beyond(self, step: int) -> bool:
         return self._context.wanted_step > step
 
@@ -139,19 +104,19 @@ class LedgerWriter:
             outcome = experience_pb2.Outcome()
             try:
                 outcome = await self._validator.read(message)
-                verdict = await self._judge_outcome(message.sequence, outcome)
+                verdict = await self._judge_outcome(message, outcome)
             except InvalidInput as error:
                 verdict = await self._refuse(message, outcome, error)
             span.set_attribute("verdict", str(verdict))
         JUDGED.labels(verdict).inc()
         return verdict
 
-    async def _judge_outcome(self, sequence: int, outcome: experience_pb2.Outcome) -> Verdict:
-        kind = self._validator.check_kind(outcome)
+    async def _judge_outcome(self, message: Message, outcome: experience_pb2.Outcome) -> Verdict:
+        kind, sequence = self._validator.check_kind(message, outcome), message.sequence
         if kind == "failure":
             return await self._judge_failure(sequence, outcome.failure)
-        if kind == "revival":
-            return self.window.requeue(sequence, outcome.revival.task.ordinal)
+        if kind == "requeue":
+            return self.window.requeue(sequence, outcome.requeue.task.ordinal)
         if kind == "fence":
             return self.window.fence(sequence, outcome.fence.versions)
         if self.window.has_ended(outcome.group.task.ordinal):
@@ -160,7 +125,18 @@ class LedgerWriter:
         verdict = self.window.group(group, dropped_by)
         self.failures.stored()
         self._observer.stored(group, outcome.group)
+        if group.prompt_cut:
+            self._warn_of_a_cut_prompt(outcome.group.task.task_id)
+        if dropped_by:
+            self.failures.dropped(sequence, self.window, self._validator.pipeline)
         return verdict
+
+    def _warn_of_a_cut_prompt(self, task_id: str) -> None:
+        """At the first, and whenever their number has doubled."""
+        cut = self.window.prompts_cut
+        if cut.bit_count() == 1:
+            limit = self._context.plan.config.model.max_prompt_tokens
+            log.warning("buffer.prompt.cut", task=task_id, cut=cut, groups=self.window.stored, max_prompt_tokens=limit)
 
     async def _judge_failure(self, sequence: int, failure: experience_pb2.AttemptFailure) -> Verdict:
         task = failure.task
@@ -171,7 +147,7 @@ class LedgerWriter:
             self.failures.note(sequence, failure.cause, failure.error)
         if verdict is Verdict.DEAD:
             await self._write_dead_letter(failure)
-            self.failures.dead(sequence, failure)
+            self.failures.dead(sequence, failure.cause, failure.explorer_id, failure.error)
         return verdict
 
     async def _refuse(self, message: Message, outcome: experience_pb2.Outcome, error: InvalidInput) -> Verdict:
@@ -195,20 +171,18 @@ class LedgerWriter:
         return verdict
 
     async def _write_dead_letter(self, failure: experience_pb2.AttemptFailure) -> None:
-        """Write the dead letter, once in each life of the task."""
+        """Write the dead letter, once."""
         names, task = self._context.names, failure.task
         letter = experience_pb2.AttemptFailure()
         letter.CopyFrom(failure)
         letter.final = True
         subject = names.dead_letter(task.ordinal)
         try:
-            there = letter_in(names, await self._context.broker.last(names.dead_letters_stream, subject))
-            written = there is not None and there.task.life >= task.life
+            written = letter_in(names, await self._context.broker.last(names.dead_letters_stream, subject)) is not None
         except NotFound:
             written = False
         if not written:
-            message_id = f"dead/{task.ordinal}/{task.life}"
-            await self._context.broker.publish(subject, letter.SerializeToString(), message_id=message_id)
+            await self._context.broker.publish(subject, letter.SerializeToString(), message_id=f"dead/{task.ordinal}")
         log.warning("buffer.task.dead", task=task.task_id, cause=failure.cause, error=failure.error)
 
     async def _write_batches(self) -> bool:
@@ -220,13 +194,15 @@ class LedgerWriter:
                 groups = self.window.next_batch(step, time.time(), late, self._context.lineage)
                 if groups is None:
                     break
-                entry = self._entry(step, groups, late)
-                self.window.fresh_drops.clear()
-                await self._ledger.append(entry)
-                self._observer.written(entry)
-                if step == self._context.wanted_step:
-                    self._context.wanted_since = time.monotonic()
-                self._say(entry)
+                with tracing.span("buffer.batch", step=step):
+                    entry = self._entry(step, groups, late)
+                    self.window.fresh_drops.clear()
+                    await self._ledger.append(entry)
+                    self._observer.written(entry)
+                    self.failures.written()
+                    if step == self._context.wanted_step:
+                        self._context.wanted_since = time.monotonic()
+                    self._say(entry)
         return self._ledger.newest_step > before
 
     def _is_due(self, step: int) -> bool:
@@ -257,7 +233,7 @@ class LedgerWriter:
             created_at_seconds=time.time(),
             policy=self._policy.kind,
             reward_mean=sum(g.reward_mean * (len(g.kept) or g.num_experiences) for g in groups) / experiences,
-            operators=self._validator.operators,
+            operators=self._validator.pipeline.names,
             dropped=[dropped_to_proto(drop) for drop in drops],
             auxiliary=self._auxiliary.rows(step),
             partial=late,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import structlog
 
-from trinity.buffer.log.reader import LogReader
+from trinity.buffer.log.reader import LogReader, check_owner
 from trinity.buffer.log.summary import summarise
 from trinity.buffer.log.validator import processed
 from trinity.buffer.operators.pipeline import Pipeline
-from trinity.buffer.shared import RunContext
+from trinity.buffer.state.context import RunContext
 from trinity.config.schema.pipeline import OperatorConfig
 from trinity.data.archive import Archive, open_archive
 from trinity.data.experience import Group, TaskKind
@@ -45,7 +45,7 @@ class Mirror:
         self._pipeline = Pipeline(operators)
         self._archive: Archive | None = None
         self._groups: list[tuple[int, Group]] = []
-        self._seen: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._seen: OrderedDict[int, None] = OrderedDict()
         self.position = 0
 
     async def open(self) -> None:
@@ -72,12 +72,13 @@ class Mirror:
 
     async def _take(self, message: Message) -> None:
         try:
-            outcome = await self._reader.take(message.sequence, message.data, message.headers)
+            outcome = await self._reader.take(message)
             if outcome.WhichOneof("outcome") != "group" or outcome.group.task.run != self._context.run:
                 return
+            check_owner(self._context.names, message.subject, outcome)
             stored = summarise(message.sequence, outcome.group, self._context.limits)
             group = group_from_proto(outcome.group)
-            key = group.task.ordinal, group.task.life
+            key = group.task.ordinal
             if key in self._seen or group.task.kind is not TaskKind.TRAIN:
                 return
             if self._pipeline.names:

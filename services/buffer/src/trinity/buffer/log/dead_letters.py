@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.shared import RunContext
+from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.streams import on_subject
 from trinity.runtime.broker import StoredMessage
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.runtime.names import RunNames
@@ -16,10 +17,11 @@ _Found = tuple[StoredMessage, experience_pb2.AttemptFailure]
 class DeadLetters:
     """The stream of dead letters: at most one for each task."""
 
-    def __init__(self, context: RunContext, is_dead: Callable[[int], bool]) -> None:
+    def __init__(self, context: RunContext, is_dead: Callable[[int], bool], left: Callable[[], int]) -> None:
         self._context = context
         self._stream = context.names.dead_letters_stream
         self._is_dead = is_dead
+        self._left = left
 
     async def show(self, limit: int, ordinal: int = 0) -> list[experience_pb2.AttemptFailure]:
         """Oldest first; of one task alone if an ordinal is given. NotFound if that has none."""
@@ -27,8 +29,16 @@ class DeadLetters:
         return [letter for _, letter in found]
 
     async def retry(self, ordinals: Iterable[int]) -> list[int]:
-        """Feed these tasks again (all, if none is named). NotFound if one has no letter; then nothing happens."""
+        """Feed these tasks again (all, if none is named), each in the place of a new one.
+
+        NotFound if one has no letter, Conflict if the run feeds fewer tasks until its end; then nothing happens.
+        """
         found = await self._asked(ordinals)
+        if len(found) > (left := self._left()):
+            raise Conflict(
+                f"ordinals: {len(found)} tasks cannot be fed again, the run feeds {left} more until its last step; "
+                "name fewer, or give the run more steps (buffer.total_steps)"
+            )
         for _, letter in found:
             if not letter.task.task_id:
                 raise Conflict(f"ordinals: nothing but the ordinal is known of task {letter.task.ordinal}; drop it")
@@ -41,10 +51,10 @@ class DeadLetters:
     async def _requeue(self, letter: experience_pb2.AttemptFailure) -> None:
         """Write into the log that the task is fed again; the ledger's writer and the feeder follow the log."""
         entry = experience_pb2.Outcome()
-        entry.revival.task.CopyFrom(letter.task)
-        entry.revival.task.life += 1
-        task = entry.revival.task
-        message_id = f"revival/{task.ordinal}/{task.life}"
+        entry.requeue.task.CopyFrom(letter.task)
+        entry.requeue.task.requeues += 1
+        task = entry.requeue.task
+        message_id = f"requeue/{task.ordinal}/{task.requeues}"
         await self._context.broker.publish(
             self._context.names.control, entry.SerializeToString(), message_id=message_id
         )
@@ -69,17 +79,12 @@ class DeadLetters:
     async def _all(self, limit: int | None = None, subject: str = "") -> list[_Found]:
         """Those of a subject, or all. What is no letter is stepped over."""
         found: list[_Found] = []
-        sequence = 1
-        while limit is None or len(found) < limit:
-            try:
-                message = await self._context.broker.next(
-                    self._stream, subject or self._context.names.subjects("deadletters"), sequence
-                )
-            except NotFound:
-                break
+        subject = subject or self._context.names.subjects("deadletters")
+        async for message in on_subject(self._context.broker, self._stream, subject):
             if (letter := letter_in(self._context.names, message)) is not None:
                 found.append((message, letter))
-            sequence = message.sequence + 1
+            if len(found) == limit:
+                break
         return found
 
 

@@ -2,14 +2,15 @@
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
 
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.shared import RunContext
+from trinity.buffer.state.context import RunContext
+from trinity.data.experience import LONGEST_NAME
 from trinity.data.wire import parse_outcome
 from trinity.runtime import headers
-from trinity.runtime.broker import blobs
+from trinity.runtime.broker import Message, StoredMessage, blobs
 from trinity.runtime.errors import DataLoss, InvalidInput, NotFound
+from trinity.runtime.names import RunNames, owner_of
 
 
 class LogReader:
@@ -21,13 +22,14 @@ class LogReader:
         self._cache_bytes = cache_bytes
         self._cached = 0
 
-    async def take(self, sequence: int, data: bytes, header: Mapping[str, str]) -> experience_pb2.Outcome:
+    async def take(self, message: Message | StoredMessage) -> experience_pb2.Outcome:
         """The outcome in a message of the log, whole. Raises InvalidInput."""
-        if header.get(headers.CRC32) not in (None, str(zlib.crc32(data))):
-            data = await self._once_more(sequence)
-        outcome, data = await whole_outcome(self._context, data)
+        data = message.data
+        if message.headers.get(headers.CRC32) not in (None, str(zlib.crc32(data))):
+            data = await self._once_more(message.sequence)
+        outcome, data = await whole_outcome(self._context, message.subject, data)
         if outcome.WhichOneof("outcome") == "group":
-            self._remember(sequence, data, header.get(headers.TRACEPARENT, ""))
+            self._remember(message.sequence, data, message.headers.get(headers.TRACEPARENT, ""))
         return outcome
 
     async def _once_more(self, sequence: int) -> bytes:
@@ -47,7 +49,7 @@ class LogReader:
             except NotFound:
                 raise DataLoss(f"{stream} {sequence}: the group is gone") from None
             try:
-                await self.take(sequence, message.data, message.headers)
+                await self.take(message)
             except InvalidInput as error:
                 raise DataLoss(f"{stream} {sequence}: {error}") from None
         if sequence not in self._cache:
@@ -65,16 +67,34 @@ class LogReader:
             self._cached -= len(gone)
 
 
-async def whole_outcome(context: RunContext, data: bytes) -> tuple[experience_pb2.Outcome, bytes]:
-    """The outcome in a payload, and its own payload if it lies in a blob. Raises InvalidInput."""
+async def whole_outcome(context: RunContext, subject: str, data: bytes) -> tuple[experience_pb2.Outcome, bytes]:
+    """The outcome in a payload, and its own payload if it is in a blob of the subject's explorer. InvalidInput."""
     outcome = parse_outcome(data)
     if outcome.WhichOneof("outcome") != "blob":
         return outcome, data
     try:
-        data = await blobs.fetch(context.broker, context.names, outcome.blob)
+        data = await blobs.fetch(context.broker, context.names, context.names.owner_in(subject), outcome.blob)
     except NotFound as error:
         raise InvalidInput("blob", f"{outcome.blob.key} is not there: {error}") from None
     outcome = parse_outcome(data)
     if (kind := outcome.WhichOneof("outcome")) not in ("group", "failure"):
         raise InvalidInput("blob", f"holds {kind or 'nothing'}; only groups and failures lie in blobs")
     return outcome, data
+
+
+def check_owner(names: RunNames, subject: str, outcome: experience_pb2.Outcome) -> None:
+    """Raises InvalidInput unless the outcome is of the explorer below whose subjects it lies, or of the buffer.
+
+    NATS lets an explorer publish below its own subjects alone.
+    """
+    kind = outcome.WhichOneof("outcome")
+    if kind not in ("group", "failure"):
+        if subject != names.control:
+            raise InvalidInput("subject", f"is {subject}; a {kind} is the buffer's own and lies under {names.control}")
+        return
+    explorer_id, owner = getattr(outcome, kind).explorer_id, names.owner_in(subject)
+    if owner != owner_of(explorer_id):
+        named = repr(explorer_id[:LONGEST_NAME])
+        raise InvalidInput(
+            "explorer_id", f"is {named}, but the entry lies under the subject of {owner or 'the buffer'}"
+        )

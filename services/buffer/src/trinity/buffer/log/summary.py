@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import numpy as np
 
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.window import StoredGroup
+from trinity.buffer.state.window import StoredGroup
 from trinity.data.experience import UNLIMITED, Limits, check_header, check_rollouts, is_number
 from trinity.data.wire import TRUNCATIONS, group_from_proto, task_from_proto
 
-_ANY_LENGTH, _ANY_ID = 2**31, 2**31
+_ANY_LENGTH = 2**31
 
 
 def summarise(
@@ -45,6 +45,8 @@ def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
         oldest_version=min(versions),
         newest_version=max(versions),
         num_response_tokens=sum(max(0, sum(e.token_ids.shape) - e.prompt_length) for e in experiences),
+        num_sampled_tokens=sum(e.action_mask.data.count(1) for e in experiences),
+        prompt_cut=any(e.truncation == experience_pb2.TRUNCATION_PROMPT for e in experiences),
         reward_mean=sum(experience.reward for experience in experiences) / max(1, len(experiences)),
     )
 
@@ -82,7 +84,7 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
     # NaN fails both comparisons.
     plausible = ((sampled <= 1e-4) & (sampled > -np.inf)).all()
     joined = np.frombuffer(b"".join(all_tokens), np.int32)
-    return bool(plausible and joined.min() >= 0 and joined.max() < (limits.vocabulary or _ANY_ID))
+    return bool(plausible and joined.min() >= 0 and joined.max() < limits.ids_below)
 
 
 def _is_json_object(text: str) -> bool:

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from trinity.api.common.v1 import experience_pb2, task_pb2
-from trinity.buffer.log.reader import LogReader
+from trinity.buffer.log.reader import LogReader, check_owner
 from trinity.buffer.log.summary import summarise
 from trinity.buffer.operators.pipeline import Pipeline, Processed
-from trinity.buffer.shared import RunContext
-from trinity.buffer.window import Kept, StoredGroup
+from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.window import Kept, StoredGroup
 from trinity.data.experience import check_attempt
-from trinity.data.wire import failure_from_proto, group_from_proto
+from trinity.data.wire import failure_from_proto, group_from_proto, task_from_proto
 from trinity.runtime import headers
 from trinity.runtime.broker import Message
 from trinity.runtime.errors import InvalidInput, NotFound
@@ -39,23 +39,20 @@ class EntryValidator:
     ) -> None:
         self._context = context
         self._reader = reader
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._fed_task = fed_task
         self._versions = versions
 
-    @property
-    def operators(self) -> tuple[str, ...]:
-        return self._pipeline.names
-
     async def read(self, message: Message) -> experience_pb2.Outcome:
         """The outcome in a message. Raises InvalidInput."""
-        return await self._reader.take(message.sequence, message.data, message.headers)
+        return await self._reader.take(message)
 
-    def check_kind(self, outcome: experience_pb2.Outcome) -> str:
-        """Which kind of entry it is. Raises InvalidInput for one that is not of this log."""
+    def check_kind(self, message: Message, outcome: experience_pb2.Outcome) -> str:
+        """Which kind of entry it is. Raises InvalidInput for one that is not of this log, or not of its explorer."""
         kind = outcome.WhichOneof("outcome")
         if kind is None:
             raise InvalidInput("outcome", "holds nothing")
+        check_owner(self._context.names, message.subject, outcome)
         if kind == "fence":
             check_fence(outcome.fence.versions)
             return kind
@@ -64,10 +61,12 @@ class EntryValidator:
             raise InvalidInput("task.run", f"is {task.run!r}, this log is of {self._context.run!r}")
         if task.kind != task_pb2.TASK_KIND_TRAIN:
             raise InvalidInput("task.kind", f"is {task.kind}; only training tasks enter this log")
+        if kind == "requeue":
+            task_from_proto(task)  # it is fed again
         return kind
 
     async def check_fed(self, task: task_pb2.Task) -> task_pb2.Task:
-        """The task as it was fed. Raises InvalidInput unless it is this very one, in this life or an earlier one."""
+        """The task as it was fed. Raises InvalidInput unless it is this very one."""
         try:
             fed = await self._fed_task(task)
         except NotFound:
@@ -75,7 +74,7 @@ class EntryValidator:
         if task != fed:
             for field in task_pb2.Task.DESCRIPTOR.fields:
                 found, expected = getattr(task, field.name), getattr(fed, field.name)
-                if found != expected and not (field.name == "life" and 0 <= found < expected):
+                if found != expected:
                     problem = f"is {_shortened(found)}; task {task.ordinal} was fed with {_shortened(expected)}"
                     raise InvalidInput(f"task.{field.name}", problem)
         return fed
@@ -107,9 +106,9 @@ class EntryValidator:
         await self.check_fed(message.task)
         stored = summarise(sequence, message, self._context.limits, task_is_sound=True)
         await self._check_versions(stored, message.task.gate_step, fenced)
-        if not self._pipeline.names:
+        if not self.pipeline.names:
             return stored, ""
-        return processed(stored, self._pipeline.run(group_from_proto(message)))
+        return processed(stored, self.pipeline.run(group_from_proto(message)))
 
     async def _check_versions(self, group: StoredGroup, gate_step: int, fenced: Collection[int]) -> None:
         # Weights that the task asks for may be withdrawn, so that older ones may start it.

@@ -39,6 +39,8 @@ class Draft:
 
 
 class Operator(Protocol):
+    """May have an attribute `drops`: what it drops groups for, as users read it beside the number of dropped groups."""
+
     def __call__(self, drafts: list[Draft], task: Task) -> dict[str, float] | None:
         """Change the drafts of one group in place; returns metrics of this group.
 

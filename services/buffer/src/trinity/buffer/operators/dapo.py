@@ -15,6 +15,8 @@ class DynamicSamplingFilter:
     was stored takes its place. Raises InvalidInput if only some of them have it.
     """
 
+    drops = "no reward variance: all rollouts of a group are right, or all wrong"
+
     def __init__(self, metric_key: str = "accuracy", correct_threshold: float = 0.0) -> None:
         self._metric = metric_key
         self._threshold = correct_threshold

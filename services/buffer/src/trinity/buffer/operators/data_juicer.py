@@ -20,6 +20,8 @@ class DataJuicer:
     is no filter, and without the package.
     """
 
+    drops = "texts that the filters refuse"
+
     def __init__(self, operators: Sequence[Mapping[str, Any]] = (), config_path: str = "") -> None:
         try:
             from data_juicer.ops import load_ops

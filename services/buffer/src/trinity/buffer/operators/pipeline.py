@@ -125,6 +125,10 @@ class Pipeline:
             self._interval[name].add(counts)
         return Processed(tuple(drafts), metrics, dropped_by, tuple(dropped))
 
+    def why_drops(self, name: str) -> str:
+        """What the operator of this name drops groups for; empty if it does not say."""
+        return str(getattr(self._operators[self.names.index(name)], "drops", ""))
+
     def metrics(self) -> dict[str, float]:
         """What every operator did since the last call; nothing of one that saw no group."""
         seen, self._interval = self._interval, {name: Counts() for name in self.names}

@@ -11,6 +11,8 @@ from trinity.data.experience import Task
 class RewardFilter:
     """Keeps experiences with reward >= threshold; each step of a rollout by its own reward."""
 
+    drops = "rewards below the threshold"
+
     def __init__(self, threshold: float = 0.0) -> None:
         self._threshold = threshold
 
@@ -20,6 +22,8 @@ class RewardFilter:
 
 class RewardStdFilter:
     """Drops the group if the population standard deviation of its rollouts' rewards is <= threshold."""
+
+    drops = "no reward variance"
 
     def __init__(self, threshold: float = 0.0) -> None:
         self._threshold = threshold
@@ -33,6 +37,8 @@ class RewardStdFilter:
 
 class InvalidRewardFilter:
     """Drops experiences whose reward, or one of `required_metrics`, is not a finite number."""
+
+    drops = "rewards or metrics that are not finite"
 
     def __init__(self, required_metrics: Sequence[str] = ()) -> None:
         self._required = required_metrics

@@ -13,6 +13,8 @@ class RaftFilter:
     Best-of-K sampling of RAFT (arXiv:2304.06767, section 3.2), which then learns from them by supervised fine-tuning.
     """
 
+    drops = "no reward above the threshold"
+
     def __init__(self, k: int = 1, threshold: float = 0.0) -> None:
         self._k = k
         self._threshold = threshold
@@ -28,6 +30,8 @@ class OpmdFilter:
     """Drops placeholders: prompts shorter than `min_prompt_length` tokens, rewards that are not finite, and experiences
     whose info says `valid: false`. OPMD learns from every other one, also from groups without differences.
     """
+
+    drops = "placeholders"
 
     def __init__(self, min_prompt_length: int = 3) -> None:
         self._length = min_prompt_length

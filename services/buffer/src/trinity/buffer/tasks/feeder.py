@@ -2,7 +2,8 @@
 
 The newest message of the queue says how many tasks were fed and how far the tasksets were read. Tasks of batch b are
 fed once weights of step gate(b) are LIVE; a task that brings no group into a batch (a dead letter, a group that was
-dropped) is made up for by one more. A dead task that lives again is put into the queue once more, as it was.
+dropped) is made up for by one more. A dead task that is fed again takes the place of a new one, under the next ordinal
+and with its gate: so the bound holds for it too.
 """
 
 import asyncio
@@ -14,13 +15,13 @@ from dataclasses import dataclass, replace
 import structlog
 from google.protobuf.message import DecodeError
 
-from trinity.api.common.v1 import experience_pb2, task_pb2
-from trinity.buffer.shared import RunContext
-from trinity.buffer.streams import append_past_others, newest_of_ours
-from trinity.buffer.tasks.mixture import Mixture
-from trinity.buffer.window import Window
+from trinity.api.common.v1 import task_pb2
+from trinity.buffer.state.context import RunContext
+from trinity.buffer.state.streams import append_past_others, newest_of_ours, on_subject
+from trinity.buffer.state.window import Window
+from trinity.buffer.tasks.source import Mixture
 from trinity.data.experience import Task
-from trinity.data.wire import task_to_proto
+from trinity.data.wire import parse_outcome, task_from_proto, task_to_proto
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import SequenceConflict, StoredMessage
 from trinity.runtime.errors import NotFound
@@ -56,7 +57,6 @@ class Feeder:
         self._sequence = 0
         self._tasks: dict[int, task_pb2.Task] = {}  # fed and not ended, as far as this process knows
         self._forget_at = _REMEMBERED
-        self._revived: set[int] = set()  # log sequences of revivals that are in the queue
 
     @property
     def _window(self) -> Window:
@@ -75,12 +75,13 @@ class Feeder:
         if newest is not None:
             self._context.fed = int(newest.headers[headers.FED])
             self._position = int(newest.headers[headers.POSITION])
+            requeued = newest.headers.get(headers.REQUEUED, "")  # an earlier release did not write it
+            self._window.requeued_through = int(requeued) if _is_count(requeued) else 0
             log.info("buffer.feeder.recovered", fed=self.fed, position=self._position)
 
     async def task(self, asked: task_pb2.Task) -> task_pb2.Task:
         """The task of an ordinal (and taskset) as it was fed. NotFound if it was not, or is gone."""
-        # One that was revived is fed again with another life: what is remembered may be the former one.
-        if asked.ordinal in self._tasks and asked.ordinal not in self._window.revived:
+        if asked.ordinal in self._tasks:
             return self._tasks[asked.ordinal]
         if not 1 <= asked.ordinal <= self.fed + 1:  # what was fed this moment may be in the queue already
             raise NotFound(f"task {asked.ordinal} was not fed")
@@ -95,19 +96,11 @@ class Feeder:
         raise NotFound(f"task {asked.ordinal} is not in the queue")
 
     async def _newest(self, subject: str) -> StoredMessage | None:
-        """The newest message with the task of a subject: a revived task is there once for each life."""
-        broker, stream = self._context.broker, self._context.names.tasks_stream
-        with contextlib.suppress(NotFound):
-            found: StoredMessage | None = await broker.last(stream, subject)
-            if found is not None and task_in(self._context, found) is None:
-                sequence, found = 1, None
-                with contextlib.suppress(NotFound):
-                    while True:
-                        message = await broker.next(stream, subject, sequence)
-                        found = message if task_in(self._context, message) else found
-                        sequence = message.sequence + 1
-            return found
-        return None
+        """The newest message with the task of a subject. There is one, unless another process wrote under it."""
+        newest = None
+        async for message in on_subject(self._context.broker, self._context.names.tasks_stream, subject):
+            newest = message if task_in(self._context, message) else newest
+        return newest
 
     async def _read_ahead(self, sequence: int) -> None:
         """After a restart groups come of tasks near by: one question for many of them, not one for each."""
@@ -137,6 +130,11 @@ class Feeder:
         batches = min(self._context.plan.staleness.open_batches(live.gate_step), self._context.last_step)
         return batches * self._context.plan.groups_per_step + self._window.lost
 
+    def left(self) -> int:
+        """Training tasks that will be fed until the run ends, besides those that were asked for."""
+        end = self._context.last_step * self._context.plan.groups_per_step + self._window.lost
+        return max(0, end - self.fed - len(self._window.to_requeue) - len(self._injected))
+
     def gate(self, ordinal: int) -> int:
         """Lowest optimizer step whose weights may start a task that is fed now."""
         batch = (ordinal - 1 - self._window.lost) // self._context.plan.groups_per_step
@@ -144,9 +142,7 @@ class Feeder:
 
     async def run(self) -> None:
         while True:
-            await self._context.changed.wait_for(lambda: self._may_feed() or bool(self._to_requeue()))
-            for ordinal, sequence in self._to_requeue():
-                await self._feed_again(ordinal, sequence)
+            await self._context.changed.wait_for(self._may_feed)
             while self._may_feed():
                 await self._feed_next()
             await self._context.changed.notify()
@@ -161,15 +157,12 @@ class Feeder:
         Those of one batch are always fed: a log that cannot hold them is of no use. Groups come in any order, so a task
         that is fed must fit, or the log could fill up with later groups than the next batch needs.
         """
-        outstanding = self.fed - self._window.stored - self._window.dead_letters
+        outstanding = self.fed - self._window.num_ended
         if self.fed >= self.allowed() or outstanding < self._context.plan.groups_per_step:
             return False
         plan = self._context.plan
         longest = plan.config.algorithm.repeat_times * plan.lengths.model * _BYTES_PER_TOKEN
         return not self._context.capacity.has_room_for(self.fed + 1, longest)
-
-    def _to_requeue(self) -> list[tuple[int, int]]:
-        return [(o, sequence) for o, sequence in self._window.revived.items() if sequence not in self._revived]
 
     async def clear(self) -> None:
         """Take dead tasks out of the queue. The newest message stays until another is there: it holds the counts."""
@@ -202,6 +195,9 @@ class Feeder:
     async def _feed_next(self) -> None:
         ordinal = self.fed + 1
         gate = self.gate(ordinal)
+        if self._window.to_requeue:
+            await self._feed_again(self._window.to_requeue[0], ordinal, gate)
+            return
         while self._injected and self._injected[0].stored.cancelled():
             self._injected.popleft()
         if not self._injected:
@@ -220,47 +216,37 @@ class Feeder:
         if not injected.stored.done():
             injected.stored.set_result(fresh)
 
-    async def _store(self, task: Task, position: int) -> None:
-        message = task_to_proto(task)
+    async def _feed_again(self, sequence: int, ordinal: int, gate: int) -> None:
+        """Feed the dead task that the log entry requeues."""
+        entry = await self._context.broker.get(self._context.names.experiences_stream, sequence)
+        task = task_from_proto(parse_outcome(entry.data).requeue.task)
+        await self._store(replace(task, ordinal=ordinal, gate_step=gate), self._position, requeued_through=sequence)
+        self._window.requeued_through = sequence
+        log.info("buffer.task.requeued", task=task.task_id, ordinal=ordinal, dead_before=task.requeues)
+
+    async def _store(self, task: Task, position: int, requeued_through: int = 0) -> None:
+        names, message = self._context.names, task_to_proto(task)
+        requeued = requeued_through or self._window.requeued_through
+        counts = {headers.POSITION: str(position), headers.FED: str(task.ordinal), headers.REQUEUED: str(requeued)}
+        data = message.SerializeToString()
         with tracing.span("task.feed", task_id=task.task_id, ordinal=task.ordinal):
-            await self._put(message, message.task_id, position, task.ordinal)
+            self._sequence = await append_past_others(
+                self._context.broker,
+                names.task(task.taskset, task.ordinal),
+                names.tasks_stream,
+                lambda _: data,
+                message_id=f"{task.task_id}/requeue/{task.requeues}" if task.requeues else task.task_id,
+                last_sequence=self._sequence,
+                is_ours=self._is_fed,
+                headers=tracing.inject(counts),
+            )
+        self._remember(message)
         self._context.fed = task.ordinal
         FED.set(self.fed)
-
-    async def _put(self, task: task_pb2.Task, message_id: str, position: int, fed: int) -> None:
-        names = self._context.names
-        counts = {headers.POSITION: str(position), headers.FED: str(fed)}
-        data = task.SerializeToString()
-        self._sequence = await append_past_others(
-            self._context.broker,
-            names.task(task.taskset, task.ordinal),
-            names.tasks_stream,
-            lambda _: data,
-            message_id=message_id,
-            last_sequence=self._sequence,
-            is_ours=self._is_fed,
-            headers=tracing.inject(counts),
-        )
-        self._remember(task)
 
     async def _is_fed(self, message: StoredMessage) -> bool:
         """Whether it is a task that a buffer of this run fed, and not a copy of an earlier one."""
         return is_fed(self._context, message) and int(message.headers[headers.FED]) >= self.fed
-
-    async def _feed_again(self, ordinal: int, sequence: int) -> None:
-        """Put a revived task into the queue, unless an earlier buffer did."""
-        names, broker = self._context.names, self._context.broker
-        entry = await broker.get(names.experiences_stream, sequence)
-        task = experience_pb2.Outcome.FromString(entry.data).revival.task
-        life = 0
-        there = await self._newest(names.task(task.taskset, ordinal))
-        if there is not None:
-            life = task_pb2.Task.FromString(there.data).life
-        if life < task.life:
-            await self._put(task, f"{task.task_id}/life/{task.life}", self._position, self.fed)
-            log.info("buffer.task.revived", task=task.task_id, ordinal=ordinal, life=task.life)
-        self._remember(task)
-        self._revived.add(sequence)
 
 
 def task_in(context: RunContext, message: StoredMessage) -> task_pb2.Task | None:
@@ -276,9 +262,13 @@ def task_in(context: RunContext, message: StoredMessage) -> task_pb2.Task | None
 def is_fed(context: RunContext, message: StoredMessage) -> bool:
     """Whether a buffer of this run fed it: its counts are part of the message."""
     task, counts = task_in(context, message), [message.headers.get(name, "") for name in _COUNTS]
-    if task is None or not all(count.isdecimal() and len(count) < _LONGEST_COUNT for count in counts):
+    if task is None or not all(map(_is_count, counts)):
         return False
     return 1 <= task.ordinal <= int(message.headers[headers.FED])
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) < _LONGEST_COUNT
 
 
 async def newest_fed(context: RunContext) -> StoredMessage | None:

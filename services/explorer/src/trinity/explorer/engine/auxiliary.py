@@ -145,21 +145,18 @@ class AuxiliaryModels:
 
 
 async def _start(config: AuxiliaryModelConfig, policy: EngineOptions, cards: Iterator[str]) -> Judge | RewardModel:
-    model = ModelConfig(model_path=config.model_path, trust_remote_code=config.trust_remote_code)
-    options = replace(
-        policy,
-        model=config.model_path,
-        max_model_len=config.max_model_len or policy.max_model_len,
-        dtype=config.dtype,
-        tensor_parallel_size=config.tensor_parallel_size if policy.device == "cuda" else 1,
-        seed=config.seed,
-        enforce_eager=config.enforce_eager,
-        enable_prefix_caching=config.enable_prefix_caching,
-        enable_chunked_prefill=config.enable_chunked_prefill,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        cpu_kvcache_gib=config.cpu_kvcache_gib,
-        max_num_seqs=config.max_num_seqs,
+    model = ModelConfig(
+        model_path=config.model_path,
         trust_remote_code=config.trust_remote_code,
+        enable_thinking=config.enable_thinking,
+    )
+    options = EngineOptions.of(
+        config,
+        model=config.model_path,
+        device=policy.device,
+        max_model_len=config.max_model_len or policy.max_model_len,
+        trust_remote_code=config.trust_remote_code,
+        gpu_memory_gib=policy.gpu_memory_gib,
         weights_change=False,
     )
     size = config.tensor_parallel_size

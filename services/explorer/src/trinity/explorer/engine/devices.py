@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from trinity.config.devices import Gpu, detect_gpus, device_of, torch_build
+from trinity.config.memory import ENGINE_BESIDE_GIB, parameters_of
 from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 
@@ -28,22 +29,41 @@ def has_nccl() -> bool:
     return bool(torch.distributed.is_available() and torch.distributed.is_nccl_available())
 
 
-def check_room(options: EngineOptions, devices: str | None) -> None:
-    """Whether the GPUs of an engine (CUDA_VISIBLE_DEVICES; None: this process's) have the room it asks for, or raises.
+def room_of(options: EngineOptions, devices: str | None) -> dict[str, float | int]:
+    """vLLM's arguments about the memory of an engine's GPUs (CUDA_VISIBLE_DEVICES; None: this process's).
 
     InvalidInput if they are too few; EngineFailed if others hold their memory, perhaps processes that are ending.
     """
-    if options.device == "cuda":
-        check_cards(
-            options, detect_gpus() if devices is None else detect_gpus({"CUDA_VISIBLE_DEVICES": devices}), devices
-        )
+    if options.device != "cuda":
+        return {}
+    cards = detect_gpus() if devices is None else detect_gpus({"CUDA_VISIBLE_DEVICES": devices})
+    memory = memory_arguments(options, cards[: options.tensor_parallel_size])
+    check_cards(options, cards, devices, memory["gpu_memory_utilization"])
+    return memory
 
 
-def check_cards(options: EngineOptions, cards: Sequence[Gpu], devices: str | None) -> None:
+def memory_arguments(options: EngineOptions, cards: Sequence[Gpu]) -> dict[str, float | int]:
+    """vLLM's arguments about memory.
+
+    On GPUs that a trainer shares the cache has a fixed size: vLLM would measure what is free, and take the trainer's
+    memory for its own or miss it.
+    """
+    if not options.gpu_memory_gib or not cards:
+        return {"gpu_memory_utilization": options.gpu_memory_utilization}
+    part = min(options.gpu_memory_gib / min(card.total_gib for card in cards), 1.0)
+    known = parameters_of(options.model)
+    if known is None:
+        return {"gpu_memory_utilization": part}
+    weights = known[0] * (4 if options.engine_dtype == "float32" else 2) / options.tensor_parallel_size / 2**30
+    cache = options.gpu_memory_gib - weights - ENGINE_BESIDE_GIB
+    return {"gpu_memory_utilization": part, "kv_cache_memory_bytes": int(cache * 2**30)}
+
+
+def check_cards(options: EngineOptions, cards: Sequence[Gpu], devices: str | None, part: float) -> None:
     """vLLM takes its part of each GPU's memory at once, and refuses to start if less is free."""
     if not cards:  # no nvidia-smi, or MIG slices: vLLM checks them itself
         return
-    wanted, part = options.tensor_parallel_size, options.gpu_memory_utilization
+    wanted = options.tensor_parallel_size
     if len(cards) < wanted:
         here = f"{len(cards)} GPU(s)" + (f" (of {devices!r})" if devices else "")
         raise InvalidInput("explorer.rollout_model.tensor_parallel_size", f"is {wanted}; there are {here}; lower it")

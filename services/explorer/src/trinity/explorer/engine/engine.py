@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import structlog
 
-from trinity.data.experience import SamplingParams
-from trinity.explorer.engine.spans import completion_of
+from trinity.data.experience import SamplingParams, VersionSpan
 from trinity.explorer.engine.start import start_vllm
-from trinity.explorer.types import Completion, EngineFailed, EngineOptions
+from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
 from trinity.runtime.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
@@ -49,9 +48,10 @@ class Engine:
         self.llm = llm
         self.options = options
         self.tokens_generated = 0
-        self._serials = [0]  # of the weights before the first load, after it, after the second, ...
+        self.serials = [0]  # of the weights before the first load, after it, after the second, ...
         self._loading = asyncio.Lock()
         self.last_load: LoadSeconds | None = None
+        self.usage = EngineUsage()
 
     @classmethod
     async def start(cls, options: EngineOptions, devices: str | None = None) -> "Engine":
@@ -59,8 +59,14 @@ class Engine:
         begin = time.monotonic()
         llm = start_vllm(options, devices)
         engine = cls(llm, options)
+        llm.output_processor.update_scheduler_stats = engine._note_usage
         log.info("explorer.engine.started", model=options.model, seconds=round(time.monotonic() - begin, 1))
         return engine
+
+    def _note_usage(self, stats: Any) -> None:
+        """Called for every message of the engine core; few have statistics."""
+        if stats is not None:
+            self.usage = EngineUsage(stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
         """`sampling.n` completions of one prompt. InvalidInput if it does not fit, EngineFailed if vLLM fails.
@@ -79,8 +85,8 @@ class Engine:
             )
         copies = sampling.n if sampling.temperature == 0 else 1
         sampling = replace(sampling, n=sampling.n // copies)
-        async with self._loading:  # a request that waits for a load belongs to the new weights
-            prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids), cache_salt=self.cache_salt)
+        await self.after_load()
+        prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids), cache_salt=self.cache_salt)
         try:
             stream = self.llm.generate(prompt, self._vllm_sampling(sampling), request_id=uuid.uuid4().hex)
             parts = [part async for output in stream for part in output.outputs]
@@ -90,14 +96,19 @@ class Engine:
             if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
                 raise InvalidInput("sampling", str(error)) from error
             raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
-        completions = [completion_of(part, self._serials) for part in sorted(parts, key=lambda part: part.index)]
+        completions = [completion_of(part, self.serials) for part in sorted(parts, key=lambda part: part.index)]
         self.tokens_generated += sum(len(completion.token_ids) for completion in completions)
         return completions * copies
+
+    async def after_load(self) -> None:
+        """Wait for the load that is under way: a request that begins afterwards belongs to the new weights."""
+        async with self._loading:
+            pass
 
     @property
     def serial(self) -> int:
         """Of the newest load; 0: the model it started with."""
-        return self._serials[-1]
+        return self.serials[-1]
 
     @property
     def cache_salt(self) -> str:
@@ -161,7 +172,7 @@ class Engine:
                 paused = time.monotonic()
                 update = self.llm.collective_rpc("load_version", args=(update_info,))
                 await _within(_LOAD_SECONDS, "the update", update)
-                self._serials.append(serial)
+                self.serials.append(serial)
                 loaded = time.monotonic()
                 await _within(_CALL_SECONDS, "resuming", self.llm.resume_generation())
             except Exception as error:
@@ -213,3 +224,28 @@ async def _within(seconds: float, what: str, call: Awaitable[Any]) -> None:
         if not limit.expired():
             raise
         raise EngineFailed(f"{what} took longer than {seconds:g} s") from None
+
+
+def completion_of(part: Any, serials: Sequence[int]) -> Completion:
+    """Tokens, log-probabilities and spans of a complete response. `serials`: of the weights after 0, 1, 2 ... loads.
+
+    The number of loads before each token stands where vLLM has its rank (see scheduler.DeferredOutputs). An engine
+    whose weights never change has one serial, and true ranks.
+    """
+    token_ids = np.asarray(part.token_ids, dtype=np.int32)
+    found = part.logprobs
+    logprobs = np.asarray(found.logprobs if found is not None else (), dtype=np.float32)
+    if len(logprobs) != len(token_ids):
+        raise EngineFailed(f"vLLM gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
+    loads = np.asarray(found.ranks if found is not None and len(serials) > 1 else np.zeros(len(token_ids)), np.int64)
+    changes = [0, *(np.flatnonzero(np.diff(loads)) + 1).tolist()]
+    spans = spans_from([(start, serials[loads[start]]) for start in changes if start < len(loads)], len(token_ids))
+    return Completion(token_ids, logprobs, spans, part.finish_reason or "stop")
+
+
+def spans_from(starts: Sequence[tuple[int, int]], length: int) -> tuple[VersionSpan, ...]:
+    """Spans of a response of `length` tokens from (first token, serial) of each; empty ones are left out."""
+    ends = [start for start, _ in starts[1:]] + [length]
+    return tuple(
+        VersionSpan(serial, start, end) for (start, serial), end in zip(starts, ends, strict=True) if end > start
+    )

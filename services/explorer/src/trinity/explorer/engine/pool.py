@@ -10,10 +10,13 @@ from typing import Any
 
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
-from trinity.explorer.types import Completion, EngineOptions
-from trinity.explorer.weights.loads import LoadHistory
+from trinity.explorer.types import Completion, EngineOptions, EngineUsage
+from trinity.explorer.weights.load_history import LoadHistory
+from trinity.runtime.metrics import Counter
 from trinity.weights import Canary
 from trinity.weights import canary as canaries
+
+TOKENS = Counter("trinity_explorer_tokens_generated_total", "Tokens sampled, in complete responses")
 
 _RATE_SECONDS = 30.0
 
@@ -51,6 +54,11 @@ class EnginePool:
             self._recent.popleft()
         return sum(tokens for _, tokens in self._recent) / _RATE_SECONDS
 
+    def usage(self) -> list[EngineUsage]:
+        """Of each engine, as it reported about a second ago. An idle engine reports nothing."""
+        pairs = zip(self.engines, self._running.values(), strict=True)
+        return [engine.usage if running else EngineUsage() for engine, running in pairs]
+
     @contextlib.asynccontextmanager
     async def least_busy(self, sequences: int = 1) -> AsyncIterator[Engine]:
         """The engine with the fewest sequences running, which counts these among them until the context ends."""
@@ -67,7 +75,9 @@ class EnginePool:
         await self.loads.usable()
         async with self.least_busy(sampling.n) as engine:
             completions = await engine.generate(prompt_token_ids, sampling)
-        self._recent.append((time.monotonic(), sum(len(c.token_ids) for c in completions)))
+        tokens = sum(len(c.token_ids) for c in completions)
+        TOKENS.inc(tokens)
+        self._recent.append((time.monotonic(), tokens))
         return [replace(c, version_spans=await self.loads.settle(c.version_spans)) for c in completions]
 
     async def load(self, version: int, update_info: dict[str, Any]) -> tuple[int, float]:

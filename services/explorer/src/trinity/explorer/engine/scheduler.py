@@ -1,5 +1,5 @@
-"""The scheduler that runs in vLLM's engine core. It sends responses when they are complete (see held_outputs.py) and
-invalidates the prefix cache at every pause.
+"""The scheduler that runs in vLLM's engine core. It sends responses when they are complete (`DeferredOutputs`)
+and invalidates the prefix cache at every pause.
 
 New weights are loaded while the scheduler is paused, so no block computed before a pause may serve a request that
 starts after it. A salt given by the client is not enough: a request that waits in vLLM's queue during a load, or is on
@@ -11,12 +11,20 @@ the pause, and they are evicted in time. A request that runs across the pause ge
 depend on old blocks and new weights, so no other request may share them.
 """
 
+import time
+from array import array
 from typing import Any
 
+import numpy as np
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.engine.logprobs import LogprobsProcessor
+from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import Request
 
-from trinity.explorer.engine.held_outputs import DeferredOutputs
+_REPORT_SECONDS = 1.0
+_MAX_ABORTED = 1000  # responses kept of aborted requests, because vLLM reports no abort
 
 
 class InvalidatePrefixCacheOnPause:
@@ -44,15 +52,166 @@ class InvalidatePrefixCacheOnPause:
         request.block_hashes[:] = [block_hash + mark.encode() for block_hash in request.block_hashes]
 
 
+class ReportsUsage:
+    """Mixed into vLLM's scheduler, whose own statistics are off: they would cost a message at every step."""
+
+    _report_at = 0.0
+
+    def make_stats(self, *_: Any, **__: Any) -> SchedulerStats | None:
+        """Requests and key-value cache, once a second."""
+        if time.monotonic() < self._report_at:
+            return None
+        self._report_at = time.monotonic() + _REPORT_SECONDS
+        scheduler: Any = self
+        running, waiting = scheduler.get_request_counts()
+        usage = scheduler.kv_cache_manager.usage
+        return SchedulerStats(num_running_reqs=running, num_waiting_reqs=waiting, kv_cache_usage=usage)
+
+
+_NEEDED = ("set_pause_state", "add_request", "update_from_output", "make_stats", "get_request_counts")
+
+
 def make_scheduler(vllm_config: Any, **arguments: Any) -> Any:
-    """The scheduler class that vLLM would choose for this configuration, with both mixins."""
+    """The scheduler class that vLLM would choose for this configuration, with the mixins."""
     vllm_config.scheduler_config.scheduler_cls = None
     chosen: Any = vllm_config.scheduler_config.get_scheduler_cls()
-    missing = [name for name in ("set_pause_state", "add_request", "update_from_output") if not hasattr(chosen, name)]
+    missing = [name for name in _NEEDED if not hasattr(chosen, name)]
     if missing or not hasattr(Request, "update_block_hashes"):
         raise RuntimeError(
             f"{chosen.__name__} of this vLLM has no {' and no '.join(missing) or 'block hashes'}: its prefix cache "
             "cannot be kept apart from new weights; use vLLM 0.26 to 0.32"
         )
-    scheduler = type(f"Trinity{chosen.__name__}", (InvalidatePrefixCacheOnPause, DeferredOutputs, chosen), {})
+    bases = (InvalidatePrefixCacheOnPause, ReportsUsage, DeferredOutputs, chosen)
+    scheduler = type(f"Trinity{chosen.__name__}", bases, {})
     return scheduler(vllm_config=vllm_config, **arguments)
+
+
+class DeferredOutputs:
+    """Mixed into vLLM's scheduler: responses leave its core complete, with the number of loads before each token.
+
+    vLLM sends a message with an id and three small arrays for every token of every request. On a fast GPU that takes as
+    long as the model itself. Where no client reads a response before its end, the engine core keeps all of it beside
+    the request, and the last output carries it. Only the engine core knows then which tokens came before a pause. It
+    reports that in the field of the token's rank, which is unused here: the number of loads before the token.
+
+    Uses `requests`, `add_request` and what `update_from_output` takes and returns. The GPU may idle while that runs, so
+    a deferred token costs one append: no slice, copy or message.
+    """
+
+    requests: dict[str, Any]
+    pause_state: PauseState
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._loads = 0
+        self._responses: dict[str, _Response] = {}
+        super().__init__(*args, **kwargs)
+
+    def set_pause_state(self, pause_state: PauseState) -> None:
+        """A pause ends when a load is done. Tokens that arrive before that were sampled by the previous weights."""
+        if pause_state is PauseState.UNPAUSED and self.pause_state is not PauseState.UNPAUSED:
+            self._loads += 1
+            for response in self._responses.values():
+                response.loads_before.append(len(response.logprobs))
+        super().set_pause_state(pause_state)  # type: ignore[misc]
+
+    def add_request(self, request: Any) -> None:
+        if len(self._responses) > len(self.requests) + _MAX_ABORTED:
+            self._responses = {name: self._responses[name] for name in self.requests if name in self._responses}
+        if request.sampling_params is not None and request.sampling_params.num_logprobs is not None:
+            self._responses[request.request_id] = _Response(request, self._loads)
+        super().add_request(request)  # type: ignore[misc]
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """vLLM's own method gets no log-probabilities, because it would slice them for every token."""
+        logprobs, model_runner_output.logprobs = model_runner_output.logprobs, None
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if logprobs is None:
+            return outputs
+        for of_client in outputs.values():
+            of_client.outputs = self._to_send(of_client.outputs, logprobs, model_runner_output.req_id_to_index)
+        return {client: found for client, found in outputs.items() if _has_content(found)}
+
+    def _to_send(self, outputs: list[Any], logprobs: LogprobsLists, rows: dict[str, int]) -> list[Any]:
+        """All outputs except those of deferred responses that are not finished."""
+        sampled, starts = logprobs.logprobs[:, 0].tolist(), logprobs.cu_num_generated_tokens
+        sent = []
+        for output in outputs:
+            name = output.request_id
+            response = self._responses.get(name)
+            if response is None:
+                sent.append(output)
+                continue
+            if not response.deferred:
+                if output.new_token_ids:
+                    response.stream(output, logprobs, rows[name], self._loads)
+                sent.append(output)
+            elif output.new_token_ids:
+                if starts is None:
+                    response.logprobs.append(sampled[rows[name]])
+                else:
+                    start = starts[rows[name]]
+                    response.logprobs.extend(sampled[start : start + len(output.new_token_ids)])
+            if output.finish_reason is not None:
+                del self._responses[name]
+                if response.deferred:
+                    response.fill(output)
+                    sent.append(output)
+        return sent
+
+
+class _Response:
+    """The response of a request that asks for log-probabilities. If `deferred`, they wait until its end."""
+
+    def __init__(self, request: Any, loads: int) -> None:
+        self.request = request
+        self.deferred = _is_deferred(request.sampling_params)
+        self.logprobs = array("f")  # of every token so far
+        self.loads = loads
+        self.loads_before = array("l")  # the token that each further load came before
+
+    def fill(self, output: Any) -> None:
+        """Put the complete response into its last output."""
+        count = len(self.logprobs)
+        further = np.searchsorted(self.loads_before, np.arange(count), side="right")
+        output.new_token_ids = list(self.request.output_token_ids)[:count]
+        output.new_logprobs = LogprobsLists(
+            np.array(output.new_token_ids, dtype=np.int32)[:, None],
+            np.array(self.logprobs, dtype=np.float32)[:, None],
+            (self.loads + further).astype(np.int32),
+        )
+
+    def stream(self, output: Any, logprobs: LogprobsLists, row: int, loads: int) -> None:
+        """Add log-probabilities to a streamed output. Requests for more than the sampled token keep vLLM's ranks."""
+        found = logprobs.slice_request(row, len(output.new_token_ids))
+        if self.request.sampling_params.num_logprobs == 0:
+            found = found._replace(sampled_token_ranks=np.full_like(found.sampled_token_ranks, loads))
+        output.new_logprobs = found
+
+
+def _is_deferred(sampling: Any) -> bool:
+    """Whether only sampled tokens are requested, only at the end, and the engine core itself detects the end."""
+    return sampling.num_logprobs == 0 and sampling.output_kind is RequestOutputKind.FINAL_ONLY and not sampling.stop
+
+
+def _has_content(of_client: Any) -> bool:
+    return bool(of_client.outputs or of_client.finished_requests or of_client.scheduler_stats)
+
+
+class WholeLogprobs(LogprobsProcessor):
+    """For the process that asked. vLLM's processor works token by token; this one handles all at once where no text is
+    decoded."""
+
+    def _update_sample_logprobs(self, logprobs_lists: LogprobsLists) -> None:
+        found: Any = self.logprobs
+        if self.tokenizer is not None or logprobs_lists.logprobs.shape[1] != 1 or not hasattr(found, "start_indices"):
+            super()._update_sample_logprobs(logprobs_lists)
+            return
+        begin, count = len(found.logprobs), len(logprobs_lists.logprobs)
+        found.start_indices.extend(range(begin, begin + count))
+        found.end_indices.extend(range(begin + 1, begin + count + 1))
+        found.token_ids.extend(logprobs_lists.logprob_token_ids[:, 0].tolist())
+        found.logprobs.extend(logprobs_lists.logprobs[:, 0].tolist())
+        found.ranks.extend(logprobs_lists.sampled_token_ranks.tolist())
+        found.decoded_tokens.extend([None] * count)
+        if self.cumulative_logprob is not None:
+            self.cumulative_logprob += float(logprobs_lists.logprobs.sum())

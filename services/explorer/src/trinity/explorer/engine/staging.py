@@ -24,8 +24,8 @@ from safetensors.torch import _TYPES
 
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import TensorInfo
-from trinity.weights.buckets import Bucket, plan_buckets
 from trinity.weights.checkpoints import safetensors_header
+from trinity.weights.collective import Bucket, plan_buckets
 
 _SHARE_BYTES = 8 * 1024**2  # of a stage: what one thread reads
 _SHARES = 8

@@ -5,7 +5,7 @@ import os
 from contextlib import contextmanager
 from typing import Any
 
-from trinity.explorer.engine.devices import check_room
+from trinity.explorer.engine.devices import room_of
 from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import environment
@@ -19,31 +19,31 @@ def start_vllm(options: EngineOptions, devices: str | None) -> Any:
     """A running AsyncLLM. Raises InvalidInput for what vLLM refuses before it starts anything, EngineFailed else."""
     if importlib.util.find_spec("vllm") is None:
         raise InvalidInput("explorer", "needs vLLM: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs")
-    check_room(options, devices)
+    memory = room_of(options, devices)
     with _environment(options, devices):
         from vllm.v1.engine import output_processor
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from trinity.explorer.engine.held_outputs import WholeLogprobs
+        from trinity.explorer.engine.scheduler import WholeLogprobs
 
         setattr(output_processor, "LogprobsProcessor", WholeLogprobs)  # noqa: B010 (it is a type there)
         try:
-            return AsyncLLM.from_vllm_config(config_of(options), disable_log_stats=True)
+            return AsyncLLM.from_vllm_config(config_of(options, **memory), disable_log_stats=True)
         except ValueError as error:
             raise InvalidInput("explorer.rollout_model", f"vLLM refuses {options.model}: {error}") from error
         except RuntimeError as error:
             raise EngineFailed(f"vLLM did not start with {options.model}: {error}") from error
 
 
-def config_of(options: EngineOptions) -> Any:
+def config_of(options: EngineOptions, **memory: float) -> Any:
     """The VllmConfig, with the sizes of a step that vllm.LLM has: 1024 sequences and 16,384 tokens on an H200.
 
-    AsyncLLM by itself takes 128 sequences and 2,048 tokens, on any GPU.
+    AsyncLLM by itself takes 128 sequences and 2,048 tokens, on any GPU. `memory`: see devices.room_of.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    return AsyncEngineArgs(**_arguments_of(options)).create_engine_config(UsageContext.LLM_CLASS)
+    return AsyncEngineArgs(**_arguments_of(options) | memory).create_engine_config(UsageContext.LLM_CLASS)
 
 
 def _arguments_of(options: EngineOptions) -> dict[str, Any]:
@@ -71,7 +71,6 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
     if options.max_num_seqs:
         arguments["max_num_seqs"] = options.max_num_seqs
     if options.device == "cuda":
-        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
         arguments["attention_backend"] = "FLASH_ATTN"
     return arguments
 

@@ -37,6 +37,7 @@ class InitInfo(WeightTransferInitInfo):
     epoch: int
     backend: str
     store_address: str
+    store_secret: str = field(repr=False)
     first_rank: int  # of this engine's workers
     world_size: int
     timeout_seconds: float
@@ -174,7 +175,7 @@ class Membership:
     def _enter(self) -> None:
         info = self._info
         try:
-            store = Store.connect(info.store_address, info.timeout_seconds)
+            store = Store.connect(info.store_address, info.store_secret, info.timeout_seconds)
             self._group = Group(
                 store, info.epoch, info.backend, self._rank, info.world_size, self._device, info.timeout_seconds
             )

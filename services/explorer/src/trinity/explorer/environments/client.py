@@ -8,7 +8,7 @@
 An environment that the YAML names by address is played there. The run's own environment service plays every other one,
 and forwards to the providers attached to it. Callers wait while every slot is in use (slots.py). An episode that cannot
 be finished raises EnvironmentFailed with its cause: the whole group is attempted again, and the provider is avoided for
-a while if another one has the name.
+a while if another one has the name. A name whose providers are all away is waited for: no attempt is used up by it.
 """
 
 import asyncio
@@ -21,9 +21,8 @@ import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.explorer.environments.episode import Episode, Step
-from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, ScorerFailed, failure_of
+from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.explorer.environments.providers import Backoff, Providers
-from trinity.runtime import rpc
 from trinity.sdk.contract import score_problem
 
 __all__ = [
@@ -61,12 +60,18 @@ class Score:
 class EnvironmentClient:
     """The connections to all providers, for all workflows of the process."""
 
-    def __init__(self, address: str, addressed: Sequence[tuple[str, str]] = (), wait_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        addressed: Sequence[tuple[str, str]] = (),
+        wait_seconds: float = 60.0,
+        declared: Sequence[str] = (),
+    ) -> None:
         """`address`: the run's environment service. `addressed`: (name of an environment or scorer, address of its
-        provider); several of a name share its load. `wait_seconds`: how long a provider may be unavailable. It may
-        be full for as long as the attempt has time."""
+        provider); several of a name share its load. `declared`: names that will attach. `wait_seconds`: how long any
+        other name may be unknown. A provider may be full for as long as the attempt has time."""
         self.address = address
-        self._providers = Providers(address, addressed)
+        self._providers = Providers(address, addressed, declared)
         self._wait_seconds = wait_seconds
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -85,6 +90,10 @@ class EnvironmentClient:
             seed=seed,
         )
         return Episode(self._providers, reset, self._wait_seconds, self._closing)
+
+    async def until_served(self, failure: EnvironmentFailed) -> None:
+        """Wait, however long it takes, for the end of a failure with the cause AWAY."""
+        await self._providers.until_served(failure.environment, str(failure))
 
     async def score(
         self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
@@ -116,10 +125,12 @@ class EnvironmentClient:
             provider = self._providers.choose(request.scorer)
             with provider.busy(request.scorer):
                 try:
-                    response = await provider.stub.Score(request, timeout=_SCORE_SECONDS, metadata=rpc.metadata())
+                    response = await provider.stub.Score(request, timeout=_SCORE_SECONDS)
                 except grpc.aio.AioRpcError as error:
-                    failure = failure_of(provider.address, request.scorer, error)
+                    failure = provider.failure(request.scorer, error)
                     provider.record_failure(request.scorer, failure)
+                    if failure.cause is EnvironmentCause.AWAY and self._providers.is_awaited(request.scorer):
+                        raise failure from None
                     await backoff.wait_or_raise(failure)
                     continue
             problem = score_problem(request, response)

@@ -9,10 +9,9 @@ from typing import Any, NoReturn
 import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, failure_of
+from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed
 from trinity.explorer.environments.providers import Backoff, Limits, Provider, Providers
 from trinity.explorer.environments.slots import EpisodeSlots
-from trinity.runtime import rpc
 from trinity.sdk.contract import answer_problem, json_object
 
 _HALF_CLOSE_SECONDS = 5.0
@@ -92,6 +91,8 @@ class Episode:
                 # While other explorers hold the slots, this episode keeps its position in the queue.
                 if failure.cause is not EnvironmentCause.FULL:
                     self._release_slot()
+                if failure.cause is EnvironmentCause.AWAY and self._providers.is_awaited(name):
+                    raise
                 await backoff.wait_or_raise(failure)
 
     async def step(self, text: str) -> Step:
@@ -109,7 +110,7 @@ class Episode:
         self._provider = provider
         try:
             self._limits = await provider.limits(name)
-            self._call = provider.stub.Episode(metadata=rpc.metadata())
+            self._call = provider.stub.Episode()
         except EnvironmentFailed as failure:
             self._fail(failure)
         step = await self._exchange(pb.EpisodeRequest(reset=self._reset), self._limits.reset)
@@ -128,7 +129,7 @@ class Episode:
             failure = EnvironmentFailed(f"{where}: no answer to {what} in {seconds:g} s", EnvironmentCause.TIMEOUT)
             self._fail(failure)
         except grpc.aio.AioRpcError as error:
-            self._fail(failure_of(self._provider.address, self._reset.environment, error))
+            self._fail(self._provider.failure(self._reset.environment, error))
         except asyncio.InvalidStateError:  # the call ended before the message was written
             await self._fail_by_status(where, what)
         if answer is grpc.aio.EOF:
@@ -158,7 +159,7 @@ class Episode:
         if code is grpc.StatusCode.OK:
             self._fail(EnvironmentFailed(f"{where}: the stream ended instead of an answer to {what}"))
         error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-        self._fail(failure_of(self._provider.address, self._reset.environment, error))
+        self._fail(self._provider.failure(self._reset.environment, error))
 
     def _fail(self, failure: EnvironmentFailed) -> NoReturn:
         """End the episode on both sides. Always raises."""

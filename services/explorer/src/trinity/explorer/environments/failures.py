@@ -15,7 +15,8 @@ class EnvironmentCause(StrEnum):
     CRASH = "crash"
     REFUSED = "refused"
     FULL = "full"
-    CONTRACT_VIOLATION = "lying"
+    AWAY = "away"
+    CONTRACT_VIOLATION = "contract_violation"
 
 
 class ScorerFailed(TrinityError):
@@ -27,14 +28,23 @@ class EnvironmentFailed(TrinityError):
 
     `passing`: nothing is wrong with the task; the same call may succeed soon, or at another provider now. FULL is
     always passing: other attempts hold the slots and release them when they end.
+    AWAY: no provider of `environment` can be reached, or the connection was lost while it worked (`begun`).
     """
 
     def __init__(
-        self, message: str, cause: EnvironmentCause = EnvironmentCause.CRASH, *, passing: bool = False
+        self,
+        message: str,
+        cause: EnvironmentCause = EnvironmentCause.CRASH,
+        *,
+        passing: bool = False,
+        environment: str = "",
+        begun: bool = True,
     ) -> None:
         super().__init__(message)
         self.cause = cause
         self.passing = passing
+        self.environment = environment
+        self.begun = begun
 
 
 _REFUSALS = {
@@ -49,11 +59,13 @@ _REFUSALS = {
 }
 # Full; away; not attached yet.
 _PASSING = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND}
+# gRPC's own words for a message to a stream that has ended, mostly with its connection. No server says it.
+_WRITTEN_TOO_LATE = "Internal error from Core"
 
 
 def failure_of(address: str, name: str, error: grpc.aio.AioRpcError) -> EnvironmentFailed:
     """What a gRPC status means for the episode or the scoring of `name`."""
-    code = error.code()
+    code = grpc.StatusCode.UNAVAILABLE if error.details() == _WRITTEN_TOO_LATE else error.code()
     cause = EnvironmentCause.CRASH
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         cause = EnvironmentCause.TIMEOUT
@@ -61,7 +73,9 @@ def failure_of(address: str, name: str, error: grpc.aio.AioRpcError) -> Environm
         cause = EnvironmentCause.CONTRACT_VIOLATION
     elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         cause = EnvironmentCause.FULL
+    elif code is grpc.StatusCode.UNAVAILABLE:
+        cause = EnvironmentCause.AWAY
     elif code in _REFUSALS:
         cause = EnvironmentCause.REFUSED
     message = f"{name} at {address}: {code.name}: {error.details()}"
-    return EnvironmentFailed(message, cause, passing=code in _PASSING)
+    return EnvironmentFailed(message, cause, passing=code in _PASSING, environment=name)

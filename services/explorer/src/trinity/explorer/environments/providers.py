@@ -1,5 +1,8 @@
 """Chooses the provider of an episode: the one with the fewest open episodes that did not fail lately.
 
+A name that was served before, or that the YAML declares, is away while none of its providers can be reached. That is a
+state: `until_served` waits for its end, however long it takes.
+
 Failures are recorded by provider and name, so a broken environment does not affect others of its provider. A provider
 is avoided for one second after a failure, twice as long after each further one in a row, and at most a minute. The only
 provider of a name is asked anyway.
@@ -10,7 +13,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
@@ -29,7 +32,11 @@ FAILURES = metrics.Counter(
     "trinity_explorer_environment_failures_total", "Episodes and scorings that failed", ["environment", "cause"]
 )
 _FIRST_AVOIDED_SECONDS, _MAX_AVOIDED_SECONDS = 1.0, 60.0
+AWAY = metrics.Gauge("trinity_explorer_environment_away", "1 while no provider of it can be reached", ["environment"])
 _DESCRIBE_SECONDS = 10.0
+# How long a call waits in place for a provider that is away, before its task is put aside.
+_AWAY_SECONDS = 5.0
+_POLL_SECONDS = 1.0
 _DESCRIBED_FOR_SECONDS = 60.0
 _MAX_STEP_SECONDS = 3600.0
 # Added to the announced time: the network, and the provider's own report of a time-out.
@@ -54,7 +61,8 @@ class _FailureRecord:
 
 
 class Backoff:
-    """Waits between attempts: at an unavailable provider up to a limit, at a full one as long as it takes."""
+    """Waits between calls: for a name that is unknown up to a limit, for one that is away a few seconds, at a full
+    provider as long as it takes."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -63,14 +71,17 @@ class Backoff:
 
     def reset_deadline(self) -> None:
         """A provider answered: the limit counts from now."""
-        self._deadline = time.monotonic() + self._seconds
+        self._begin = time.monotonic()
 
     async def wait_or_raise(self, failure: EnvironmentFailed) -> None:
         """Returns if it may be tried again; raises the failure if not."""
         if failure.cause is EnvironmentCause.FULL:
             self.reset_deadline()
-        elif not failure.passing or time.monotonic() + self._pause > self._deadline:
-            raise failure
+        else:
+            away = failure.cause is EnvironmentCause.AWAY and not failure.begun
+            limit = min(self._seconds, _AWAY_SECONDS) if away else self._seconds
+            if not failure.passing or time.monotonic() + self._pause > self._begin + limit:
+                raise failure
         if self._pause == 0.05:
             log.info("environment.waiting", reason=str(failure))
         await asyncio.sleep(self._pause * random.uniform(0.5, 1.5))
@@ -80,13 +91,16 @@ class Backoff:
 class Provider:
     """One address."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, known: set[str], identity: rpc.Shown = "own") -> None:
+        """`known`: names that some provider has served, shared by all. `identity`: of this process, as it shows it."""
         self.address = address
-        self._channel = rpc.channel(address)
+        self._known = known
+        self._channel = rpc.channel(address, identity=identity)
         self.stub = environment_pb2_grpc.EnvironmentServiceStub(self._channel)
         self.open: Counter[str] = Counter()
         self._records: dict[str, _FailureRecord] = {}
         self._described: dict[str, Limits] = {}
+        self._scorers: frozenset[str] = frozenset()
         self._described_at = -_DESCRIBED_FOR_SECONDS
 
     async def close(self) -> None:
@@ -139,15 +153,39 @@ class Provider:
         if name not in self._described or time.monotonic() > self._described_at + _DESCRIBED_FOR_SECONDS:
             await self._describe(name)
         if name not in self._described:
-            known = ", ".join(sorted(self._described)) or "none"
-            message = f"{self.address}: no environment is named {name!r}; known: {known}"
-            raise EnvironmentFailed(message, EnvironmentCause.REFUSED, passing=True)
+            raise self._missing(name)
         return self._described[name]
+
+    async def serves(self, name: str) -> bool:
+        """Whether it answers, and offers an environment or a scorer of this name."""
+        try:
+            await self._describe(name)
+        except EnvironmentFailed:
+            return False
+        return name in self._described or name in self._scorers
+
+    def failure(self, name: str, error: grpc.aio.AioRpcError) -> EnvironmentFailed:
+        """What the status of a call says. An unknown name that was known before is away."""
+        if error.code() is grpc.StatusCode.NOT_FOUND and name in self._known:
+            return self._away(name, str(error.details()))
+        return failure_of(self.address, name, error)
+
+    def _missing(self, name: str) -> EnvironmentFailed:
+        known = ", ".join(sorted(self._described)) or "none"
+        message = f"{self.address}: no environment is named {name!r}; known: {known}"
+        if name in self._known:
+            return self._away(name, message)
+        return EnvironmentFailed(message, EnvironmentCause.REFUSED, passing=True)
+
+    def _away(self, name: str, reason: str) -> EnvironmentFailed:
+        return EnvironmentFailed(reason, EnvironmentCause.AWAY, passing=True, environment=name, begun=False)
 
     async def _describe(self, name: str) -> None:
         try:
             answer = await self.stub.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_SECONDS)
         except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise self._away(name, f"{self.address}: {error.code().name}: {error.details()}") from None
             raise failure_of(self.address, name, error) from None
         if answer.protocol_version != PROTOCOL_VERSION:
             message = (
@@ -155,6 +193,10 @@ class Provider:
             )
             raise EnvironmentFailed(message, EnvironmentCause.REFUSED)
         self._described = {one.name: _limits(one) for one in answer.environments if not description_problem(one)}
+        self._scorers = frozenset(answer.scorers)
+        self._known.update(self._described, self._scorers)
+        for attached in answer.providers:  # those that went away too
+            self._known.update(attached.environments, attached.scorers)
         self._described_at = time.monotonic()
 
 
@@ -168,20 +210,26 @@ def _limits(described: pb.EnvironmentDescription) -> Limits:
 class Providers:
     """All of them."""
 
-    def __init__(self, address: str, addressed: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, address: str, addressed: Sequence[tuple[str, str]] = (), declared: Iterable[str] = ()) -> None:
+        """`addressed`: names and addresses of the YAML. They are not the run's: no identity is shown to them.
+        `declared`: names of environments and scorers that will attach."""
+        self._known = {name for name, _ in addressed} | set(declared)
+        self._waits: dict[str, asyncio.Task[None]] = {}
         self._by_address: dict[str, Provider] = {}
         self._default = self._at(address)
         self._by_name: dict[str, list[Provider]] = {}
         self._slots: dict[str, EpisodeSlots] = {}
         for name, provider_address in addressed:
-            self._by_name.setdefault(name, []).append(self._at(provider_address))
+            self._by_name.setdefault(name, []).append(self._at(provider_address, None))
 
-    def _at(self, address: str) -> Provider:
+    def _at(self, address: str, identity: rpc.Shown = "own") -> Provider:
         if address not in self._by_address:
-            self._by_address[address] = Provider(address)
+            self._by_address[address] = Provider(address, self._known, identity)
         return self._by_address[address]
 
     async def close(self) -> None:
+        for wait in self._waits.values():
+            wait.cancel()
         for provider in self._by_address.values():
             await provider.close()
 
@@ -196,6 +244,25 @@ class Providers:
         known = [one.slots[name] for one in self._candidates(name) if name in one.slots]
         slots = self._slots.setdefault(name, EpisodeSlots(name))
         return slots, await slots.acquire(sum(known) if all(known) else 0)
+
+    def is_awaited(self, name: str) -> bool:
+        """Whether `until_served` waits for it now."""
+        return name in self._waits
+
+    async def until_served(self, name: str, reason: str) -> None:
+        """Wait until a provider of the name answers and offers it. All who wait for a name share one loop."""
+        if name not in self._waits:
+            self._waits[name] = asyncio.create_task(self._poll(name, reason))
+            self._waits[name].add_done_callback(lambda _: self._waits.pop(name, None))
+        await asyncio.shield(self._waits[name])
+
+    async def _poll(self, name: str, reason: str) -> None:
+        begin = time.monotonic()
+        log.warning("environment.away", environment=name, reason=reason)
+        with AWAY.labels(name).track_inprogress():
+            while not any([await one.serves(name) for one in self._candidates(name)]):
+                await asyncio.sleep(_POLL_SECONDS * random.uniform(0.5, 1.5))
+        log.info("environment.back", environment=name, seconds=round(time.monotonic() - begin, 1))
 
     def _candidates(self, name: str) -> list[Provider]:
         return self._by_name.get(name, [self._default])

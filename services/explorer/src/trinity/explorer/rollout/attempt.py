@@ -8,13 +8,13 @@ import asyncio
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import structlog
 
-from trinity.api.common.v1 import experience_pb2
 from trinity.data.experience import (
     UNLIMITED,
     AttemptFailure,
@@ -24,25 +24,28 @@ from trinity.data.experience import (
     Outcome,
     Task,
     TaskKind,
+    Truncation,
 )
-from trinity.data.wire import encode_outcome
+from trinity.data.wire import encode_outcome, encode_reference
 from trinity.explorer.environments import slots as episode_slots
-from trinity.explorer.environments.client import EnvironmentFailed, ScorerFailed
+from trinity.explorer.environments.client import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.explorer.types import EngineFailed
-from trinity.explorer.weights.loads import WeightsWithdrawn
+from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow
-from trinity.explorer.workflows.base import Workflow
-from trinity.explorer.workflows.together import gather_rollouts
+from trinity.explorer.workflows.base import Workflow, gather_rollouts
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Broker, PublishRefused, blobs
 from trinity.runtime.errors import FailureCause, InvalidInput, Unavailable
 from trinity.runtime.metrics import Counter, Histogram
-from trinity.runtime.names import RunNames
+from trinity.runtime.names import RunNames, owner_of
 
 log = structlog.get_logger(__name__)
 
 GROUPS = Counter("trinity_explorer_groups_total", "Groups stored", ["kind"])
+PROMPTS_CUT = Counter("trinity_explorer_prompts_cut_total", "Groups stored whose prompt was cut", ["kind"])
 FAILURES = Counter("trinity_explorer_attempts_failed_total", "Attempts that failed", ["cause"])
+for _cause in FailureCause:
+    FAILURES.labels(_cause)  # a rate needs a sample from before the first failure
 SECONDS = Histogram(
     "trinity_explorer_attempt_seconds",
     "Duration of an attempt, in seconds",
@@ -56,9 +59,11 @@ _CAUSES: list[tuple[type[BaseException], FailureCause]] = [
     (ScorerFailed, FailureCause.SCORER_ERROR),
     (EnvironmentFailed, FailureCause.ENVIRONMENT_ERROR),
 ]
-# Sampling again helps at once against wrong or withdrawn weights, and it is no fault of the task's. What happens to it
-# so often in one attempt is one.
+# Sampling again helps at once against wrong or withdrawn weights, and after the loss of a provider. It is no fault of
+# the task's; what happens to it so often in one attempt is one.
 _SAMPLED_AGAIN = 3
+# Deliveries beyond the allowed attempts after which a task counts as one that kills its explorers.
+_SILENT_DEATHS = 5
 _HEADROOM_BYTES = 64 * 1024
 
 _Stored = TypeVar("_Stored")
@@ -76,15 +81,28 @@ class Receipt:
     duplicate: bool
 
 
-async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox, limits: Limits = UNLIMITED) -> Outcome:
-    """The task's group, within `limits`, or why there is none. Only cancellation and a dead engine are raised."""
+async def explore(
+    task: Task,
+    attempt: int,
+    explorer_id: str,
+    tools: Toolbox,
+    limits: Limits = UNLIMITED,
+    aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+) -> Outcome:
+    """The task's group, within `limits`, or why there is none. Only cancellation and a dead engine are raised.
+
+    `aside`: the context in which the task waits for a provider that is away.
+    """
+    if attempt > task.max_attempts + _SILENT_DEATHS:
+        error = RuntimeError(f"delivered {attempt} times; no explorer reported a result")
+        return _failure(task, attempt, explorer_id, FailureCause.LEASE_LOST, error, final=True)
     begin = time.time()
     try:
         with tracing.span("task.explore", task_id=task.task_id, attempt=attempt, explorer=explorer_id):
             workflow = find_workflow(task.workflow)
             if workflow is None:
                 raise InvalidInput("task.workflow", f"{task.workflow!r} is unknown; known: {', '.join(WORKFLOWS)}")
-            experiences = await _run(workflow, task, tools)
+            experiences = await _run(workflow, task, tools, aside)
             group = Group(task, attempt, explorer_id, tuple(experiences), begin, time.time())
             try:
                 group.check(limits)
@@ -102,10 +120,16 @@ async def explore(task: Task, attempt: int, explorer_id: str, tools: Toolbox, li
         SECONDS.observe(time.time() - begin)
 
 
-async def _run(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Experience]:
-    """The workflow's experiences, sampled again if weights were withdrawn meanwhile. Each run has the whole time, from
-    its first episode slot on where it had to wait for one."""
-    for left in reversed(range(_SAMPLED_AGAIN + 1)):
+async def _run(
+    workflow: type[Workflow], task: Task, tools: Toolbox, aside: Callable[[], AbstractAsyncContextManager[None]]
+) -> list[Experience]:
+    """The workflow's experiences, sampled again if weights were withdrawn or a provider was lost meanwhile.
+
+    Each run has the whole time, from its first episode slot on where it had to wait for one. The wait for a provider
+    that is away takes none of it, and has no limit.
+    """
+    left = _SAMPLED_AGAIN
+    while True:
         try:
             async with asyncio.timeout(task.timeout_seconds) as limit:
                 with episode_slots.attempt(limit, task.timeout_seconds):
@@ -113,10 +137,19 @@ async def _run(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Exp
             _refuse_older_after_newer(experiences)
             return experiences
         except WeightsWithdrawn as error:
-            if not left:
+            problem: WeightsWithdrawn | EnvironmentFailed = error
+            counts = True
+        except EnvironmentFailed as error:
+            if error.cause is not EnvironmentCause.AWAY:
                 raise
-            log.info("explorer.attempt.sampled_again", task=task.task_id, reason=str(error))
-    raise AssertionError("unreachable")
+            problem, counts = error, error.begun
+        if counts and not left:
+            raise problem
+        left -= counts
+        log.info("explorer.attempt.sampled_again", task=task.task_id, reason=str(problem))
+        if isinstance(problem, EnvironmentFailed):
+            async with aside():
+                await tools.until_served(problem)
 
 
 async def _rollouts(workflow: type[Workflow], task: Task, tools: Toolbox) -> list[Experience]:
@@ -139,12 +172,6 @@ def _refuse_older_after_newer(experiences: Sequence[Experience]) -> None:
         for before, after in pairwise(versions):
             if after < before:
                 raise WeightsWithdrawn(f"tokens were sampled by version {before}, which a rollback withdrew")
-
-
-def lease_lost(task: Task, attempt: int, explorer_id: str) -> AttemptFailure:
-    """The task was delivered so often without any report that it seems to kill its explorers."""
-    error = RuntimeError(f"delivered {attempt} times; no explorer reported a result")
-    return _failure(task, attempt, explorer_id, FailureCause.LEASE_LOST, error, final=True)
 
 
 def _failure(
@@ -177,18 +204,21 @@ async def store(
         )
         data = encode_outcome(outcome)
     too_long = len(data) > broker.client.max_payload - _HEADROOM_BYTES
+    owner = owner_of(outcome.explorer_id)
     if too_long:
-        reference = await _until_stored(lambda: blobs.store(broker, names, data, hold), hold)
-        data = experience_pb2.Outcome(blob=reference).SerializeToString()
-    identity = f"{task.task_id}/life/{task.life}" if task.life else task.task_id
+        reference = await _until_stored(lambda: blobs.store(broker, names, owner, data, hold), hold)
+        data = encode_reference(reference)
+    identity = f"{task.task_id}/requeue/{task.requeues}" if task.requeues else task.task_id
     message_id = identity if isinstance(outcome, Group) else f"{identity}/failed/{outcome.attempt}"
-    subject, checksum = _subject(names, outcome, too_long), zlib.crc32(data)
+    subject, checksum = _subject(names, owner, outcome, too_long), zlib.crc32(data)
     header = tracing.inject({headers.CRC32: str(checksum), headers.ORDINAL: str(task.ordinal)})
     options: dict[str, Any] = {"message_id": message_id, "headers": header, "on_refused": hold}
     stored = await _until_stored(lambda: broker.publish(subject, data, **options), hold)
     on_wait(False)
     if isinstance(outcome, Group):
         GROUPS.labels(task.kind).inc()
+        if any(experience.truncation is Truncation.PROMPT for experience in outcome.experiences):
+            PROMPTS_CUT.labels(task.kind).inc()
     return Receipt(stored.sequence, checksum, stored.duplicate)
 
 
@@ -201,9 +231,9 @@ async def _until_stored(put: Callable[[], Awaitable[_Stored]], hold: Callable[[s
             hold(str(error))
 
 
-def _subject(names: RunNames, outcome: Outcome, blob: bool) -> str:
+def _subject(names: RunNames, owner: str, outcome: Outcome, blob: bool) -> str:
     if outcome.task.kind is TaskKind.EVALUATION:
-        return names.evaluation(outcome.task.taskset)
+        return names.evaluation(owner, outcome.task.taskset)
     if isinstance(outcome, Group):
-        return names.experience(outcome.versions[0], outcome.task.taskset, blob=blob)
-    return names.failure(outcome.task.taskset)
+        return names.experience(owner, outcome.versions[0], outcome.task.taskset, blob=blob)
+    return names.failure(owner, outcome.task.taskset)

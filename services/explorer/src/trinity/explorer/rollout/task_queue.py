@@ -1,27 +1,43 @@
-"""Leases tasks from the shared queue, renews leases while tasks run, and returns or acknowledges them at the end."""
+"""Leases tasks from the shared queue, renews leases while tasks run, and returns or acknowledges them at the end.
+
+A task that waits for something beyond this run, such as a provider that is away, is put aside: it keeps its lease, and
+its slot goes to the next task.
+"""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
 
 import structlog
-from google.protobuf.message import DecodeError
 
-from trinity.api.common.v1 import task_pb2
 from trinity.data.experience import Task
-from trinity.data.wire import task_from_proto
+from trinity.data.wire import decode_task
 from trinity.runtime.broker import Broker, Message, PullConsumer
 from trinity.runtime.errors import InvalidInput, Unavailable
-from trinity.runtime.names import TASKS_CONSUMER
+from trinity.runtime.names import TASK_LEASE_SECONDS, TASKS_CONSUMER
 
 log = structlog.get_logger(__name__)
 
-LEASE_SECONDS = 30.0
-_MAX_LEASES = 100_000
 _REQUEST_SECONDS = 2.0
 _PAUSE_SECONDS = 0.5
 
+_queue: ContextVar["TaskQueue | None"] = ContextVar("queue", default=None)
+
 Work = Callable[[Task, Message], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def aside() -> AsyncIterator[None]:
+    """While the body runs, the slot of the running task is free for others. Its lease is kept."""
+    queue, task = _queue.get(), asyncio.current_task()
+    if queue is None or task is None:
+        yield
+        return
+    queue.set_aside(task)
+    yield  # a failure leaves the task aside: it needs its slot no more
+    await queue.take_back(task)
 
 
 class TaskQueue:
@@ -37,14 +53,30 @@ class TaskQueue:
         self._work = work
         self._pauses = pauses
         self._running: dict[asyncio.Task[None], Message] = {}
+        self._aside: set[asyncio.Task[None]] = set()
+        self._slot_freed = asyncio.Event()
         self._draining = False
         self._no_open_request = asyncio.Event()
         self._no_open_request.set()
-        self.handed_back = 0
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        """Tasks that have a slot, or will have the next."""
+        return len(self._running) - len(self._aside)
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that are put aside."""
+        return len(self._aside)
+
+    def set_aside(self, task: "asyncio.Task[None]") -> None:
+        self._aside.add(task)
+        self._free.release()
+        self._slot_freed.set()
+
+    async def take_back(self, task: "asyncio.Task[None]") -> None:
+        await self._free.acquire()
+        self._aside.discard(task)
 
     async def run(self) -> None:
         """Lease tasks and run them until `drain`. Raises what a task's work raised."""
@@ -55,17 +87,17 @@ class TaskQueue:
             while not self._draining:
                 if failed.done():
                     failed.result()
-                if self._free.locked():
-                    await self._wait_for_any(failed)
+                room = self._slots - self.running
+                if room <= 0:
+                    await self._wait_for_slot(failed)
                     continue
                 if self._pauses():
                     await asyncio.wait([failed], timeout=_PAUSE_SECONDS)
                     continue
-                async for message in consumer.lease(self._slots - self.running, _REQUEST_SECONDS):
+                async for message in consumer.lease(room, _REQUEST_SECONDS):
                     if self._draining:
                         await message.retry()
                         continue
-                    await self._free.acquire()
                     self._begin(message, failed)
             self._no_open_request.set()
             await asyncio.Event().wait()
@@ -77,13 +109,17 @@ class TaskQueue:
     async def _open(self) -> PullConsumer:
         while True:
             with contextlib.suppress(Unavailable):
-                return await PullConsumer.open(
-                    self._broker, self._stream, TASKS_CONSUMER, lease_seconds=LEASE_SECONDS, max_leases=_MAX_LEASES
-                )
+                return await PullConsumer.open(self._broker, self._stream, TASKS_CONSUMER)
             await asyncio.sleep(0.5)
 
-    async def _wait_for_any(self, failed: "asyncio.Future[None]") -> None:
-        await asyncio.wait([*self._running, failed], return_when=asyncio.FIRST_COMPLETED)
+    async def _wait_for_slot(self, failed: "asyncio.Future[None]") -> None:
+        self._slot_freed.clear()
+        freed: asyncio.Task[Any] = asyncio.create_task(self._slot_freed.wait())
+        both: set[asyncio.Future[Any]] = {freed, failed}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            freed.cancel()
 
     def _begin(self, message: Message, failed: "asyncio.Future[None]") -> None:
         running = asyncio.create_task(self._handle(message))
@@ -91,7 +127,8 @@ class TaskQueue:
 
         def ended(task: asyncio.Task[None]) -> None:
             del self._running[task]
-            self._free.release()
+            self._aside.discard(task)
+            self._slot_freed.set()
             if not task.cancelled() and task.exception() is not None and not failed.done():
                 failed.set_exception(task.exception())  # type: ignore[arg-type]
 
@@ -99,20 +136,26 @@ class TaskQueue:
 
     async def _handle(self, message: Message) -> None:
         try:
-            task = task_from_proto(task_pb2.Task.FromString(message.data))
-        except (DecodeError, InvalidInput) as error:
+            task = decode_task(message.data)
+        except InvalidInput as error:
             log.error("explorer.task.unreadable", sequence=message.sequence, error=str(error))
             await message.ack()
             return
         async with _lease_heartbeat(message):
-            await self._work(task, message)
+            _queue.set(self)
+            await self._free.acquire()
+            try:
+                await self._work(task, message)
+            finally:
+                if asyncio.current_task() not in self._aside:
+                    self._free.release()
 
-    async def drain(self, grace_seconds: float) -> int:
-        """Stop leasing, wait `grace_seconds` for running tasks, return the rest. Gives how many finished."""
+    async def drain(self, grace_seconds: float) -> tuple[int, int]:
+        """Stop leasing, wait `grace_seconds` for running tasks, return the rest: (finished, returned)."""
         self._draining = True
-        before = self.running
-        if self._running:
-            await asyncio.wait(list(self._running), timeout=grace_seconds)
+        before = len(self._running)
+        if busy := [task for task in self._running if task not in self._aside]:
+            await asyncio.wait(busy, timeout=grace_seconds)
         # A task returned while a lease request is open would be delivered to that request again.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._no_open_request.wait(), _REQUEST_SECONDS + 1)
@@ -120,8 +163,7 @@ class TaskQueue:
         for task, message in left:
             task.cancel()
             await message.retry()
-        self.handed_back = len(left)
-        return max(0, before - len(left))
+        return max(0, before - len(left)), len(left)
 
 
 @contextlib.asynccontextmanager
@@ -130,7 +172,7 @@ async def _lease_heartbeat(message: Message) -> AsyncIterator[None]:
 
     async def extend() -> None:
         while True:
-            await asyncio.sleep(LEASE_SECONDS / 3)
+            await asyncio.sleep(TASK_LEASE_SECONDS / 3)
             await message.extend()
 
     extending = asyncio.create_task(extend())

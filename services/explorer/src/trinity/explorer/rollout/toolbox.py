@@ -9,7 +9,7 @@ from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.environments.client import Answer, EnvironmentClient, Score
+from trinity.explorer.environments.client import Answer, EnvironmentClient, EnvironmentFailed, Score
 from trinity.explorer.types import Completion
 from trinity.runtime import tracing
 
@@ -32,6 +32,14 @@ class ExplorerTools:
         self._environment = environment
         self.max_prompt_tokens = max_prompt_tokens
         self.max_model_tokens = max_model_tokens
+
+    async def check(self) -> None:
+        """Raises EngineFailed if an auxiliary model's engine is gone."""
+        await self._auxiliary.check()
+
+    async def close(self) -> None:
+        await self._environment.close()
+        self._auxiliary.close()
 
     @property
     def history_problem(self) -> str:
@@ -69,6 +77,9 @@ class ExplorerTools:
 
     def episode(self, environment: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> Any:
         return self._environment.episode(environment, task, args, seed)
+
+    async def until_served(self, failure: EnvironmentFailed) -> None:
+        await self._environment.until_served(failure)
 
     async def score(
         self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]

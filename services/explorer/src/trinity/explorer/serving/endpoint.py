@@ -1,22 +1,36 @@
 """The OpenAI-compatible endpoint: vLLM's own HTTP application over this explorer's engines and their newest weights."""
 
 import argparse
+import asyncio
 import contextlib
 import importlib
+import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from trinity.explorer.engine.pool import EnginePool
-from trinity.runtime.settings import split_address
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.settings import LOOPBACK, split_address
+from trinity.runtime.trust.keys import KeyFile
+from trinity.weights import manifest_of_folder
+from trinity.weights.checkpoint_manifest import verify_model
+from trinity.weights.checkpoints import newest_model
 
 log = structlog.get_logger(__name__)
 
+_POLL_SECONDS = 2.0
+
 
 class PooledClient:
-    """All engines as the one that vLLM's application talks to: a request goes to the engine with the fewest."""
+    """All engines as the one that vLLM's application talks to: a request goes to the engine with the fewest.
+
+    As with rollouts, only tokens of GOOD loads are sent: an output waits until every load since its request began is
+    known to be good. Raises WeightsWithdrawn where one is not.
+    """
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
@@ -26,26 +40,76 @@ class PooledClient:
         return getattr(self._first, name)
 
     async def generate(self, prompt: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        loads = self._pool.loads
+        await loads.usable()
         async with self._pool.least_busy() as engine:
+            await engine.after_load()
             if isinstance(prompt, dict):  # key-value blocks of other weights are not reused
                 prompt = {**prompt, "cache_salt": f"{engine.cache_salt}{prompt.get('cache_salt') or ''}"}
-            async for output in engine.llm.generate(prompt, *args, **kwargs):
-                yield output
+            first = len(engine.serials) - 1
+            async with contextlib.aclosing(engine.llm.generate(prompt, *args, **kwargs)) as outputs:
+                async for output in outputs:
+                    for serial in engine.serials[first:]:
+                        await loads.require_good(serial)
+                    yield output
 
     async def abort(self, request_id: Any, *args: Any, **kwargs: Any) -> None:
         for engine in self._pool.engines:
             await engine.llm.abort(request_id, *args, **kwargs)
 
 
-async def serve(pool: EnginePool, listen: str, model: str, name: str, chat_template: str | None) -> None:
+_App = Callable[[Any, Any, Any], Awaitable[None]]
+
+_UNAUTHORIZED = {
+    "message": "Incorrect API key provided: send a key of the endpoint's key file as `Authorization: Bearer <key>`.",
+    "type": "invalid_request_error",
+    "param": None,
+    "code": "invalid_api_key",
+}
+
+
+def open_keys(listen: str, path: Path | None) -> KeyFile | None:
+    """The keys that the endpoint asks for; None: it is open, which the loopback alone may be. Raises InvalidInput."""
+    if path is not None:
+        return KeyFile(path, "TRINITY_EXPLORER_API_KEYS_FILE")
+    host, _ = split_address(listen, "TRINITY_EXPLORER_SERVE_LISTEN")
+    if host not in LOOPBACK:
+        reason = f"is empty, and the endpoint is to listen on {host}; name a file with a key on each line"
+        raise InvalidInput("TRINITY_EXPLORER_API_KEYS_FILE", reason)
+    log.warning("explorer.endpoint.open", address=listen, reason="TRINITY_EXPLORER_API_KEYS_FILE is empty")
+    return None
+
+
+def with_keys(app: _App, keys: KeyFile) -> _App:
+    """The ASGI application behind its keys: a request without one gets a 401 in OpenAI's form.
+
+    A preflight request (OPTIONS) passes: browsers send it without keys, and it answers no content.
+    """
+
+    async def keyed(scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", ()))
+        sent = headers.get(b"authorization", b"").decode("latin-1")
+        if scope["type"] == "lifespan" or scope.get("method") == "OPTIONS" or keys.allows(sent):
+            await app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            about = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+            await send({"type": "http.response.start", "status": 401, "headers": about})
+            await send({"type": "http.response.body", "body": json.dumps({"error": _UNAUTHORIZED}).encode()})
+
+    return keyed
+
+
+async def serve(pool: EnginePool, listen: str, keys: KeyFile | None, model: str, name: str, chat_template: str) -> None:
     """Serve until cancelled. `name` is the model's name in requests."""
     import uvicorn
 
     host, port = split_address(listen, "TRINITY_EXPLORER_SERVE_LISTEN")
     client: Any = PooledClient(pool)
     build_app, init_app_state, arguments = _vllm()
-    options = ["--model", model, "--served-model-name", name]
-    args = arguments(options + (["--chat-template", chat_template] if chat_template else []))
+    args = arguments(["--model", model, "--served-model-name", name])
+    args.chat_template = chat_template  # the text, which might begin as an option does
     tasks = await client.get_supported_tasks()
     level = logging.getLogger().level
     app = build_app(args, tasks, client.model_config)
@@ -59,6 +123,7 @@ async def serve(pool: EnginePool, listen: str, model: str, name: str, chat_templ
             yield
 
     log.info("explorer.endpoint.serving", address=f"http://{listen}/v1", model=name)
+    app = with_keys(app, keys) if keys is not None else app
     await Server(uvicorn.Config(app, host=host, port=port, log_level="warning", lifespan="off")).serve()
 
 
@@ -79,3 +144,46 @@ def _vllm() -> tuple[Any, Any, Any]:
         return parsed
 
     return app.build_app, state.init_app_state, arguments
+
+
+class FolderFollower:
+    """Keeps the engines at the newest checkpoint of a job folder. `version` is its step; 0 is the base model."""
+
+    def __init__(self, folder: Path, pool: EnginePool, *, unverified: bool = False) -> None:
+        """`unverified`: files that a checkpoint's manifest does not know are loaded too."""
+        self._folder = folder
+        self._unverified = unverified
+        self._pool = pool
+        self._refused = -1
+        self._first = asyncio.Event()
+        self.version = 0
+
+    async def run(self) -> None:
+        while True:
+            await self.load_newest()
+            self._first.set()
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def wait_for_step(self, step: int) -> None:
+        """Wait for the first checkpoint, or the base model where there is none; `step` is 0."""
+        await self._first.wait()
+
+    async def load_newest(self) -> None:
+        """Load the newest checkpoint unless it is served already; log one that cannot be loaded once."""
+        found = await asyncio.to_thread(newest_model, self._folder)
+        if found is None or found[0] in (self.version, self._refused):
+            return
+        step, model = found
+        try:
+            if not self._unverified:
+                await asyncio.to_thread(verify_model, model)
+            manifest = await asyncio.to_thread(manifest_of_folder, "serve", step, model, checksums=False)
+        except InvalidInput as error:
+            self._refused = step
+            log.warning("explorer.checkpoint.refused", step=step, reason=str(error))
+            return
+        files, tensors = manifest.load_arguments(model)
+        serial, pause = await self._pool.load(step, {"files": files, "tensors": [list(tensor) for tensor in tensors]})
+        self._pool.loads.trust(serial)
+        self.version = step
+        log.info("explorer.checkpoint.loaded", step=step, pause=round(pause, 4))

@@ -7,9 +7,9 @@ from typing import Any
 
 import structlog
 
-from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.explorer.types import EngineFailed
 from trinity.weights import Manifest
+from trinity.weights.client import Epoch
 from trinity.weights.collective import GroupBroken, Store
 
 log = structlog.get_logger(__name__)
@@ -29,7 +29,7 @@ class CollectiveMember:
         self._store: Store | None = None
         self._entering: asyncio.Task[None] | None = None
 
-    async def epoch(self, epoch: pb.Epoch | None) -> None:
+    async def epoch(self, epoch: Epoch | None) -> None:
         """The current epoch: enter it in the background if it is a new one."""
         number = epoch.number if epoch is not None else 0
         if number == self._number:
@@ -39,9 +39,9 @@ class CollectiveMember:
         if epoch is not None:
             self._entering = asyncio.create_task(self._join(epoch))
 
-    async def _join(self, epoch: pb.Epoch) -> None:
+    async def _join(self, epoch: Epoch) -> None:
         try:
-            store = await asyncio.to_thread(Store.connect, epoch.store_address, self._timeout)
+            store = await asyncio.to_thread(Store.connect, epoch.store_address, epoch.store_secret, self._timeout)
             await asyncio.to_thread(store.say, f"here/{epoch.number}/{self._id}")
             if not await asyncio.to_thread(store.wait, f"go/{epoch.number}", self._timeout):
                 raise GroupBroken("the trainer gave it up")
@@ -50,6 +50,7 @@ class CollectiveMember:
                 "epoch": epoch.number,
                 "backend": epoch.backend,
                 "store_address": epoch.store_address,
+                "store_secret": epoch.store_secret,
                 "world_size": epoch.world_size,
                 "timeout_seconds": self._timeout,
             }

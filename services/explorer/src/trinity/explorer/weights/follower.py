@@ -1,8 +1,8 @@
 """Keeps the engines at the version that the sync service wants, and reports the result.
 
 It loads the LIVE version; the run's canary explorer also loads candidates. Samples count once their load is known to be
-good (see loads.py). When weights turn out wrong, or a rollback withdraws them, the engines load the LIVE version in
-full. If these engines cannot compute with the LIVE version, the explorer exits with the reason.
+good (see load_history.py). When weights turn out wrong, or a rollback withdraws them, the engines load the LIVE version
+in full. If these engines cannot compute with the LIVE version, the explorer exits with the reason.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from typing import Protocol
 
 import structlog
 
-from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights import loader
-from trinity.explorer.weights.client import Membership, SyncLink
 from trinity.explorer.weights.fetch import Cache, run_in_daemon_thread
+from trinity.explorer.weights.load_history import Verdict
 from trinity.explorer.weights.loader import Engines, Loaded, Loader
-from trinity.explorer.weights.loads import Verdict
-from trinity.explorer.weights.view import Held, View, epoch_number, next_load
+from trinity.explorer.weights.member import SyncMember
 from trinity.runtime.errors import InvalidInput, TrinityError, Unavailable
 from trinity.runtime.metrics import Gauge
-from trinity.weights import Manifest, VersionState
+from trinity.weights import ExplorerState, Manifest, VersionState
+from trinity.weights.canary import Measured
+from trinity.weights.client import Epoch, Membership, Report, View
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +39,38 @@ _OUT_OF_REACH_SECONDS = 15.0
 _NO_FAILURE = (-1, "", False)  # version, reason, whether the version itself may be right
 
 
+@dataclass(frozen=True)
+class Held:
+    """What the engines hold. `version` is -1 before the first.
+
+    `corrupt`: known to be wrong, or a load failed. `was_live`: it was LIVE once. `refused` are candidates
+    whose canary failed here.
+    """
+
+    version: int = -1
+    corrupt: bool = False
+    was_live: bool = False
+    refused: frozenset[int] = frozenset()
+
+
+def next_load(view: View, held: Held, evaluating: bool) -> Manifest | None:
+    """What to load now; None: nothing.
+
+    While an evaluation runs here newer versions wait, so that one evaluation measures one version. A load that replaces
+    wrong or withdrawn weights does not wait.
+    """
+    live = view.live if view.live is None or view.live.version not in view.rejected else None
+    candidate, unwanted = view.candidate, view.rejected | held.refused
+    if live is not None:
+        withdrawn = held.version in view.rejected or (live.version < held.version and held.was_live)
+        if held.version < 0 or held.corrupt or withdrawn:
+            return live
+    newer = live if live is not None and live.version > held.version else None
+    if candidate is not None and candidate.version > held.version and candidate.version not in unwanted:
+        newer = candidate
+    return None if evaluating and held.version >= 0 else newer
+
+
 class WeightsWrong(TrinityError):
     """These engines do not compute a version that other explorers compute right."""
 
@@ -46,7 +78,7 @@ class WeightsWrong(TrinityError):
 class Collective(loader.Collective, Protocol):
     """The part of a collective group that the follower needs."""
 
-    async def epoch(self, epoch: pb.Epoch | None) -> None:
+    async def epoch(self, epoch: Epoch | None) -> None:
         """Membership news: the epoch this explorer belongs to now, if any. One call at a time."""
 
     async def close(self) -> None:
@@ -57,7 +89,7 @@ class Collective(loader.Collective, Protocol):
 class Activity:
     """What the rest of the explorer adds to each report."""
 
-    state: Callable[[], str]
+    state: Callable[[], ExplorerState]
     tokens_per_second: Callable[[], float]
     tokens_generated: Callable[[], int]
     busy_with_evaluation: Callable[[], bool]
@@ -79,7 +111,7 @@ class WeightFollower:
         self._loads = engines.loads
         self._loads.hide_initial_weights()
         self._loader = Loader(engines, cache, membership.base_model, collective, transport)
-        self._link = SyncLink(address, membership, self._observe, self._make_report, self._reported)
+        self._link = SyncMember(address, membership, self._observe, self._make_report, self._reported)
         self._cache = cache
         self._activity = activity
         self._collective = collective
@@ -93,7 +125,7 @@ class WeightFollower:
         self._live_unreachable = False
         self._returned_gate = -1  # highest gate that could not be met here
         self._retry_at: dict[int, float] = {}
-        self._canaries: list[pb.CanaryReport] = []
+        self._canaries: dict[int, Measured] = {}
         self.version = -1
         self.step = -1
         self.updates = 0
@@ -152,7 +184,11 @@ class WeightFollower:
         await self._link.leave()
 
     async def _observe(self, view: View) -> None:
-        """News from the sync service."""
+        """News from the sync service. A LIVE version that it cannot describe leaves the one before it in force."""
+        if view.problem:
+            if view.problem != self._view.problem:
+                log.error("explorer.weights.live_unreadable", version=self.version, reason=view.problem)
+            view = replace(view, live=self._view.live, gate_step=self._view.gate_step)
         self._view = view
         self._loads.reject(view.rejected, "was rejected or withdrawn")
         if view.live is not None:
@@ -269,8 +305,8 @@ class WeightFollower:
             async with self._changed:
                 await self._changed.wait_for(partial(self._group_update_due, announced))
             epoch = self._view.epoch
-            if epoch_number(epoch) != announced:
-                announced = epoch_number(epoch)
+            if _number(epoch) != announced:
+                announced = _number(epoch)
                 await collective.epoch(epoch)
             elif self._view.candidate is not None:
                 await self._loader.decline(self._view.candidate)
@@ -278,39 +314,37 @@ class WeightFollower:
     def _group_update_due(self, announced: int) -> bool:
         candidate = self._view.candidate
         refuses = candidate is not None and self._activity.busy_with_evaluation() and self._loader.is_offered(candidate)
-        return refuses or epoch_number(self._view.epoch) != announced
+        return refuses or _number(self._view.epoch) != announced
 
     def _note_canary(self, loaded: Loaded) -> None:
-        measured = loaded.measured
-        if measured is not None:
-            report = pb.CanaryReport(
-                version=loaded.manifest.version,
-                mean_error=measured.mean_error,
-                max_error=measured.max_error,
-                expected=measured.expected,
-                computed=measured.computed,
-            )
-            self._canaries = [c for c in self._canaries if c.version != report.version] + [report]
+        if loaded.measured is not None:
+            self._canaries[loaded.manifest.version] = loaded.measured
 
-    def _make_report(self) -> pb.ReportRequest:
+    def _make_report(self) -> Report:
         failed_version, failure, is_passing = self._failed
-        return pb.ReportRequest(
+        return Report(
             version=self.version,
-            state=self._activity.state(),
+            state=self._activity.state().wire_name,
             tokens_per_second=self._activity.tokens_per_second(),
             tokens_generated=self._activity.tokens_generated(),
             last_pause_seconds=self.last_pause_seconds,
             failed_version=failed_version,
             failure=failure,
             failure_is_passing=is_passing,
-            canaries=self._canaries,
+            canaries=tuple(self._canaries.items()),
             transport=self.transport,
         )
 
-    def _reported(self, request: pb.ReportRequest) -> None:
+    def _reported(self, report: Report) -> None:
         """A report arrived. Repeat what the service still waits for: it may have been restarted in between."""
-        if self._failed[:2] == (request.failed_version, request.failure):
+        if self._failed[:2] == (report.failed_version, report.failure):
             self._failed = _NO_FAILURE
         awaited = self._view.candidate.version if self._view.candidate is not None else -1
-        arrived = {canary.SerializeToString() for canary in request.canaries}
-        self._canaries = [c for c in self._canaries if c.version == awaited or c.SerializeToString() not in arrived]
+        for version, measured in report.canaries:
+            if version != awaited and self._canaries.get(version) is measured:
+                del self._canaries[version]
+
+
+def _number(epoch: Epoch | None) -> int:
+    """0 for none."""
+    return epoch.number if epoch is not None else 0

@@ -12,7 +12,8 @@ import structlog
 
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.fetch import Cache, base_of, fetch, fetch_seconds, run_in_daemon_thread
-from trinity.explorer.weights.loads import LoadHistory
+from trinity.explorer.weights.load_history import LoadHistory
+from trinity.runtime import tracing
 from trinity.runtime.metrics import Gauge, Histogram
 from trinity.weights import Canary, Manifest
 from trinity.weights.canary import Measured
@@ -145,15 +146,16 @@ class Loader:
         return None
 
     async def _put(self, manifest: Manifest, update_info: dict[str, Any], transport: str) -> Loaded:
-        self.updating = True
-        try:
-            serial, pause = await self._engines.load(manifest.version, update_info)
-        finally:
-            self.updating = False
-        PAUSE.observe(pause)
-        told = {"version": manifest.version, "step": manifest.step, "transport": transport, "pause": round(pause, 4)}
-        log.info("explorer.weights.loaded", **told)
-        return await self._check(manifest, serial, transport, pause)
+        told: dict[str, Any] = {"version": manifest.version, "step": manifest.step, "transport": transport}
+        with tracing.span("weights.load", **told):
+            self.updating = True
+            try:
+                serial, pause = await self._engines.load(manifest.version, update_info)
+            finally:
+                self.updating = False
+            PAUSE.observe(pause)
+            log.info("explorer.weights.loaded", **told, pause=round(pause, 4))
+            return await self._check(manifest, serial, transport, pause)
 
     async def _check(self, manifest: Manifest, serial: int, transport: str, pause: float) -> Loaded:
         """Compute the canary and record the result."""

@@ -4,18 +4,21 @@ A workflow asks the toolbox for completions and scores and never sees an engine,
 it cannot finish: a failed attempt is a fact with a cause, never a zero reward.
 """
 
+import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.explorer.chat import Message
-from trinity.explorer.environments.client import Answer, Score
-from trinity.explorer.types import Completion
+from trinity.explorer.environments.client import Answer, EnvironmentFailed, Score
+from trinity.explorer.types import Completion, EngineFailed
 from trinity.runtime.errors import InvalidInput
+
+Result = TypeVar("Result")
 
 
 class Toolbox(Protocol):
@@ -60,6 +63,9 @@ class Toolbox(Protocol):
         Its reset() and step(text) give observation, reward, done, info and metrics. Raises EnvironmentFailed.
         """
 
+    async def until_served(self, failure: EnvironmentFailed) -> None:
+        """Wait until the provider that is away, as this failure said, is back."""
+
     async def score(
         self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
     ) -> list[Score]:
@@ -88,3 +94,26 @@ class Workflow(ABC):
         if not isinstance(value, str):
             raise InvalidInput(f"task.{name}", f"is {value!r}, must be text (columns: {', '.join(self.row)})")
         return value
+
+
+async def gather_rollouts(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The rollouts' results, in order. The first failure cancels the others and is raised unchanged.
+
+    A group is stored whole or not at all: without its failed rollouts the baseline of the others would be biased.
+    EngineFailed takes precedence over other failures.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(rollout) for rollout in rollouts]
+    except BaseExceptionGroup as failures:
+        found = list(_leaves(failures))
+        raise next((error for error in found if isinstance(error, EngineFailed)), found[0]) from None
+    return [task.result() for task in tasks]
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterable[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -11,15 +11,17 @@ import numpy as np
 
 from trinity.data.experience import Experience, Truncation, VersionSpan
 from trinity.explorer.types import Completion
-from trinity.explorer.weights.loads import WeightsWithdrawn
+from trinity.explorer.weights.load_history import WeightsWithdrawn
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """`told`: tokens between the previous reply and this one (empty for the first), and the reply."""
+    """`told`: tokens between the previous reply and this one (empty for the first), and the reply. `trained`: false
+    where it was sampled at another temperature than the trainer computes with."""
 
     told: tuple[int, ...]
     completion: Completion
+    trained: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ class Conversation:
     def sampled_tokens(self) -> int:
         return sum(len(exchange.completion.token_ids) for exchange in self.exchanges)
 
-    def replied(self, completion: Completion) -> "Conversation":
+    def replied(self, completion: Completion, trained: bool = True) -> "Conversation":
         """With a reply to what is pending. Raises WeightsWithdrawn if older weights sampled it than the one before."""
         spans = [s for e in self.exchanges[-1:] for s in e.completion.version_spans]
         if spans and completion.version_spans and completion.version_spans[0].version < spans[-1].version:
             was, now = spans[-1].version, completion.version_spans[0].version
             raise WeightsWithdrawn(f"weights went back from version {was} to {now} in the middle of a conversation")
-        return replace(self, exchanges=(*self.exchanges, Exchange(self.pending, completion)), pending=())
+        return replace(self, exchanges=(*self.exchanges, Exchange(self.pending, completion, trained)), pending=())
 
     def told(self, next_turn: Sequence[int]) -> "Conversation":
         """With what the chat template writes between the last reply and the next one.
@@ -86,7 +88,10 @@ class Conversation:
             told, completion = np.asarray(exchange.told, np.int32), exchange.completion
             token_ids += [told, completion.token_ids]
             logprobs += [np.zeros(len(told), np.float32), completion.logprobs]
-            mask += [np.zeros(len(told), bool), np.full(len(completion.token_ids), turn >= untrained_turns)]
+            mask += [
+                np.zeros(len(told), bool),
+                np.full(len(completion.token_ids), turn >= untrained_turns and exchange.trained),
+            ]
             at += len(told)
             ends += [(span.version, at + span.end) for span in completion.version_spans]
             at += len(completion.token_ids)
@@ -105,7 +110,7 @@ class Conversation:
     def step_experience(self, turn: int, rollout: int, reward: float) -> Experience:
         """Reply number `turn` as an experience of its own, with all before it as its prompt."""
         before, exchange = self.before_reply(turn), self.exchanges[turn]
-        alone = Conversation(tuple(before.tokens), (Exchange((), exchange.completion),))
+        alone = Conversation(tuple(before.tokens), (replace(exchange, told=()),))
         return replace(alone.experience(rollout, reward), step=turn)
 
     @property

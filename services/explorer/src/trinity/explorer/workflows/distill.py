@@ -6,8 +6,8 @@ import numpy as np
 
 from trinity.data.experience import Experience
 from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
-from trinity.explorer.workflows.together import gather_rollouts
 
 
 class DistillWorkflow(SimpleWorkflow):

@@ -5,10 +5,9 @@ from typing import Any, ClassVar
 from trinity.config import Plan
 from trinity.config.workflows import EPISODE_WORKFLOWS, EpisodeRules, is_one_sequence
 from trinity.data.experience import Experience, Task, TaskKind
-from trinity.explorer.workflows.base import Toolbox, Workflow
+from trinity.explorer.workflows.base import Toolbox, Workflow, gather_rollouts
 from trinity.explorer.workflows.episode import Episode, by_step, whole
 from trinity.explorer.workflows.player import Player
-from trinity.explorer.workflows.together import gather_rollouts
 from trinity.runtime.errors import InvalidInput
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from trinity.config.workflows import EpisodeRules
 from trinity.data.experience import Experience
 from trinity.explorer.chat import Message
+from trinity.explorer.types import Completion
 from trinity.explorer.workflows.conversation import Conversation
 
 
@@ -48,7 +49,7 @@ class Episode:
     """An episode so far. `conversation` has one exchange for each turn; `messages` are the same as text.
 
     `answered`: the environment's own last answer; `observation` may say more, of a reply that never reached it.
-    `steps`: the conversations of each turn, where the template rewrites history; then `conversation` is of the last.
+    `steps`: the conversation at each turn's reply, where turns are experiences of their own.
     """
 
     rules: EpisodeRules
@@ -82,6 +83,16 @@ class Episode:
         return self.reward >= 1 - REWARD_TOLERANCE
 
     @property
+    def sampled_tokens(self) -> int:
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    @property
+    def completions(self) -> list[Completion]:
+        """Every reply as it was sampled."""
+        exchanges = [step.exchanges[-1] for step in self.steps] or self.conversation.exchanges
+        return [exchange.completion for exchange in exchanges]
+
+    @property
     def step_rewards(self) -> list[float]:
         """Rewards of the turns. They sum to the episode's reward; an early end changes the last one's."""
         rewards = [turn.reward for turn in self.turns]
@@ -90,13 +101,17 @@ class Episode:
         return rewards
 
     def measures(self) -> dict[str, float]:
-        """The environment's metrics, and ours: success, steps, and how often what went wrong."""
+        """The environment's metrics, and ours: success, steps, and how often what went wrong.
+
+        A reply that reached its limit is long under every on_long_reply. An experience whose last reply did
+        has Truncation.RESPONSE.
+        """
         problems = [turn.problem for turn in self.turns]
         ours = {
             "bad_format": float(sum(problem == End.BAD_FORMAT for problem in problems)),
-            "long_replies": float(sum(problem == End.LONG_REPLY for problem in problems)),
+            "long_replies": float(sum(one.finish_reason == "length" for one in self.completions)),
             **{f"end_{end}": float(self.end is end) for end in End},
-            "response_tokens": float(sum(c.sampled_tokens for c in self.steps or [self.conversation])),
+            "response_tokens": float(self.sampled_tokens),
         }
         return {"steps": float(len(self.turns)), **self.metrics, **ours, "success": float(self.success)}
 
@@ -127,10 +142,10 @@ def by_step(episode: Episode, rollout: int) -> list[Experience]:
     """
     made = []
     for number, (turn, reward) in enumerate(zip(episode.turns, episode.step_rewards, strict=True)):
-        conversation, at = (episode.steps[number], 0) if episode.steps else (episode.conversation, number)
+        conversation = episode.steps[number]
         info = {"step_reward": reward, "env_state_hash": state_hash(turn.observation)}
         step = replace(
-            conversation.step_experience(at, rollout, episode.reward),
+            conversation.step_experience(conversation.turns - 1, rollout, episode.reward),
             step=number,
             info_json=json.dumps(info),
             prompt_text=turn.observation,

@@ -9,8 +9,8 @@ from typing import Any
 from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score, ScorerFailed
+from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.single_turn import MathWorkflow, SimpleWorkflow
-from trinity.explorer.workflows.together import gather_rollouts
 from trinity.runtime.errors import InvalidInput
 
 _ATTEMPTS = 3

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trinity.config.workflows import EpisodeRules, Policy
-from trinity.data.experience import Task
+from trinity.config.workflows import ActionForm, EpisodeRules, Policy
+from trinity.data.experience import SamplingParams, Task
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import EnvironmentFailed
 from trinity.explorer.types import Completion
-from trinity.explorer.workflows.actions import parse_action
 from trinity.explorer.workflows.base import Toolbox
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.episode import End, Episode, Turn
@@ -32,6 +31,9 @@ TOKENS = Histogram(
     ["end"],
     buckets=(256, 1024, 2048, 4096, 8192, 16384, 32768, 65536),
 )
+
+MAX_TEMPERATURE = 100.0
+_MAX_ACTION = 2_000  # characters
 
 
 def seed_of(task: Task) -> int:
@@ -115,22 +117,26 @@ class Player:
     async def play_until_done(self, episode: Episode, remote: Any) -> None:
         """Play until the episode is over."""
         while episode.end is None:
-            completion = await self.reply(episode.conversation)
+            completion = await self.reply(episode)
             await self.act(episode, completion, remote)
             if episode.end is None:
                 self.tell(episode)
 
-    async def reply(self, conversation: Conversation) -> Completion:
+    async def reply(self, episode: Episode) -> Completion:
         sampling = replace(self._task.sampling, n=1, max_tokens=self._turn_tokens)
-        sampling = replace(sampling, min_tokens=min(sampling.min_tokens, self._turn_tokens))
-        (completion,) = await self._tools.generate(conversation.tokens, sampling)
+        sampling = asked_for(sampling, episode.info.get("sampling"))
+        sampling = replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens))
+        (completion,) = await self._tools.generate(episode.conversation.tokens, sampling)
         return completion
 
     async def act(self, episode: Episode, completion: Completion, remote: Any) -> None:
         """Pass the action of a reply to the environment, unless the reply breaks a rule."""
         rules = self.rules
-        episode.conversation = episode.conversation.replied(completion)
-        if self._rewritten:
+        same = (
+            asked_for(self._task.sampling, episode.info.get("sampling")).temperature == self._task.sampling.temperature
+        )
+        episode.conversation = episode.conversation.replied(completion, trained=same)
+        if rules.step_wise:
             episode.steps.append(episode.conversation)
         reply = self._tools.text(completion.token_ids)
         episode.messages.append({"role": "assistant", "content": reply})
@@ -170,7 +176,10 @@ class Player:
             episode.end = End.TURN_LIMIT
             return
         news = list(messages) or [{"role": "user", "content": self.cut(episode.observation)}]
-        if self._rewritten:
+        if begins_anew(episode.info):
+            self._begin_again(episode)
+            told = Conversation(tuple(self._tools.prompt([*episode.messages, *news])))
+        elif self._rewritten:
             told = Conversation(tuple(self._tools.prompt([*episode.messages, *news])))
         else:
             told = episode.conversation.told(self._tools.next_turn(news))
@@ -179,6 +188,17 @@ class Player:
             return
         episode.messages += news
         episode.conversation = told
+
+    def _begin_again(self, episode: Episode) -> None:
+        """The environment began another conversation, or rewrote this one: nothing of it may stay."""
+        if not self.rules.step_wise:
+            raise InvalidInput(
+                "workflow_args.step_wise",
+                f"is false, but {self.rules.environment} began a new conversation in its episode, so its turns make no "
+                "single sequence; set it to true",
+            )
+        system = episode.info.get("instructions") or ""
+        episode.messages = [{"role": "system", "content": str(system)}] if system else []
 
     def cut(self, text: str) -> str:
         limit = self.rules.max_observation_characters
@@ -191,8 +211,90 @@ class Player:
         return all(turn.action == action for turn in episode.turns[-(limit - 1) :])
 
 
+def begins_anew(info: dict[str, Any]) -> bool:
+    """Whether the observation does not continue the conversation before it (info.conversation)."""
+    return info.get("conversation") == "new"
+
+
+def asked_for(sampling: SamplingParams, asked: Any) -> SamplingParams:
+    """As the environment asks for the next reply (info.sampling), within the task's limit of tokens."""
+    if asked is None:
+        return sampling
+    if not isinstance(asked, dict):
+        raise InvalidInput("info.sampling", f"is {asked!r:.100}, must be an object")
+    temperature, tokens = asked.get("temperature", sampling.temperature), asked.get("max_tokens", sampling.max_tokens)
+    stop = asked.get("stop", [])
+    if type(temperature) not in (int, float) or not 0 <= temperature <= MAX_TEMPERATURE:
+        raise InvalidInput("info.sampling.temperature", f"is {temperature!r:.100}, must be from 0 to {MAX_TEMPERATURE}")
+    if type(tokens) is not int or tokens < 1:
+        raise InvalidInput("info.sampling.max_tokens", f"is {tokens!r:.100}, must be an integer >= 1")
+    if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
+        raise InvalidInput("info.sampling.stop", f"is {stop!r:.100}, must be a list of texts")
+    return replace(
+        sampling,
+        temperature=float(temperature),
+        max_tokens=min(tokens, sampling.max_tokens),
+        min_tokens=min(sampling.min_tokens, tokens),
+        stop=(*sampling.stop, *stop),
+    )
+
+
 @dataclass
 class Counted:
     """The episode that is counted, once it has begun."""
 
     episode: Episode | None = None
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """`action`: sent to the environment. `problem`: why there is none, as text that the policy reads."""
+
+    action: str = ""
+    problem: str = ""
+
+
+def parse_action(reply: str, form: ActionForm, thinking: bool) -> Parsed:
+    """The action of a reply, in time linear in its length.
+
+    thinking: there must be exactly one <think>...</think> and, behind it, one action. Without it the last of any number
+    of actions counts.
+    """
+    if form is ActionForm.REPLY:
+        return Parsed(reply)
+    if thinking:
+        problem = _thinking_problem(reply, form)
+        if problem:
+            return Parsed(problem=problem)
+    found = _last_fenced(reply) if form is ActionForm.FENCE else _last_between(reply, f"<{form}>", f"</{form}>")
+    if found is None or not found.strip():
+        return Parsed(problem=f"there is no {_example(form)} in your reply")
+    if len(found) > _MAX_ACTION:
+        return Parsed(problem=f"the action has {len(found)} characters, at most {_MAX_ACTION} are allowed")
+    return Parsed(found.strip())
+
+
+def _thinking_problem(reply: str, form: ActionForm) -> str:
+    tags = ["think"] if form is ActionForm.FENCE else ["think", str(form)]
+    for tag in tags:
+        opened, closed = reply.count(f"<{tag}>"), reply.count(f"</{tag}>")
+        if (opened, closed) != (1, 1) or reply.find(f"<{tag}>") > reply.find(f"</{tag}>"):
+            return f"there must be exactly one <{tag}>...</{tag}> in your reply"
+    if len(tags) == 2 and reply.find("</think>") > reply.find(f"<{form}>"):
+        return f"<{form}> must stand behind </think>"
+    return ""
+
+
+def _last_between(reply: str, opening: str, closing: str) -> str | None:
+    close = reply.rfind(closing)
+    begin = reply.rfind(opening, 0, max(close, 0))
+    return reply[begin + len(opening) : close] if begin != -1 else None
+
+
+def _last_fenced(reply: str) -> str | None:
+    parts = reply.rsplit("```", 2)
+    return parts[1] if len(parts) == 3 else None
+
+
+def _example(form: ActionForm) -> str:
+    return "block between triple backticks" if form is ActionForm.FENCE else f"<{form}>...</{form}>"

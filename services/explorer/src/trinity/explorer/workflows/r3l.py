@@ -15,12 +15,11 @@ from typing import Any, ClassVar
 from trinity.config.workflows import LEAST_REFLECTION_TOKENS, R3L_ARGS, R3L_RULES, EpisodeRules, r3l_problems
 from trinity.data.experience import Experience, Task, TaskKind
 from trinity.explorer.chat import Message
-from trinity.explorer.workflows.base import Toolbox, Workflow
+from trinity.explorer.workflows.base import Toolbox, Workflow, gather_rollouts
 from trinity.explorer.workflows.conversation import Conversation, Exchange
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
 from trinity.explorer.workflows.episode import REWARD_TOLERANCE, Episode, texts, whole
 from trinity.explorer.workflows.reflection import Outcome, Report, ask, read
-from trinity.explorer.workflows.together import gather_rollouts
 from trinity.runtime.errors import InvalidInput
 
 

@@ -80,10 +80,16 @@ class SimpleWorkflow(Workflow):
         cut = prompt[: self.tools.max_prompt_tokens]
         sampling = replace(self.task.sampling, max_tokens=1, min_tokens=0)
         completions = await self.tools.generate(cut, sampling)
-        score = Score(0.0, {"prompt_truncated": 1.0})
+        score = Score(0.0, {})
         made = [self._experience(i, cut, c, score, "", "") for i, c in enumerate(completions)]
         return [
-            replace(e, truncation=Truncation.PROMPT, action_mask=np.zeros(e.response_length, dtype=bool)) for e in made
+            replace(
+                e,
+                truncation=Truncation.PROMPT,
+                action_mask=np.zeros(e.response_length, dtype=bool),
+                metrics={**e.metrics, "response_truncated": 0.0, "prompt_truncated": 1.0},
+            )
+            for e in made
         ]
 
     def _experience(
@@ -101,7 +107,12 @@ class SimpleWorkflow(Workflow):
             reward=score.reward,
             version_spans=completion.version_spans,
             truncation=Truncation.RESPONSE if cut else Truncation.NONE,
-            metrics={**score.metrics, "response_tokens": float(length), "response_truncated": float(cut)},
+            metrics={
+                **score.metrics,
+                "response_tokens": float(length),
+                "response_truncated": float(cut),
+                "prompt_truncated": 0.0,
+            },
             prompt_text=prompt_text,
             response_text=reply,
         )

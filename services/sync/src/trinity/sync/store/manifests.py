@@ -1,6 +1,5 @@
 """Manifests in KV, under the version and the digest of their content: written once, never changed."""
 
-import asyncio
 import contextlib
 import hashlib
 from collections import OrderedDict
@@ -20,7 +19,11 @@ _REMEMBERED = 16
 
 
 def digest_of(manifest: Manifest) -> str:
-    return hashlib.sha256(manifest_to_proto(manifest).SerializeToString(deterministic=True)).hexdigest()[:32]
+    return _digest(manifest_to_proto(manifest))
+
+
+def _digest(message: pb.Manifest) -> str:
+    return hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()[:32]
 
 
 class Manifests:
@@ -33,13 +36,15 @@ class Manifests:
         self._remembered: OrderedDict[str, pb.Manifest] = OrderedDict()
 
     async def put(self, manifest: Manifest) -> None:
-        """Store it, unless it is there. InvalidInput if NATS takes no message that long."""
+        """Store it, unless it is there undamaged. InvalidInput if NATS takes no message that long."""
         message, digest = manifest_to_proto(manifest), digest_of(manifest)
         value = message.SerializeToString()
         key = self._names.manifest_key(manifest.version, digest)
         try:
             with contextlib.suppress(SequenceConflict):
-                await self._bucket.put_if(key, value, 0)
+                there = await self._bucket.get(key)
+                if not there.revision or _parsed(there.value, digest) is None:
+                    await self._bucket.put_if(key, value, there.revision)
         except nats.errors.MaxPayloadError:
             raise InvalidInput(
                 "manifest",
@@ -52,27 +57,41 @@ class Manifests:
         self._remember(digest, message)
 
     async def message(self, record: Record) -> pb.Manifest:
-        """The manifest of a record, as it travels."""
+        """The manifest of a record, as it travels. DataLoss if it is gone or damaged: `put` mends it."""
         found = self._remembered.get(record.digest)
         if found is None:
             entry = await self._bucket.get(self._names.manifest_key(record.version, record.digest))
-            if not entry.revision:
-                raise DataLoss(f"version: the manifest of version {record.version} is gone from NATS")
-            try:
-                found = pb.Manifest.FromString(entry.value)
-            except DecodeError as error:
-                raise DataLoss(f"version: the manifest of version {record.version} is damaged: {error}") from None
+            found = _parsed(entry.value, record.digest)
+            if found is None:
+                what = "damaged in" if entry.revision else "gone from"
+                raise DataLoss(
+                    f"version: the manifest of version {record.version} is {what} NATS; its trainer, if it runs, "
+                    "publishes it again; else publish or roll back to another version"
+                )
         self._remember(record.digest, found)
         return found
 
+    async def message_or_problem(self, record: Record) -> tuple[pb.Manifest, str]:
+        """As `message`. One that cannot be read has the number and the step alone, and the problem is not empty."""
+        try:
+            return await self.message(record), ""
+        except DataLoss as error:
+            return pb.Manifest(run=self._names.run, version=record.version, step=record.step), str(error)
+
     async def get(self, record: Record) -> Manifest:
         return manifest_from_proto(await self.message(record))
-
-    async def messages(self, found: list[Record]) -> list[pb.Manifest]:
-        return list(await asyncio.gather(*map(self.message, found)))
 
     def _remember(self, digest: str, message: pb.Manifest) -> None:
         self._remembered[digest] = message
         self._remembered.move_to_end(digest)
         while len(self._remembered) > _REMEMBERED:
             self._remembered.popitem(last=False)
+
+
+def _parsed(value: bytes, digest: str) -> pb.Manifest | None:
+    """None if it is not the manifest of this digest."""
+    try:
+        found = pb.Manifest.FromString(value)
+    except DecodeError:
+        return None
+    return found if _digest(found) == digest else None

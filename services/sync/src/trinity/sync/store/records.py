@@ -1,20 +1,12 @@
-"""What lies in KV, one frozen dataclass for each kind of key, as JSON. (The pointer: trinity.weights.)
-
-A version's record says what was found out about the version itself: STAGED, then VERIFIED or REJECTED, and never
-anything else after that. LIVE, RETIRED and withdrawn follow from the pointer: see versions.py.
-"""
+"""The service's entries in KV: one frozen dataclass for each kind of key, as JSON. (The pointer: trinity.weights.)"""
 
 import json
-from dataclasses import Field, asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
 
-from trinity.weights import VersionState
-from trinity.weights.pointer import UNREADABLE, verdict_of
+from trinity.weights import ExplorerState, VersionState
+from trinity.weights.pointer import UNREADABLE, decode, encode
 
-__all__ = ["UNREADABLE"]  # what decoding raises for a value that no sync service wrote; and DataLoss
-
-_Made = TypeVar("_Made")
-_PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+__all__ = ["UNREADABLE", "encode"]  # UNREADABLE: what decoding raises for a value that no sync service wrote
 
 
 @dataclass(frozen=True)
@@ -56,7 +48,6 @@ class Record:
     has_canary: bool = False
     base_version: int = -1
     epoch: int = 0
-    committed: bool = False
     was_live: bool = False
     pinned: bool = False
     collected: bool = False
@@ -105,6 +96,7 @@ class Epoch:
     number: int = 0
     backend: str = ""
     store_address: str = ""
+    store_secret: str = field(default="", repr=False)
     members: tuple[EpochMember, ...] = ()
 
     @property
@@ -138,7 +130,7 @@ class Member:
     base_model: str
     capabilities: Capabilities = field(default_factory=Capabilities)
     version: int = -1
-    state: str = "starting"
+    state: int = int(ExplorerState.STARTING)  # a newer explorer may report others
     tokens_per_second: float = 0.0
     tokens_generated: int = 0
     last_pause_seconds: float = 0.0
@@ -148,57 +140,26 @@ class Member:
     reported_at: float = 0.0
 
 
-def encode(value: Any) -> bytes:
-    return json.dumps(asdict(value)).encode()
-
-
 def encode_member(member: Member) -> bytes:
     """As `encode`, without its deep copy: a thousand members report at once."""
     return json.dumps({**vars(member), "capabilities": vars(member.capabilities)}).encode()
 
 
 def decode_record(value: bytes) -> Record:
-    fields_ = json.loads(value)
-    fields_["state"] = verdict_of(value)
-    fields_["measured"] = _made(Measured, fields_["measured"]) if fields_["measured"] else None
-    fields_["failures"] = tuple(_made(Failure, failure) for failure in fields_["failures"])
-    return _made(Record, fields_)
+    return decode(Record, value)
 
 
 def decode_claim(value: bytes) -> Claim:
-    return _made(Claim, json.loads(value)) if value else Claim()
+    return decode(Claim, value) if value else Claim()
 
 
 def decode_candidate(value: bytes) -> Candidate:
-    return _made(Candidate, json.loads(value)) if value else Candidate()
+    return decode(Candidate, value) if value else Candidate()
 
 
 def decode_epoch(value: bytes) -> Epoch:
-    if not value:
-        return Epoch()
-    fields_ = json.loads(value)
-    fields_["members"] = tuple(_made(EpochMember, member) for member in fields_["members"])
-    return _made(Epoch, fields_)
+    return decode(Epoch, value) if value else Epoch()
 
 
 def decode_member(value: bytes) -> Member:
-    fields_ = json.loads(value)
-    able = fields_["capabilities"]
-    able["transports"] = tuple(map(str, able["transports"]))
-    return _made(Member, {**fields_, "capabilities": _made(Capabilities, able)})
-
-
-def _made(kind: type[_Made], values: dict[str, Any]) -> _Made:
-    """One of its kind, without the fields of a newer service. TypeError for a field of another type.
-
-    A service of any age writes the first field of each kind; the others have defaults.
-    """
-    known: tuple[Field[Any], ...] = fields(kind)  # type: ignore[arg-type]
-    if known[0].name not in values:
-        raise KeyError(known[0].name)
-    made = kind(**{one.name: values[one.name] for one in known if one.name in values})
-    for one in known:
-        value = getattr(made, one.name)
-        if type(value) not in _PLAIN.get(one.type, (type(value),)):
-            raise TypeError(f"{kind.__name__}.{one.name} is {str(value)[:80]!r}")
-    return made
+    return decode(Member, value)

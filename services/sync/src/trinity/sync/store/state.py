@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import structlog
@@ -13,49 +12,19 @@ from trinity.runtime.names import RunNames
 from trinity.sync.store import records
 from trinity.sync.store.mirror import Mirror
 from trinity.sync.store.records import Candidate, Claim, Epoch, Record
-from trinity.weights import VersionState
-from trinity.weights.pointer import Live, decode_live, encode_live
+from trinity.weights.pointer import Live, decode_live, encode
 
 log = structlog.get_logger(__name__)
 
-_MOST_REJECTED = 100
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A version as it is now: its record, seen together with the pointer."""
-
-    record: Record
-    state: VersionState
-    reason: str = ""
-
-
-def judge(record: Record, live: Live) -> Judged:
-    """LIVE is one pointer, RETIRED is older than it, withdrawn is in one of its ranges: no other place can differ.
-
-    A version that was overtaken before it was judged stays STAGED: it is not verified.
-    """
-    if live.is_withdrawn(record.version):
-        rollback = next((r for r in reversed(live.rollbacks) if r.withdraws(record.version)), None)
-        why = f": {rollback.reason}" if rollback and rollback.reason else ""
-        to = f" to version {rollback.version}" if rollback else ""
-        return Judged(record, VersionState.REJECTED, f"withdrawn by a rollback{to}{why}")
-    if record.state is VersionState.REJECTED:
-        return Judged(record, record.state, record.reason)
-    if record.version == live.version:
-        return Judged(record, VersionState.LIVE)
-    if record.version < live.version and record.state is VersionState.VERIFIED:
-        return Judged(record, VersionState.RETIRED)
-    return Judged(record, record.state)
-
 
 class RunState:
-    """One run's copy of KV, as values. `changed` is rung after every change."""
+    """One run's copy of KV, as values. `changed` is rung after every change, and `changes` counts them."""
 
     def __init__(self, bucket: Bucket, run: str) -> None:
         self.names = RunNames(run)
         self.mirror = Mirror(bucket, run, self._on_change, check=self._check)
         self.changed = ChangeEvent()
+        self.changes = 0
         self._decoders: dict[str, Callable[[bytes], object]] = {
             self.names.live_key: decode_live,
             self.names.claim_key: records.decode_claim,
@@ -76,8 +45,8 @@ class RunState:
             self.records[int(name)] = records.decode_record(value)
         elif name.isdecimal():
             self.records.pop(int(name), None)
-        for derived in ("newest_first", "rejected"):
-            self.__dict__.pop(derived, None)
+        self.__dict__.pop("newest_first", None)
+        self.changes += 1
         self.changed.notify()
 
     def _check(self, key: str, value: bytes) -> None:
@@ -92,12 +61,6 @@ class RunState:
     @cached_property
     def newest_first(self) -> list[Record]:
         return [self.records[version] for version in sorted(self.records, reverse=True)]
-
-    @cached_property
-    def rejected(self) -> tuple[int, ...]:
-        """The newest versions that may not be served, newest first."""
-        found = (r.version for r in self.newest_first if judge(r, self.live).state is VersionState.REJECTED)
-        return tuple(version for version, _ in zip(found, range(_MOST_REJECTED), strict=False))
 
     async def record(self, version: int) -> Record:
         """As it is in KV now. NotFound if there is no such version."""
@@ -132,7 +95,7 @@ class RunState:
 
         def apply(value: bytes) -> bytes | None:
             changed = change(decode_live(value))
-            return None if changed is None else encode_live(changed)
+            return None if changed is None else encode(changed)
 
         return decode_live(await self.mirror.change(self.names.live_key, apply))
 

@@ -13,8 +13,9 @@ class LossInputs:
     reference_logprobs of the frozen base model; proximal_logprobs of the trainer's weights as the step began (None: the
     batch makes one update, and they are those of `logprobs`). mask: 1 at the tokens to train. on_policy_mask: 1 at
     tokens sampled by the weights that the step begins with, as all before them in the response. keep_mask and peers_B:
-    see engine.whole_batch. expert_B: 1 for rows of a dataset among rolled-out ones. pairs_B: 1 for the chosen, -1 for
-    the rejected one of a preference pair, 0 without. None: not needed, or 0. step: the optimizer step, from 1.
+    what the loss's `keep` and `peers` made of the WholeBatch. expert_B: 1 for rows of a dataset among rolled-out ones.
+    pairs_B: 1 for the chosen, -1 for the rejected one of a preference pair, 0 without. None: not needed, or 0.
+    step: the optimizer step, from 1.
     """
 
     logprobs: torch.Tensor
@@ -52,3 +53,22 @@ class LossInputs:
             if isinstance(value, torch.Tensor) and value.shape == self.mask.shape and name != "mask"
         }
         return replace(self, **clean)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class WholeBatch:
+    """All sequences of a batch as an update begins, for a loss's `keep` or `peers`; float64 [R] of each sequence.
+
+    masks bool: the tokens to train of rolled-out sequences. log_ratios: logprobs - those in the ratio's denominator.
+    reference: None unless the loss has the trait. groups: equal for the rollouts of a task; pairs: k for the chosen, -k
+    for the rejected one of a preference pair, 0 without. seed: of random choices.
+    """
+
+    masks: list[torch.Tensor]
+    logprobs: list[torch.Tensor]
+    log_ratios: list[torch.Tensor]
+    advantages: list[torch.Tensor]
+    reference: list[torch.Tensor] | None
+    groups: list[int]
+    pairs: list[int]
+    seed: int

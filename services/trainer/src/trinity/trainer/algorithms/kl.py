@@ -4,60 +4,61 @@ lp, ref, old: log-probabilities of the sampled token under policy, reference and
 d = ref - lp.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from trinity.config.algorithms import AlgorithmPlan, Part
+from trinity.plugins import kl_function
+from trinity.plugins.declarations import KL_FUNCTIONS
 
-KlFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+def estimate(part: Part, lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """The KL of each token, by the part's function."""
+    found: torch.Tensor = KL_FUNCTIONS[part.name](lp, ref, old, **part.args_beside(KL_FUNCTIONS.args))
+    return found
 
 
+@kl_function("k1")
 def k1(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """-d: unbiased, may be negative."""
+    """-d. Unbiased, may be negative."""
     return lp - ref
 
 
+@kl_function("k2")
 def k2(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """d^2 / 2: biased, low variance; its gradient is that of the reverse KL."""
+    """d^2 / 2. Biased, low variance; its gradient is that of the reverse KL."""
     return 0.5 * (lp - ref).square()
 
 
+@kl_function("k3")
 def k3(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """exp(d) - 1 - d: unbiased, never negative."""
+    """exp(d) - 1 - d. Unbiased, never negative."""
     d = ref - lp
     return d.exp() - 1 - d
 
 
+@kl_function("low_var_kl")
 def low_var_kl(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """k3 with d clamped to +-20 and the result to +-10."""
     d = (ref - lp).clamp(-20, 20)
     return (d.exp() - 1 - d).clamp(-10, 10)
 
 
+@kl_function("abs")
 def absolute(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """|d|."""
     return (lp - ref).abs()
 
 
+@kl_function("corrected_k3", source="DeepSeek-V3.2, arXiv:2512.02556, 3.1, without the cap")
 def corrected_k3(lp: torch.Tensor, ref: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """min(exp(lp - old), 2) k3, the ratio differentiated too. DeepSeek-V3.2, arXiv:2512.02556, section 3.1.
+    """min(exp(lp - old), 2) k3, the ratio differentiated too.
 
     Without the cap, value and gradient are unbiased for tokens that other weights sampled, as there. The cap is
     Trinity-RFT's: where a ratio is above 2 it bounds the variance, and the estimate is too low.
     """
     return (lp - old).clamp(max=20).exp().clamp(max=2.0) * k3(lp, ref, old)
-
-
-KL: dict[str, KlFn] = {
-    "k1": k1,
-    "k2": k2,
-    "k3": k3,
-    "low_var_kl": low_var_kl,
-    "abs": absolute,
-    "corrected_k3": corrected_k3,
-}
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import torch
 
-from trinity.config.algorithm_parts import EXPERT_LOSSES
 from trinity.config.algorithms import AlgorithmPlan
 from trinity.trainer.algorithms.aggregation import Share, Totals
 from trinity.trainer.algorithms.correction import correct
+from trinity.trainer.algorithms.entropy import mean_entropy
 from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.kl import KL
-from trinity.trainer.algorithms.mismatch import mismatch
+from trinity.trainer.algorithms.kl import estimate
 from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES
+from trinity.trainer.algorithms.policy_losses.ratios import LIMIT
 from trinity.trainer.algorithms.report import Report, masked_sum
 
-__all__ = ["LossInputs", "compute_loss", "wants_entropy_gradient"]
+__all__ = ["LossInputs", "compute_loss", "mismatch", "wants_entropy_gradient"]
 
 
 def compute_loss(
@@ -24,7 +24,7 @@ def compute_loss(
 
     Expert rows have neither reward nor behaviour policy: only losses with an expert term receive them.
     """
-    if plan.policy_loss.name not in EXPERT_LOSSES:
+    if not plan.trains_experts:
         inputs, totals = replace(inputs, mask=inputs.mask * (1 - inputs.expert)), totals.rolled_out or totals
     x = inputs.only_masked()
     share = Share(plan.loss_aggregation, totals, max_response_tokens=plan.max_response_tokens)
@@ -40,12 +40,12 @@ def compute_loss(
         report |= mismatch(x)
     if plan.kl_in_loss:
         assert x.reference_logprobs is not None
-        kl = KL[plan.kl_loss.name](x.logprobs, x.reference_logprobs, _sampler(plan, x))
+        kl = estimate(plan.kl_loss, x.logprobs, x.reference_logprobs, _sampler(plan, x))
         loss = loss + (plan.kl_loss.args["kl_coef"] if kl_coef is None else kl_coef) * share(kl, x.mask)
         report["kl_loss"] = masked_sum(kl.detach(), x.mask)
     coefficient = plan.entropy_loss.args.get("entropy_coef", 0.0)
     if coefficient:
-        loss = loss - coefficient * _entropy(plan.entropy_loss.name, x, share)
+        loss = loss - coefficient * mean_entropy(plan.entropy_loss, x, share)
     return loss, report
 
 
@@ -54,11 +54,26 @@ def _sampler(plan: AlgorithmPlan, x: LossInputs) -> torch.Tensor:
     return x.logprobs if plan.offline else torch.where(x.expert > 0, x.logprobs, x.old_logprobs)
 
 
-def _entropy(name: str, x: LossInputs, share: Share) -> torch.Tensor:
-    """default: of all sequences; mix: of the rolled-out ones alone, as a mean over these."""
-    if name == "mix":
-        return share.among(share.totals.rolled_out)(x.entropy, x.mask * (1 - x.expert))
-    return share(x.entropy, x.mask)
+@torch.no_grad()
+def mismatch(x: LossInputs) -> Report:
+    """Distance of the trainer from the behaviour policy, always measured: means over tokens, kernel and stale apart.
+
+    Tokens sampled by the trainer's own version differ by the engine's arithmetic alone (kernel); those of older
+    versions, or in a response that older ones began, also by the training since (stale). A mean of no tokens is not
+    reported. rho = trainer's probability / engine's, of sampled tokens;
+    kl: rho - 1 - log rho, which estimates KL(engine || trainer) and is never negative; ratio: rho; logprob_diff:
+    |log rho|.
+    """
+    difference = x.proximal - x.old_logprobs
+    log_rho = difference.clamp(-LIMIT, LIMIT)
+    rolled_out = x.mask * (1 - x.expert)
+    on_policy_mask = torch.zeros_like(x.mask) if x.on_policy_mask is None else x.on_policy_mask.to(x.mask.dtype)
+    report = {"rollout_logprob_diff": masked_sum(difference.abs(), rolled_out)}
+    for name, mask in (("kernel", rolled_out * on_policy_mask), ("stale", rolled_out * (1 - on_policy_mask))):
+        report[f"mismatch/{name}_kl"] = masked_sum(log_rho.exp() - 1 - log_rho, mask)
+        report[f"mismatch/{name}_ratio"] = masked_sum(log_rho.exp(), mask)
+        report[f"mismatch/{name}_logprob_diff"] = masked_sum(difference.abs(), mask)
+    return report
 
 
 def wants_entropy_gradient(plan: AlgorithmPlan) -> bool:

@@ -1,1 +1,1 @@
-"""From ledger entries to micro-batches: the client of the buffer, batches, rows of datasets, kept bad steps."""
+"""From ledger entries to micro-batches: the client of the buffer, batches, rows of datasets, stored bad steps."""

@@ -27,7 +27,7 @@ class BadStep(TrinityError):
         if self.groups:
             named = f"; groups {_listed(self.groups)} of the batch"
         elif self.among:
-            named = f"; no single group can be blamed, the update was of groups {_listed(self.among)} of the batch"
+            named = f"; no single group is the cause, the update was of groups {_listed(self.among)} of the batch"
         return f"step {self.step}: {self.problem}{named}{self.hint}"
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.config.algorithm_parts import EXPERT_LOSSES
 from trinity.config.algorithms import AlgorithmPlan
 from trinity.data.experience import LONGEST_NAME, Experience, Group
 from trinity.data.wire import decode_outcome, parse_outcome
@@ -125,7 +124,7 @@ def from_groups(
             raise _undecodable(entry.step, index, member, data, error) from error
         sequences.extend(found)
     sequences = _paired(sequences, plan)
-    experts = experts if plan.policy_loss.name in EXPERT_LOSSES else ()
+    experts = experts if plan.trains_experts else ()
     staleness = [member.staleness_steps for member in entry.groups] or [0]
     return TrainBatch(
         step=entry.step,
@@ -179,7 +178,7 @@ def _paired(sequences: list[TrainSequence], plan: AlgorithmPlan) -> list[TrainSe
 
     A pair needs two different rewards, and tokens to train in both. Sequences without a pair are not trained.
     """
-    if plan.policy_loss.name != "dpo":
+    if not plan.of_pairs:
         return sequences
     groups: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):

@@ -2,9 +2,10 @@
 
 import contextlib
 import queue
+import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import grpc
@@ -22,6 +23,7 @@ _AHEAD = 2
 _MOST_LOSSES = 10
 _RETRY_SECONDS = 0.5
 _CALL_SECONDS = 60.0
+_FINISHED_SECONDS = 0.2
 _PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -38,6 +40,28 @@ class RawBatch:
     entry: pb.LedgerEntry
     groups: list[pb.BatchGroup] = field(default_factory=list)
     examples: list[pb.Example] = field(default_factory=list)
+
+
+def encode_batch(batch: RawBatch) -> bytes:
+    """Length-prefixed messages: the entry, then groups or examples."""
+    messages = [batch.entry, *batch.groups, *batch.examples]
+    parts = [message.SerializeToString() for message in messages]
+    head = struct.pack("<II", len(batch.groups), len(batch.examples))
+    return head + b"".join(struct.pack("<Q", len(part)) + part for part in parts)
+
+
+def decode_batch(data: bytes) -> RawBatch:
+    groups, examples = struct.unpack_from("<II", data)
+    at, parts = 8, []
+    for _ in range(1 + groups + examples):
+        (size,) = struct.unpack_from("<Q", data, at)
+        parts.append(data[at + 8 : at + 8 + size])
+        at += 8 + size
+    return RawBatch(
+        entry=pb.LedgerEntry.FromString(parts[0]),
+        groups=[pb.BatchGroup.FromString(part) for part in parts[1 : 1 + groups]],
+        examples=[pb.Example.FromString(part) for part in parts[1 + groups :]],
+    )
 
 
 class BufferClient:
@@ -73,6 +97,16 @@ class BufferClient:
             except grpc.RpcError as error:
                 self._raise_unless_passing(error)
             time.sleep(_RETRY_SECONDS)
+
+    def wait_until_finished(self, stopping: Callable[[], bool]) -> None:
+        """Until the run's last evaluation has ended too, or `stopping` says so. Retried as `commit` is."""
+        while not stopping():
+            try:
+                if self._stub.Stats(pb.StatsRequest(run=self._run), timeout=_CALL_SECONDS).finished:
+                    return
+            except grpc.RpcError as error:
+                self._raise_unless_passing(error)
+            time.sleep(_FINISHED_SECONDS)
 
     def start(self, from_step: int) -> None:
         """Start to prefetch."""

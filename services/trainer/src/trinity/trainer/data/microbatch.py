@@ -19,7 +19,7 @@ class MicroBatch:
 
     Each response token is predicted: `predicting` int64 [N] is the position before it in the flattened
     input_ids, `targets` int64 [N] its id, `token_temperatures` float32 [N] the temperature of its sampling,
-    and `places` int64 [N] its index in [B, R] flattened (see `spread`).
+    and `flat_indices` int64 [N] its index in [B, R] flattened (see `spread`).
 
     The loss reads the rest, in the order of the sequences: expert, pairs and peers float32 [B]; mask, old_logprobs,
     advantages, on_policy_mask, keep_mask and proximal_logprobs float32 [B, R], 0 after each response's end; mask is 0
@@ -34,7 +34,7 @@ class MicroBatch:
     predicting: torch.Tensor
     targets: torch.Tensor
     token_temperatures: torch.Tensor
-    places: torch.Tensor
+    flat_indices: torch.Tensor
     mask: torch.Tensor
     old_logprobs: torch.Tensor
     advantages: torch.Tensor
@@ -57,13 +57,13 @@ class MicroBatch:
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """Scatter values of the predicted tokens [N] to [B, R]; 0 elsewhere. Keeps the gradient."""
         flat = values.new_zeros(self.mask.numel())
-        return flat.index_put((self.places,), values).view(self.mask.shape)
+        return flat.index_put((self.flat_indices,), values).view(self.mask.shape)
 
     def part(self, index: int, parts: int) -> "MicroBatch":
         """The `index`-th of `parts` equal parts of a packed micro-batch, padded at the end with any token.
 
-        It predicts from its own tokens, with `places` in the whole micro-batch. Boundaries and lengths are those of the
-        whole, with the padding as one more sequence.
+        It predicts from its own tokens; `flat_indices`, boundaries and lengths are those of the whole, with the padding
+        as one more sequence.
         """
         total = self.input_ids.shape[1]
         filling = -total % parts
@@ -82,7 +82,7 @@ class MicroBatch:
             predicting=self.predicting[predicts] - own.start,
             targets=self.targets[predicts],
             token_temperatures=self.token_temperatures[predicts],
-            places=self.places[predicts],
+            flat_indices=self.flat_indices[predicts],
         )
 
 
@@ -131,7 +131,7 @@ def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = Fal
         predicting=ranges([int(start) + s.prompt_length - 1 for start, s in zip(starts, sequences, strict=True)]),
         targets=torch.from_numpy(np.concatenate([s.token_ids[s.prompt_length :] for s in sequences]).astype(np.int64)),
         token_temperatures=of_sequences([s.temperature for s in sequences]).repeat_interleave(torch.tensor(responses)),
-        places=ranges([row * longest for row in range(len(sequences))]),
+        flat_indices=ranges([row * longest for row in range(len(sequences))]),
         mask=aligned("mask"),
         old_logprobs=aligned("old_logprobs"),
         advantages=aligned("advantages"),

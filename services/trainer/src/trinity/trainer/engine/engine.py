@@ -27,21 +27,18 @@ from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantage
 from trinity.trainer.data.microbatch import MicroBatch, after_first_token
 from trinity.trainer.engine.critic import explained_variance, in_rows, load_critic, value_loss
 from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
-from trinity.trainer.engine.dropout import disable_dropout
-from trinity.trainer.engine.figures import Groups, per_group_stats
-from trinity.trainer.engine.learner import Learner, LossOf, memory_for
-from trinity.trainer.engine.mini_batches import mini_batches, number_of_parts
-from trinity.trainer.engine.passes import NoGradForward
-from trinity.trainer.engine.reference import OffloadedReference
-from trinity.trainer.engine.schedule import learning_rate
-from trinity.trainer.engine.sharing import MicroBatchPlanner
+from trinity.trainer.engine.learner import Learner, LossOf, learning_rate, memory_for
+from trinity.trainer.engine.no_grad_forward import NoGradForward
+from trinity.trainer.engine.per_group_stats import Groups, per_group_stats
+from trinity.trainer.engine.splitting import MicroBatchPlanner, mini_batches, number_of_parts
 from trinity.trainer.engine.weights import PolicyWeights
 from trinity.trainer.engine.whole_batch import apply_kl_penalty, needs_policy, with_batch_statistics
 from trinity.trainer.model import activations
 from trinity.trainer.model.checkpointing import recompute_activations
-from trinity.trainer.model.policy import PolicyModel, load_policy
+from trinity.trainer.model.policy import OffloadedReference, PolicyModel, disable_dropout, load_policy
 from trinity.trainer.model.sequence_parallel import make_groups
-from trinity.trainer.ranks import Ranks
+from trinity.trainer.process.devices import limit_memory
+from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.weights.shards import Weights
 from trinity.weights import Lora, TensorInfo, nccl
 
@@ -54,7 +51,8 @@ _LONGEST_EXCHANGE = timedelta(hours=1)
 class TrainEngine:
     """The policy, its optimizer and, if the algorithm needs them, the frozen reference and the critic."""
 
-    def __init__(self, plan: Plan, ranks: Ranks, device: str) -> None:
+    def __init__(self, plan: Plan, ranks: Ranks, device: str, gpu_memory_gib: float = 0) -> None:
+        """`gpu_memory_gib`: what this rank may take of its GPU; 0: all of it."""
         self._plan = plan
         self._ranks = ranks
         trainer = plan.config.trainer
@@ -68,12 +66,19 @@ class TrainEngine:
         for name, value in nccl.OF_PROCESS.items():
             os.environ.setdefault(name, value)
         backend = "nccl" if on_gpu else "gloo"
-        deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=_LONGEST_EXCHANGE)
+        deepspeed.init_distributed(
+            dist_backend=backend,
+            verbose=False,
+            timeout=_LONGEST_EXCHANGE,
+            init_method=ranks.init_method,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+        )
         self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
         self._fused = trainer.fused_kernels if on_gpu else False
         policy = self._load()
         disable_dropout(policy, "policy")
-        memory = torch.cuda.get_device_properties(self.device).total_memory if on_gpu else None
+        memory = limit_memory(self.device, gpu_memory_gib) if on_gpu else None
         self._activations = activations.choose(plan, policy, ranks, self.device, memory)
         recompute_activations(policy.model, self._activations.recompute)
         self._planner = MicroBatchPlanner.of(plan, policy, ranks, self.device, self._activations.tokens)

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 import structlog
 import torch
 
+from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.trainer.algorithms.report import Report, join
 from trinity.trainer.data.bad_steps import NotFinite, OutOfMemory, OutOfMemoryAlone
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
-from trinity.trainer.engine.passes import NoGradForward
+from trinity.trainer.engine.no_grad_forward import NoGradForward
 
 log = structlog.get_logger(__name__)
 
@@ -115,6 +116,21 @@ class Learner:
     def _others_wait(self) -> bool:
         """Under ZeRO 2 and 3, and with shared sequences, other ranks wait in a collective for this one."""
         return self._no_grad.ranks > 1 and (self.model.zero_stage > 1 or self._no_grad.planner.copies > 1)
+
+
+def learning_rate(config: OptimizerConfig, step: int, last_step: int) -> float:
+    """Rate of step `step` (from 1) of `last_step`: linear warm-up, then constant, or falling to min_lr_ratio.
+
+    A pure function of the step, so that a resumed run has no scheduler state to lose.
+    """
+    warmup = config.lr_warmup_steps if config.lr_warmup_steps >= 0 else int(config.lr_warmup_steps_ratio * last_step)
+    if step <= warmup:
+        return config.lr * step / warmup
+    if config.lr_scheduler_type == "constant":
+        return config.lr
+    progress = min(1.0, (step - warmup) / max(1, last_step - warmup))
+    left = 0.5 * (1 + math.cos(math.pi * progress)) if config.lr_scheduler_type == "cosine" else 1 - progress
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
 
 
 def too_large(batch: TrainBatch, problem: str) -> OutOfMemory:

@@ -1,7 +1,8 @@
 """Reads and writes the weights of a trained model: whole tensors in layer order, under every sharding."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +12,15 @@ from trinity.config import Plan
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
-from trinity.trainer.engine.gathering import gathered
 from trinity.trainer.model.policy import PolicyModel, load_policy
-from trinity.trainer.ranks import Ranks
+from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.weights.shards import Weights, describe
 from trinity.weights import TensorInfo
-from trinity.weights.buckets import plan_buckets
+from trinity.weights.collective import plan_buckets
 from trinity.weights.lora import merged
+
+Named = tuple[str, torch.Tensor]
+_ALIGNMENT = 16  # bytes: a shard of any dtype can be cut out where it begins
 
 
 class PolicyWeights:
@@ -41,7 +44,7 @@ class PolicyWeights:
         ]
 
     @torch.no_grad()
-    def read(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def read(self) -> Iterator[Named]:
         """Whole tensors by checkpoint name; a tensor is valid until the next one is asked for."""
         if self._model.zero_stage == 3:
             yield from gathered(self._buckets(self._bucket_bytes // 2), self._device)  # two at a time
@@ -62,12 +65,12 @@ class PolicyWeights:
                         dist.broadcast(parameter.data, src=0)
         self._model.forget()
 
-    def base(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def base(self) -> Iterator[Named]:
         """The run's initial weights, for `load`. Rank 0 alone."""
         for name, parameter in self._begun_with(self._plan.config.model).weights():
             yield name, parameter.data
 
-    def whole(self) -> tuple[Sequence[TensorInfo], Iterator[tuple[str, torch.Tensor]]]:
+    def whole(self) -> tuple[Sequence[TensorInfo], Iterator[Named]]:
         """A whole model's layout and tensors: with LoRA the base model with the adapters merged. Rank 0's `read`."""
         lora = self._model.module.lora
         if lora is None:
@@ -105,3 +108,81 @@ def _expected(name: str, parameter: Any, given: str, tensor: torch.Tensor) -> to
             "weights", f"{name} {list(parameter.shape)} is due, {given} {list(tensor.shape)} came: another model's"
         )
     return tensor
+
+
+def read_all(weights: Weights) -> None:
+    """Iterate to the end: reading sharded weights is a collective."""
+    for _ in weights:
+        pass
+
+
+def gathered(buckets: Iterable[list[tuple[str, Any]]], device: torch.device) -> Iterator[Named]:
+    """The whole tensors of each bucket's parameters, in order. A collective: every rank must iterate over all of them.
+
+    One collective a bucket, one bucket ahead: two buckets are in memory, and a tensor. Tensors that are already whole
+    are yielded as they are. GatheredParameters would begin a collective for each parameter, wait for all of them, and
+    free what persists. Here the ranks' shards (`ds_tensor`: a parameter laid flat, padded, and cut into as many equal
+    parts as there are ranks) are packed, gathered and cut out again; DeepSpeed's parameters stay as they are.
+    """
+    coming: deque[_Gathering] = deque()
+    for bucket in buckets:
+        coming.append(_Gathering(bucket, device))
+        if len(coming) == 2:
+            yield from coming.popleft().tensors()  # no reference here keeps its memory
+    while coming:
+        yield from coming.popleft().tensors()
+
+
+class _Gathering:
+    """A bucket, in flight once constructed."""
+
+    def __init__(self, bucket: list[tuple[str, Any]], device: torch.device) -> None:
+        self._bucket = [(name, parameter, _here(parameter, device)) for name, parameter in bucket]
+        self._work: Any = None
+        away = [parameter for _, parameter, here in self._bucket if here is None]
+        if away:
+            (group,) = {parameter.ds_process_group for parameter in away}
+            packed = _packed([parameter.ds_tensor for parameter in away], device)
+            flat = packed.new_empty(dist.get_world_size(group) * len(packed))
+            self._work = dist.all_gather_into_tensor(flat, packed, group=group, async_op=True)
+            self._of_ranks = flat.view(-1, len(packed))
+            self._packed = packed  # until it is sent
+
+    def tensors(self) -> Iterator[Named]:
+        if self._work is not None:
+            self._work.wait()
+            del self._packed
+        begin = 0
+        for name, parameter, here in self._bucket:
+            if here is None:
+                size = parameter.ds_tensor.nbytes
+                flat = self._of_ranks[:, begin : begin + size].reshape(-1).view(parameter.ds_tensor.dtype)
+                here = flat[: parameter.ds_numel].view(parameter.ds_shape)
+                begin += _aligned(size)
+            yield name, here
+
+
+def _here(parameter: Any, device: torch.device) -> torch.Tensor | None:
+    """The whole parameter if this rank has it: it persists, was never sharded, or there is no other rank."""
+    if not hasattr(parameter, "ds_tensor") or parameter.ds_status.name == "AVAILABLE":
+        whole: torch.Tensor = parameter.data
+        return whole
+    if dist.get_world_size(parameter.ds_process_group) > 1:
+        return None
+    flat: torch.Tensor = parameter.ds_tensor.to(device)
+    return flat[: parameter.ds_numel].view(parameter.ds_shape)
+
+
+def _packed(shards: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """uint8, in order."""
+    packed = torch.empty(sum(_aligned(shard.nbytes) for shard in shards), dtype=torch.uint8, device=device)
+    begin, targets = 0, []
+    for shard in shards:
+        targets.append(packed[begin : begin + shard.nbytes])
+        begin += _aligned(shard.nbytes)
+    torch._foreach_copy_(targets, [shard.view(torch.uint8) for shard in shards])
+    return packed
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -13,8 +13,9 @@ import torch
 
 from trinity.config.algorithms import AlgorithmPlan
 from trinity.trainer.algorithms.correction import decouples
-from trinity.trainer.algorithms.kl import KL
-from trinity.trainer.algorithms.policy_losses import covariance, dpo, m2po, opmd
+from trinity.trainer.algorithms.inputs import WholeBatch
+from trinity.trainer.algorithms.kl import estimate
+from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES
 from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
 
 Ragged = Sequence[np.ndarray]
@@ -28,13 +29,12 @@ def apply_kl_penalty(
     The mean is over the sequences with tokens to train, of their tokens' means; None without any. kl_loss_fn's
     estimators, with the policy that sampled for lp. values: a critic's, of the rolled-out sequences.
     """
-    estimate = KL[plan.kl_penalty.name]
     penalties, means = [], []
     for sequence, logprobs in zip(batch.sequences, reference, strict=True):
         if sequence.expert:
             continue
-        old = torch.from_numpy(np.asarray(sequence.old_logprobs, np.float64))
-        kl = estimate(old, torch.from_numpy(np.asarray(logprobs, np.float64)), old).numpy()
+        old = _float64(sequence.old_logprobs)
+        kl = estimate(plan.kl_penalty, old, _float64(logprobs), old).numpy()
         penalties.append(kl_coef * np.where(sequence.mask, kl, 0.0))
         if sequence.mask.any():
             means.append(float(kl[sequence.mask].mean()))
@@ -44,45 +44,40 @@ def apply_kl_penalty(
 
 def needs_policy(plan: AlgorithmPlan) -> bool:
     """Whether the policy loss needs `with_batch_statistics`."""
-    return plan.policy_loss.name in ("m2po", "dpo", "opmd_pairwise", "clip_cov", "kl_cov")
+    return bool({"keep", "peers", "pairs"} & {*plan.loss_traits})
 
 
 def with_batch_statistics(
     plan: AlgorithmPlan, batch: TrainBatch, policy: Ragged, reference: Ragged | None
 ) -> TrainBatch:
-    """The batch with `keep_mask` (m2po, clip_cov, kl_cov: False at the selected tokens) or `peers` (dpo: of the pair;
-    opmd_pairwise: of the group). reference: for dpo alone.
+    """The batch with `keep_mask` (False at tokens that the loss leaves out) or `peers` (numbers of the sequence's pair
+    or group), if the loss declares `keep` or `peers`. reference: for losses that need it.
     """
-    name, args, sequences = plan.policy_loss.name, plan.policy_loss.args, batch.sequences
-    masks = [torch.from_numpy(s.mask.astype(bool)) for s in sequences]
-    if name == "dpo":
-        assert reference is not None
-        distances = [
-            float((np.asarray(p, np.float64) - r)[s.mask].sum())
-            for p, r, s in zip(policy, reference, sequences, strict=True)
-        ]
-        return _with_peers(batch, dpo.partners(distances, [s.pair for s in sequences]))
-    advantages = [torch.from_numpy(s.advantages) for s in sequences]
-    ratios = [
-        torch.from_numpy(np.asarray(p, np.float64) - _sampler(plan, s, p))
-        for p, s in zip(policy, sequences, strict=True)
-    ]
-    if name == "opmd_pairwise":
-        groups = [s.group for s in sequences]
-        return _with_peers(batch, opmd.group_means(advantages, ratios, masks, groups, args["tau"]))
-    logprobs = [torch.from_numpy(np.asarray(p, np.float64)) for p in policy]
-    rolled_out = [mask & (not s.expert) for mask, s in zip(masks, sequences, strict=True)]
-    if name == "m2po":
-        kept = m2po.keep(ratios, advantages, masks, args["m2_threshold"])
-    elif name == "clip_cov":
-        kept = covariance.chosen_to_clip(logprobs, ratios, advantages, rolled_out, args, batch.step)
-    elif name == "kl_cov":
-        kept = covariance.chosen_to_hold(logprobs, advantages, rolled_out, args["kl_cov_ratio"])
-    else:
+    declared, sequences = POLICY_LOSSES[plan.policy_loss.name], batch.sequences
+    if declared.keep is None and declared.peers is None:
         return batch
-    return replace(
-        batch, sequences=tuple(replace(s, keep_mask=k.numpy()) for s, k in zip(sequences, kept, strict=True))
+    both = list(zip(policy, sequences, strict=True))
+    whole = WholeBatch(
+        masks=[torch.from_numpy(s.mask.astype(bool) & (not s.expert)) for s in sequences],
+        logprobs=[_float64(p) for p in policy],
+        log_ratios=[_float64(np.asarray(p, np.float64) - _sampler(plan, s, p)) for p, s in both],
+        advantages=[_float64(s.advantages) for s in sequences],
+        reference=None if reference is None else [_float64(r) for r in reference],
+        groups=[s.group for s in sequences],
+        pairs=[s.pair for s in sequences],
+        seed=batch.step,
     )
+    if declared.keep is not None:
+        kept = declared.keep(whole, **plan.policy_loss.args)
+        sequences = tuple(replace(s, keep_mask=k.numpy()) for s, k in zip(sequences, kept, strict=True))
+    if declared.peers is not None:
+        peers = declared.peers(whole, **plan.policy_loss.args)
+        sequences = tuple(replace(s, peers=value) for s, value in zip(sequences, peers, strict=True))
+    return replace(batch, sequences=sequences)
+
+
+def _float64(values: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(values, np.float64))
 
 
 def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -> np.ndarray:
@@ -90,8 +85,3 @@ def _sampler(plan: AlgorithmPlan, sequence: TrainSequence, policy: np.ndarray) -
     if not decouples(plan.correction, sequence.proximal_logprobs):
         return sequence.old_logprobs
     return policy if sequence.proximal_logprobs is None else sequence.proximal_logprobs
-
-
-def _with_peers(batch: TrainBatch, peers: list[float]) -> TrainBatch:
-    sequences = (replace(s, peers=value) for s, value in zip(batch.sequences, peers, strict=True))
-    return replace(batch, sequences=tuple(sequences))

@@ -6,23 +6,21 @@ fit need no recompute, which took a fifth of a step.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 import torch
 
 from trinity.config import Plan
-from trinity.config.memory import Sharding, training_gib
+from trinity.config.memory import TRAINER_BESIDE_GIB, Sharding, activation_bytes, training_gib
 from trinity.trainer.model.checkpointing import Checkpointing
 from trinity.trainer.model.policy import TokenModel
-from trinity.trainer.ranks import Ranks
+from trinity.trainer.process.ranks import Ranks
 
 log = structlog.get_logger(__name__)
 
 _GIB = 2**30
 # Parameters x tokens that keep a large GPU busy while the host launches the next micro-batch.
 _WORTH, _LEAST, _MOST = 2.5e13, 16_384, 65_536
-_RESERVE_GIB = 4.0  # CUDA, NCCL, gradients in flight, logits of a chunk
 _KINDS: tuple[Checkpointing, ...] = (False, "mlp", True)  # the fastest first
 # Shares of the remaining memory by the estimate, which knows only the usual layers. For lean layers without recompute
 # it is at least 1.5 times what was measured.
@@ -38,7 +36,8 @@ class Activations:
 
 
 def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, memory: int | None) -> Activations:
-    """As the YAML says, or the largest and fastest that fit. A collective. `memory`: of this rank's GPU; None: none.
+    """As the YAML says, or the largest and fastest that fit. A collective. `memory`: what this rank may
+    take of its GPU, in bytes; None: no GPU.
 
     Without a GPU, or where the model is not packed or not known: twice the model's length, and all layers recompute.
     Models that are not lean also recompute all layers unless the YAML says otherwise.
@@ -57,7 +56,7 @@ def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, me
         worth = trainer.micro_batch_size_per_gpu * plan.lengths.model // readers
     elif trainer.max_token_len_per_gpu is None:
         worth = max(least, _LEAST, min(_MOST, int(_WORTH / count)))
-    room = memory - (training_gib(plan, count, Sharding.of(plan, ranks.world_size)) + _RESERVE_GIB) * _GIB
+    room = memory - (training_gib(plan, count, Sharding.of(plan, ranks.world_size)) + TRAINER_BESIDE_GIB) * _GIB
     width = 2 if trainer.deepspeed.dtype == "float32" else 1
     shares = [_SHARE_OF_LEAN if model.lean and kind is not True else _SHARE for kind in kinds]
     each = [width * activation_bytes(shape, kind) for kind in kinds]
@@ -68,29 +67,6 @@ def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, me
     chosen = Activations(tokens, kinds[len(kinds) - left])
     log.info("trainer.activations.chosen", tokens=tokens, recompute=chosen.recompute, fits=fits, worth=worth)
     return chosen
-
-
-def activation_bytes(shape: Any, checkpointing: Checkpointing) -> float:
-    """Bytes per token in bfloat16, kept until the backward pass; 0 where the model's shape is not known.
-
-    A layer keeps 12 hidden and 2 intermediate states. With recompute of whole layers it keeps its input, and one layer
-    at a time holds all states; with recompute of MLPs the intermediate states go.
-    """
-    hidden, layers = getattr(shape, "hidden_size", None), getattr(shape, "num_hidden_layers", None)
-    if not hidden or not layers:
-        return 0.0
-    inner = _largest(getattr(shape, "intermediate_size", None)) or 4 * hidden
-    experts = _largest(getattr(shape, "num_experts_per_tok", None))
-    inner = max(inner, experts * (_largest(getattr(shape, "moe_intermediate_size", None)) or inner))
-    whole = 24 * hidden + 6 * inner  # with what its backward pass makes
-    if checkpointing is True:
-        return float(2 * hidden * layers + whole)
-    return float((24 * hidden + (0 if checkpointing == "mlp" else 4 * inner)) * layers + whole)
-
-
-def _largest(size: Any) -> int:
-    """The maximum of a size of a model's layers, which may be a list; 0 where there is none."""
-    return max(size, default=0) if isinstance(size, list | tuple) else int(size or 0)
 
 
 def _whole_size(parameter: torch.nn.Parameter) -> int:

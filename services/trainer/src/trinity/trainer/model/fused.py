@@ -99,21 +99,21 @@ def _gated_forward(mlp: Any, states: torch.Tensor) -> torch.Tensor:
     if not torch.is_grad_enabled() or getattr(mlp, RECOMPUTE, False):
         result = mlp.down_proj(product)
     else:
-        place, kept = product.data_ptr(), (gate.detach(), up.detach())
-        with saved_tensors_hooks(partial(_without, place), partial(_again, kept)):
+        address, inputs = product.data_ptr(), (gate.detach(), up.detach())
+        with saved_tensors_hooks(partial(_without, address), partial(_again, inputs)):
             result = mlp.down_proj(product)
     shaped: torch.Tensor = result.view(*states.shape[:-1], -1)
     return shaped
 
 
-def _without(place: int, tensor: torch.Tensor) -> torch.Tensor | torch.Size:
-    """What is saved of a tensor: only the shape of the one at address `place`."""
-    return tensor.shape if tensor.data_ptr() == place else tensor
+def _without(address: int, tensor: torch.Tensor) -> torch.Tensor | torch.Size:
+    """What is saved of a tensor: only the shape of the one at this address."""
+    return tensor.shape if tensor.data_ptr() == address else tensor
 
 
 @torch.no_grad()
-def _again(kept: tuple[torch.Tensor, torch.Tensor], packed: torch.Tensor | torch.Size) -> torch.Tensor:
-    return packed if isinstance(packed, torch.Tensor) else _GATE(*kept).view(packed)
+def _again(inputs: tuple[torch.Tensor, torch.Tensor], packed: torch.Tensor | torch.Size) -> torch.Tensor:
+    return packed if isinstance(packed, torch.Tensor) else _GATE(*inputs).view(packed)
 
 
 @torch.no_grad()

@@ -7,6 +7,8 @@ from typing import Any
 import structlog
 import torch
 from torch import nn
+from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd
 
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
@@ -186,3 +188,65 @@ def pack(model: Any, group: SequenceGroup | None) -> bool:
         return False
     attention.replace_attention(model)
     return True
+
+
+def disable_dropout(model: nn.Module, name: str) -> None:
+    """Set every dropout and layer drop of a transformers model to 0, in its modules and its config.
+
+    Sampling engines have none: with dropout the same weights would give random other log-probabilities, and ratios to
+    the engine's would not be 1. Without it a step has no randomness, so a resumed run needs no generator state.
+    """
+    was: dict[str, float] = {}
+    for holder, attribute in _rates(model):
+        rate = getattr(holder, attribute)
+        label = type(holder).__name__ if attribute == "p" else attribute
+        was[label] = max(rate, was.get(label, 0.0))
+        setattr(holder, attribute, 0.0)
+    if was:
+        log.info("trainer.model.dropout", model=name, was=was, now=0.0)
+
+
+def _rates(model: nn.Module) -> Iterator[tuple[Any, str]]:
+    """What holds a rate above 0, and the rate's name: `p` of Dropout, else attributes that are called after it."""
+    modules = list(model.modules())
+    configs = {id(config): config for module in modules if (config := getattr(module, "config", None)) is not None}
+    for holder in (*modules, *configs.values()):
+        for name, value in list(vars(holder).items()):
+            named = "drop" in name or (name == "p" and isinstance(holder, _DropoutNd))
+            if named and isinstance(value, float) and value > 0:
+                yield holder, name
+
+
+class OffloadedReference:
+    """A reference model in host memory, copied to the device only while it is used (`offload_reference`).
+
+    Frozen, so nothing is written back: the copy on the device is discarded.
+    """
+
+    def __init__(self, model: PolicyModel, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._copy: dict[str, torch.Tensor] = {}
+        if device.type == "cuda":
+            for _, tensor in self._tensors():
+                tensor.data = tensor.data.pin_memory()
+
+    def __call__(self, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model's forward; valid within `on_device`."""
+        found: tuple[torch.Tensor, torch.Tensor] = functional_call(self._model, self._copy, (micro,))
+        return found
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Within it the device has a copy of the model. Raises torch.OutOfMemoryError."""
+        try:
+            for name, tensor in self._tensors():
+                self._copy[name] = tensor.to(self._device, non_blocking=True)
+            yield
+        finally:
+            self._copy.clear()
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tied ones once."""
+        yield from self._model.named_parameters()
+        yield from self._model.named_buffers()

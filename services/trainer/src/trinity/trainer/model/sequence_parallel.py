@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.ranks import Ranks
+from trinity.trainer.process.ranks import Ranks
 
 KEY = "trainer.ulysses_sequence_parallel_size"
 

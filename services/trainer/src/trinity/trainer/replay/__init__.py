@@ -1,1 +1,1 @@
-"""Steps trained again from the ledger, or from the kept batch of a bad step."""
+"""Steps trained again from the ledger, or from the stored batch of a bad step."""

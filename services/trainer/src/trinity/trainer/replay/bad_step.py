@@ -12,42 +12,32 @@ from typing import Any
 from trinity.config import Plan
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.checkpoints import CheckpointStore
-from trinity.trainer.control import Control
-from trinity.trainer.data import kept
+from trinity.trainer.data import quarantine
 from trinity.trainer.data.bad_steps import BadStep
 from trinity.trainer.engine import TrainEngine
-from trinity.trainer.loop import TrainLoop
-from trinity.trainer.ranks import Ranks
+from trinity.trainer.engine.checkpoints import CheckpointStore
+from trinity.trainer.engine.step import StepTrainer
+from trinity.trainer.process.exchange import Exchange
 
 
-class KeptStepLoop(TrainLoop):
-    """`run` once. Every rank reads the stored batch itself."""
-
-    def __init__(
-        self, plan: Plan, run: str, ranks: Ranks, engine: TrainEngine, control: Control, step: int, folder: Path
-    ) -> None:
-        super().__init__(plan, run, ranks, engine, control, None, None, folder)
-        self._bad_step = step
-
-    def run(self) -> None:
-        step, job = self._bad_step, self._plan.job_dir
-        try:
-            raw = kept.read_batch(job, step)
-        except FileNotFoundError:
-            raise InvalidInput("replay_kept", f"is {step}; {kept.folder_of(job, step)} keeps no batch") from None
-        store = CheckpointStore(job)
-        begin = max((saved for saved in store.steps() if saved < step), default=0)
-        if begin:
-            self._engine.load(store.path(begin) / "actor")
-        self._last_step = self._plan.total_steps or step
-        report: dict[str, Any] = {"step": step, "checkpoint_step": begin, "problem": "", "groups": [], "metrics": {}}
-        try:
-            batch = self._batch(raw)
-            report["groups"] = kept.named(raw, self._engine.per_group_stats(batch))
-            report["metrics"] = self._engine.train(batch, self._schedule_end(step))
-        except BadStep as error:
-            report |= {"problem": error.problem, "blamed": error.groups}
-        if self._ranks.is_first:
-            files.write_json(self._folder / "report.json", report)
-        self._control.update(step=step, state="finished", waiting_for="")
+def train(plan: Plan, step: int, folder: Path, engine: TrainEngine, exchange: Exchange) -> None:
+    """Every rank reads the stored batch itself. The report goes to `folder`."""
+    last_step = plan.total_steps or step
+    try:
+        raw = quarantine.read_batch(plan.job_dir, step)
+    except FileNotFoundError:
+        where = quarantine.folder_of(plan.job_dir, step)
+        raise InvalidInput("replay_bad_step", f"is {step}; {where} keeps no batch") from None
+    store = CheckpointStore(plan.job_dir)
+    begin = max((saved for saved in store.steps() if saved < step), default=0)
+    if begin:
+        store.load(begin, engine, exchange, unverified=plan.config.allow_unverified_checkpoint)
+    report: dict[str, Any] = {"step": step, "checkpoint_step": begin, "problem": "", "groups": [], "metrics": {}}
+    try:
+        batch = StepTrainer(plan, engine, exchange.is_first, folder, lambda _: last_step).decode(raw)
+        report["groups"] = quarantine.named(raw, engine.per_group_stats(batch))
+        report["metrics"] = engine.train(batch, last_step)
+    except BadStep as error:
+        report |= {"problem": error.problem, "blamed": error.groups}
+    if exchange.is_first:
+        files.write_json(folder / "report.json", report)

@@ -1,8 +1,8 @@
 """Trains steps of a run again: the same checkpoint, the same ledger entries, the same log.
 
-    load the run's checkpoint before `first` -> (receive -> train) up to `last` -> save -> compare
+    load the run's checkpoint before `first` -> (next -> train) up to `last` -> save -> compare
 
-Nothing is published, and the run is not affected. All output goes to a separate folder.
+The loop is the run's, with these checkpoints. Nothing is published or committed; all output goes to a separate folder.
 """
 
 import contextlib
@@ -19,99 +19,77 @@ from safetensors import safe_open
 from trinity.config import Plan
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.checkpoints import CheckpointStore
-from trinity.trainer.control import Control
-from trinity.trainer.data.client import BufferClient
-from trinity.trainer.data.exchange import share_bytes
-from trinity.trainer.engine import TrainEngine
-from trinity.trainer.loop import TrainLoop
-from trinity.trainer.ranks import Ranks
+from trinity.trainer.engine.checkpoints import Checkpoints, CheckpointStore
+from trinity.trainer.engine.weights import read_all
 
 log = structlog.get_logger(__name__)
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(frozen=True)
-class Replay:
-    """Steps `first` to `last` again, into `folder`."""
+@dataclass
+class ReplayCheckpoints:
+    """Resumes from the run's checkpoints and writes one of its own, after step `last`: then both are compared.
 
+    It also trains the steps between the checkpoint and `first`.
+    """
+
+    plan: Plan
+    folder: Path
     first: int
     last: int
-    folder: Path
+    own: Checkpoints
 
+    def __post_init__(self) -> None:
+        self._of_the_run = CheckpointStore(self.plan.job_dir)
+        self._notes = notes(self.plan.job_dir)
 
-class ReplayLoop(TrainLoop):
-    """`run` once. It also trains the steps between its first checkpoint and `first`."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        run: str,
-        ranks: Ranks,
-        engine: TrainEngine,
-        control: Control,
-        buffer: BufferClient | None,
-        replay: Replay,
-    ) -> None:
-        super().__init__(plan, run, ranks, engine, control, buffer, None, replay.folder)
-        self._replay = replay
-        self._of_the_run = CheckpointStore(plan.job_dir)
-        self._noted = _noted(plan.job_dir)
-        self._ends = _schedule_ends(plan.job_dir)
-
-    def _resume(self) -> int:
+    def resume(self) -> tuple[int, int]:
         """Load the run's newest checkpoint before the first step; without one the base model stays loaded."""
-        begin = max((step for step in self._of_the_run.steps() if step < self._replay.first), default=0)
-        begin = self._shared(begin)
+        begin = max((step for step in self._of_the_run.steps() if step < self.first), default=0)
+        begin = self.own.exchange.share(begin)  # the folder may change between the ranks' reads
         state = self._of_the_run.state(begin) if begin else None
-        refuse_rollbacks(self._noted, begin, self._replay.last, state.rollback if state else 0)
+        refuse_rollbacks(self._notes, begin, self.last, state.rollback if state else 0)
         if begin:
-            self._engine.load(self._of_the_run.path(begin) / "actor")
-        elif self._replay.first > 1:
-            raise InvalidInput("replay_from", f"is {self._replay.first}; the run keeps no checkpoint of a step before")
-        if self._buffer is not None:
-            self._buffer.rewind(begin)
-        self._last_step = self._replay.last
-        self._saved_step = begin
-        self._control.update(step=begin, last_step=self._last_step, checkpoint_step=begin)
-        log.info("trainer.replay.began", checkpoint_step=begin, first=self._replay.first, last=self._last_step)
-        return begin
+            self._load(begin)
+        elif self.first > 1:
+            raise InvalidInput("replay_from", f"is {self.first}; the run keeps no checkpoint of a step before")
+        self.own.control.update(checkpoint_step=begin, saved_step=begin)
+        log.info("trainer.replay.began", checkpoint_step=begin, first=self.first, last=self.last)
+        return begin, 0
 
-    def _schedule_end(self, step: int) -> int:
-        """The run's last step when it trained this one: a run may be extended later."""
-        return self._ends.get(step) or self._plan.total_steps or self._last_step
+    def _load(self, step: int) -> None:
+        unverified = self.plan.config.allow_unverified_checkpoint
+        self._of_the_run.load(step, self.own.engine, self.own.exchange, unverified=unverified)
 
-    def _publish(self, step: int) -> None:
-        """No process follows these weights."""
+    def schedule_end(self, step: int) -> int:
+        """The run's planned last step when it trained this one: a run may be extended later."""
+        return self._notes.get(step, {}).get("last_step", 0) or self.plan.total_steps or self.last
 
-    def _commit(self, step: int, oldest: int) -> None:
-        """Only the run's own checkpoints are committed."""
+    def save(self, step: int) -> None:
+        self.own.save(step)
 
-    def _save_if_due(self, step: int) -> None:
-        if step == self._last_step:
-            self._save(step)
+    def settle(self) -> None:
+        self.own.settle()
+
+    def save_if_due(self, step: int) -> None:
+        if step == self.last:
+            self.save(step)
+            self.settle()
             self._compare(step)
 
     def _compare(self, step: int) -> None:
         """Compare the weights with the run's checkpoint of the step, if it exists; then the engine holds that one."""
-        found: dict[str, Any] = {"step": step, "compared": bool(self._shared(step in self._of_the_run.steps()))}
+        found: dict[str, Any] = {"step": step, "compared": self.own.exchange.share(step in self._of_the_run.steps())}
         if found["compared"]:
-            self._engine.load(self._of_the_run.path(step) / "actor")
-            weights = self._engine.weights()
-            if self._ranks.is_first:
-                found |= differences(weights, self._store.path(step) / "actor" / "huggingface")
+            self._load(step)
+            weights = self.own.engine.weights()
+            if self.own.exchange.is_first:
+                found |= differences(weights, self.own.store.path(step) / "actor" / "huggingface")
                 log.info("trainer.replay.compared", step=step, different=len(found["different"]))
-            else:
-                for _ in weights:
-                    pass
-        if self._ranks.is_first:
-            files.write_json(self._folder / "weights.json", found)
-
-    def _shared(self, number: int) -> int:
-        """Rank 0's number, on every rank: the folder may change between their reads."""
-        data = str(int(number)).encode() if self._ranks.is_first else None
-        return int(share_bytes(data, self._ranks, self._engine.device))
+            read_all(weights)
+        if self.own.exchange.is_first:
+            files.write_json(self.folder / "weights.json", found)
 
 
 def differences(weights: Iterable[tuple[str, torch.Tensor]], folder: Path) -> dict[str, Any]:
@@ -157,7 +135,7 @@ def refuse_rollbacks(noted: dict[int, dict[str, Any]], begin: int, last: int, be
             )
 
 
-def _noted(job_dir: Path) -> dict[int, dict[str, Any]]:
+def notes(job_dir: Path) -> dict[int, dict[str, Any]]:
     """The run's record of each step, from the last time it trained the step."""
     found: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError):
@@ -166,8 +144,3 @@ def _noted(job_dir: Path) -> dict[int, dict[str, Any]]:
                 entry = json.loads(line)
                 found[entry["step"]] = entry
     return found
-
-
-def _schedule_ends(job_dir: Path) -> dict[int, int]:
-    """For each step, the run's planned last step at that time."""
-    return {step: entry.get("last_step", 0) for step, entry in _noted(job_dir).items()}

@@ -14,20 +14,20 @@ import uuid
 import structlog
 
 from trinity.runtime.errors import AlreadyExists, NotFound, TrinityError, Unavailable
-from trinity.trainer.weights.client import Rollback, SyncClient
+from trinity.weights import client as calls
+from trinity.weights.client import BlockingSyncClient, Rollback
 
 log = structlog.get_logger(__name__)
 
 # A killed trainer's claim expires after a lease, so its successor waits for two of the service's default leases.
 _PATIENCE_SECONDS = 20.0
 _RETRY_SECONDS = 0.5
-_CALL_SECONDS = 5.0
 
 
 class Claim:
     """start -> wait -> (check, rollback, ...) -> close. Renews in a thread of its own."""
 
-    def __init__(self, client: SyncClient, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+    def __init__(self, client: BlockingSyncClient, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         self._client = client
         self._patience_seconds = patience_seconds
         self._trainer_id = uuid.uuid4().hex
@@ -38,6 +38,7 @@ class Claim:
         self._rollback = Rollback()
         self._lease_seconds = 0.0
         self.lease_id = ""
+        self.unreadable: int | None = None  # LIVE version whose manifest the service cannot read
 
     def start(self) -> None:
         threading.Thread(target=self._run, daemon=True, name="claim").start()
@@ -67,7 +68,7 @@ class Claim:
         self._closed.set()
         with self._lock, contextlib.suppress(TrinityError):
             if self.lease_id and self._failure is None:
-                self._client.release(self.lease_id)
+                self._client.ask_once(calls.release(self.lease_id))
 
     def _run(self) -> None:
         while not self._closed.is_set() and self._failure is None:
@@ -114,6 +115,6 @@ class Claim:
             raise AlreadyExists(f"this trainer has lost the run: {error}") from None
 
     def _claim(self, lease_id: str) -> None:
-        answer = self._client.claim(self._trainer_id, lease_id, _CALL_SECONDS)
+        answer = self._client.ask_once(calls.claim(self._trainer_id, lease_id))
         self.lease_id, self._lease_seconds = answer.lease_id, answer.lease_seconds
-        self._rollback = answer.rollback
+        self._rollback, self.unreadable = answer.rollback, answer.unreadable

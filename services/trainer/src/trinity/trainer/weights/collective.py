@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import structlog
 import torch
 
-from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.weights import CollectiveOffer, Manifest
+from trinity.weights.client import Call, Epoch, form_epoch
 from trinity.weights.collective import Group, GroupBroken, Store, send
 
 log = structlog.get_logger(__name__)
@@ -19,27 +19,25 @@ _MOST_PUBLISHES_LEFT_OUT = 64
 class CollectiveSender:
     """Offers each version to the explorers that are ready. Never raises for a member's error or silence.
 
-    `form` is FormEpoch at the sync service. A member that misses a deadline is excluded from the next epoch, then from
+    `ask` sends a call to the sync service. A member that misses a deadline is excluded from the next epoch, then from
     twice as many each time.
     """
 
     def __init__(
         self,
-        form: Callable[[pb.FormEpochRequest], pb.FormEpochResponse],
-        run: str,
+        ask: Callable[[Call[Epoch | None]], Epoch | None],
         host: str,
         device: torch.device,
         bucket_bytes: int,
         timeout_seconds: float,
     ) -> None:
-        self._form = form
-        self._run = run
+        self._ask = ask
         self._device = device
         self._bucket_bytes = bucket_bytes
         self._timeout = timeout_seconds
         self._backend = "gloo" if device.type == "cpu" else "nccl"
         self._store = Store.serve(host)
-        self._epoch: pb.Epoch | None = None
+        self._epoch: Epoch | None = None
         self._group: Group | None = None
         self._left_out: Counter[str] = Counter()  # number of publishes it is still excluded from
         self._missed: Counter[str] = Counter()
@@ -48,27 +46,21 @@ class CollectiveSender:
         """The group for the next version, formed again if members came or went; None if it has no members."""
         self._left_out -= Counter(dict.fromkeys(self._left_out, 1))
         for _ in range(_FORM_ATTEMPTS):
-            request = pb.FormEpochRequest(
-                run=self._run,
-                lease_id=lease_id,
-                backend=self._backend,
-                store_address=self._store.address,
-                excluded=list(self._left_out),
-                renew=self._group is None and self._epoch is not None,
-            )
-            answer = self._form(request)
-            if not answer.HasField("epoch"):
+            renew = self._group is None and self._epoch is not None
+            store, excluded = self._store, list(self._left_out)
+            epoch = self._ask(form_epoch(lease_id, self._backend, store.address, store.secret, excluded, renew=renew))
+            if epoch is None:
                 self._break_epoch()
                 return None
-            if self._group is not None and self._epoch is not None and answer.epoch.number == self._epoch.number:
-                return CollectiveOffer(answer.epoch.number, self._bucket_bytes)
+            if self._group is not None and self._epoch is not None and epoch.number == self._epoch.number:
+                return CollectiveOffer(epoch.number, self._bucket_bytes)
             self._break_epoch()
-            self._epoch = answer.epoch
-            if self._enter(answer.epoch):
-                return CollectiveOffer(answer.epoch.number, self._bucket_bytes)
+            self._epoch = epoch
+            if self._enter(epoch):
+                return CollectiveOffer(epoch.number, self._bucket_bytes)
         return None
 
-    def _enter(self, epoch: pb.Epoch) -> bool:
+    def _enter(self, epoch: Epoch) -> bool:
         if not self._all_answer_yes(epoch, f"here/{epoch.number}"):
             return False
         self._store.say(f"go/{epoch.number}")
@@ -103,7 +95,7 @@ class CollectiveSender:
             del self._missed[member.explorer_id]
         return True
 
-    def _all_answer_yes(self, epoch: pb.Epoch, what: str) -> bool:
+    def _all_answer_yes(self, epoch: Epoch, what: str) -> bool:
         names = [member.explorer_id for member in epoch.members]
         heard = self._store.wait_all([f"{what}/{name}" for name in names], self._timeout)
         silent = [name for name, said in zip(names, heard, strict=True) if said is None]
@@ -128,3 +120,4 @@ class CollectiveSender:
 
     def close(self) -> None:
         self._break_epoch()
+        self._store.close()

@@ -1,10 +1,9 @@
-"""Publishes versions: whole files in the weights folder, then every store, then Stage, then Commit. Rank 0 alone.
+"""Publishes versions: whole files in the weights folder, then every store, then the sync service. Rank 0 alone.
 
-Commit says "LIVE as soon as it is verified", so this does not wait for an explorer. The result of a verification is
-polled later, between steps (verdicts.py). Versions never change: the weights of a step are published once.
+A version is LIVE as soon as it is verified, and this does not wait for an explorer. The result of a verification is
+polled later, between steps (verification.py). Versions never change: the weights of a step are published once.
 """
 
-import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +15,13 @@ import torch
 from trinity.runtime.errors import Conflict, TrinityError
 from trinity.trainer.weights.canary import Tokens, probe_of_versions
 from trinity.trainer.weights.claim import Claim
-from trinity.trainer.weights.client import Known, Rollback, SyncClient
 from trinity.trainer.weights.collective import CollectiveSender
-from trinity.trainer.weights.places import VersionStores
 from trinity.trainer.weights.shards import Weights, read_version, write_shards
-from trinity.trainer.weights.verdicts import VerificationResults
+from trinity.trainer.weights.verification import VerificationResults
+from trinity.trainer.weights.version_stores import VersionStores
 from trinity.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState
+from trinity.weights import client as calls
+from trinity.weights.client import BlockingSyncClient, Rollback, Version
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +38,7 @@ class VersionLost(Conflict):
 
 
 class _BaseRejected(Exception):
-    """Stage refused a difference: its base was rejected after the difference had been put into the stores."""
+    """The sync service refused a difference: its base was rejected after the stores had got the difference."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Publisher:
 
     def __init__(
         self,
-        client: SyncClient,
+        client: BlockingSyncClient,
         claim: Claim,
         results: VerificationResults,
         stores: VersionStores,
@@ -73,8 +73,10 @@ class Publisher:
         self._collective = collective
         self._lora = lora
         self._newest: Manifest | None = None
+        self._base: Manifest | None = None
+        self._repaired: set[int] = set()  # versions whose manifest was published again, or could not be
         self._lost: dict[int, Manifest] = {}  # by step: versions to be written again
-        self._taken_in_step = -1
+        self._registered_step = -1
         self.followed_rollback = 0
 
     @property
@@ -84,7 +86,7 @@ class Publisher:
     @property
     def newest_step(self) -> int:
         """Step of the newest version that is registered, or whose number a rollback has withdrawn."""
-        return max(self._taken_in_step, self._claim.rollback.newest_step)
+        return max(self._registered_step, self._claim.rollback.newest_step)
 
     @property
     def due_rollback(self) -> Rollback | None:
@@ -98,28 +100,44 @@ class Publisher:
         Raises errors that end the trainer: a lost claim, or a rejected version with on_rejected stop.
         """
         self._claim.check()
+        self._repair()
         rejected = self._results.poll()
         if rejected:
             self._stores.end_delta_chain()
         return rejected
 
+    def _repair(self) -> None:
+        """Publish the LIVE version again as it was, if the service cannot read its manifest any more."""
+        version = self._claim.unreadable
+        if version is None or version in self._repaired:
+            return
+        self._repaired.add(version)
+        manifest = self._base if version == 0 else self._stores.manifest(version)
+        try:
+            if manifest is None:
+                raise Conflict("no store has it; publish a new version, or roll back to another one")
+            self._client.ask(self._publication(manifest))
+            log.warning("trainer.version.published_again", version=version)
+        except TrinityError as error:
+            log.error("trainer.version.unreadable", version=version, reason=str(error))
+
+    def _publication(self, manifest: Manifest) -> calls.Call[list[int]]:
+        return calls.publish(manifest, self._claim.lease_id, self.followed_rollback, self._versions_to_keep)
+
     def open(self, rollback: int) -> Opening:
         """Claim the run and find its versions. `rollback`: number of the newest one applied to the weights."""
         self.followed_rollback = rollback
         self._claim.wait()
-        known = self._client.versions(_LISTED)
-        if known and known[0].state in _OPEN and not known[0].is_committed:  # a trainer died between Stage and Commit
-            with contextlib.suppress(Conflict):  # it is being rejected: the verification result says so
-                self._client.commit(known[0].version, self._claim.lease_id, self._versions_to_keep)
-            known = self._client.versions(_LISTED)
+        known = self._client.ask(calls.versions(_LISTED))
         self._results.open(known)
-        self._taken_in_step = max((version.manifest.step for version in known), default=-1)
+        self._registered_step = max((version.manifest.step for version in known), default=-1)
         self._lost = {v.manifest.step: v.manifest for v in known if self._is_lost(v)}
         return Opening(not known, probe_of_versions([version.manifest for version in known]))
 
     def announce_base(self, base_model: str, canary: Canary | None) -> None:
         """Make the base model version 0."""
-        self._announce(Manifest(self._client.run, 0, 0, (), (), (), time.time(), base_model, canary=canary))
+        self._base = Manifest(self._client.run, 0, 0, (), (), (), time.time(), base_model, canary=canary)
+        self._announce(self._base)
 
     def check_lost(self, step: int) -> None:
         """Raise VersionLost if explorers can load no version, and the weights of `step` cannot replace it."""
@@ -167,7 +185,9 @@ class Publisher:
 
     def read(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights of an older version. Raises Conflict if no store has its files undamaged."""
-        manifest = self._client.version(version).manifest
+        manifest = self._client.ask(calls.version(version)).manifest
+        if not manifest.files:
+            raise Conflict(f"version {version} cannot be gone back to: the sync service cannot read its manifest")
         return read_version(manifest, self._stores.find(manifest))
 
     def follows(self, rollback: Rollback) -> None:
@@ -183,7 +203,7 @@ class Publisher:
         end = time.monotonic() + seconds
         while time.monotonic() < end and not stopping():
             self.poll()
-            served = self._client.served()
+            served = self._client.ask(calls.served())
             behind = self._removes_files and any(version < self.live_version for version in served)
             if not served or not (self._results.pending or behind):
                 break
@@ -236,15 +256,14 @@ class Publisher:
         return sealed
 
     def _announce(self, manifest: Manifest) -> bool:
-        """Stage and Commit. False if the version is withdrawn, or rejected with on_rejected continue.
+        """Publish it at the sync service. False if the version is withdrawn, or rejected with on_rejected continue.
 
         Raises VersionRejected for one that ends the trainer, _BaseRejected, and any other refusal.
         """
-        lease_id, version = self._claim.lease_id, manifest.version
+        version = manifest.version
         try:
-            self._client.stage(manifest, lease_id, self.followed_rollback)
-            self._taken_in_step = manifest.step
-            collectable = self._client.commit(version, lease_id, self._versions_to_keep)
+            collectable = self._client.ask(self._publication(manifest))
+            self._registered_step = manifest.step
         except TrinityError as error:
             self._claim.renew()
             if self.due_rollback is not None:
@@ -256,7 +275,7 @@ class Publisher:
             elif not self._results.rejects(version):
                 raise error from None
             else:
-                self._taken_in_step = manifest.step
+                self._registered_step = manifest.step
             self._stores.end_delta_chain()
             return False
         self._results.expect(version)
@@ -265,12 +284,12 @@ class Publisher:
         return True
 
     def _base_is_rejected(self, manifest: Manifest) -> bool:
-        """Whether Stage refused a difference for its base. Raises VersionRejected where that ends the trainer."""
-        if manifest.delta is None or self._taken_in_step == manifest.step:
+        """Whether a difference was refused for its base. Raises VersionRejected where that ends the trainer."""
+        if manifest.delta is None or self._registered_step == manifest.step:
             return False
         return self._results.rejects(manifest.delta.base_version)
 
-    def _is_lost(self, known: Known) -> bool:
+    def _is_lost(self, known: Version) -> bool:
         """Whether it is LIVE, or newer and still to be verified, and its files are gone."""
         to_load = known.state is VersionState.LIVE or (known.state in _OPEN and known.version > self.live_version)
         return to_load and self._stores.has_lost(known.manifest)

@@ -1,15 +1,23 @@
 """REC's advantage: minus the mean, perhaps of a group in which failures do not outnumber successes."""
 
+from typing import Literal
+
 import numpy as np
 import torch
 
+from trinity.plugins import NonNegative, advantage
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, groups, mean_of, spread
 
 
+@advantage("rec", source="arXiv:2509.24203")
 def rec(
-    rollouts: Rollouts, *, epsilon: float = 1e-6, std_normalize: bool = False, drop: str | None = None
+    rollouts: Rollouts,
+    *,
+    epsilon: NonNegative = 1e-6,
+    std_normalize: bool = False,
+    drop: Literal["balance"] | None = None,
 ) -> Advantages:
-    """R - mean of the group, over (standard deviation with n, + epsilon) if std_normalize. arXiv:2509.24203.
+    """R - mean of the group, over (standard deviation with n, + epsilon) if std_normalize.
 
     drop = balance (its data dropping): where more rewards are below the mean than not, as many of the lower ones as are
     too many, drawn at random, get advantage 0 and do not enter mean and deviation. With one left the mean is 0, the

@@ -7,19 +7,24 @@ import math
 
 import torch
 
+from trinity.plugins import Fraction, NonNegative, Positive, advantage, algorithm
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, by_token
 from trinity.trainer.algorithms.policy_losses.ratios import LIMIT
 
 
-def on_policy_distill(rollouts: Rollouts, *, kl_coef: float = 1.0) -> Advantages:
-    """kl_coef (t - s) at each token: the reverse KL's gradient. After arXiv:2306.13649."""
+@advantage("on_policy_distill", source="after arXiv:2306.13649", traits=["teacher"])
+def on_policy_distill(rollouts: Rollouts, *, kl_coef: NonNegative = 1.0) -> Advantages:
+    """kl_coef (t - s) at each token. The reverse KL's gradient."""
     values = [kl_coef * (t - s) for t, s in (_both(rollouts, index) for index in range(len(rollouts)))]
     return by_token(rollouts, values)
 
 
-def jsd(rollouts: Rollouts, *, kl_coef: float = 1.0, lambda_coef: float = 0.5, temperature: float = 1.0) -> Advantages:
-    """-kl_coef times the gradient of the generalized Jensen-Shannon divergence JSD_b. GKD, arXiv:2306.13649, section 2.
+@advantage("jsd", source="GKD, arXiv:2306.13649, 2", traits=["teacher"])
+def jsd(
+    rollouts: Rollouts, *, kl_coef: NonNegative = 1.0, lambda_coef: Fraction = 0.5, temperature: Positive = 1.0
+) -> Advantages:
+    """-kl_coef times the gradient of the generalized Jensen-Shannon divergence JSD_b.
 
     JSD_b = b KL(P_t || M) + (1 - b) KL(P_s || M), M = b P_t + (1 - b) P_s, b = lambda_coef. Its gradient is the mean,
     over tokens that the student samples, of (1 - b) (s - log M) times the gradient of s: what else depends on the
@@ -54,3 +59,8 @@ def _both(rollouts: Rollouts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         what = f"{problem}; group {int(rollouts.groups_N[index])}. The workflow records them, as on_policy_distill does"
         raise InvalidInput("experience.teacher_logprobs", what)
     return found[mask].to(torch.float64), rollouts.logprobs[index][mask].to(torch.float64)
+
+
+_TEACHER = "Needs a teacher: a model with the policy's tokenizer in explorer.auxiliary_models."
+algorithm("on_policy_distill", policy_loss="ppo", advantage="on_policy_distill", repeat_times=8, note=_TEACHER)
+algorithm("jsd", policy_loss="ppo", advantage="jsd", repeat_times=8, note=_TEACHER)

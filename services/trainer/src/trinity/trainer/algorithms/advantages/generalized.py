@@ -2,11 +2,13 @@
 
 import torch
 
+from trinity.plugins import Fraction, advantage, algorithm
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, by_token, whiten
 
 
-def ppo(rollouts: Rollouts, *, gamma: float = 1.0, lam: float = 1.0) -> Advantages:
-    """GAE over the action tokens of a sequence, whitened over those of the batch. arXiv:1506.02438, equation 16.
+@advantage("ppo", source="GAE, arXiv:1506.02438, eq. 16", traits=["critic"])
+def ppo(rollouts: Rollouts, *, gamma: Fraction = 1.0, lam: Fraction = 1.0) -> Advantages:
+    """GAE over the action tokens of a sequence, whitened over those of the batch.
 
     delta_t = r_t + gamma V_(t+1) - V_t and A_t = delta_t + gamma lam A_(t+1), where t + 1 is the next action token and
     V is 0 after the last. r is the reward at the last action token, less KL penalties at each. returns = A + V, before
@@ -28,3 +30,15 @@ def ppo(rollouts: Rollouts, *, gamma: float = 1.0, lam: float = 1.0) -> Advantag
         advantages.append(result)
         returns.append(result + values)
     return by_token(rollouts, whiten(advantages), returns)
+
+
+algorithm(
+    "ppo",
+    policy_loss="ppo",
+    advantage="ppo",
+    kl_loss="k2",
+    entropy_loss="default",
+    repeat_times=1,
+    critic=True,
+    note="Learns a critic beside the policy.",
+)

@@ -1,24 +1,27 @@
 """GiGPO: trajectories against those of the same task, and steps against those taken in the same state."""
 
 from collections.abc import Hashable
+from typing import Literal
 
 import torch
 
+from trinity.plugins import Fraction, NonNegative, advantage, algorithm
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, mean_and_std, spread
 
 
+@advantage("gigpo", source="arXiv:2505.10978, 4")
 def gigpo(
     rollouts: Rollouts,
     *,
     omega: float = 1.0,
-    gamma: float = 1.0,
-    fnorm: str = "none",
-    epsilon: float = 1e-6,
+    gamma: Fraction = 1.0,
+    fnorm: Literal["none", "std"] = "none",
+    epsilon: NonNegative = 1e-6,
     step_reward_key: str = "step_reward",
     env_state_hash_key: str = "env_state_hash",
-    state_scope: str = "task",
+    state_scope: Literal["task", "batch"] = "task",
 ) -> Advantages:
-    """A_E + omega A_S at each token of a step. arXiv:2505.10978, section 4.
+    """A_E + omega A_S at each token of a step: of its trajectory, and of its return in its state.
 
     A_E: sum of a trajectory's step rewards, relative to the trajectories of its task. A_S: the step's discounted return
     sum_k gamma^k r_(t+k), relative to steps with the same state hash, of the same task (the paper) or of the whole
@@ -76,3 +79,14 @@ def _same_state(rollouts: Rollouts, key: str, scope: str) -> list[list[int]]:
 def _relative(values: torch.Tensor, fnorm: str, epsilon: float) -> torch.Tensor:
     mean, std = mean_and_std(values)
     return (values - mean) / ((std if fnorm == "std" else 1.0) + epsilon)
+
+
+algorithm(
+    "gigpo",
+    policy_loss="ppo",
+    advantage="gigpo",
+    kl_loss="k2",
+    entropy_loss="default",
+    repeat_times=8,
+    note="Meant for episodes of several steps.",
+)

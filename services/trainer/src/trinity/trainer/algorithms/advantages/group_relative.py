@@ -1,9 +1,14 @@
 """GRPO: rewards relative to those of the other rollouts of the same task."""
 
+from typing import Literal
+
 import numpy as np
 import torch
 
+from trinity.plugins import Fraction, NonNegative, advantage, algorithm
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, groups, mean_and_std, spread
+
+StdLevel = Literal["group", "batch", "none"]
 
 
 def grpo(
@@ -36,16 +41,17 @@ def grpo(
     return advantages.masked_fill(left_out, 0.0)
 
 
+@advantage("grpo", also=["grpo_verl"], source="DeepSeekMath, arXiv:2402.03300, 4.1.2")
 def of_grpo(
     rollouts: Rollouts,
     *,
-    epsilon: float = 1e-6,
+    epsilon: NonNegative = 1e-6,
     std_threshold: float | None = None,
     duplicate_experiences: bool = False,
-    rank_penalty: float | None = None,
-    std_cal_level: str = "group",
+    rank_penalty: Fraction | None = None,
+    std_cal_level: StdLevel = "group",
 ) -> Advantages:
-    """`grpo` at each token.
+    """(R - mean of the group) / (standard deviation with n - 1, + epsilon).
 
     Groups that std_threshold leaves out are not trained. duplicate_experiences: as many groups, drawn from the others,
     are trained once more in their place (Polaris). rank_penalty: see `ranked`; the rewards themselves stay.
@@ -105,3 +111,28 @@ def refilled(copies_N: torch.Tensor, groups_N: torch.Tensor, seed: int) -> torch
         for choice in np.random.default_rng(seed).integers(0, len(kept), len(all_groups) - len(kept)):
             result[kept[choice]] += 1
     return result
+
+
+algorithm("grpo", also=["grpo_verl"], policy_loss="ppo", advantage="grpo", kl_loss="k2", entropy_loss="default")
+algorithm(
+    "dr_grpo",
+    policy_loss="ppo",
+    advantage="grpo",
+    repeat_times=8,
+    loss_aggregation="seq-mean-token-sum-norm",
+    args={"advantage_fn": {"std_cal_level": "none"}},
+)
+algorithm(
+    "dapo",
+    policy_loss="ppo",
+    advantage="grpo",
+    entropy_loss="default",
+    repeat_times=16,
+    args={"policy_loss_fn": {"clip_range_low": 0.2, "clip_range_high": 0.28}},
+    note="Tasks whose rollouts are all right or all wrong are replaced: begin with a model that solves some.",
+    operators=(
+        {"name": "dapo_dynamic_sampling_filter"},
+        {"name": "mask_response_truncated"},
+        {"name": "overlong_reward_shaping", "args": {"max_response_length": 32, "cache_length": 6}},
+    ),
+)

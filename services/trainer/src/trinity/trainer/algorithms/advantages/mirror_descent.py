@@ -1,9 +1,11 @@
 """OPMD: rewards minus a baseline that stands for the partition function of the mirror-descent step."""
 
 import math
+from typing import Literal
 
 import torch
 
+from trinity.plugins import NonNegative, advantage, algorithm
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, groups, mean_of, spread
 
 
@@ -24,6 +26,13 @@ def _baseline(rewards: torch.Tensor, kind: str, tau: float) -> torch.Tensor:
     return tau * (torch.logsumexp(rewards / tau, 0) - math.log(len(rewards)))
 
 
-def opmd(rollouts: Rollouts, *, opmd_baseline: str = "mean", tau: float = 1.0) -> Advantages:
-    """`opmd_scores` at each token. arXiv:2505.17826v1, appendix A; arXiv:2501.12599, section 2.3.2."""
+Baseline = Literal["mean", "logavgexp"]
+
+
+@advantage("opmd", also=["opmd_verl"], source="arXiv:2505.17826v1, A; arXiv:2501.12599, 2.3.2")
+def opmd(rollouts: Rollouts, *, opmd_baseline: Baseline = "mean", tau: NonNegative = 1.0) -> Advantages:
+    """R - b, b the mean of the group or tau (logsumexp(R / tau) - log n)."""
     return spread(rollouts, opmd_scores(rollouts.returns_N, rollouts.groups_N, opmd_baseline, tau))
+
+
+algorithm("opmd", policy_loss="opmd", advantage="opmd", kl_loss="k2", entropy_loss="default")

@@ -2,6 +2,7 @@
 
 import torch
 
+from trinity.plugins import Fraction, advantage, algorithm
 from trinity.trainer.algorithms.advantages.rollouts import (
     Advantages,
     Rollouts,
@@ -13,13 +14,15 @@ from trinity.trainer.algorithms.advantages.rollouts import (
 )
 
 
+@advantage("reinforce", source="Williams, 1992")
 def reinforce(rollouts: Rollouts) -> Advantages:
-    """The reward itself. REINFORCE (Williams, 1992), without a baseline."""
+    """R."""
     return spread(rollouts, rollouts.returns_N)
 
 
-def reinforceplusplus(rollouts: Rollouts, *, gamma: float = 1.0) -> Advantages:
-    """Returns to go, whitened over the action tokens of the batch. REINFORCE++, arXiv:2501.03262.
+@advantage("reinforceplusplus", source="arXiv:2501.03262")
+def reinforceplusplus(rollouts: Rollouts, *, gamma: Fraction = 1.0) -> Advantages:
+    """Returns to go, whitened over the action tokens of the batch.
 
     G_t = r_t + gamma G_(t+1), where t + 1 is the next action token; r is the reward at the last, less KL penalties at
     each.
@@ -33,8 +36,9 @@ def reinforceplusplus(rollouts: Rollouts, *, gamma: float = 1.0) -> Advantages:
     return by_token(rollouts, whiten(returns))
 
 
+@advantage("rloo", source="arXiv:2402.14740")
 def rloo(rollouts: Rollouts) -> Advantages:
-    """R minus the mean of the others, n / (n - 1) (R - mean). RLOO, arXiv:2402.14740. A group of one: R."""
+    """n / (n - 1) (R - mean of the group), which is R minus the mean of the others. A group of one: R."""
     returns = rollouts.returns_N
     scores = returns.clone()
     for members in groups(rollouts.groups_N):
@@ -44,8 +48,9 @@ def rloo(rollouts: Rollouts) -> Advantages:
     return spread(rollouts, scores)
 
 
+@advantage("remax", source="arXiv:2310.10505, algorithm 1", traits=["greedy"])
 def remax(rollouts: Rollouts) -> Advantages:
-    """R minus the reward of the task's greedy rollout. ReMax, arXiv:2310.10505, algorithm 1.
+    """R minus the reward of the task's greedy rollout.
 
     Explorers sample it as the last of the group, with the metric `greedy` (of several, say a workflow's own, the mean
     counts). It is not trained itself. A group without one, as in an archive of another algorithm, has baseline 0.
@@ -58,3 +63,15 @@ def remax(rollouts: Rollouts) -> Advantages:
             scores[members] = returns[members] - returns[greedy].mean()
             copies[greedy] = 0
     return spread(rollouts, scores, copies)
+
+
+algorithm("reinforceplusplus", policy_loss="ppo", advantage="reinforceplusplus", kl_loss="k2", entropy_loss="default")
+algorithm("rloo", policy_loss="ppo", advantage="rloo", kl_loss="k2", entropy_loss="default")
+algorithm(
+    "remax",
+    policy_loss="ppo",
+    advantage="remax",
+    kl_loss="k2",
+    entropy_loss="default",
+    note="The last rollout of each task is greedy, as the baseline of the others; it is not trained.",
+)

@@ -2,21 +2,23 @@
 
 import torch
 
-from trinity.trainer.algorithms.advantages.group_relative import grpo, without_spread
+from trinity.plugins import NonNegative, advantage, algorithm
+from trinity.trainer.algorithms.advantages.group_relative import StdLevel, grpo, without_spread
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, spread
 
 
+@advantage("step_wise_grpo", source="as grpo")
 def step_wise_grpo(
     rollouts: Rollouts,
     *,
-    epsilon: float = 1e-6,
+    epsilon: NonNegative = 1e-6,
     enable_step_norm: bool = False,
     std_threshold: float | None = None,
-    std_cal_level: str = "group",
+    std_cal_level: StdLevel = "group",
 ) -> Advantages:
     """GRPO's advantage of the last step of each trajectory, among those of its task, for all of its steps.
 
-    arXiv:2402.03300, section 4.1.2, with a trajectory for a response. enable_step_norm: divided by the number of steps,
+    enable_step_norm: divided by the number of steps,
     so that long trajectories count no more than short ones. Tasks with one trajectory, or a deviation <= std_threshold,
     are not trained if there is a threshold.
     """
@@ -31,3 +33,14 @@ def step_wise_grpo(
         scores[steps] = score / len(steps) if enable_step_norm else score
         copies[steps] = int(not dropped)
     return spread(rollouts, scores, copies)
+
+
+algorithm(
+    "multi_step_grpo",
+    policy_loss="ppo",
+    advantage="step_wise_grpo",
+    kl_loss="k2",
+    entropy_loss="default",
+    repeat_times=8,
+    note="Meant for episodes of several steps.",
+)

@@ -2,23 +2,25 @@
 
 import torch
 
+from trinity.plugins import NonNegative, algorithm, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses.ratios import log_ratio
 from trinity.trainer.algorithms.report import Report, masked_sum
 
 
+@policy_loss("cispo", source="MiniMax-M1, arXiv:2506.13585, eq. 4 and 5", traits=["ratio"])
 def cispo(
     x: LossInputs,
     share: Share,
     *,
-    clip_range_low: float = 1.0,
-    clip_range_high: float = 0.28,
+    clip_range_low: NonNegative = 1.0,
+    clip_range_high: NonNegative = 0.28,
     enable_mask_clip: bool = False,
-    mask_clip_range_low: float = 1.0,
-    mask_clip_range_high: float = 0.28,
+    mask_clip_range_low: NonNegative = 1.0,
+    mask_clip_range_high: NonNegative = 0.28,
 ) -> tuple[torch.Tensor, Report]:
-    """-A sg(clip(r, 1 - low, 1 + high)) lp: every token is trained. MiniMax-M1, arXiv:2506.13585, equations 4 and 5.
+    """-A sg(clip(r, 1 - low, 1 + high)) lp. Every token is trained.
 
     enable_mask_clip: 0 where PPO would clip, r > 1 + mask_high and A > 0, or r < 1 - mask_low and A < 0. That is its
     unified form, equations 6 and 7.
@@ -33,3 +35,6 @@ def cispo(
         loss = loss.masked_fill(outside, 0.0)
         report["masked"] = masked_sum(outside, x.mask)
     return share(loss, x.mask), report
+
+
+algorithm("cispo", policy_loss="cispo", advantage="grpo", kl_loss="k2", entropy_loss="default")

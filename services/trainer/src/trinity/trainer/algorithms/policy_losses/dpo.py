@@ -1,20 +1,36 @@
 """DPO, on pairs of sequences that may be in different micro-batches."""
 
+from typing import Annotated, Any
+
 import torch
+from pydantic import Field
 from torch.nn.functional import logsigmoid
 
+from trinity.plugins import Positive, algorithm, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch
 from trinity.trainer.algorithms.policy_losses.ratios import sequence_sum
 from trinity.trainer.algorithms.report import Report, masked_sum
 
 
-def dpo(x: LossInputs, share: Share, *, beta: float = 0.1, label_smoothing: float = 0.0) -> tuple[torch.Tensor, Report]:
-    """-(1 - ls) log sigmoid(z) - ls log sigmoid(-z), the mean over pairs. arXiv:2305.18290, equation 7.
+def partners(batch: WholeBatch, **_: Any) -> list[float]:
+    """D of the other one of each sequence's pair; 0 without."""
+    assert batch.reference is not None
+    parts = zip(batch.logprobs, batch.reference, batch.masks, strict=True)
+    distances = [float((lp - reference)[mask].sum()) for lp, reference, mask in parts]
+    of_number = dict(zip(batch.pairs, distances, strict=True))
+    return [of_number[-number] if number else 0.0 for number in batch.pairs]
 
-    z = beta (D of the chosen - D of the rejected), D the sum of lp - reference over a response's tokens; ls = label
-    smoothing (conservative DPO). Each sequence takes half of its pair's value and, D of the other being x.peers_B,
-    the gradient for its own D whole: the pair's value and gradient, whichever micro-batches its two are in.
+
+@policy_loss("dpo", source="arXiv:2305.18290, eq. 7", traits=["sequences", "pairs", "reference"], peers=partners)
+def dpo(
+    x: LossInputs, share: Share, *, beta: Positive = 0.1, label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+) -> tuple[torch.Tensor, Report]:
+    """-(1 - ls) log sigmoid(z) - ls log sigmoid(-z), z = beta (D of the chosen - D of the rejected), D the sum of
+    lp - ref over a response; the mean over pairs.
+
+    ls: label_smoothing (conservative DPO). Each sequence takes half of its pair's value and, D of the other being
+    x.peers_B, the gradient for its own D whole: the pair's value and gradient, whichever micro-batches its two are in.
     """
     assert x.peers_B is not None
     assert x.pairs_B is not None
@@ -33,7 +49,10 @@ def dpo(x: LossInputs, share: Share, *, beta: float = 0.1, label_smoothing: floa
     return halved.sum() / max(share.totals.pairs, 1), report
 
 
-def partners(distances: list[float], pairs: list[int]) -> list[float]:
-    """D of the other one of each sequence's pair; 0 without. pairs: k for the chosen, -k for the rejected one."""
-    of_number = dict(zip(pairs, distances, strict=True))
-    return [of_number[-number] if number else 0.0 for number in pairs]
+algorithm(
+    "dpo",
+    policy_loss="dpo",
+    kl_loss="k2",
+    entropy_loss="default",
+    note="Learns from preference pairs of a dataset (mode train), or of each group: best with worst, next with next.",
+)

@@ -2,18 +2,20 @@
 
 import torch
 
+from trinity.plugins import NonNegative, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses.ratios import log_ratio, sequence_mean
 from trinity.trainer.algorithms.report import Report, masked_sum
 
 
+@policy_loss("gmpo", source="arXiv:2507.20673", traits=["ratio", "sequences"], aggregation="seq-mean-token-sum")
 def gmpo(
-    x: LossInputs, share: Share, *, clip_range_low: float = 0.4, clip_range_high: float = 0.4
+    x: LossInputs, share: Share, *, clip_range_low: NonNegative = 0.4, clip_range_high: NonNegative = 0.4
 ) -> tuple[torch.Tensor, Report]:
     """-A exp(mean over the sequence of d), d = min(lp - lo, high) for A > 0 and max(lp - lo, -low) for A < 0.
 
-    GMPO, arXiv:2507.20673: the clip is of log-ratios. A is the mean of the advantages of the sequence's tokens;
+    The clip is of log-ratios. A is the mean of the advantages of the sequence's tokens;
     a token whose advantage is 0 has d = 0.
     """
     exponent = log_ratio(x)

@@ -2,23 +2,25 @@
 
 import torch
 
+from trinity.plugins import NonNegative, algorithm, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses.ratios import LIMIT, clipped, sequence_mean
 from trinity.trainer.algorithms.report import Report, masked_sum
 
 
+@policy_loss("gspo", source="arXiv:2507.18071, 4.3", traits=["ratio"], aggregation="seq-mean-token-mean")
 def gspo(
     x: LossInputs,
     share: Share,
     *,
-    clip_range: float | None = None,
-    clip_range_low: float | None = 3e-4,
-    clip_range_high: float | None = 4e-4,
+    clip_range: NonNegative | None = None,
+    clip_range_low: NonNegative | None = 3e-4,
+    clip_range_high: NonNegative | None = 4e-4,
 ) -> tuple[torch.Tensor, Report]:
     """max(-A s, -A clip(s, 1 - low, 1 + high)) with s = exp(lp - sg(lp) + sg(mean over the sequence of lp - lo)).
 
-    arXiv:2507.18071, section 4.3 (GSPO-token): where A is the same for all tokens of a sequence and the mean is that of
+    GSPO-token: where A is the same for all tokens of a sequence and the mean is that of
     sequences of their tokens' means, value and gradient are GSPO's, whose ratio is exp(mean(lp - lo)). `clip_range`
     stands for a bound that is None.
     """
@@ -35,3 +37,6 @@ def gspo(
         "ratio": masked_sum(ratio.detach(), x.mask),
     }
     return share(loss, x.mask), report
+
+
+algorithm("gspo", policy_loss="gspo", advantage="grpo", kl_loss="k2", entropy_loss="default")

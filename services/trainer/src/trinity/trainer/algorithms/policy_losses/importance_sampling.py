@@ -2,13 +2,15 @@
 
 import torch
 
+from trinity.plugins import policy_loss
 from trinity.trainer.algorithms.aggregation import Share
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses.ratios import log_ratio
 from trinity.trainer.algorithms.report import Report, masked_sum
 
 
+@policy_loss("importance_sampling", source="PPO, arXiv:1707.06347, eq. 6", traits=["ratio"])
 def importance_sampling(x: LossInputs, share: Share) -> tuple[torch.Tensor, Report]:
-    """-A r. PPO, arXiv:1707.06347, equation 6."""
+    """-A r."""
     ratio = log_ratio(x).exp()
     return share(-x.advantages * ratio, x.mask), {"ratio": masked_sum(ratio.detach(), x.mask)}

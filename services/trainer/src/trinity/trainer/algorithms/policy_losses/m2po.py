@@ -1,19 +1,47 @@
 """M2PO: a clip as wide as the second moment of the log-ratios of the whole batch allows."""
 
+from typing import Any
+
 import torch
 
+from trinity.plugins import NonNegative, Positive, algorithm, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch
 from trinity.trainer.algorithms.policy_losses.ratios import log_ratio
 from trinity.trainer.algorithms.report import Report, masked_sum
 
 
-def m2po(
-    x: LossInputs, share: Share, *, m2_threshold: float = 0.04, log_ratio_clip: float = 20.0
-) -> tuple[torch.Tensor, Report]:
-    """-A r for the tokens of x.keep_mask, 0 for the others; the mean is over all. M2PO, arXiv:2510.01161.
+def keep(batch: WholeBatch, *, m2_threshold: float, **_: Any) -> list[torch.Tensor]:
+    """Tokens that are kept, bool [R] for each sequence; all sequences of the batch together decide.
 
-    log_ratio_clip bounds the value of lp - lo in r, not its gradient. `keep` selects the tokens.
+    Only where PPO's clip might act (A > 0 and lp > lo, or A < 0 and lp < lo) tokens are left out: those whose
+    (lp - lo)^2 is above the largest t of these squares with a mean of min((lp - lo)^2, t) <= m2_threshold. So does the
+    authors' code (github.com/Infini-AI-Lab/M2PO), which clips at exp(+-sqrt(t)). Algorithm 1 of the paper takes the
+    mean over the tokens that are kept, and keeps more of them.
+    """
+    if not batch.masks:
+        return []
+    ratios, signs, mask = torch.cat(batch.log_ratios), torch.cat(batch.advantages), torch.cat(batch.masks)
+    bounded = torch.nonzero(mask & (((signs > 0) & (ratios > 0)) | ((signs < 0) & (ratios < 0))))[:, 0]
+    moments, order = ratios[bounded].square().sort(stable=True)
+    beyond = torch.arange(len(moments) - 1, -1, -1)
+    capped = moments.cumsum(0) + moments * beyond  # the sum of all, each capped at this one: it only grows
+    count = int((capped <= m2_threshold * len(moments)).sum())
+    kept = mask.clone()
+    kept[bounded[order[count:]]] = False
+    return list(kept.split([len(m) for m in batch.masks]))
+
+
+@policy_loss(
+    "m2po", source="arXiv:2510.01161, and its authors' code", traits=["ratio"], aggregations=["token-mean"], keep=keep
+)
+def m2po(
+    x: LossInputs, share: Share, *, m2_threshold: NonNegative = 0.04, log_ratio_clip: Positive = 20.0
+) -> tuple[torch.Tensor, Report]:
+    """-A r for the tokens that are kept: all but those that PPO's clip might touch and with (lp - lo)^2 > t, the
+    largest t with a mean of min((lp - lo)^2, t) <= m2_threshold over the batch.
+
+    log_ratio_clip bounds the value of lp - lo in r, not its gradient. The mean is over all tokens.
     """
     assert x.keep_mask is not None
     plain = x.logprobs - x.old_logprobs
@@ -27,24 +55,4 @@ def m2po(
     return share(loss, x.mask), report
 
 
-def keep(
-    log_ratios: list[torch.Tensor], advantages: list[torch.Tensor], masks: list[torch.Tensor], m2_threshold: float
-) -> list[torch.Tensor]:
-    """Tokens that are kept, bool [R] for each sequence; all sequences of the batch together decide.
-
-    Only where PPO's clip might act (A > 0 and lp > lo, or A < 0 and lp < lo) tokens are left out: those whose
-    (lp - lo)^2 is above the largest t of these squares with a mean of min((lp - lo)^2, t) <= m2_threshold. So does the
-    authors' code (github.com/Infini-AI-Lab/M2PO), which clips at exp(+-sqrt(t)). Algorithm 1 of the paper takes the
-    mean over the tokens that are kept, and keeps more of them.
-    """
-    if not masks:
-        return []
-    ratios, signs, mask = torch.cat(log_ratios).double(), torch.cat(advantages), torch.cat(masks).bool()
-    bounded = torch.nonzero(mask & (((signs > 0) & (ratios > 0)) | ((signs < 0) & (ratios < 0))))[:, 0]
-    moments, order = ratios[bounded].square().sort(stable=True)
-    beyond = torch.arange(len(moments) - 1, -1, -1)
-    capped = moments.cumsum(0) + moments * beyond  # the sum of all, each capped at this one: it only grows
-    count = int((capped <= m2_threshold * len(moments)).sum())
-    kept = mask.clone()
-    kept[bounded[order[count:]]] = False
-    return list(kept.split([len(m) for m in masks]))
+algorithm("m2po", policy_loss="m2po", advantage="grpo", repeat_times=8)

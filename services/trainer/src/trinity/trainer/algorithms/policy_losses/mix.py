@@ -6,25 +6,27 @@ from dataclasses import replace
 
 import torch
 
+from trinity.plugins import AggregationMode, Fraction, NonNegative, NonNegativeInt, algorithm, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses import ppo, sft
 from trinity.trainer.algorithms.report import Report
 
 
+@policy_loss("mix", source="CHORD, arXiv:2508.11408", traits=["ratio", "experts"])
 def mix(
     x: LossInputs,
     share: Share,
     *,
-    mu: float = 0.1,
-    clip_range: float = 0.2,
-    clip_range_low: float | None = None,
-    clip_range_high: float | None = None,
+    mu: Fraction = 0.1,
+    clip_range: NonNegative = 0.2,
+    clip_range_low: NonNegative | None = None,
+    clip_range_high: NonNegative | None = None,
     use_token_level_loss_in_sft: bool = True,
-    sft_loss_agg_mode: str | None = None,
-    grpo_loss_agg_mode: str | None = None,
+    sft_loss_agg_mode: AggregationMode | None = None,
+    grpo_loss_agg_mode: AggregationMode | None = None,
 ) -> tuple[torch.Tensor, Report]:
-    """(1 - mu) PPO of the rolled-out + mu SFT of the expert sequences. CHORD, arXiv:2508.11408, with a constant mu.
+    """(1 - mu) PPO of the rolled-out + mu SFT of the expert sequences.
 
     Each part is aggregated among its own sequences, by its own mode if it is given.
     """
@@ -33,25 +35,25 @@ def mix(
     return _mixed(x, share, mu, clip, modes, sft.sft, use_token_level_loss_in_sft)
 
 
+@policy_loss("mix_chord", source="CHORD, arXiv:2508.11408", traits=["ratio", "experts"])
 def mix_chord(
     x: LossInputs,
     share: Share,
     *,
-    mu_warmup_steps: int = 0,
-    mu_decay_steps: int = 0,
-    mu_peak: float = 0.1,
-    mu_valley: float = 0.1,
+    mu_warmup_steps: NonNegativeInt = 0,
+    mu_decay_steps: NonNegativeInt = 0,
+    mu_peak: Fraction = 0.1,
+    mu_valley: Fraction = 0.1,
     enable_phi_function: bool = True,
-    clip_range: float = 0.2,
-    clip_range_low: float | None = None,
-    clip_range_high: float | None = None,
+    clip_range: NonNegative = 0.2,
+    clip_range_low: NonNegative | None = None,
+    clip_range_high: NonNegative | None = None,
     use_token_level_loss_in_sft: bool = True,
-    sft_loss_agg_mode: str | None = None,
-    grpo_loss_agg_mode: str | None = None,
+    sft_loss_agg_mode: AggregationMode | None = None,
+    grpo_loss_agg_mode: AggregationMode | None = None,
 ) -> tuple[torch.Tensor, Report]:
-    """(1 - mu) PPO of the rolled-out + mu sft_phi (or SFT) of the expert sequences. CHORD, arXiv:2508.11408.
-
-    mu is `mu_at` of the step.
+    """(1 - mu) PPO of the rolled-out + mu sft_phi (or SFT) of the expert sequences, mu(step): linear 0
+    to peak, half a cosine to valley, then valley.
     """
     mu = mu_at(x.step, mu_warmup_steps, mu_decay_steps, mu_peak, mu_valley)
     clip = {"clip_range": clip_range, "clip_range_low": clip_range_low, "clip_range_high": clip_range_high}
@@ -89,3 +91,17 @@ def _mixed(
     taught, about = learn(expert, experts, use_token_level_loss=token_level or modes[1] is not None)
     constant = torch.tensor([mu, 1.0], device=x.mask.device)
     return (1 - mu) * usual + mu * taught, {**report, **about, "mu": constant}
+
+
+algorithm(
+    "mix", policy_loss="mix", advantage="grpo", kl_loss="k2", entropy_loss="mix", sample_strategy="mix", repeat_times=8
+)
+algorithm(
+    "mix_chord",
+    policy_loss="mix_chord",
+    advantage="grpo",
+    kl_loss="k2",
+    entropy_loss="mix",
+    sample_strategy="mix",
+    repeat_times=8,
+)

@@ -5,28 +5,56 @@ Trinity-RFT's report, arXiv:2505.17826v1, appendix A. D is the sum of lp - lo ov
 
 import torch
 
+from trinity.plugins import NonNegative, Positive, algorithm, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch
 from trinity.trainer.algorithms.policy_losses.ratios import sequence_mean, sequence_sum
 from trinity.trainer.algorithms.report import Report, masked_sum
 
 
-def opmd(x: LossInputs, share: Share, *, tau: float = 1.0) -> tuple[torch.Tensor, Report]:
-    """-A lp / (1 + tau): the simplest form, regularized towards the policy as it is now."""
+@policy_loss("opmd", source="arXiv:2505.17826v1, A")
+def opmd(x: LossInputs, share: Share, *, tau: NonNegative = 1.0) -> tuple[torch.Tensor, Report]:
+    """-A lp / (1 + tau). The simplest form, regularized towards the policy as it is now."""
     return share(-x.advantages * x.logprobs / (1 + tau), x.mask), {}
 
 
-def opmd_kimi(x: LossInputs, share: Share, *, tau: float = 1.0) -> tuple[torch.Tensor, Report]:
+@policy_loss(
+    "opmd_kimi",
+    source="Kimi k1.5, arXiv:2501.12599, eq. 3",
+    traits=["sequences"],
+    aggregation="seq-mean-token-sum",
+)
+def opmd_kimi(x: LossInputs, share: Share, *, tau: NonNegative = 1.0) -> tuple[torch.Tensor, Report]:
     """-A D + tau / 2 D^2 = ((A - tau D)^2 - A^2) / (2 tau) of each sequence.
 
-    Kimi k1.5, arXiv:2501.12599, equation 3. A is the mean of the advantages of the sequence's tokens.
+    A is the mean of the advantages of the sequence's tokens.
     """
     advantage, distance = sequence_mean(x.advantages, x.mask), sequence_sum(x.logprobs - x.old_logprobs, x.mask)
     loss = -advantage * distance + 0.5 * tau * distance.square()
     return share.of_sequences(loss, x.mask), _report(distance, x)
 
 
-def opmd_pairwise(x: LossInputs, share: Share, *, tau: float = 1.0) -> tuple[torch.Tensor, Report]:
+def group_means(batch: WholeBatch, *, tau: float) -> list[float]:
+    """Mean of a over the group of each sequence, among those that have tokens to train."""
+    values: dict[int, list[float]] = {}
+    for advantage, ratio, mask, group in zip(
+        batch.advantages, batch.log_ratios, batch.masks, batch.groups, strict=True
+    ):
+        if mask.any():
+            value = float(advantage[mask].mean()) - tau * float(ratio[mask].sum())
+            values.setdefault(group, []).append(value)
+    return [sum(values[group]) / len(values[group]) if group in values else 0.0 for group in batch.groups]
+
+
+@policy_loss(
+    "opmd_pairwise",
+    source="arXiv:2505.17826v1, A",
+    traits=["sequences"],
+    aggregation="seq-mean-token-sum",
+    aggregations=["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"],
+    peers=group_means,
+)
+def opmd_pairwise(x: LossInputs, share: Share, *, tau: Positive = 1.0) -> tuple[torch.Tensor, Report]:
     """(a - mean of a over the group)^2 / (2 tau) of each sequence, a = A - tau D and A is the reward.
 
     A group of K gives sum over its pairs of (a_i - a_j)^2 / (2 tau K), in which the partition function cancels out. The
@@ -39,21 +67,9 @@ def opmd_pairwise(x: LossInputs, share: Share, *, tau: float = 1.0) -> tuple[tor
     return share.of_sequences(deviation.square() / (2 * tau), x.mask), _report(distance, x)
 
 
-def group_means(
-    advantages: list[torch.Tensor],
-    log_ratios: list[torch.Tensor],
-    masks: list[torch.Tensor],
-    groups: list[int],
-    tau: float,
-) -> list[float]:
-    """Mean of a over the group of each sequence, among those that have tokens to train. Ragged tensors, [R] each."""
-    values: dict[int, list[float]] = {}
-    for advantage, ratio, mask, group in zip(advantages, log_ratios, masks, groups, strict=True):
-        if mask.any():
-            value = float(advantage[mask].double().mean()) - tau * float(ratio[mask].double().sum())
-            values.setdefault(group, []).append(value)
-    return [sum(values[group]) / len(values[group]) if group in values else 0.0 for group in groups]
-
-
 def _report(distance: torch.Tensor, x: LossInputs) -> Report:
     return {"sequence_log_ratio": masked_sum(distance.detach(), x.mask.sum(-1) > 0)}
+
+
+algorithm("opmd_kimi", policy_loss="opmd_kimi", advantage="opmd")
+algorithm("opmd_pairwise", policy_loss="opmd_pairwise", advantage="reinforce")

@@ -1,29 +1,37 @@
 """PPO's clipped surrogate."""
 
-import torch
+from typing import Annotated
 
+import torch
+from pydantic import Field
+
+from trinity.plugins import NonNegative, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses.ratios import clipped, log_ratio, sequence_mean
 from trinity.trainer.algorithms.report import Report, masked_sum
 
 
+@policy_loss(
+    "ppo",
+    source="arXiv:1707.06347, eq. 7; dual clip, arXiv:1912.09729, eq. 5; clip-higher: DAPO, arXiv:2503.14476, eq. 10",
+    traits=["ratio"],
+)
 def ppo(
     x: LossInputs,
     share: Share,
     *,
-    clip_range: float = 0.2,
-    clip_range_low: float | None = None,
-    clip_range_high: float | None = None,
-    clip_ratio_c: float = 3.0,
+    clip_range: NonNegative = 0.2,
+    clip_range_low: NonNegative | None = None,
+    clip_range_high: NonNegative | None = None,
+    clip_ratio_c: Annotated[float, Field(ge=1)] = 3.0,
     enable_sequence_masking: bool = False,
-    delta_sequence_masking: float = 0.1,
+    delta_sequence_masking: NonNegative = 0.1,
     fallback_to_policy_gradient: bool = False,
 ) -> tuple[torch.Tensor, Report]:
     """max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A c.
 
-    PPO, arXiv:1707.06347, equation 7; dual clip, arXiv:1912.09729, equation 5. `clip_range` stands for both bounds
-    unless they are given (clip-higher: DAPO, arXiv:2503.14476, equation 10). enable_sequence_masking: tokens with
+    `clip_range` stands for both bounds unless they are given. enable_sequence_masking: tokens with
     A < 0 of sequences whose mean of lo - lp is above delta_sequence_masking have loss 0, and still count in means
     (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). fallback_to_policy_gradient: sg(lp) stands for lo, so that r is 1,
     nothing is clipped or masked, and the gradient is that of -A lp.

@@ -1,29 +1,37 @@
 """REC: group-relative REINFORCE with a choice of clips, weights and regularizers."""
 
+from typing import Literal
+
 import torch
 
+from trinity.plugins import Fraction, NonNegative, Positive, algorithm, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses.ratios import LIMIT, log_ratio, sequence_mean
 from trinity.trainer.algorithms.report import Report, masked_sum
 
+Weight = Literal[
+    "none", "importance_sampling", "truncated_importance_sampling", "gspo_importance_sampling", "advantage"
+]
 
+
+@policy_loss("rec", source="arXiv:2509.24203")
 def rec(
     x: LossInputs,
     share: Share,
     *,
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
-    epsilon_low_prime: float = 0.6,
-    epsilon_high_prime: float = 2.0,
-    clip_mode: str = "none",
-    weight: str = "none",
-    regularizer: str = "none",
-    regularizer_coef: float = 0.0,
-    temp: float = 1.0,
+    epsilon_low: Fraction = 0.2,
+    epsilon_high: NonNegative = 0.2,
+    epsilon_low_prime: Fraction = 0.6,
+    epsilon_high_prime: NonNegative = 2.0,
+    clip_mode: Literal["none", "one-side", "gspo-one-side", "two-side", "ring"] = "none",
+    weight: Weight = "none",
+    regularizer: Literal["none", "k2", "forward-kl"] = "none",
+    regularizer_coef: NonNegative = 0.0,
+    temp: Positive = 1.0,
     fix_opd_advantage: bool = False,
 ) -> tuple[torch.Tensor, Report]:
-    """-A w lp where the clip mode lets it, else 0; plus the regularizer everywhere. arXiv:2509.24203.
+    """-A w lp where the clip mode lets it, else 0; plus the regularizer everywhere.
 
     r has no gradient.
     clip_mode: `two-side` 1 - low <= r <= 1 + high; `one-side` r <= 1 + high for A >= 0, r >= 1 - low for A <= 0;
@@ -67,3 +75,6 @@ def rec(
     if clip_mode == "gspo-one-side":
         share = share.by("seq-mean-token-mean")
     return share(loss, x.mask), report
+
+
+algorithm("rec", policy_loss="rec", advantage="rec", kl_loss="k2", entropy_loss="default")

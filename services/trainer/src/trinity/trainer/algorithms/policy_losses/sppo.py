@@ -2,16 +2,21 @@
 
 import torch
 
+from trinity.plugins import NonNegative, algorithm, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses.ratios import log_ratio
 from trinity.trainer.algorithms.report import Report, masked_sum
 
 
-def sppo(x: LossInputs, share: Share, *, epsilon: float = 0.3) -> tuple[torch.Tensor, Report]:
-    """-A (lp - lo) where 1 / (1 + epsilon) <= r <= 1 + epsilon, else 0. Trinity-RFT's sPPO, arXiv:2505.17826."""
+@policy_loss("sppo", source="Trinity-RFT, arXiv:2505.17826")
+def sppo(x: LossInputs, share: Share, *, epsilon: NonNegative = 0.3) -> tuple[torch.Tensor, Report]:
+    """-A (lp - lo) where 1 / (1 + epsilon) <= r <= 1 + epsilon, else 0."""
     exponent = log_ratio(x)
     ratio = exponent.detach().exp()
     inside = (ratio >= 1 / (1 + epsilon)) & (ratio <= 1 + epsilon)
     report = {"pg_clipfrac": masked_sum(~inside, x.mask), "ratio": masked_sum(ratio, x.mask)}
     return share(-x.advantages * exponent * inside, x.mask), report
+
+
+algorithm("sppo", policy_loss="sppo", advantage="opmd")

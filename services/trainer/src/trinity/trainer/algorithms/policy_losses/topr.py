@@ -1,17 +1,25 @@
 """TOPR: negative samples count only as far as the policy still produces them."""
 
+from typing import Literal
+
 import torch
 
+from trinity.plugins import algorithm, policy_loss
 from trinity.trainer.algorithms.aggregation import Share
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses.ratios import LIMIT, log_ratio, sequence_sum
 from trinity.trainer.algorithms.report import Report, masked_sum
 
 
+@policy_loss("topr", source="arXiv:2503.14286", traits=["ratio"])
 def topr(
-    x: LossInputs, share: Share, *, advantage_threshold: float = 0.0, ratio_level: str = "token"
+    x: LossInputs,
+    share: Share,
+    *,
+    advantage_threshold: float = 0.0,
+    ratio_level: Literal["token", "sequence"] = "token",
 ) -> tuple[torch.Tensor, Report]:
-    """-sg(alpha) A lp, alpha = min(r, 1) where A <= advantage_threshold, else 1. arXiv:2503.14286.
+    """-sg(alpha) A lp, alpha = min(r, 1) where A <= advantage_threshold, else 1.
 
     The paper's ratio is of the whole response: ratio_level = sequence. `token` takes each token's own.
     """
@@ -22,3 +30,6 @@ def topr(
     alpha = torch.where(tapered, exponent.exp().clamp(max=1.0), 1.0)
     report = {"tapered": masked_sum(tapered, x.mask), "alpha": masked_sum(alpha, x.mask)}
     return share(-alpha * x.advantages * x.logprobs, x.mask), report
+
+
+algorithm("topr", policy_loss="topr", advantage="reinforce", kl_loss="k2", entropy_loss="default")

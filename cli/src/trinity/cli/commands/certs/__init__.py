@@ -1,0 +1,1 @@
+"""`trinity certs`: certificates and NATS credentials of a deployment."""

@@ -1,0 +1,214 @@
+"""The services, as commands use them: answers are plain values, refusals are RunErrors."""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
+from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
+from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
+from trinity.cli.commands import wire
+from trinity.cli.commands.wire import Facts, Letter, Member, Rollback, Version
+from trinity.cli.errors import RunError, not_accepted
+from trinity.runtime import rpc
+from trinity.weights import Manifest, manifest_to_proto
+
+_CALL_SECONDS = 60.0
+_PROVIDER_SECONDS = 2.0
+_ALL_VERSIONS = 1_000_000
+
+
+class NoAnswer(RunError):
+    """The service is away, or too slow; it may be back later."""
+
+
+class _Service:
+    name: str
+
+    async def _ask(self, call: Callable[..., Awaitable[Any]], request: Any, seconds: float = _CALL_SECONDS) -> Any:
+        """An answer. NoAnswer, or RunError with the reason of a refusal."""
+        return await self._answer(call(request, timeout=seconds))
+
+    async def _answer(self, awaited: Awaitable[Any]) -> Any:
+        try:
+            return await awaited
+        except grpc.aio.AioRpcError as error:
+            reason = str(error.details())
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise not_accepted(reason) from None
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise NoAnswer(
+                    f"the {self.name} service does not answer ({reason}); `trinity status` shows the run"
+                ) from None
+            raise RunError(reason) from None
+
+
+class Buffer(_Service):
+    """The buffer of one run: dead letters, ledger, fences."""
+
+    name = "buffer"
+
+    def __init__(self, channel: grpc.aio.Channel, run: str) -> None:
+        self._stub = buffer_pb2_grpc.BufferServiceStub(channel)
+        self._run = run
+
+    async def letters(self, limit: int) -> list[Letter]:
+        """Dead letters, oldest first."""
+        request = buffer_pb2.ListDeadLettersRequest(run=self._run, limit=limit)
+        return [wire.letter(one) for one in (await self._ask(self._stub.ListDeadLetters, request)).dead_letters]
+
+    async def letter(self, ordinal: int) -> Facts:
+        """One letter with all fields. RunError if the task has none."""
+        request = buffer_pb2.ListDeadLettersRequest(run=self._run, ordinal=ordinal)
+        return wire.whole_letter((await self._ask(self._stub.ListDeadLetters, request)).dead_letters[0])
+
+    async def retry_letters(self, ordinals: Sequence[int]) -> list[int]:
+        request = buffer_pb2.RetryDeadLettersRequest(run=self._run, ordinals=ordinals)
+        return list((await self._ask(self._stub.RetryDeadLetters, request)).ordinals)
+
+    async def drop_letters(self, ordinals: Sequence[int]) -> list[int]:
+        request = buffer_pb2.DropDeadLettersRequest(run=self._run, ordinals=ordinals)
+        return list((await self._ask(self._stub.DropDeadLetters, request)).ordinals)
+
+    async def entry(self, step: int) -> Facts:
+        """The ledger's entry of a step, as `wire.batch` gives it. RunError if there is none."""
+        return wire.batch(await self._entry(step))
+
+    async def entry_with_texts(self, step: int, most: int) -> Facts:
+        """The same, with the first `most` experiences of every group, and as many rows of datasets."""
+        entry = await self._entry(step)
+        found = wire.batch(entry) | {"examples": []}
+        members = iter(zip(entry.groups, found["groups"], strict=True))
+        try:
+            async for part in self._parts(step):
+                if part.WhichOneof("part") == "group":
+                    member, shown = next(members)
+                    shown["experiences"] = wire.experiences(member, part.group.outcome)[:most]
+                elif part.WhichOneof("part") == "example" and len(found["examples"]) < most:
+                    messages = json.loads(part.example.messages_json)
+                    found["examples"].append(
+                        {"buffer": part.example.buffer, "row": part.example.row, "messages": messages}
+                    )
+        except RunError as error:
+            raise RunError(f"{error}; the ledger's part of step {step} is shown without --texts") from None
+        return found
+
+    async def _entry(self, step: int) -> buffer_pb2.LedgerEntry:
+        request = buffer_pb2.GetLedgerEntryRequest(run=self._run, step=step)
+        return (await self._ask(self._stub.GetLedgerEntry, request)).entry
+
+    async def _parts(self, step: int) -> AsyncIterator[buffer_pb2.BatchPart]:
+        """The parts of a step's batch, without its end."""
+        call = self._stub.StreamBatches(buffer_pb2.StreamBatchesRequest(run=self._run, from_step=step))
+        try:
+            while (part := await self._answer(call.read())).WhichOneof("part") != "end":
+                yield part
+        finally:
+            call.cancel()
+
+    async def skip(self, step: int, reason: str) -> Facts:
+        """Write into the ledger that a step is skipped; returns its entry."""
+        request = buffer_pb2.SkipStepRequest(run=self._run, step=step, reason=reason)
+        return wire.batch((await self._ask(self._stub.SkipStep, request)).entry)
+
+    async def rewind(self, step: int) -> None:
+        """RunError unless the experience after a step still exists."""
+        await self._ask(self._stub.Rewind, buffer_pb2.RewindRequest(run=self._run, step=step))
+
+    async def fenced(self) -> int:
+        """Groups that fences have dropped so far; 0 from a buffer that does not answer, which fences later."""
+        try:
+            stats = await self._ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run))
+        except RunError:
+            return 0
+        return int(stats.dropped.get("fenced", 0))
+
+    async def fence(self, versions: range, seconds: float) -> int:
+        """Keep the experience of versions out of later batches; the groups that all fences have dropped."""
+        request = buffer_pb2.FenceRequest(run=self._run, versions=versions)
+        return int((await self._ask(self._stub.Fence, request, seconds)).dropped)
+
+
+class Sync(_Service):
+    """The sync service of one run: versions and explorers."""
+
+    name = "sync"
+
+    def __init__(self, channel: grpc.aio.Channel, run: str) -> None:
+        self._stub = sync_pb2_grpc.SyncServiceStub(channel)
+        self._run = run
+
+    async def versions(self, limit: int = _ALL_VERSIONS, seconds: float = _CALL_SECONDS) -> list[Version]:
+        """The newest versions, newest first."""
+        request = sync_pb2.ListVersionsRequest(run=self._run, limit=limit)
+        return [wire.version(one) for one in (await self._ask(self._stub.ListVersions, request, seconds)).versions]
+
+    async def version(self, number: int) -> Facts:
+        """All fields of one version. RunError if there is none."""
+        request = sync_pb2.GetVersionRequest(run=self._run, version=number)
+        return wire.whole_version((await self._ask(self._stub.GetVersion, request)).version)
+
+    async def members(self) -> list[Member]:
+        request = sync_pb2.ListMembersRequest(run=self._run)
+        return [wire.member(one) for one in (await self._ask(self._stub.ListMembers, request)).members]
+
+    async def pin(self, number: int, pinned: bool) -> None:
+        await self._ask(self._stub.Pin, sync_pb2.PinRequest(run=self._run, version=number, pinned=pinned))
+
+    async def roll_back(self, number: int, keep_experience: bool, reason: str) -> Rollback:
+        request = sync_pb2.RollbackRequest(
+            run=self._run, version=number, keep_experience=keep_experience, reason=reason
+        )
+        done = (await self._ask(self._stub.Rollback, request)).rollback
+        newest = max([done.newest_step, *done.withdrawn])
+        return Rollback(done.number, done.version, tuple(done.withdrawn), done.keep_experience, newest)
+
+    async def publish(self, manifest: Manifest) -> None:
+        """Make a manifest the LIVE version; waits until the service serves."""
+        request = sync_pb2.PublishRequest(manifest=manifest_to_proto(manifest))
+        await self._answer(self._stub.Publish(request, timeout=600, wait_for_ready=True))
+
+
+async def provider_facts(service: str, named: list[tuple[str, str]]) -> list[Facts]:
+    """What is known of each provider: attached to the environment service, or (name, address) of the YAML.
+
+    `health`: serving, failing, away; `since_seconds` (Unix time) is null where only this moment is known. A name that
+    is to attach, and that no provider brought yet, is away.
+    """
+    found, problem = await _described(service, "own")
+    facts = [
+        _fact(one.provider, _health(one.health), [*one.environments, *one.scorers], one.reason, one.since_seconds)
+        for one in (found.providers if found else ())
+    ]
+    brought = {name for one in facts for name in one["offers"]}
+    for name, address in named:
+        if address == "attached" and name not in brought:
+            facts.append(_fact(name, "away", [name], problem or "no provider has brought it yet"))
+    for address in dict.fromkeys(address for _, address in named if address != "attached"):
+        _, problem = await _described(address, None)  # not the run's: it must not learn a token
+        offers = [name for name, there in named if there == address]
+        facts.append(_fact(address, "away" if problem else "serving", offers, problem))
+    return facts
+
+
+def _fact(provider: str, health: str, offers: list[str], reason: str, since: float | None = None) -> Facts:
+    return {"provider": provider, "health": health, "since_seconds": since, "offers": offers, "reason": reason}
+
+
+async def _described(address: str, identity: rpc.Shown) -> tuple[Any, str]:
+    """What a provider announces, or None and why it does not answer."""
+    async with rpc.channel(address, identity=identity) as channel:
+        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
+        try:
+            return await stub.Describe(environment_pb2.DescribeRequest(), timeout=_PROVIDER_SECONDS), ""
+        except grpc.aio.AioRpcError as error:
+            return None, f"{address} does not answer ({error.code().name})"
+
+
+def _health(number: int) -> str:
+    """serving, failing or away."""
+    name = environment_pb2.ProviderHealth.Name(number)
+    return name.removeprefix("PROVIDER_HEALTH_").lower()

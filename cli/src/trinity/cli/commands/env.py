@@ -1,0 +1,103 @@
+"""`trinity env`: whether a provider of environments keeps the contract, which a run has, and their tokens."""
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trinity.cli.commands import env_tokens
+from trinity.cli.commands.client import provider_facts
+from trinity.cli.commands.reader import JobStage, find_job_stage, live_services
+from trinity.cli.commands.wire import Facts, provider_line
+from trinity.cli.errors import RunError
+from trinity.cli.options import AsJson, command, group
+from trinity.cli.render import to_json
+from trinity.runtime import rpc
+from trinity.runtime.trust.identity import Identity, of_certificate
+from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.tls import TlsFiles, TlsIdentity
+from trinity.sdk.conformance import Result, Sample, Verdict, check_provider
+
+app = group("Providers of environments.")
+app.add_typer(env_tokens.app, name="tokens")
+
+
+@command(app, "check")
+def check(
+    address: Annotated[str, typer.Argument(help="gRPC address of the provider, host:port")],
+    name: Annotated[str, typer.Option("--name", "-n", help="This environment or scorer alone; else all")] = "",
+    task: Annotated[str, typer.Option("--task", help="The task's row that is played, a JSON object")] = "{}",
+    args: Annotated[str, typer.Option("--args", help="Environment arguments, a JSON object")] = "",
+    action: Annotated[str, typer.Option("--action", help="Text of every action")] = "look",
+    max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="Actions of an episode at most")] = 20,
+    shown: Annotated[
+        Path | None,
+        typer.Option("--identity", help="Show a run's identity: <job>/identity, or a folder of `trinity certs`"),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check that a provider keeps the contract of docs/environments.md. Exit code 1 if it does not.
+
+    It is shown no identity, unless --identity says that it is a run's own environment service.
+    """
+    for option, text in (("--task", task), ("--args", args or "{}")):
+        _check_object(option, text)
+    identity = _identity(shown) if shown is not None else None
+    results = asyncio.run(_check(address, Sample(task, args, action, max_steps), name, identity, as_json))
+    counts = Counter(result.verdict for result in results)
+    if as_json:
+        print(to_json(results))
+    else:
+        found = ", ".join(f"{counts[verdict]} {verdict.lower()}" for verdict in Verdict if counts[verdict])
+        print(f"\n{address}: {found}")
+    return 1 if counts[Verdict.FAILED] else 0
+
+
+@command(app, "list", find_job_stage)
+def list_providers(job_stage: JobStage, as_json: AsJson = False) -> str:
+    """List the providers of a live run: attached ones and those that the YAML names, their health, since when, why."""
+
+    async def read() -> list[Facts]:
+        addresses = await live_services(job_stage)
+        named = job_stage.config.explorer.environments
+        return await provider_facts(addresses.environment, [(one.name, one.address) for one in named])
+
+    found = asyncio.run(read())
+    if as_json:
+        return to_json(found)
+    lines = map(provider_line, found)
+    return "\n".join(lines) or f"{job_stage.name}: no providers beside the environment service"
+
+
+def _identity(folder: Path) -> Identity:
+    """Of an explorer, as which the checks play. RunError for a folder that has none; InvalidInput for bad files."""
+    for own in (folder / "explorer", folder):
+        if (own / "tls.crt").exists():
+            return of_certificate(TlsIdentity(TlsFiles(own / "tls.crt", own / "tls.key", own / "ca.crt")))
+    found = Identity(Role.EXPLORER, folder)
+    if not found.metadata():
+        raise RunError(f"--identity: {folder} has neither tokens/explorer nor explorer/tls.crt that you may read", 2)
+    return found
+
+
+async def _check(address: str, sample: Sample, name: str, identity: Identity | None, quiet: bool) -> list[Result]:
+    """All results; each is printed as it is known."""
+    results: list[Result] = []
+    async for result in check_provider(address, sample, name, rpc.channel(address, identity=identity)):
+        results.append(result)
+        if not quiet:
+            detail = f"  {result.detail}" if result.detail else ""
+            print(f"{result.verdict:<8} {result.subject:<24} {result.check}{detail}", flush=True)
+    return results
+
+
+def _check_object(option: str, text: str) -> None:
+    try:
+        problem = "" if isinstance(json.loads(text), dict) else "is no JSON object"
+    except (ValueError, RecursionError) as error:
+        problem = f"is no JSON: {error}"
+    if problem:
+        raise RunError(f'{option}: {problem}; give one as \'{{"question": "6 x 7?"}}\'', code=2)

@@ -1,0 +1,64 @@
+"""`trinity env tokens`: by which tokens providers of environments may attach to a run."""
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trinity.cli.commands.find import find_job
+from trinity.cli.options import AsJson, JobOption, RunOption, command, group
+from trinity.cli.render import to_json
+from trinity.cli.supervise.job import Job
+from trinity.config import load
+from trinity.runtime.trust.attach_tokens import FILE_NAME, create_token, read_tokens, revoke_token
+
+app = group("Tokens of providers that attach.")
+
+_SETTING = "TRINITY_ENVIRONMENT_ATTACH_TOKENS_FILE"
+
+FileOption = Annotated[
+    Path | None, typer.Option("--file", help=f"File of tokens; else {_SETTING}, or the one in the job folder")
+]
+Name = Annotated[str, typer.Argument(help="Name of the token: who attaches by it")]
+
+
+def find_tokens(config: RunOption = None, job: JobOption = None, file: FileOption = None) -> Path:
+    """The file of tokens. A run that has not begun has one too, if --config names it."""
+    if file is not None:
+        return file
+    if config is not None:
+        return Job(load(config, plugins_loaded=False)).folder / FILE_NAME
+    if job is None and (setting := os.environ.get(_SETTING)):
+        return Path(setting)
+    return find_job(None, job) / FILE_NAME
+
+
+@command(app, "create", find_tokens)
+def create(
+    file: Path, name: Name, days: Annotated[int, typer.Option("--days", min=1, max=3650, help="Until it expires")] = 90
+) -> str:
+    """Create a token and print it, once: the file has its digest alone. A live run takes it at once."""
+    return create_token(file, name, days)
+
+
+@command(app, "list", find_tokens)
+def list_tokens(file: Path, as_json: AsJson = False) -> str:
+    """List the tokens by name, with the day they expire."""
+    tokens = read_tokens(file)
+    if as_json:
+        return to_json([{"name": one.name, "expires_at": one.expires_at, "expired": one.expired} for one in tokens])
+    lines = [f"{one.name}  {'expired' if one.expired else 'until'} {_day(one.expires_at)}" for one in tokens]
+    return "\n".join(lines) or f"{file}: no tokens"
+
+
+@command(app, "revoke", find_tokens)
+def revoke(file: Path, name: Name) -> str:
+    """Revoke a token. A provider that is attached by it loses its connection, and its tasks wait."""
+    revoke_token(file, name)
+    return f"revoked {name}"
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

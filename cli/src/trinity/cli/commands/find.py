@@ -1,0 +1,155 @@
+"""Which run a command is about: a job folder here, or a live run that its NATS alone knows."""
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity.cli.errors import RunError
+from trinity.cli.options import JobOption, NatsOption, RunName, RunOption
+from trinity.cli.render import visible
+from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise.nats import NatsAccess
+from trinity.cli.supervise.run_record import live_runs
+from trinity.config import load
+from trinity.config.run_record import RunRecord
+from trinity.runtime import logs, names
+from trinity.runtime.errors import NotFound, PermissionDenied
+from trinity.runtime.logs import without_credentials
+from trinity.runtime.names import IS_RUN
+
+_CONNECT_SECONDS = 10.0
+HAVE_JOB = "give --job or --config, on a machine that has the folder"
+
+
+@dataclass(frozen=True)
+class AnnouncedRun:
+    """A live run, and the NATS that knows it."""
+
+    nats_url: str
+    about: RunRecord
+
+
+@dataclass(frozen=True)
+class RunOnNats:
+    """A run by its id, live or not, and the NATS that knows it."""
+
+    nats_url: str
+    run: str
+
+
+class NotLive(RunError):
+    """No live run has the name that was given."""
+
+
+def find_job(config: RunOption = None, job: JobOption = None) -> Path:
+    """The requested job folder, else the newest live one, else the newest. RunError if there is none."""
+    if config is not None:
+        job = jobs.Job(load(config, plugins_loaded=False)).folder
+    if job is None:
+        found = _jobs_here()
+        if not found:
+            raise RunError(f"no run below {_root().absolute()}; name one by --config or --job")
+        return found[0]
+    if not jobs.is_job(job):
+        raise RunError(f"no run has begun in {job}")
+    return job
+
+
+def find_job_folder(config: RunOption = None, job: JobOption = None, nats: NatsOption = "", run: RunName = "") -> Path:
+    """As `find_job`, for a command that reads files of the job folder. RunError for a run that NATS names."""
+    if nats or run:
+        raise RunError(f"this reads files of the run's job folder, which NATS does not have: {HAVE_JOB}", code=2)
+    return find_job(config, job)
+
+
+def find_run(
+    config: RunOption = None, job: JobOption = None, nats: NatsOption = "", run: RunName = ""
+) -> Path | AnnouncedRun:
+    """The job folder of a run, or the live run that --nats and --run name.
+
+    Without options: the newest one here, or, if there is none, the only one on the NATS of TRINITY_NATS_URL.
+    """
+    url = _given_url(nats, run)
+    if url and (config or job):
+        raise RunError("give --config or --job for a run with a folder here, or --nats and --run, not both", code=2)
+    if not url and config is None and job is None and not _jobs_here():
+        url = os.environ.get("TRINITY_NATS_URL", "")
+    return _find_announced(url, run) if url else find_job(config, job)
+
+
+def find_log(
+    config: RunOption = None, job: JobOption = None, nats: NatsOption = "", run: RunName = ""
+) -> Path | RunOnNats:
+    """Where the log lines of a run are: its job folder, or the NATS of a run, which need not live any more."""
+    try:
+        place = find_run(config, job, nats, run)
+    except NotLive as problem:
+        if not run:
+            raise
+        return asyncio.run(_find_lines(_given_url(nats, run), run, problem))
+    return RunOnNats(place.nats_url, place.about.run) if isinstance(place, AnnouncedRun) else place
+
+
+async def _find_lines(url: str, run: str, problem: NotLive) -> RunOnNats:
+    """A run whose lines NATS has, by its id or by <project>/<name>. Raises the problem if there is none."""
+    project, _, name = run.partition("/")
+    async with await NatsAccess(url).connect("trinity", "", wait_seconds=_CONNECT_SECONDS) as broker:
+        for known in (run, names.run_id(project, name)):
+            if IS_RUN.fullmatch(known):
+                with contextlib.suppress(NotFound, PermissionDenied):
+                    await broker.state(names.RunNames(known).lines_stream)
+                    return RunOnNats(url, known)
+    raise problem
+
+
+def _given_url(nats: str, run: str) -> str:
+    """The NATS that --nats, or with --run TRINITY_NATS_URL, names; empty without both options. RunError for none."""
+    url = nats or (os.environ.get("TRINITY_NATS_URL", "") if run else "")
+    if run and not url:
+        raise RunError(f"--run {visible(run)}: name the run's NATS by --nats or TRINITY_NATS_URL", code=2)
+    return url
+
+
+def _find_announced(url: str, run: str) -> AnnouncedRun:
+    """The live run of a name or id, or the only one. RunError if there is none, or several; it lists them.
+
+    From now on this command has the identity that TRINITY_TLS_* or TRINITY_IDENTITY_FOLDER says.
+    """
+    logs.configure("look", level="ERROR")
+    jobs.identify(None)
+    records, problems = asyncio.run(_read(url))
+    found = [about for about in records if _is_called(about, run)]
+    if len(found) == 1:
+        return AnnouncedRun(url, found[0])
+    at = f"at {without_credentials(url)}"
+    listed = visible(", ".join(sorted(f"{about.title} ({about.run})" for about in records)))
+    if found:
+        raise RunError(f"several runs live {at}: {listed}; name one by --run", code=2)
+    wanted = visible(f" {run}" if run else "")
+    others = f"; there are: {listed}" if listed else "".join(f"; {problem}" for problem in problems)
+    raise NotLive(f"no run{wanted} lives {at}{others}")
+
+
+async def _read(url: str) -> tuple[list[RunRecord], list[str]]:
+    async with await NatsAccess(url).connect("trinity", "", wait_seconds=_CONNECT_SECONDS) as broker:
+        return await live_runs(broker)
+
+
+def _is_called(about: RunRecord, wanted: str) -> bool:
+    """Whether a name means a run: its id, or its name or its job's, with or without project. Empty means every run."""
+    known = {about.run}
+    for name in (about.config.name, about.config.name.removesuffix(f"/{about.stage}")):
+        known |= {name, f"{about.config.project}/{name}"}
+    return not wanted or wanted in known
+
+
+def _jobs_here() -> list[Path]:
+    """Job folders below the root, live ones first."""
+    root = _root()
+    return [*jobs.live_jobs(root), *jobs.known_jobs(root)]
+
+
+def _root() -> Path:
+    return Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR", "./checkpoints"))

@@ -1,0 +1,1 @@
+"""What optimizer steps learnt from: dead letters, batches, replays."""

@@ -1,0 +1,245 @@
+"""`trinity replay`: train steps again from the ledger, and say whether the same comes out.
+
+A trainer begins at the run's newest checkpoint before the first step (the base model before step 1) and is served the
+same ledger entries out of the same log, by a buffer that only reads. It publishes and commits nothing; what it writes
+is in <stage>/replay/from_<step>/. Metrics of every step are compared with those that the run noted, and the last
+weights with the run's checkpoint of that step, if it keeps one: bit for bit.
+"""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trinity.cli.commands.client import Buffer
+from trinity.cli.commands.ledger.replay_report import Report, Step, Weights, circumstances, metrics_by_step, render
+from trinity.cli.commands.reader import JobStage, find_job_stage, read_only_buffer
+from trinity.cli.errors import RunError
+from trinity.cli.options import AsJson, Overrides, command, group
+from trinity.cli.render import to_json
+from trinity.cli.supervise import services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.devices import Placement, visible_gpus
+from trinity.config import Config, load, make_plan
+from trinity.config.run_record import Addresses
+from trinity.runtime import files
+from trinity.weights.checkpoints import checkpoint_folder, complete_steps
+
+app = group()
+
+_STOP_SECONDS = 1.0  # nothing of a replay is worth waiting for
+_POLL_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Train steps `first` to `last` from the checkpoint of step `begin`; 0: the base model."""
+
+    first: int
+    last: int
+    begin: int
+
+    @property
+    def steps(self) -> range:
+        """The steps that are trained."""
+        return range(self.begin + 1, self.last + 1)
+
+
+@command(app, "replay", find_job_stage)
+def replay(
+    job_stage: JobStage,
+    first: Annotated[int, typer.Option("--from-step", min=1, help="First step")],
+    overrides: Overrides = None,
+    last: Annotated[int | None, typer.Option("--to-step", min=1, help="Last step; else the newest")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Train steps again from the ledger, and compare with what the run did."""
+    trained = circumstances(job_stage.folder)
+    noted = trained.keys() | metrics_by_step(job_stage.folder).keys()
+    wanted = _wanted(job_stage, first, last, max(noted, default=0))
+    placement, threads = placement_of(job_stage, wanted, trained)
+    folder = new_folder(job_stage.folder, f"from_{first}")
+    config_file = folder / "trainer.config.json"
+    config = trainer_config(job_stage, overrides or [], _micro_batch_tokens(wanted, trained))
+    files.write_json(config_file, json.loads(config.model_dump_json()), mode=0o600)
+    settings = {
+        "REPLAY_FOLDER": str(folder),
+        "REPLAY_FROM": str(first),
+        "REPLAY_TO": str(wanted.last),
+        **({"THREADS": str(threads)} if threads else {}),
+    }
+    if not as_json:
+        print(_opening(job_stage, wanted, placement, folder), flush=True)
+    groups = asyncio.run(_train(job_stage, wanted, config_file, placement, settings, folder, as_json))
+    report = _report(job_stage, wanted, placement, folder, groups)
+    files.write_json(folder / "replay.json", report.as_json())
+    print(to_json(report.as_json()) if as_json else f"{render(report)}\nresults: {folder / 'replay.json'}")
+    return 0 if report.identical else 1  # 1, too, if nothing could be compared
+
+
+def _wanted(job_stage: JobStage, first: int, last: int | None, newest: int) -> Wanted:
+    """RunError for steps the run has not trained, and without a checkpoint to begin at."""
+    if not newest:
+        raise RunError(f"{job_stage.name} has trained no step yet: nothing to train again")
+    last = newest if last is None else last
+    if not 1 <= first <= last <= newest:
+        raise RunError(
+            f"--from-step {first} --to-step {last}: {job_stage.name} has trained steps 1 to {newest}; "
+            "both must be among them, the first not after the last",
+            code=2,
+        )
+    kept = complete_steps(job_stage.folder)
+    begin = max((step for step in kept if step < first), default=0)
+    if first > 1 and not begin:
+        others = f"; the run keeps {', '.join(map(str, kept))}: begin at {kept[0] + 1} or later" if kept else ""
+        raise RunError(
+            f"--from-step {first}: no checkpoint of a step before it{others}. --from-step 1 begins at the base model"
+        )
+    return Wanted(first, last, begin)
+
+
+def placement_of(job_stage: JobStage, wanted: Wanted, trained: dict[int, dict[str, Any]]) -> tuple[Placement, int]:
+    """As many ranks as the run had, of the same kind, and CPU threads. RunError if this machine has fewer."""
+    found = {(e.get("ranks"), e.get("device"), e.get("threads")) for e in map(trained.get, wanted.steps) if e}
+    if len(found) > 1:
+        kinds = " and ".join(sorted(f"{ranks} rank(s) on {device}" for ranks, device, _ in found))
+        raise RunError(
+            f"the run trained steps {wanted.steps[0]} to {wanted.last} with {kinds}; choose steps of one of them"
+        )
+    ranks, device, threads = found.pop() if found else (None, None, None)
+    if wanted.begin:
+        state = files.read_json(checkpoint_folder(job_stage.folder, wanted.begin) / "trainer_state.json") or {}
+        ranks = ranks or state.get("world_size")
+    ranks = ranks or 1
+    free = [card for card in visible_gpus() if card not in job_stage.whole_job().taken_gpus()]
+    if (device or ("cuda" if free else "cpu")) == "cpu":
+        return Placement("cpu", [], [], ranks), threads or 0
+    if len(free) < ranks:
+        raise RunError(f"the run trained with {ranks} rank(s) on GPUs; here {len(free)} GPU(s) are free")
+    return Placement("cuda", [], free[:ranks], ranks), threads or 0
+
+
+def _micro_batch_tokens(wanted: Wanted, trained: dict[int, dict[str, Any]]) -> int | None:
+    """The micro-batch size that the run noted for all these steps. None: not noted, or several values."""
+    found = {entry.get("micro_batch_tokens") for entry in map(trained.get, wanted.steps) if entry}
+    return found.pop() if len(found) == 1 else None
+
+
+def trainer_config(job_stage: JobStage, overrides: Sequence[str], micro_batch_tokens: int | None = None) -> Config:
+    """The stage's configuration for a trainer alone, in the folder where the job is now.
+
+    micro_batch_tokens: where neither the configuration nor the command line says how many.
+    """
+    config = load(job_stage.config_file, overrides, plugins_loaded=False)
+    below = make_plan(config).job_dir.relative_to(Path(config.checkpoint_root_dir).expanduser().absolute())
+    if not str(job_stage.folder).endswith(f"/{below}"):
+        raise RunError(f"{job_stage.folder} does not end in {below}, as the run's name says; it cannot have another")
+    return config.model_copy(
+        update={
+            "mode": "train",
+            "checkpoint_root_dir": str(job_stage.folder)[: -len(str(below)) - 1],
+            "trainer": config.trainer.model_copy(
+                update={
+                    "save_hf_checkpoint": "last",
+                    "max_token_len_per_gpu": config.trainer.max_token_len_per_gpu or micro_batch_tokens,
+                }
+            ),
+            "buffer": config.buffer.model_copy(update={"save_experiences": False}),
+            "monitor": config.monitor.model_copy(update={"monitor_type": "none", "monitor_args": None}),
+        }
+    )
+
+
+def new_folder(stage_folder: Path, name: str) -> Path:
+    """<stage>/replay/<name>, or the next one with a number behind."""
+    number = 1
+    while True:
+        folder = stage_folder / "replay" / (name if number == 1 else f"{name}_{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+
+
+def _opening(job_stage: JobStage, wanted: Wanted, placement: Placement, folder: Path) -> str:
+    begin = f"the checkpoint of step {wanted.begin}" if wanted.begin else "the base model"
+    where = f"{placement.trainer_ranks} rank(s) on {'the CPU' if placement.device == 'cpu' else 'GPUs'}"
+    steps = f"steps {wanted.steps[0]} to {wanted.last}"
+    return f"{job_stage.name}: training {steps} again from {begin}, {where}; logs in {folder / 'log'}"
+
+
+async def _train(
+    job_stage: JobStage,
+    wanted: Wanted,
+    config_file: Path,
+    placement: Placement,
+    settings: dict[str, str],
+    folder: Path,
+    quiet: bool,
+) -> dict[int, int]:
+    """Run the trainer to its end; returns the groups (or rows) of each step. RunError if it fails."""
+    async with read_only_buffer(job_stage, folder / "log") as reader:
+        try:
+            groups = await _check_ledger(reader.buffer, wanted)
+        except RunError:
+            shutil.rmtree(folder)  # nothing was trained
+            raise
+        addresses = Addresses(buffer=reader.address)
+        child = services.trainer(config_file, addresses, folder / "log", placement, settings)
+        child.start()
+        try:
+            await _until_ended(child, folder, quiet)
+        finally:
+            await stop_all([child], _STOP_SECONDS)
+    return groups
+
+
+async def _check_ledger(buffer: Buffer, wanted: Wanted) -> dict[int, int]:
+    """Check that every step has an entry and its experience still exists."""
+    sizes = {}
+    for step in wanted.steps:
+        entry = await buffer.entry(step)
+        sizes[step] = len(entry["groups"]) or len(entry["rows"])
+    await buffer.rewind(wanted.begin)
+    return sizes
+
+
+async def _until_ended(child: Child, folder: Path, quiet: bool) -> None:
+    """Wait until the trainer ends and print each step. RunError if it fails."""
+    said: set[int] = set()
+    while True:
+        running = child.is_running()
+        for step in sorted(metrics_by_step(folder).keys() - said):
+            said.add(step)
+            if not quiet:
+                print(f"step {step} is trained again", flush=True)
+        if not running:
+            break
+        await asyncio.sleep(_POLL_SECONDS)
+    if not child.has_finished():
+        raise RunError(f"the replay failed: {child.last_error()} (see {child.log_file})")
+
+
+def _report(job_stage: JobStage, wanted: Wanted, placement: Placement, folder: Path, groups: dict[int, int]) -> Report:
+    original, again = metrics_by_step(job_stage.folder), metrics_by_step(folder)
+    weights = files.read_json(folder / "weights.json") or {}
+    return Report(
+        run=job_stage.run,
+        folder=str(folder),
+        begin=wanted.begin,
+        ranks=placement.trainer_ranks,
+        device=placement.device,
+        steps=[Step(step, groups[step], original.get(step), again.get(step)) for step in wanted.steps],
+        weights=Weights(
+            step=wanted.last,
+            compared=bool(weights.get("compared")),
+            tensors=int(weights.get("tensors", 0)),
+            different=dict(weights.get("different", {})),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Weight versions, the explorers that serve them, and the way back."""

@@ -1,0 +1,32 @@
+"""`trinity explorers`: who rolls out for a run, with which weights, and how it gets them."""
+
+from trinity.cli.commands.reader import JobStage, ask, find_job_stage, live_sync
+from trinity.cli.options import AsJson, command, group
+from trinity.cli.render import error_text, table, to_json, visible
+
+app = group()
+
+_COLUMNS = {
+    "name": lambda one: one.name,
+    "state": lambda one: one.state,
+    "version": lambda one: one.version if one.version >= 0 else "-",
+    "lag": lambda one: one.lag if one.version >= 0 else "-",
+    "transport": lambda one: one.transport or "-",
+    "tokens/s": lambda one: round(one.tokens_per_second),
+    "pause": lambda one: f"{1000 * one.last_pause_seconds:.0f} ms" if one.last_pause_seconds else "-",
+    "canary": lambda one: error_text(one.canary_max_error),
+    "reported": lambda one: f"{one.seconds_since_report:.0f} s ago",
+    "host": lambda one: f"{one.host} (process {one.pid})",
+}
+
+
+@command(app, "explorers", find_job_stage)
+def list_explorers(job_stage: JobStage, as_json: AsJson = False) -> str:
+    """List the explorers of a live run: state, weights, lag, tokens a second, how weights reach them."""
+    found = ask(live_sync, job_stage, lambda sync: sync.members())
+    if as_json:
+        return to_json(found)
+    if not found:
+        return f"{job_stage.name}: no explorers; mode explore of the same YAML starts one"
+    failures = [f"{one.name}: {visible(one.failure)}" for one in found if one.failure]
+    return "\n".join([visible(f"{job_stage.name}: {len(found)} explorer(s)"), table(found, _COLUMNS), *failures])

@@ -1,0 +1,266 @@
+"""Messages of the buffer and the sync service as what commands show: rows of tables, and facts for --json."""
+
+import json
+import math
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trinity.api.buffer.v1 import buffer_pb2
+from trinity.api.common.v1 import experience_pb2
+from trinity.api.sync.v1 import sync_pb2
+from trinity.cli.errors import RunError
+from trinity.cli.render import size_text, visible
+from trinity.data.experience import Group
+from trinity.data.wire import decode_outcome
+from trinity.runtime.messages import from_message
+from trinity.weights import ExplorerState
+
+_JSON_FIELDS = ("row", "format", "workflow_args", "reward_args")
+_TASK_FIELDS = (
+    "task_id", "ordinal", "requeues", "taskset", "epoch", "workflow", "reward_function", "repeat_times", "gate_step",
+    "timeout_seconds", "max_attempts",
+)  # fmt: skip
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A dead letter in a list."""
+
+    ordinal: int
+    task_id: str
+    cause: str
+    attempts: int
+    error: str
+    failed_at_seconds: float
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """A rollback that was made; `newest` is the newest version that is withdrawn with it."""
+
+    number: int
+    version: int
+    withdrawn: tuple[int, ...]
+    keep_experience: bool
+    newest: int
+
+
+@dataclass(frozen=True)
+class Member:
+    """An explorer. `canary_max_error` is None if it was not finite."""
+
+    name: str
+    state: str
+    version: int
+    lag: int
+    transport: str
+    transports: list[str]
+    dtype: str
+    engines: int
+    tensor_parallel_size: int
+    tokens_per_second: float
+    tokens_generated: int
+    last_pause_seconds: float
+    canary_max_error: float | None
+    host: str
+    pid: int
+    address: str
+    seconds_since_report: float
+    failure: str
+
+
+@dataclass(frozen=True)
+class Version:
+    """A weight version in a list. `judged`: an explorer has computed its canary."""
+
+    version: int
+    step: int
+    state: str
+    explorers: int
+    size_bytes: int
+    delta_bytes: int | None
+    base_version: int | None
+    transports: list[str]
+    canary: bool
+    canary_max_error: float | None
+    pinned: bool
+    made_at_seconds: float
+    reason: str
+    judged: bool
+
+
+def finite(value: float) -> float | None:
+    """JSON has no NaN: a value that is not finite or not measured becomes null."""
+    return value if math.isfinite(value) else None
+
+
+def letter(message: experience_pb2.AttemptFailure) -> Letter:
+    task, first = message.task, next(iter(message.error.strip().splitlines()), "")
+    return from_message(
+        Letter, message, ordinal=task.ordinal, task_id=task.task_id, attempts=message.attempt, error=first
+    )
+
+
+def whole_letter(message: experience_pb2.AttemptFailure) -> Facts:
+    """All fields: the failure, the task, its row."""
+    task: Facts = {name: getattr(message.task, name) for name in _TASK_FIELDS}
+    task["row_number"] = message.task.row
+    task |= {name: _parsed(getattr(message.task, f"{name}_json")) for name in _JSON_FIELDS}
+    sampling = ((field.name, value) for field, value in message.task.sampling.ListFields())
+    plain = (str, int, float, bool)
+    task["sampling"] = {name: value if isinstance(value, plain) else list(value) for name, value in sampling}
+    return {**asdict(letter(message)), "error": message.error, "explorer": message.explorer_id, "task": task}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+
+
+def batch(entry: buffer_pb2.LedgerEntry) -> Facts:
+    """A ledger entry, without the reader's cursor."""
+    return {
+        **{name: getattr(entry, name) for name in ("run", "step", "policy", "partial", "skip_reason", "reward_mean")},
+        "written_at_seconds": entry.created_at_seconds,
+        "operators": list(entry.operators),
+        "groups": [_group(group) for group in entry.groups],
+        "rows": list(entry.rows),
+        "auxiliary": [{"buffer": row.buffer, "row": row.row} for row in entry.auxiliary],
+        "dropped": [
+            {
+                **{name: getattr(group, name) for name in ("ordinal", "log_sequence", "reason")},
+                "response_tokens": group.num_response_tokens,
+            }
+            for group in entry.dropped
+        ],
+    }
+
+
+def _group(group: buffer_pb2.LedgerGroup) -> Facts:
+    names = ("task_id", "ordinal", "log_sequence", "reward_mean", "staleness_steps", "use_count")
+    return {
+        **{name: getattr(group, name) for name in names},
+        "stored": group.num_experiences,
+        "kept": len(group.experiences) or group.num_experiences,
+        "masked": sum(kept.masked for kept in group.experiences),
+        "versions": [group.oldest_version, group.newest_version],
+        "response_tokens": group.num_response_tokens,
+    }
+
+
+def experiences(member: buffer_pb2.LedgerGroup, outcome: bytes) -> list[Facts]:
+    """The experiences of a group that the step trained on, after the operators."""
+    group = decode_outcome(outcome)
+    if not isinstance(group, Group):
+        raise RunError(f"log entry {member.log_sequence} holds no group")
+    masked = {kept.index: kept.masked for kept in member.experiences}
+    indices = list(masked) or range(len(group.experiences))
+    return [
+        {
+            "index": index,
+            "rollout": experience.rollout,
+            "reward": experience.reward,
+            "masked": masked.get(index, False),
+            "versions": [[span.version, span.start, span.end] for span in experience.version_spans],
+            "truncation": experience.truncation.name.lower(),
+            "prompt": experience.prompt_text,
+            "response": experience.response_text,
+        }
+        for index, experience in zip(indices, group.as_kept(member.experiences).experiences, strict=True)
+    ]
+
+
+def member(message: sync_pb2.Member) -> Member:
+    able = message.capabilities
+    return from_message(
+        Member, message, name=message.explorer_id, state=ExplorerState(message.state).text,
+        transports=list(able.transports), dtype=able.dtype,
+        engines=able.engines, tensor_parallel_size=able.tensor_parallel_size,
+        canary_max_error=finite(message.canary_max_error),
+    )  # fmt: skip
+
+
+def version(message: sync_pb2.WeightVersion) -> Version:
+    manifest, judged = message.manifest, message.HasField("measured")
+    has_delta = manifest.HasField("delta")
+    return from_message(
+        Version,
+        message,
+        version=manifest.version,
+        step=manifest.step,
+        state=str(sync_pb2.VersionState.Name(message.state)).removeprefix("VERSION_STATE_"),
+        explorers=message.holders,
+        size_bytes=sum(file.size_bytes for file in manifest.files),
+        delta_bytes=sum(file.size_bytes for file in manifest.delta.files) if has_delta else None,
+        base_version=manifest.delta.base_version if has_delta else None,
+        transports=sorted({_transport(offer) for offer in manifest.offers}),
+        canary=manifest.HasField("canary"),
+        canary_max_error=finite(message.measured.max_error) if judged else None,
+        made_at_seconds=manifest.created_at_seconds,
+        judged=judged,
+    )
+
+
+def whole_version(message: sync_pb2.WeightVersion) -> Facts:
+    """All fields."""
+    manifest = message.manifest
+    dtypes: dict[str, dict[str, int]] = {}
+    for dtype, count in Counter(tensor.dtype for tensor in manifest.tensors).items():
+        size = sum(tensor.size_bytes for tensor in manifest.tensors if tensor.dtype == dtype)
+        dtypes[dtype] = {"tensors": count, "bytes": size}
+    return {
+        **asdict(version(message)),
+        "base_model": manifest.base_model,
+        "offers": [_offer(manifest, offer) for offer in manifest.offers],
+        "files": len(manifest.files),
+        "tensors": len(manifest.tensors),
+        "dtypes": dtypes,
+        "canary": _canary(message),
+    }
+
+
+def _transport(offer: sync_pb2.Offer) -> str:
+    return str(offer.WhichOneof("transport") or "unknown")
+
+
+def _offer(manifest: sync_pb2.Manifest, offer: sync_pb2.Offer) -> Facts:
+    """One transport: its address and content."""
+    kind = _transport(offer)
+    where = {
+        "folder": offer.folder.path,
+        "s3": f"s3://{offer.s3.bucket}/{offer.s3.prefix}" + (f" at {offer.s3.endpoint}" if offer.s3.endpoint else ""),
+        "jetstream": f"{offer.jetstream.prefix} in the run's stream of weights",
+        "collective": f"group {offer.collective.epoch}, buckets of {size_text(offer.collective.bucket_bytes)}",
+    }.get(kind, "")
+    files = manifest.delta.files if offer.delta else manifest.files
+    return {"transport": kind, "where": where, "delta": offer.delta, "bytes": sum(file.size_bytes for file in files)}
+
+
+def _canary(message: sync_pb2.WeightVersion) -> Facts | None:
+    """Expected and measured log-probabilities; None for a version without canary."""
+    if not message.manifest.HasField("canary"):
+        return None
+    canary, by = message.manifest.canary, message.measured
+    errors = ("mean_error", "max_error", "expected", "computed")
+    measured = {"explorer": by.explorer_id, **{name: finite(getattr(by, name)) for name in errors}}
+    return {
+        "probes": len(canary.probes),
+        "tokens": sum(len(probe.token_ids) for probe in canary.probes),
+        "mean_tolerance": canary.mean_tolerance,
+        "max_tolerance": canary.max_tolerance,
+        "measured": measured if message.HasField("measured") else None,
+    }
+
+
+def provider_line(one: Facts) -> str:
+    """One provider, for people."""
+    since = one["since_seconds"]
+    about = f"{one['provider']}: {one['health']}" + (f" for {time.time() - since:.0f} s" if since is not None else "")
+    about += f"; offers {', '.join(one['offers'])}"
+    return visible(about + (f"; {one['reason']}" if one["reason"] else ""))

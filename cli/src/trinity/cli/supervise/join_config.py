@@ -1,0 +1,118 @@
+"""What an explorer takes from the run that it joins: numbers and names, never code or paths.
+
+A process that may write the run's record on NATS could else choose the code that an explorer runs. So the keys in
+`_OWN` come from the explorer's own YAML, or from the config.json that `trinity run` of the same user wrote into the job
+folder, and the explorer does not join unless the record says the same. The keys in `_SHARED` are taken from the record.
+All other keys of the explorer's configuration are its own.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from trinity.cli.errors import RunError
+from trinity.cli.render import visible
+from trinity.cli.supervise.job import Job
+from trinity.config import Config, make_plan
+from trinity.config.run_record import Addresses, RunRecord, workflows
+from trinity.config.schema.model import ModelConfig
+from trinity.runtime import files, names
+from trinity.runtime.trust import identity
+
+_OWN = ("model_path", "trust_remote_code", "custom_chat_template", "chat_template_path")
+_SHARED = (
+    "enable_thinking", "temperature", "top_p", "top_k", "repetition_penalty",
+    "max_model_len", "max_prompt_tokens", "max_response_tokens", "min_response_tokens",
+)  # fmt: skip
+_UNUSED = ("critic_model_path", "lora_configs")  # the trainer's: an explorer gets LoRA with the weights
+_SHOWN = 200
+
+
+def joined_config(config: Config, about: RunRecord) -> Config:
+    """The configuration of an explorer (mode explore) that joins a run. RunError as `check_identity`, `own_model`."""
+    check_identity(config, about)
+    theirs = about.config
+    synchronizer = config.synchronizer.model_copy(update={"collective_timeout": theirs.synchronizer.collective_timeout})
+    buffer = config.buffer.model_copy(update={"explorer_input": workflows(theirs.buffer.explorer_input)})
+    return config.model_copy(
+        update={"mode": "explore", "name": theirs.name, "model": own_model(config, about),
+                "synchronizer": synchronizer, "buffer": buffer, "stages": []}
+    )  # fmt: skip
+
+
+def check_identity(config: Config, about: RunRecord) -> None:
+    """RunError if the record is of another run, whose folder and subjects the explorer would use."""
+    theirs = about.config
+    ours = (config.project, config.group, config.name)
+    of_job = (theirs.project, theirs.group) == ours[:2] and (theirs.name + "/").startswith(config.name + "/")
+    if not of_job or about.run != names.run_id(theirs.project, theirs.name, theirs.group):
+        found = visible(f"{theirs.project}, {theirs.group}, {theirs.name}")[:_SHOWN]
+        raise RunError(f"the record of the run has project, group, name = {found}, not {', '.join(ours)}")
+
+
+def own_model(config: Config, about: RunRecord) -> ModelConfig:
+    """The `model` section: lengths and sampling of the run's record, code and paths of this YAML or the job folder.
+
+    RunError with both values if neither agrees with the record.
+    """
+    theirs = about.config.model
+    known = [config.model, *_written_here(config, about)]
+    for ours in known:
+        if _code(ours) == _code(theirs):
+            return ours.model_copy(update={key: getattr(theirs, key) for key in _SHARED})
+    ours = known[-1]
+    key = next(key for key in _OWN if getattr(ours, key) != getattr(theirs, key))
+    raise RunError(
+        f"model.{key} is {_shown(getattr(ours, key))} here, and {_shown(getattr(theirs, key))} in the record of run "
+        f"{about.run}; an explorer takes neither code nor paths from a run: set model.{key} in this YAML to the run's "
+        f"value if you trust it, or start the explorer as the run's user with the run's checkpoint_root_dir",
+        code=2,
+    )
+
+
+def local_addresses(job: Job, about: RunRecord) -> Addresses:
+    """Where the run's services listen: as the job folder says if the run lives here, else as the record says.
+
+    InvalidInput if the record names one to which this command's token would be sent unencrypted.
+    """
+    main = job.records().get("main")
+    if main is None or main.run != about.run:
+        own = identity.own()
+        for service, address in vars(about.addresses).items():
+            if own is not None and address:
+                own.check_address(address, f"address of {service} in the run's record")
+        return about.addresses
+    found = {process.service: process.address for process in main.processes}
+    return Addresses(**{name: found.get(name, "") for name in Addresses.__dataclass_fields__})
+
+
+def _code(model: ModelConfig) -> tuple[Any, ...]:
+    return tuple(getattr(model, key) for key in _OWN)
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value in ("", None) else visible(repr(value))[:_SHOWN]
+
+
+def _written_here(config: Config, about: RunRecord) -> list[ModelConfig]:
+    """The `model` of the stage's config.json, if this user alone can write it."""
+    folder = make_plan(config.model_copy(update={"name": about.config.name})).job_dir
+    path = folder / "config.json"
+    value = files.read_json(path) if _is_mine(folder) and _is_mine(path) else None
+    if not isinstance(value, dict):
+        return []
+    try:
+        return [ModelConfig.model_validate(value.get("model"))]
+    except ValidationError:  # of another version
+        return []
+
+
+def _is_mine(path: Path) -> bool:
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not stat.S_ISLNK(found.st_mode) and not found.st_mode & stat.S_IWOTH

@@ -1,0 +1,124 @@
+"""What a run says of itself to others and to later versions: its record in NATS, and <job>/version.json."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pydantic_core
+from pydantic import ValidationError
+
+from trinity.cli.errors import RunError
+from trinity.cli.render import visible
+from trinity.cli.supervise import job as jobs
+from trinity.config.run_record import RunRecord, announcement
+from trinity.runtime import files, names
+from trinity.runtime.broker import ABSENT, Broker, Bucket, Entry
+from trinity.runtime.version import installed_version
+
+_VERSION_FILE = "version.json"
+
+
+def this_version() -> str:
+    return installed_version("trinity-cli")
+
+
+def refuse_other_version(begun: Any, what: str) -> None:
+    """RunError unless this version continues what the version `begun` began: they differ in the last number at most.
+
+    Versions before 0.3 recorded none: `begun` is None.
+    """
+    ours = this_version()
+    if not isinstance(begun, str) or begun.split(".")[:2] != ours.split(".")[:2]:
+        named = visible(begun[:40]) if isinstance(begun, str) else "0.2.0 or older (it recorded no version)"
+        raise RunError(
+            f"{what} was begun with Trinity {named}, and this is {ours}: use that version to continue it, or begin "
+            "again under another name (continue_from_checkpoint: false makes one)",
+            code=2,
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """RunError if a version that this one does not continue has begun a run in a job folder."""
+    if jobs.is_job(folder):
+        found = files.read_json(folder / _VERSION_FILE)
+        refuse_other_version(found.get("version") if isinstance(found, dict) else None, f"the run in {folder}")
+
+
+def mark_folder(folder: Path) -> None:
+    """Write which version begins a run in a folder, unless it says so already."""
+    if not (folder / _VERSION_FILE).exists():
+        files.write_json(folder / _VERSION_FILE, {"version": this_version()})
+
+
+def parse(value: bytes, where: str) -> RunRecord:
+    """The record in a KV entry. RunError for what no run of this version wrote."""
+    try:
+        found = pydantic_core.from_json(value)
+        _check_version(found, where)
+        return RunRecord.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
+    except ValueError as error:
+        problem = str(error)
+    problem = visible(problem)[:300]
+    raise RunError(f"{where} is no record of a run ({problem}); `trinity run` with the run's YAML writes it again")
+
+
+def _check_version(found: Any, where: str) -> None:
+    if isinstance(found, dict) and "run" in found:
+        refuse_other_version(found.get("version"), f"{where}: the run")
+
+
+async def _entry(broker: Broker, token: str) -> tuple[bytes | None, str]:
+    key = names.RunNames(token).job_key
+    entry = await (await Bucket.open(broker, names.RUNS_BUCKET)).get(key)
+    return entry.value if entry.revision else None, f"KV entry {names.RUNS_BUCKET}/{key}"
+
+
+async def read(broker: Broker, token: str) -> RunRecord | None:
+    """The record of a job; None if there is none. RunError as `parse`."""
+    value, where = await _entry(broker, token)
+    return parse(value, where) if value is not None else None
+
+
+async def read_announced(broker: Broker, token: str) -> RunRecord | None:
+    """The record that the buffer of a live run announces; None if there is none. RunError as `parse`."""
+    key = names.RunNames(token).announcement_key
+    bucket = await Bucket.find(broker, names.ANNOUNCEMENTS_BUCKET)
+    entry = await bucket.get(key) if bucket is not None else ABSENT
+    return _announced(key, entry) if entry.revision else None
+
+
+async def live_runs(broker: Broker) -> tuple[list[RunRecord], list[str]]:
+    """The records that buffers of live runs announce, and what is wrong with the others."""
+    bucket = await Bucket.find(broker, names.ANNOUNCEMENTS_BUCKET)
+    records, problems = [], []
+    for key, entry in (await bucket.entries(names.LIVE_RUNS) if bucket is not None else {}).items():
+        try:
+            records.append(_announced(key, entry))
+        except RunError as error:
+            problems.append(str(error))
+    return records, problems
+
+
+def _announced(key: str, entry: Entry) -> RunRecord:
+    where = f"KV entry {names.ANNOUNCEMENTS_BUCKET}/{key}"
+    about = parse(entry.value, where)
+    config = about.config
+    if key != names.RunNames(names.run_id(config.project, config.name, config.group)).announcement_key:
+        raise RunError(f"{visible(where)} is the record of another run")
+    return about
+
+
+async def check(broker: Broker, token: str) -> None:
+    """RunError if another version has begun the job on this NATS. What no run wrote is written over by the next."""
+    value, where = await _entry(broker, token)
+    with contextlib.suppress(ValueError):
+        _check_version(pydantic_core.from_json(value or b"null"), where)
+
+
+async def write(broker: Broker, token: str, record: RunRecord) -> None:
+    """Publish a record, with what explorers may read of the configuration."""
+    bucket = await Bucket.open(broker, names.RUNS_BUCKET)
+    await bucket.update(names.RunNames(token).job_key, lambda _: announcement(record))

@@ -1,0 +1,247 @@
+"""What a taskset gives its environment and its reward function, tried out: in this process, or by their provider."""
+
+import asyncio
+import difflib
+import math
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity.cli.supervise.client import try_provider
+from trinity.cli.supervise.job import read_records
+from trinity.cli.supervise.task_rows import names_for
+from trinity.config import Plan, Problem
+from trinity.config.schema.buffer import TasksetConfig
+from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, scored_by
+from trinity.data.datasets import Row
+from trinity.environments import ENVIRONMENTS
+from trinity.environments.scorers import find_scorer
+from trinity.plugins.environments import installed_environments
+from trinity.runtime.errors import Conflict, InvalidInput, NotFound, Unavailable
+from trinity.runtime.trust.identity import Identity
+from trinity.runtime.trust.roles import Role
+from trinity.sdk.environment import AsyncEnvironment
+from trinity.sdk.scoring import ScoreItem, as_result
+
+_MOST_SECONDS = 60.0
+
+
+def check_environments(
+    plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequence[Row]]], job: Path
+) -> Iterator[Problem | str]:
+    """Begins an episode of every taskset's first row with its arguments, and scores a reply to it.
+
+    So that environment and reward function say themselves which argument they refuse, which extra is missing, and that
+    their server answers. Built-in ones and those of plugins and installed packages are tried out here, those of an
+    address there; those that attach, only where the run in the folder `job` is live. Yields problems, and sentences
+    on what may change until a run begins.
+    """
+    for key, taskset, rows in tasksets:
+        workflow, reward = names_for(plan, key, taskset)
+        reward = str(rows[0].get(taskset.format.reward_fn_key) or reward) if taskset.format.reward_fn_key else reward
+        for name, place, args in _episodes(workflow, taskset.workflow_args):
+            yield from _environment(plan, key, name, place, args, dict(rows[0]), job)
+        if function := scored_by(workflow, reward):
+            yield from _reward(plan, key, taskset, function, dict(rows[0]), job)
+
+
+def _episodes(workflow: str, given: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(environment, key of its arguments, arguments) of each kind of episode that a built-in workflow plays."""
+    if workflow == "tool_call_workflow" and given.get("environment"):
+        yield given["environment"], "environment_args", given.get("environment_args", {})
+    rules = {**EPISODE_WORKFLOWS, **R3L_WORKFLOWS}.get(workflow)
+    if rules is None:
+        return
+    found = rules.with_args(given)
+    yield found.environment, "environment_args", found.environment_args
+    if workflow in R3L_WORKFLOWS and (again := given.get("retry_environment_args")):
+        yield found.environment, "retry_environment_args", {**found.environment_args, **again}
+
+
+def _environment(
+    plan: Plan, key: str, name: str, place: str, args: dict[str, Any], row: Row, job: Path
+) -> Iterator[Problem | str]:
+    there = f"{key}.workflow_args.environment"
+    here = {**installed_environments(), **ENVIRONMENTS}
+    provided = {one.name for one in plan.config.explorer.environments}
+    if name in provided:
+        yield from _provided(plan, key, name, f"workflow_args.{place}", args, row, job)
+        return
+    if name not in here:
+        what = f"{name!r} is neither built in nor installed{_near(name, [*here, *provided])}"
+        yield f"{there}: {what}; a provider may still attach it (explorer.environments names it then)"
+        return
+    seconds = min(_MOST_SECONDS, here[name].description.reset_timeout_seconds or _MOST_SECONDS)
+    try:
+        error = _within(seconds, lambda: _begin(here[name], row, args))
+    except TimeoutError:
+        yield f"{there}: no episode of {name!r} began within {seconds:g} s"
+        return
+    yield from _said(key, f"workflow_args.{place}", there, name, f"no episode of {name!r} could begin", error)
+
+
+def _begin(kind: Any, row: Row, args: dict[str, Any]) -> None:
+    """The first observation of an episode. Raises what the environment raises."""
+
+    async def begin() -> None:
+        environment = kind()
+        try:
+            await environment.reset(row, args, seed=0)
+        finally:
+            await environment.close()
+
+    if issubclass(kind, AsyncEnvironment):
+        asyncio.run(begin())
+        return
+    environment = kind()
+    try:
+        environment.reset(row, args, seed=0)
+    finally:
+        environment.close()
+
+
+def _reward(
+    plan: Plan, key: str, taskset: TasksetConfig, function: str, row: Row, job: Path
+) -> Iterator[Problem | str]:
+    """An empty reply to the first row and one with its reference answer are scored."""
+    if function in {one.name for one in plan.config.explorer.environments}:
+        yield from _provided(plan, key, function, "reward_fn_args", taskset.reward_fn_args, row, job)
+        return
+    scorer = find_scorer(function)
+    if scorer is None:
+        return
+    form, recorder = taskset.format, _Recorder(taskset.reward_fn_args)
+    prompt, truth = (str(row.get(column, "")) for column in (form.prompt_key, form.response_key))
+
+    def score() -> None:
+        for reply in ("", truth):
+            item = ScoreItem(prompt, reply, truth or "0", dict(row), response_tokens=1, token_ids=(0,))
+            if not math.isfinite((result := as_result(scorer(item, recorder))).reward):
+                raise ValueError(f"the reward is {result.reward}; rewards are finite")
+
+    place = f"{key}.default_reward_fn_type"
+    try:
+        error = _within(_MOST_SECONDS, score)
+    except TimeoutError:
+        yield f"{place}: {function} scored no reply within {_MOST_SECONDS:g} s"
+        return
+    yield from _said(key, "reward_fn_args", place, function, f"{function} could not score a reply to row 0", error)
+    if error is None:
+        for name in taskset.reward_fn_args:
+            if name not in recorder.asked:
+                yield f"{key}.reward_fn_args.{name}: {function} does not read it{_near(name, recorder.asked)}"
+
+
+def _provided(
+    plan: Plan, key: str, name: str, place: str, args: dict[str, Any], row: Row, job: Path
+) -> Iterator[Problem | str]:
+    """By the providers that explorer.environments names for an environment or a reward function."""
+    for index, one in enumerate(plan.config.explorer.environments):
+        if one.name != name:
+            continue
+        address, identity, there = one.address, None, f"explorer.environments.{index}"
+        if one.address == "attached":
+            if not (address := _live(job)):
+                yield f"{there}: {name} attaches to a live run; {key}.{place} is tried out by a check while it is there"
+                continue
+            identity = Identity(Role.EXPLORER, job / "identity")
+        error = asyncio.run(try_provider(address, name, row, args, identity))
+        if isinstance(error, NotFound) and one.address != "attached":
+            yield Problem(f"{there}.name", f"is {name!r}, which the provider at {address} does not offer: {error}")
+            continue
+        if isinstance(error, Unavailable) and one.address != "attached":
+            continue  # check_providers says so of every address
+        where = one.address if one.address != "attached" else "its provider"
+        yield from _said(key, place, there, name, f"{name} was refused by {where}", error)
+
+
+def _live(job: Path) -> str:
+    """The address of the environment service of the run in this folder; empty unless it is live."""
+    processes = [process for record in read_records(job).values() for process in record.processes]
+    return next((process.address for process in processes if process.service == "environment"), "")
+
+
+def _said(
+    key: str, args: str, place: str, reader: str, what: str, error: BaseException | None
+) -> Iterator[Problem | str]:
+    if isinstance(error, InvalidInput):
+        yield _wrong(key, args, reader, error)
+    elif isinstance(error, Conflict):
+        yield Problem(place, f"{reader!r} cannot be played here: {error}")
+    elif error is not None:
+        yield f"{place}: {what}: {type(error).__name__}: {error}"
+
+
+def _within(seconds: float, work: Callable[[], None]) -> BaseException | None:
+    """What `work` raised. Raises TimeoutError; its thread then ends with this process."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            work()
+            raised.append(None)
+        except (Exception, SystemExit) as error:  # an environment and a plugin may raise anything
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="check", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not raised:
+        raise TimeoutError
+    return raised[0]
+
+
+def _wrong(key: str, args: str, reader: str, error: InvalidInput) -> Problem:
+    """`args.x` is of the YAML, anything else of the row."""
+    where, _, name = error.field.partition(".")
+    if where == "args":
+        return Problem(f"{key}.{args}.{name}", str(error).removeprefix(f"{error.field}: "))
+    return Problem(key, f"row 0, as {reader} reads it: {error}")
+
+
+class _Recorder(dict[str, Any]):
+    """Arguments that note which of them were asked for; who takes all at once asks for each."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self.asked.add(name)
+        return super().get(name, *default) if default else super().__getitem__(name)  # the next reply is scored too
+
+    def __iter__(self) -> Iterator[str]:
+        self.asked.update(super().keys())
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self.asked.update(super().keys())
+        return super().keys()
+
+    def items(self) -> Any:
+        self.asked.update(super().keys())
+        return super().items()
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,134 @@
+"""Rows of tasksets, read as the workflows and reward functions that they meet will read them."""
+
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity.config import Plan, Problem
+from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, reward_functions, workflows
+from trinity.config.schema.buffer import TasksetConfig
+from trinity.config.workflows import reads_prompt, scored_by
+from trinity.data.datasets import DatasetError, Row, features
+from trinity.data.templates import chat_template, template_key
+from trinity.runtime.errors import InvalidInput
+
+# Built-in reward functions that compare a reply with the row's reference answer.
+_COMPARING = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_reward")
+_MOST_MEASURED = 2_000
+
+
+def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> list[Problem]:
+    """DatasetError names the first row that its workflow or reward function could not read."""
+    form = taskset.format
+    if not any(form.prompt_key in row for row in rows):
+        what = f"the rows have no column {form.prompt_key!r}; they have {', '.join(rows[0])}"
+        return [Problem(f"{key}.format.prompt_key", what)]
+    features(rows, taskset.data_selector.feature_keys)
+    workflow, reward = names_for(plan, key, taskset)
+    for number, row in enumerate(rows):
+        check_text(row, number)
+        here = _named(row, number, form.workflow_key, workflows()) or workflow
+        function = scored_by(here, _named(row, number, form.reward_fn_key, reward_functions()) or reward)
+        if reads_prompt(here):
+            _text(row, number, form.prompt_key, "the prompt")
+        if function in _COMPARING and reads_prompt(here):
+            _text(row, number, form.response_key, f"the reference answer, which {function} compares with")
+    return []
+
+
+def names_for(plan: Plan, key: str, taskset: TasksetConfig) -> tuple[str, str]:
+    """Workflow and reward function of the taskset at this key of the YAML."""
+    source = plan.config.buffer.explorer_input
+    evaluated = source.default_eval_workflow_type if ".eval_tasksets" in key else None
+    workflow = taskset.default_workflow_type or evaluated or source.default_workflow_type or DEFAULT_WORKFLOW
+    return workflow, taskset.default_reward_fn_type or source.default_reward_fn_type or DEFAULT_REWARD_FUNCTION
+
+
+def check_text(row: Row, number: int) -> None:
+    """DatasetError for half of a surrogate pair: no tokenizer and no message takes it."""
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except RecursionError:
+        raise DatasetError(f"row {number}: is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise DatasetError(f"row {number}: has half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
+
+
+def _named(row: Row, number: int, column: str, known: Sequence[str]) -> str:
+    """The name in a column of names; empty if there is none."""
+    name = row.get(column) if column else None
+    if isinstance(name, str) and name and name not in known:
+        raise DatasetError(f"row {number}: {column!r} is {name!r}, which is none of {', '.join(known)}")
+    return name if isinstance(name, str) else ""
+
+
+def _text(row: Row, number: int, column: str, what: str) -> None:
+    value = row.get(column)
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        found = repr(value) if column in row else "missing"
+        raise DatasetError(f"row {number}: {column!r} is {found}, must be text: {what}")
+
+
+def check_prompts(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequence[Row]]]) -> Iterator[Problem | str]:
+    """Prompts by the model's tokenizer: problems, and sentences on prompts that are cut. Nothing without transformers.
+
+    At most 2,000 rows of a taskset are measured, evenly spread. A workflow's own system prompt comes on top.
+    """
+    model = plan.config.model
+    if not Path(model.model_path).expanduser().is_dir():
+        return
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            Path(model.model_path).expanduser(), trust_remote_code=model.trust_remote_code
+        )
+    except (ImportError, OSError, ValueError):  # who has no tokenizer here is told by the explorer
+        return
+    try:
+        tokenizer.chat_template = chat_template(model, tokenizer.chat_template)
+        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
+    except InvalidInput as error:
+        yield Problem(template_key(model), str(error))
+        return
+    except Exception as error:  # Jinja templates raise what they like
+        if type(error).__name__ == "TemplateSyntaxError":
+            yield Problem(template_key(model), f"does not compile: {error}")
+        return
+    for key, taskset, rows in tasksets:
+        measured = rows[:: max(1, len(rows) // _MOST_MEASURED)]
+        lengths = [_length(tokenizer, taskset, row) for row in measured if taskset.format.prompt_key in row]
+        cut = sum(length > plan.lengths.prompt for length in lengths)
+        if cut and cut == len(lengths):
+            what = f"is {plan.lengths.prompt}; every prompt of {key} is longer ({min(lengths)} tokens at least)"
+            yield Problem("model.max_prompt_tokens", f"{what}, and cut prompts are not trained; give more")
+        elif cut:
+            yield f"{key}: {cut} of {len(lengths)} measured prompts are longer than {plan.lengths.prompt} tokens; " \
+                  "they are cut and not trained"  # fmt: skip
+
+
+def _length(tokenizer: Any, taskset: TasksetConfig, row: Row) -> int:
+    system = [{"role": "system", "content": taskset.format.system_prompt}] if taskset.format.system_prompt else []
+    messages = [*system, {"role": "user", "content": str(row[taskset.format.prompt_key])}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception:  # a template that takes no system prompt, say; the explorer names it with its task
+        return 0
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def check_providers(plan: Plan, seconds: float = 3) -> Iterator[str]:
+    """Sentences on environments whose address does not answer; a run waits for them."""
+    if plan.offline:
+        return
+    for index, provided in enumerate(plan.config.explorer.environments):
+        if provided.address == "attached":
+            continue
+        host, _, port = provided.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            yield f"explorer.environments.{index}.address: {provided.address} does not answer ({reason})"

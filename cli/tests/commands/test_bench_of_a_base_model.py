@@ -1,0 +1,48 @@
+"""`mode=bench` without a job evaluates the base model alone, and says so."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity.cli.commands import bench
+from trinity.cli.errors import RunError
+from trinity.config import Config
+from trinity.config.load import parse
+
+pytestmark = pytest.mark.core
+
+
+def config(folder: Path, *overrides: str) -> Config:
+    model = "model: {model_path: m, max_prompt_tokens: 8, max_response_tokens: 8}"
+    data = "buffer: {explorer_input: {taskset: {path: d}, eval_tasksets: [{name: e, path: d}]}}"
+    text = f"mode: bench\nname: fresh\ncheckpoint_root_dir: {folder}\n{model}\n{data}\n"
+    return parse(text, overrides=[f"checkpoint_root_dir={folder}", *overrides])
+
+
+@pytest.mark.parametrize("overrides", [[], ["explorer.bench_on_latest_checkpoint=true"]])
+def test_a_fresh_job_folder_is_benched_with_the_base_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    asked: list[bench.Candidate] = []
+
+    async def evaluated(
+        plan: Any, job: Any, candidates: list[bench.Candidate], taken: set[str]
+    ) -> list[dict[str, Any]]:
+        asked.extend(candidates)
+        return [{"step": 0, "taskset": "e", "metrics": {"accuracy/mean@1": 0.5}}]
+
+    monkeypatch.setattr(bench, "_bench", evaluated)
+    monkeypatch.setattr(bench, "check_inputs", lambda plan, source: None)
+    bench.bench(config(tmp_path, *overrides), "x.yaml")
+    assert asked == [bench.Candidate(0, Path("m"))]
+    assert bench._what(asked) == "the base model m alone: the job folder has no checkpoint"
+    (file,) = tmp_path.rglob("bench.json")
+    assert json.loads(file.read_text())["results"][0]["step"] == 0
+
+
+def test_a_bench_of_nothing_names_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "check_inputs", lambda plan, source: None)
+    with pytest.raises(RunError, match="eval_on_startup: false leaves the base model out"):
+        bench.bench(config(tmp_path, "explorer.eval_on_startup=false"), "x.yaml")

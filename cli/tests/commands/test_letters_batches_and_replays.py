@@ -1,0 +1,371 @@
+"""`trinity deadletters`, `batch show` and `replay`: what they say, and what they refuse before anything starts."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.data.experience import make_group, make_task
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.common.v1 import experience_pb2
+from trinity.cli.commands import reader, wire
+from trinity.cli.commands.ledger import batch, replay
+from trinity.cli.commands.ledger import dead_letters as letters
+from trinity.cli.commands.ledger import replay_report as report
+from trinity.cli.commands.reader import JobStage, find_job_stage
+from trinity.cli.errors import RunError
+from trinity.data.wire import encode_outcome, task_to_proto
+from trinity.runtime.process import FileLock
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-xdist tells its workers the width of its terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+def make_letter(**changes: Any) -> experience_pb2.AttemptFailure:
+    task = task_to_proto(make_task(7, row_json='{"question": "1+1", "answer": "#### 2"}'))
+    values = {"attempt": 3, "cause": "scorer_error", "error": "RuntimeError: no\nline 2", "failed_at_seconds": 1.7e9}
+    return experience_pb2.AttemptFailure(task=task, explorer_id="one", final=True, **{**values, **changes})
+
+
+def test_a_letter_is_one_line_in_the_list_and_nothing_in_it_reaches_the_terminal() -> None:
+    text = letters.render("p/n", [wire.letter(make_letter(error="\x1b[31mred [bold]\nline 2"))], 100)
+    title, _, line = text.splitlines()
+    assert title.strip() == "p/n: 1 dead letters"
+    assert line.split()[:3] == ["7", "3", "sums/0/7"]
+    assert line.rstrip().endswith(r"\x1b[31mred [bold]")
+    assert "--limit 2" in letters.render("p/n", [wire.letter(make_letter())], 1)
+
+
+def test_a_letter_is_shown_with_everything_that_is_known_of_its_task() -> None:
+    found = wire.whole_letter(make_letter())
+    assert found["task"]["row"] == {"question": "1+1", "answer": "#### 2"}
+    assert (found["task"]["row_number"], found["task"]["max_attempts"], found["error"]) == (
+        7,
+        3,
+        "RuntimeError: no\nline 2",
+    )
+    text = letters.describe(found)
+    assert "3 of 3, requeued 0 times" in text
+    assert "line 2" in text
+    assert '"question": "1+1"' in text
+    unknown = experience_pb2.AttemptFailure(cause="invalid_experience", error="")
+    unknown.task.ordinal = 3
+    assert "(unknown)" in letters.describe(wire.whole_letter(unknown))
+
+
+@pytest.mark.parametrize(("ordinals", "everything"), [([], False), ([3], True)])
+def test_which_letters_must_be_said_once(ordinals: list[int], everything: bool) -> None:
+    with pytest.raises(RunError, match="trinity deadletters drop 3 7") as caught:
+        letters.Change("drop", ordinals, everything).check()
+    assert caught.value.code == 2
+
+
+def make_entry() -> pb.LedgerEntry:
+    entry = pb.LedgerEntry(
+        run="r",
+        step=5,
+        policy="replay",
+        reward_mean=0.5,
+        operators=["len_penalty"],
+        partial=True,
+        created_at_seconds=1e9,
+    )
+    entry.groups.add(
+        log_sequence=9, task_id="sums/0/7", ordinal=7, num_experiences=4, oldest_version=2, newest_version=4,
+        staleness_steps=2, use_count=3, num_response_tokens=48, reward_mean=0.5,
+        experiences=[pb.LedgerExperience(index=1, reward=0.25), pb.LedgerExperience(index=3, reward=0.75, masked=True)],
+    )  # fmt: skip
+    entry.dropped.add(ordinal=6, log_sequence=8, reason="stale", num_response_tokens=11)
+    entry.auxiliary.add(buffer="experts", row=12)
+    entry.cursor.log_sequence = 9
+    return entry
+
+
+def test_a_batch_is_what_the_ledger_says_and_no_more() -> None:
+    found = wire.batch(make_entry())
+    (group,) = found["groups"]
+    assert (group["stored"], group["kept"], group["masked"], group["versions"], group["use_count"]) == (
+        4,
+        2,
+        1,
+        [2, 4],
+        3,
+    )
+    assert "cursor" not in found
+    text = batch.render("p/n", found)
+    assert "step 5: 1 groups, 2 experiences, mean reward 0.500; replay" in text
+    assert "partial: max_read_timeout was over" in text
+    assert "2 of 4, 1 masked" in text
+    assert "2-4" in text
+    assert "operators: len_penalty" in text
+    assert "6 (stale, 11 tokens)" in text
+    assert "1 rows of 'experts' beside them: 12" in text
+
+
+def test_texts_are_those_that_were_trained_with_the_reward_they_were_trained_with() -> None:
+    group = make_group(make_task(7))
+    texts = tuple(replace(e, prompt_text="2+2", response_text=f"r{e.rollout}\x1b") for e in group.experiences)
+    member = make_entry().groups[0]
+    found = wire.experiences(member, encode_outcome(replace(group, experiences=texts)))
+    assert [(e["index"], e["reward"], e["masked"]) for e in found] == [(1, 0.25, False), (3, 0.75, True)]
+    shown = wire.batch(make_entry())
+    shown["groups"][0]["experiences"] = found
+    assert r"r3\x1b" in batch.render("p/n", shown)
+    del member.experiences[:]
+    assert [e["index"] for e in wire.experiences(member, encode_outcome(group))] == [0, 1, 2, 3]
+
+
+def make_report(
+    *steps: report.Step, different: dict[str, float | None] | None = None, compared: bool = True
+) -> report.Report:
+    weights = report.Weights(steps[-1].step, compared, 2, different or {})
+    return report.Report("r", "/f", 0, 1, "cpu", list(steps), weights)
+
+
+def test_equal_metrics_and_weights_are_identical() -> None:
+    same = {"actor/pg_loss": 0.1, "actor/grad_norm": None}
+    found = make_report(report.Step(1, 4, same, dict(same)), report.Step(2, 4, same, dict(same)))
+    assert found.identical
+    text = report.render(found)
+    assert text.endswith("identical, bit for bit")
+    assert "all 2 tensors equal those of the run's checkpoint of step 2" in text
+    assert json.loads(json.dumps(found.as_json()))["identical"]
+
+
+def test_the_last_bit_of_one_metric_is_found() -> None:
+    before, after = (
+        {"actor/pg_loss": 0.1, "sample/reward_mean": 1.0},
+        {"actor/pg_loss": 0.1 + 2**-56, "sample/reward_mean": 1.0},
+    )
+    found = make_report(report.Step(1, 4, before, before), report.Step(2, 4, before, after))
+    assert not found.identical
+    text = report.render(found)
+    assert "0.1 / 0.10000000000000002" in text
+    assert "no: pg_loss" in text
+    assert text.endswith("NOT identical: step 2 is the first that differs")
+
+
+def test_weights_that_differ_are_named_with_the_greatest_difference() -> None:
+    same = {"actor/pg_loss": 0.1}
+    found = make_report(report.Step(1, 4, same, same), different={"a": 0.5, "b": 2.0, "c": None})
+    assert not found.identical
+    assert "most in b, by 2" in report.render(found)
+    assert report.render(found).endswith("NOT identical: the weights differ")
+
+
+def test_nothing_compared_is_not_identical() -> None:
+    found = make_report(report.Step(1, 4, None, {"actor/pg_loss": 0.1}), compared=False)
+    assert not found.identical
+    assert "the run noted nothing" in report.render(found)
+    assert report.render(found).endswith("nothing could be compared")
+
+
+def test_of_a_step_trained_twice_the_last_time_counts(tmp_path: Path) -> None:
+    (tmp_path / "monitor").mkdir()
+    lines = [{"step": 1, "time": 1, "actor/x": 1.0}, {"step": 1, "time/step": 2, "actor/x": 2.0, "sample/y": None}]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 2, "act'
+    (tmp_path / "monitor/trainer.jsonl").write_text(text)
+    assert report.metrics_by_step(tmp_path) == {1: {"actor/x": 2.0, "sample/y": None}}
+    assert report.circumstances(tmp_path) == {}
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Callable[..., Path]:
+    """Makes the folder of a job that does not live; returns the job folder."""
+
+    def make(*stages: str, steps: int = 0, checkpoints: tuple[int, ...] = (), **note: Any) -> Path:
+        job = tmp_path / "jobs/p/n"
+        for stage in stages or ("",):
+            values = {
+                "project": "p",
+                "name": f"n/{stage}" if stage else "n",
+                "checkpoint_root_dir": str(tmp_path / "jobs"),
+                "model": {"model_path": "none", "max_prompt_tokens": 8, "max_response_tokens": 8},
+                "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
+                "buffer": {
+                    "batch_size": 2,
+                    "total_steps": 9,
+                    "explorer_input": {"taskset": {"name": "t", "path": "d"}},
+                },
+            }
+            folder = job / stage
+            (folder / "log").mkdir(parents=True)
+            (folder / "config.json").write_text(json.dumps(values))
+            (folder / "monitor").mkdir()
+            notes = [{"step": step, "ranks": 1, "device": "cpu", "threads": 2, **note} for step in range(1, steps + 1)]
+            if notes:
+                (folder / "monitor/batches.jsonl").write_text("".join(json.dumps(line) + "\n" for line in notes))
+            for step in checkpoints:
+                (folder / f"global_step_{step}").mkdir()
+                (folder / f"global_step_{step}/.full_checkpoint").touch()
+                (folder / f"global_step_{step}/trainer_state.json").write_text('{"world_size": 1}')
+        return job
+
+    return make
+
+
+def job_stage_of(job: Path, stage: str = "") -> JobStage:
+    return find_job_stage(None, job, stage)
+
+
+def test_the_stage_is_the_one_asked_for_or_the_last_that_was_trained(stopped: Callable[..., Path]) -> None:
+    job = stopped("one", "two", "three", steps=2)
+    for age, stage in enumerate(("three", "two", "one")):
+        os.utime(job / stage / "config.json", (1e9 - age, 1e9 - age))
+    (job / "three/monitor/batches.jsonl").unlink()
+    assert job_stage_of(job).stage == "two"
+    chosen = job_stage_of(job, "three")
+    assert (chosen.stage, chosen.folder, chosen.whole_job().folder) == ("three", job / "three", job)
+    assert chosen.whole_job().token != chosen.run
+    with pytest.raises(RunError, match="'one'"):
+        job_stage_of(job, "four")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [
+        (4, 3, "steps 1 to 8"),
+        (3, 9, "steps 1 to 8"),
+        (4, None, "the run keeps 5, 7: begin at 6 or later. --from-step 1 begins at the base model"),
+    ],
+)
+def test_steps_that_cannot_be_trained_again(
+    stopped: Callable[..., Path], first: int, last: int | None, said: str
+) -> None:
+    job_stage = job_stage_of(stopped(steps=8, checkpoints=(5, 7)))
+    with pytest.raises(RunError) as caught:
+        replay.replay(job_stage, first, [], last)
+    assert said in str(caught.value)
+    assert not (job_stage.folder / "replay").exists()
+
+
+def test_a_replay_begins_at_the_newest_checkpoint_before_it(stopped: Callable[..., Path]) -> None:
+    job_stage = job_stage_of(stopped(steps=8, checkpoints=(5, 7)))
+    assert replay._wanted(job_stage, 8, None, 8) == replay.Wanted(8, 8, 7)
+    assert replay._wanted(job_stage, 7, 7, 8) == replay.Wanted(7, 7, 5)
+    assert replay._wanted(job_stage, 1, 2, 8) == replay.Wanted(1, 2, 0)
+    assert list(replay.Wanted(7, 7, 5).steps) == [6, 7]
+
+
+def test_ranks_are_those_of_the_run(stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "visible_gpus", lambda: ["0", "1"])
+    job_stage, wanted = job_stage_of(stopped(steps=8)), replay.Wanted(1, 2, 0)
+    notes = report.circumstances(job_stage.folder)
+    placement, threads = replay.placement_of(job_stage, wanted, notes)
+    assert (placement.device, placement.trainer_ranks, threads) == ("cpu", 1, 2)
+    on_gpus = {step: {**note, "device": "cuda", "ranks": 2} for step, note in notes.items()}
+    placement, _ = replay.placement_of(job_stage, wanted, on_gpus)
+    assert (placement.device, placement.trainer) == ("cuda", ["0", "1"])
+    monkeypatch.setattr(replay, "visible_gpus", lambda: ["0"])
+    with pytest.raises(RunError, match=r"2 rank\(s\) on GPUs; here 1 GPU\(s\) are free"):
+        replay.placement_of(job_stage, wanted, on_gpus)
+    with pytest.raises(RunError, match=r"1 rank\(s\) on cpu and 2 rank\(s\) on cuda; choose steps of one of them"):
+        replay.placement_of(job_stage, wanted, {1: notes[1], 2: on_gpus[2]})
+
+
+def test_micro_batches_are_as_large_as_those_of_the_run(stopped: Callable[..., Path]) -> None:
+    job_stage = job_stage_of(stopped(steps=3, micro_batch_tokens=16_384))
+    notes, wanted = report.circumstances(job_stage.folder), replay.Wanted(1, 3, 0)
+    tokens = replay._micro_batch_tokens(wanted, notes)
+    assert replay.trainer_config(job_stage, [], tokens).trainer.max_token_len_per_gpu == 16_384
+    asked = ["trainer.max_token_len_per_gpu=99"]
+    assert replay.trainer_config(job_stage, asked, tokens).trainer.max_token_len_per_gpu == 99
+    notes[2]["micro_batch_tokens"] = 20_000
+    assert replay._micro_batch_tokens(wanted, notes) is None
+    assert replay._micro_batch_tokens(wanted, {}) is None
+
+
+def test_every_replay_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    assert [replay.new_folder(tmp_path, "from_4").name for _ in range(3)] == ["from_4", "from_4_2", "from_4_3"]
+
+
+def test_a_job_that_was_moved_is_trained_again_where_it_is(stopped: Callable[..., Path], tmp_path: Path) -> None:
+    job = stopped(steps=2)
+    (tmp_path / "elsewhere/p").mkdir(parents=True)
+    moved = job.rename(tmp_path / "elsewhere/p/n")
+    config = replay.trainer_config(job_stage_of(moved), ["algorithm.optimizer.lr=0.5"])
+    assert config.checkpoint_root_dir == str(tmp_path / "elsewhere")
+    assert (config.mode, config.algorithm.optimizer.lr) == ("train", 0.5)
+    other = job_stage_of(moved.rename(moved.parent / "m"))
+    with pytest.raises(RunError, match="does not end in p/n"):
+        replay.trainer_config(other, [])
+
+
+async def _open(job_stage: JobStage) -> None:
+    async with reader.any_buffer(job_stage):
+        raise AssertionError("nothing can be opened")
+
+
+def test_a_job_in_use_and_one_without_a_store_are_left_alone(
+    stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRINITY_NATS_URL", raising=False)
+    monkeypatch.setattr(reader, "_LOCK_SECONDS", 0.2)
+    job_stage = job_stage_of(stopped(steps=1))
+    with pytest.raises(RunError, match="set TRINITY_NATS_URL"):
+        asyncio.run(_open(job_stage))
+    lock = FileLock(job_stage.job / ".lock")
+    assert lock.acquire()
+    with pytest.raises(RunError, match=f"another command \\(process {os.getpid()}\\)"):
+        asyncio.run(_open(job_stage))
+    lock.release()
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        (["deadletters", "retry", "--job", "{job}"], 2, "or all of them by --all"),
+        (["deadletters", "retry", "3", "--job", "{job}"], 1, "`trinity run` with the same YAML, then retry again"),
+        (["deadletters", "list", "--job", "/no/such"], 1, "no run has begun in /no/such"),
+        (["batch", "show", "2", "--stage", "x", "--job", "{job}"], 2, "no stages"),
+        (["replay", "--from-step", "1", "--job", "{job}"], 1, "has trained no step yet"),
+    ],
+)
+def test_a_wrong_command_is_one_sentence(
+    stopped: Callable[..., Path], command: list[str], code: int, said: str
+) -> None:
+    job = str(stopped())
+    environment = {key: value for key, value in os.environ.items() if key != "TRINITY_NATS_URL"}
+    done = subprocess.run(
+        [sys.executable, "-m", "trinity.cli.main", *(part.format(job=job) for part in command)],
+        env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_step_that_a_checkpoint_holds_is_not_skipped(
+    stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_stage = job_stage_of(stopped())
+    monkeypatch.setattr(batch, "complete_steps", lambda folder: [4])
+
+    async def skip(step: int, reason: str) -> wire.Facts:
+        entry = make_entry()
+        entry.skip_reason = reason
+        return wire.batch(entry)
+
+    reader = SimpleNamespace(buffer=SimpleNamespace(skip=skip))
+    monkeypatch.setattr(batch, "ask", lambda service, stage, question: asyncio.run(question(reader)))
+    with pytest.raises(RunError, match="a checkpoint of step 4 holds it; `trinity weights rollback` goes"):
+        batch.skip_batch(job_stage, 4, "late")
+    assert "step 5 is skipped (a bad \\x1b group); its 1 groups are not trained" in batch.skip_batch(
+        job_stage, 5, "a bad \x1b group"
+    )
+    entry = make_entry()
+    entry.skip_reason = "why"
+    assert "; skipped: why" in batch.render("p/n", wire.batch(entry))

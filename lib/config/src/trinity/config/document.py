@@ -1,0 +1,274 @@
+"""A YAML file as plain values and the lines of its keys. What is too large or too deep is refused.
+
+The events of the parser are counted before anything is built of them, so no file takes more than about a second.
+"""
+
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml.reader import ReaderError
+
+from trinity.config.errors import ConfigError, Problem
+from trinity.config.hints import nearest_for_shape
+from trinity.config.interpolation import interpolation_problems, resolution_problem
+
+Lines = dict[str, int]
+
+_LARGEST_BYTES = 512 * 1024
+_LARGEST_NODES = 5_000
+_TOO_LARGE = f"is too large; a YAML has at most {_LARGEST_BYTES // 1024} KiB"
+_DEEPEST = 32
+_LONGEST_NUMBER = 64
+_MOST_INTERPOLATIONS = 32
+_YAML = "tag:yaml.org,2002:"
+_TAGS = {f"{_YAML}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "merge")}
+_KEY_TAGS = {f"{_YAML}str", f"{_YAML}merge"}
+_NUMBERS = {
+    f"{_YAML}int": re.compile(r"[-+]?(0|[1-9][0-9]*)"),
+    f"{_YAML}float": re.compile(
+        r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+    ),
+}
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Numbers are those of YAML 1.2, and dates are text: 1e-6 is a number; 1_000, 010 and 1:30 are text."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, form) for tag, form in forms if tag not in (*_NUMBERS, f"{_YAML}timestamp")]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+for _tag, _form in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(rf"(?:{_form.pattern})\Z"), list("-+.0123456789"))
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a YAML file; a byte order mark is left out. Raises ConfigError."""
+    place, source = Path(path), str(path)
+    try:
+        info = place.stat()
+        if stat.S_ISREG(info.st_mode) and info.st_size <= _LARGEST_BYTES:
+            return place.read_text(encoding="utf-8-sig")
+        what = _TOO_LARGE if stat.S_ISREG(info.st_mode) else "is no file; give a YAML file"
+    except FileNotFoundError:
+        what = "no such file; give the path of a YAML"
+    except UnicodeDecodeError as error:
+        what = f"is not UTF-8 text (byte {error.start}); save it as UTF-8"
+    except OSError as error:
+        what = f"cannot be read: {error.strerror}"
+    except ValueError:  # a NUL in the path
+        source, what = repr(source), "is no path of a file"
+    raise ConfigError(source, [Problem("", what)])
+
+
+def read_document(text: str, source: str, overrides: Sequence[str]) -> tuple[dict[str, Any], Lines]:
+    """The mapping in a YAML, with ${...} filled in and overrides applied, and the line of every key path.
+
+    Raises ConfigError with all problems of one kind.
+    """
+    root = _compose(text, source)
+    if root is None:
+        return _resolved({}, {}, source, overrides), {}
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(source, [Problem("", "must be a mapping of keys to values", root.start_mark.line + 1)])
+    lines: Lines = {}
+    problems = list(_walk(root, "", lines))
+    if problems:
+        raise ConfigError(source, problems)
+    return _resolved(_construct(root, source), lines, source, overrides), lines
+
+
+def line_of(path: str, lines: Lines) -> int:
+    """Line of a key, or of the nearest section above it that is in the file; 0 if there is none."""
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path.rpartition(".")[0]
+    return 0
+
+
+def _compose(text: str, source: str) -> yaml.Node | None:
+    """The tree of a text that is within the limits."""
+    try:
+        if problem := _over_limits(text):
+            raise ConfigError(source, [problem])
+        return yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        problem = _not_yaml(error)
+        if isinstance(error, ReaderError):
+            problem = replace(problem, line=text.count("\n", 0, error.position) + 1)
+        raise ConfigError(source, [problem]) from None
+
+
+def _not_yaml(error: yaml.YAMLError) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or str(error).splitlines()[0]
+    fix = "; indent with spaces, and put text that begins with @, ` or % in quotes" if "any token" in what else ""
+    return Problem("", f"is not YAML: {what}{fix}", mark.line + 1 if mark else 0)
+
+
+@dataclass
+class _Measure:
+    """A list or mapping that is being read: its nodes so far with those of its aliases, and its height."""
+
+    anchor: str | None = None
+    nodes: int = 1
+    height: int = 1
+
+    def add(self, nodes: int, height: int) -> None:
+        self.nodes += nodes
+        self.height = max(self.height, height + 1)
+
+
+@dataclass
+class _Anchors:
+    """Sizes of what has a name, and the names whose content is still being read."""
+
+    done: dict[str | None, tuple[int, int]] = field(default_factory=dict)
+    open: set[str | None] = field(default_factory=set)
+
+
+def _over_limits(text: str) -> Problem | None:
+    """Why a text is not built: too many nodes, too deep, or an alias inside what it stands for."""
+    if len(text) > _LARGEST_BYTES:
+        return Problem("", _TOO_LARGE)
+    stack, anchors = [_Measure()], _Anchors()
+    for event in yaml.parse(text, Loader=_Loader):
+        line = event.start_mark.line + 1  # type: ignore[union-attr]
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in anchors.open:
+                return Problem("", f"*{event.anchor} is inside what &{event.anchor} names; it would never end", line)
+            stack[-1].add(*anchors.done.get(event.anchor, (1, 1)))
+        elif isinstance(event, yaml.ScalarEvent):
+            stack[-1].add(1, 1)
+            if event.anchor:
+                anchors.done[event.anchor] = (1, 1)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            stack.append(_Measure(event.anchor))
+            if event.anchor:
+                anchors.open.add(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            closed = stack.pop()
+            stack[-1].add(closed.nodes, closed.height)
+            if closed.anchor:
+                anchors.open.discard(closed.anchor)
+                anchors.done[closed.anchor] = (closed.nodes, closed.height)
+        if len(stack) - 1 + stack[-1].height - 1 > _DEEPEST:
+            return Problem("", f"lists and mappings are nested more than {_DEEPEST} deep", line)
+        if stack[-1].nodes > _LARGEST_NODES:
+            what = "with what its aliases repeat" if anchors.done else "keys and values together"
+            return Problem("", f"has more than {_LARGEST_NODES} nodes, {what}", line)
+    return None
+
+
+def _walk(node: yaml.Node, prefix: str, lines: Lines) -> Iterator[Problem]:
+    """Notes the line of every key; yields keys given twice, keys that are no text, tags, and numbers to misread."""
+    line = node.start_mark.line + 1
+    if node.tag not in _TAGS:
+        name = node.tag.replace("tag:yaml.org,2002:", "!!")
+        yield Problem(prefix, f"has the tag {name}; remove it, a value needs none here", line)
+    elif isinstance(node, yaml.ScalarNode):
+        if problem := _scalar_problem(node):
+            yield Problem(prefix, problem, line)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            path = f"{prefix}.{index}" if prefix else str(index)
+            lines.setdefault(path, value.start_mark.line + 1)
+            yield from _walk(value, path, lines)
+    elif isinstance(node, yaml.MappingNode):
+        yield from _walk_mapping(node, prefix, lines)
+
+
+def _walk_mapping(node: yaml.MappingNode, prefix: str, lines: Lines) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode) or key.tag not in _KEY_TAGS:
+            shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+            yield Problem(prefix, f"has the key {shown or 'null'}, must be text; write it in quotes", line)
+            continue
+        if key.tag == f"{_YAML}merge":
+            yield from _walk(value, prefix, lines)
+            continue
+        path = f"{prefix}.{key.value}" if prefix else key.value
+        if key.value in seen:
+            yield Problem(path, f"is given twice, first on line {lines[path]}{_other_name(path, value)}", line)
+        seen.add(key.value)
+        lines.setdefault(path, line)
+        yield from _walk(value, path, lines)
+
+
+def _other_name(path: str, node: yaml.Node) -> str:
+    """A hint, if the second of two equal keys holds what only another, similar key takes."""
+    is_list, is_mapping = isinstance(node, yaml.SequenceNode), isinstance(node, yaml.MappingNode)
+    shape = "mapping" if is_mapping else "list" if is_list else "scalar"
+    near = nearest_for_shape(path.split("."), shape)
+    return f"; did you mean {near!r} here?" if near else ""
+
+
+def _scalar_problem(node: yaml.ScalarNode) -> str:
+    """Why a scalar is not taken; empty if it is."""
+    if (count := node.value.count("${")) > _MOST_INTERPOLATIONS:
+        return f"has {count} interpolations, may have {_MOST_INTERPOLATIONS}"
+    form = _NUMBERS.get(node.tag)
+    if form is None:
+        return ""
+    if len(node.value) > _LONGEST_NUMBER:
+        return f"is a number of {len(node.value)} characters, may have {_LONGEST_NUMBER}"
+    return "" if form.fullmatch(node.value) else f"is {node.value!r}, must be a number"
+
+
+def _construct(node: yaml.Node, source: str) -> Any:
+    loader = _Loader("")
+    try:
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ConfigError(source, [_not_yaml(error)]) from None
+    finally:
+        loader.dispose()
+
+
+def _resolved(values: dict[str, Any], lines: Lines, source: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """With overrides applied, then ${...} filled in."""
+    try:
+        document = OmegaConf.create(values)
+        for override in overrides:
+            _override(document, override, source)
+        plain: Any = OmegaConf.to_container(document, resolve=False)
+        problems = [Problem(p.path, p.message, line_of(p.path, lines)) for p in interpolation_problems(plain)]
+        if problems:
+            raise ConfigError(source, problems)
+        resolved: Any = OmegaConf.to_container(document, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        problem = resolution_problem(error)
+        raise ConfigError(source, [Problem(problem.path, problem.message, line_of(problem.path, lines))]) from None
+    return dict(resolved)
+
+
+def _override(document: Any, override: str, source: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(source, [Problem(override, "is no override; write key.path=value")])
+    try:
+        node = _compose(text, source)
+        if node is not None and (problems := list(_walk(node, key, {}))):
+            raise ConfigError(source, [Problem(problem.path, problem.message) for problem in problems])
+        value = None if node is None else _construct(node, source)
+        OmegaConf.update(document, key, value, force_add=True)
+    except ConfigError as error:
+        found = [Problem(problem.path or key, f"{problem.message} (an override)") for problem in error.problems]
+        raise ConfigError(source, found) from None
+    except yaml.YAMLError as error:
+        raise ConfigError(source, [Problem(key, f"{_not_yaml(error).message} (an override)")]) from None
+    except (OmegaConfBaseException, ValueError, TypeError, IndexError, AttributeError, AssertionError) as error:
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(source, [Problem(key, f"cannot be replaced: {what}")]) from None

@@ -1,0 +1,74 @@
+"""What a run says of itself on NATS: where its services are, and the numbers and names that others take from it."""
+
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+
+from trinity.config.schema import Config
+from trinity.config.schema.buffer import BufferConfig, ExplorerInputConfig, TasksetConfig
+from trinity.config.schema.explorer import ExplorerConfig, SynchronizerConfig
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the services of a stage listen."""
+
+    buffer: str = ""
+    environment: str = ""
+    sync: str = ""
+    trainer: str = ""
+
+
+class RunRecord(BaseModel):
+    """One stage that runs. `online`: it has explorers; `last`: the job ends with it; `version`: of Trinity."""
+
+    version: str
+    run: str
+    stage: str
+    online: bool
+    last: bool
+    addresses: Addresses
+    config: Config
+
+    @property
+    def title(self) -> str:
+        """Project and name, for display."""
+        return f"{self.config.project}/{self.config.name}"
+
+
+def announcement(record: RunRecord) -> bytes:
+    """A record with the part of its configuration that commands and explorers read: no data, environment or keys."""
+    config = record.config
+    shown = Config(
+        mode=config.mode,
+        project=config.project,
+        group=config.group,
+        name=config.name,
+        model=config.model,
+        buffer=BufferConfig(explorer_input=workflows(config.buffer.explorer_input)),
+        explorer=ExplorerConfig(environments=config.explorer.environments),
+        synchronizer=SynchronizerConfig(collective_timeout=config.synchronizer.collective_timeout),
+    )
+    return record.model_copy(update={"config": shown}).model_dump_json(exclude_unset=True).encode()
+
+
+def workflows(given: ExplorerInputConfig) -> ExplorerInputConfig:
+    """Which workflows the tasks ask for, so that a template that does not fit them is found at the start."""
+
+    def named(tasksets: list[TasksetConfig]) -> list[TasksetConfig]:
+        return [
+            TasksetConfig(
+                name=taskset.name,
+                path="(read by the buffer)",
+                default_workflow_type=taskset.default_workflow_type,
+                workflow_args=taskset.workflow_args,
+            )
+            for taskset in tasksets
+        ]
+
+    return ExplorerInputConfig(
+        tasksets=named([given.taskset] if given.taskset else given.tasksets),
+        eval_tasksets=named(given.eval_tasksets),
+        default_workflow_type=given.default_workflow_type,
+        default_eval_workflow_type=given.default_eval_workflow_type,
+    )

@@ -1,0 +1,108 @@
+"""`trinity check` names what a YAML leaves to a default, what nothing reads, and values that switch a key off."""
+
+import json
+from typing import Any
+
+import pytest
+
+from trinity.config import Config, ConfigError
+from trinity.config.load import parse
+
+pytestmark = pytest.mark.core
+
+
+def config(taskset: dict[str, Any] | None = None, **sections: Any) -> Config:
+    run = {
+        "model": {"model_path": "m", "max_model_len": 64},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
+        "buffer": {"batch_size": 8, "explorer_input": {"taskset": {"path": "d.jsonl", **(taskset or {})}}},
+    }
+    return parse(json.dumps(run | sections))
+
+
+JUDGE = {"auxiliary_models": [{"model_path": "a/judge", "engine_num": 2, "tensor_parallel_size": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("workflow", "args", "idle"),
+    [
+        ("simple_workflow", {}, True),
+        ("rubric_judge_workflow", {}, False),
+        ("rubric_judge_workflow", {"judge": "judge"}, False),
+        ("rubric_judge_workflow", {"judge": "another"}, True),
+        ("math_rm_workflow", {}, False),
+    ],
+)
+def test_an_auxiliary_model_that_nothing_asks_is_named_with_its_gpus(
+    workflow: str, args: dict[str, Any], idle: bool
+) -> None:
+    found = config({"default_workflow_type": workflow, "workflow_args": args}, explorer=JUDGE).notices
+    said = "explorer.auxiliary_models.0: no workflow asks judge, and it takes 4 GPU(s); remove it"
+    assert (said in found) == idle
+
+
+def test_rows_that_name_their_workflow_may_ask_any_model() -> None:
+    assert not [n for n in config({"format": {"workflow_key": "how"}}, explorer=JUDGE).notices if "judge" in n]
+
+
+def test_defaults_of_tasksets_are_named() -> None:
+    place = "buffer.explorer_input.taskset"
+    notices = config().notices
+    assert f"{place}.default_workflow_type: is not given; simple_workflow is taken" in notices
+    assert f"{place}.default_reward_fn_type: is not given; math_reward is taken" in notices
+    given = {"default_workflow_type": "math_boxed_workflow"}
+    assert not [notice for notice in config(given).notices if "is not given" in notice]
+
+
+def test_arguments_that_a_workflow_does_not_read_are_named() -> None:
+    args = {"default_workflow_type": "math_workflow", "workflow_args": {"use_base": True}}
+    said = "buffer.explorer_input.taskset.workflow_args.use_base: has no effect: math_workflow does not read it"
+    assert said in config(args).notices
+    wrong = {"default_workflow_type": "math_ruler_workflow", "workflow_args": {"judge_temperature": "hot"}}
+    with pytest.raises(ConfigError, match="judge_temperature: is 'hot', must be a number >= 0"):
+        config(wrong)
+
+
+def test_the_path_of_an_archive_is_not_called_useless() -> None:
+    buffer = {"batch_size": 8, "explorer_input": {"taskset": {"path": "d"}}}
+    buffer["trainer_input"] = {"experience_buffer": {"path": "/tmp/archive.jsonl"}}
+    assert not [notice for notice in config(buffer=buffer).notices if "archive" in notice or "log on NATS" in notice]
+
+
+@pytest.mark.parametrize(("value", "off"), [(0, True), (None, True), (1, False), (False, False), ("auto", False)])
+def test_a_rank_of_adapters_is_what_it_says(value: Any, off: bool) -> None:
+    trainer = {"trainer_config": {"actor_rollout_ref": {"model": {"lora_rank": value}}}}
+    if off:
+        assert any("lora_rank: asks for nothing" in notice for notice in config(trainer=trainer).notices)
+    else:
+        with pytest.raises(ConfigError, match=r"lora_rank: is .*adapters are model\.lora_configs"):
+            config(trainer=trainer)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_enable_thinking_is_taken_from_the_engines_section_too(value: bool) -> None:
+    assert config(explorer={"rollout_model": {"enable_thinking": value}}).model.enable_thinking is value
+    judge = {"model_path": "a/judge", "enable_thinking": value}
+    assert config(explorer={"auxiliary_models": [judge]}).explorer.auxiliary_models[0].enable_thinking is value
+
+
+def test_a_section_that_is_not_enabled_has_no_effect() -> None:
+    model = {"model_path": "m", "max_model_len": 64}
+    config(model={**model, "tinker": {"enable": False, "rank": 16}})
+    with pytest.raises(ConfigError, match="Tinker"):
+        config(model={**model, "tinker": {"enable": True, "rank": 16}})
+
+
+@pytest.mark.parametrize(
+    ("section", "taken", "refused"),
+    [
+        ({"algorithm": {"optimizer": {"optimizer_type": "X"}}}, "adam", "muon"),
+        ({"explorer": {"rollout_model": {"engine_type": "X"}}}, "vllm_async", "sglang"),
+        ({"trainer": {"trainer_strategy": "X"}}, "fsdp2", "megatron"),
+    ],
+)
+def test_a_part_that_is_another_is_refused(section: dict[str, Any], taken: str, refused: str) -> None:
+    text = json.dumps(section)
+    config(**json.loads(text.replace("X", taken)))
+    with pytest.raises(ConfigError, match=f"is '{refused}'.*remove it, or write"):
+        config(**json.loads(text.replace("X", refused)))

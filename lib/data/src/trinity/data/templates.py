@@ -1,0 +1,37 @@
+"""The chat template of a model, as explorers, trainer and checks use it: one text from all the ways to give it."""
+
+from pathlib import Path
+from typing import Any
+
+from trinity.config.schema.model import ModelConfig
+from trinity.runtime.errors import InvalidInput
+
+
+def template_key(model: ModelConfig) -> str:
+    """The key of the YAML that gives the chat template; model.model_path where it is the tokenizer's own."""
+    if model.chat_template_path:
+        return "model.chat_template_path"
+    return "model.custom_chat_template" if model.custom_chat_template else "model.model_path"
+
+
+def chat_template(model: ModelConfig, own: Any) -> str:
+    """The template of a model whose tokenizer brings `own`, with model.enable_thinking set in it.
+
+    Raises InvalidInput if there is none, or its file cannot be read.
+    """
+    template = model.custom_chat_template or own
+    if model.chat_template_path:
+        try:
+            template = Path(model.chat_template_path).expanduser().read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            what = f"{model.chat_template_path!r} cannot be read: {error}"
+            raise InvalidInput("model.chat_template_path", what) from None
+    if isinstance(template, dict):  # several by name, of which transformers takes this one
+        template = template.get("default")
+    if not template:
+        raise InvalidInput(
+            "model.model_path", f"{model.model_path} has no chat template; set model.custom_chat_template"
+        )
+    if model.enable_thinking is None:
+        return str(template)
+    return f"{{% set enable_thinking = {str(model.enable_thinking).lower()} +%}}{template}"

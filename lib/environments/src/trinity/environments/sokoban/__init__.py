@@ -1,1 +1,0 @@
-"""Sokoban: rules, a generator of levels, a solver, and the environment."""

@@ -1,0 +1,113 @@
+"""nats-py's client, with refusals that reach the calls that wait for them.
+
+nats-py tells of a refused permission in a callback alone, while the call that caused it times out; and it never opens
+a connection again that the server has ended, as it does when credentials expire.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import nats.aio.client
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+
+from trinity.runtime.errors import PermissionDenied, Unauthenticated
+from trinity.runtime.logs import without_credentials
+
+log = structlog.get_logger(__name__)
+
+# What the server says of a user that it will not know later either.
+_REFUSED = re.compile(r"authorization violation|authentication (expired|revoked)", re.IGNORECASE)
+_FORBIDDEN = re.compile(r'permissions violation for (?P<verb>\w+)\D* "(?P<subject>[^"]+)"')
+
+Refuse = Callable[[str], None]
+
+
+class Client(nats.aio.client.Client):
+    """`user` is for messages. With `needs_tls` nothing is sent to a server that does not offer it."""
+
+    def __init__(self, user: str, url: str, inbox: str, needs_tls: bool) -> None:
+        super().__init__()
+        self.user = user
+        self._url = without_credentials(url)
+        self._own_inbox = inbox.lower()
+        self._needs_tls = needs_tls
+        self._waiting: dict[str, list[Refuse]] = {}
+        self._said: set[str] = set()
+        self.was_connected = False
+
+    @contextlib.contextmanager
+    def told_of_refusal(self, subject: str, refuse: Refuse) -> Iterator[None]:
+        """Call `refuse` with the reason if NATS forbids the subject while the body runs."""
+        waiting = self._waiting.setdefault(subject.lower(), [])
+        waiting.append(refuse)
+        try:
+            yield
+        finally:
+            waiting.remove(refuse)
+            if not waiting:
+                self._waiting.pop(subject.lower(), None)
+
+    @contextlib.asynccontextmanager
+    async def refusable(self, subject: str, seconds: float | None = None) -> AsyncIterator[None]:
+        """PermissionDenied as soon as NATS forbids the subject while the body waits, TimeoutError after the time."""
+        reasons: list[str] = []
+        try:
+            async with asyncio.timeout(seconds) as limit:
+
+                def refuse(reason: str) -> None:
+                    reasons.append(reason)
+                    limit.reschedule(0.0)
+
+                with self.told_of_refusal(subject, refuse):
+                    yield
+        except TimeoutError:
+            if reasons:
+                raise PermissionDenied(reasons[0]) from None
+            raise
+
+    async def request(self, subject: str, *args: Any, **kwargs: Any) -> Msg:
+        async with self.refusable(subject):
+            return await super().request(subject, *args, **kwargs)
+
+    async def note_error(self, error: Exception) -> None:
+        """What went wrong with a connection. Raises Unauthenticated while the first one is made."""
+        if _REFUSED.search(str(error)):
+            reason = f"NATS at {self._url} refuses {self.user}: {without_credentials(str(error))}"
+            if not self.was_connected:
+                raise Unauthenticated(reason)
+            self._say("nats.client.refused", reason)
+        elif not isinstance(error, (ConnectionError, OSError, nats.errors.Error)):
+            log.warning("nats.client.error", error=f"{type(error).__name__}: {without_credentials(str(error))}")
+
+    async def _process_err(self, err_msg: str) -> None:
+        found = _FORBIDDEN.search(err_msg)
+        if found is None:
+            error = nats.errors.Error(f"nats: {err_msg}")
+            await self.note_error(error)
+            await self._process_op_err(error)
+            return
+        subject = found["subject"]  # in small letters
+        reason = f"NATS forbids {self.user} {_VERBS.get(found['verb'], 'to use')} {subject}"
+        self._say("nats.permission.denied", reason)
+        lost = list(self._waiting) if subject.startswith(self._own_inbox) else [subject]
+        for refuse in [refuse for one in lost for refuse in self._waiting.get(one, ())]:
+            refuse(reason)
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if self._needs_tls and not info.get("tls_required"):
+            raise nats.errors.Error("nats: the server does not offer TLS, which nats_ca or tls:// asks for")
+        await super()._process_info(info, initial_connection)
+
+    def _say(self, event: str, reason: str) -> None:
+        """Log a refusal once: it comes again with every retry."""
+        if reason not in self._said:
+            self._said.add(reason)
+            log.error(event, reason=reason)
+
+
+_VERBS = {"publish": "to publish on", "subscription": "to subscribe to"}

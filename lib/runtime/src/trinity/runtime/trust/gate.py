@@ -1,0 +1,37 @@
+"""What a server demands of a caller: an identity, and a role that may call the method."""
+
+import grpc.aio
+
+from trinity.runtime.errors import PermissionDenied, Unauthenticated
+from trinity.runtime.trust.identity import Caller, caller_of_certificate
+from trinity.runtime.trust.roles import CHECKED_BY_SERVICE, METHODS, Role
+from trinity.runtime.trust.tokens import KnownTokens
+
+
+class Gate:
+    """Asked before each call. Certificates are verified by TLS before; tokens are compared here."""
+
+    def __init__(self, tokens: KnownTokens | None) -> None:
+        self._tokens = tokens
+
+    def admit(self, method: str, context: "grpc.aio.ServicerContext[object, object]") -> Caller:
+        """Who calls `method` ("/package.Service/Method"). Raises Unauthenticated and PermissionDenied."""
+        caller = caller_of_certificate(context.auth_context()) or self._caller_of_token(method, context)
+        allowed = METHODS.get(method, frozenset())
+        if caller.role not in allowed:
+            may = ", ".join(sorted(allowed)) or "no role"
+            raise PermissionDenied(f"role {caller.role} may not call {method.removeprefix('/')}; {may} may")
+        return caller
+
+    def _caller_of_token(self, method: str, context: "grpc.aio.ServicerContext[object, object]") -> Caller:
+        shown = dict(context.invocation_metadata() or ()).get("authorization")
+        if shown is None and method in CHECKED_BY_SERVICE:
+            return Caller(Role.PROVIDER)
+        if shown is None:
+            raise Unauthenticated(
+                f"{method.removeprefix('/')}: the caller shows no identity, neither token nor certificate"
+            )
+        role = self._tokens.role_of(str(shown).removeprefix("Bearer ")) if self._tokens is not None else None
+        if role is None:
+            raise Unauthenticated(f"{method.removeprefix('/')}: the caller's token is none of this run's")
+        return Caller(role)

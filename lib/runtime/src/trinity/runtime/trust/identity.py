@@ -1,0 +1,91 @@
+"""Who this process is to others, and who a caller is to it."""
+
+import contextvars
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from trinity.runtime.errors import InvalidInput, PermissionDenied
+from trinity.runtime.settings import is_loopback, split_address
+from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.tls import TlsIdentity, peer_identity
+from trinity.runtime.trust.tokens import OwnToken
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls. `name` is in certificates alone: a token stands for a role."""
+
+    role: Role
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A role, and what shows it: a certificate, or else the token in a folder.
+
+    `insecure`: the network is trusted, and the token may cross it as text.
+    """
+
+    role: Role
+    folder: Path | None = None
+    tls: TlsIdentity | None = None
+    insecure: bool = False
+
+    @cached_property
+    def _token(self) -> OwnToken | None:
+        return OwnToken(self.folder, self.role) if self.folder is not None and self.tls is None else None
+
+    def metadata(self) -> list[tuple[str, str]]:
+        """What a call carries to show the identity."""
+        token = self._token.read() if self._token is not None else ""
+        return [("authorization", f"Bearer {token}")] if token else []
+
+    def check_address(self, address: str, field: str = "address") -> None:
+        """InvalidInput if a call there would send the token as text to where other machines are."""
+        if self._token is None or self.insecure or is_loopback(split_address(address, field)[0]):
+            return
+        problem = f"is {address!r}, where a token would be sent unencrypted"
+        trust = "set TRINITY_INSECURE=1, of a service TRINITY_<SERVICE>_INSECURE=1, to trust the network"
+        raise InvalidInput(field, f"{problem}; use certificates (`trinity certs`), or {trust}")
+
+
+_own: Identity | None = None
+# Of the call that is being answered; None where the server asks for no identity.
+calling: contextvars.ContextVar[Caller | None] = contextvars.ContextVar("calling", default=None)
+
+
+def configure(identity: Identity | None) -> None:
+    """Say who this process is, for the channels that it opens from now on. None: it shows no identity."""
+    global _own
+    _own = identity
+
+
+def own() -> Identity | None:
+    return _own
+
+
+def of_certificate(tls: TlsIdentity) -> Identity:
+    """The identity that a process's own certificate gives it. InvalidInput if it names no role."""
+    role = tls.current().role
+    if role not in list(Role):
+        raise InvalidInput(f"{tls.files.prefix}TLS_CERT", f"names the role {role!r}, must be one of {', '.join(Role)}")
+    return Identity(Role(role), tls=tls)
+
+
+def caller_of_certificate(auth_context: Mapping[str, Iterable[bytes]]) -> Caller | None:
+    """The caller that a verified certificate names; None without one that is valid now."""
+    role, name = peer_identity(auth_context) or ("", "")
+    return Caller(Role(role), name) if role in list(Role) else None
+
+
+def check_name(field: str, name: str) -> None:
+    """PermissionDenied if the call shows a certificate of another name than it gives.
+
+    Processes that share the certificate of `pool` are called `pool` or `pool/<anything>`.
+    """
+    caller = calling.get()
+    if caller is not None and caller.name and name.partition("/")[0] != caller.name:
+        of = f"the caller's certificate is {caller.name!r}"
+        raise PermissionDenied(f"{field}: is {name!r}, but {of}; call it that or {caller.name}/<anything>")

@@ -1,0 +1,86 @@
+"""Who may call what: the roles of a run, and the one table of gRPC methods.
+
+A process has one role. A caller's role comes from its token or certificate, never from what a message says.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a process is for the others. Services have the role of their name."""
+
+    BUFFER = "buffer"
+    EXPLORER = "explorer"
+    TRAINER = "trainer"
+    SYNC = "sync"
+    ENVIRONMENT = "environment"
+    PROVIDER = "provider"  # of environments: attaches to the environment service
+    OPERATOR = "operator"  # the command line
+    READER = "reader"  # dashboards, and commands that only look
+
+
+_ALL = frozenset(Role)
+_LOOKS = frozenset({Role.OPERATOR, Role.READER})
+_OPERATOR = frozenset({Role.OPERATOR})
+_TRAINER = frozenset({Role.TRAINER})
+_EXPLORER = frozenset({Role.EXPLORER})
+
+_SERVICES: Mapping[str, Mapping[str, frozenset[Role]]] = {
+    "trinity.api.buffer.v1.BufferService": {
+        "PublishTasks": _OPERATOR,
+        "StreamBatches": _LOOKS | _TRAINER,
+        "CommitStep": _TRAINER,
+        "Rewind": _TRAINER | _OPERATOR,  # `trinity replay` asks it of the read-only buffer that it starts
+        "GetLedgerEntry": _LOOKS,
+        "SkipStep": _OPERATOR,
+        "Stats": _LOOKS | _EXPLORER | _TRAINER,  # whether the run is finished
+        "ListDeadLetters": _LOOKS,
+        "RetryDeadLetters": _OPERATOR,
+        "DropDeadLetters": _OPERATOR,
+        "Fence": _OPERATOR,
+    },
+    "trinity.api.environment.v1.EnvironmentService": {
+        "Describe": _LOOKS | _EXPLORER,
+        "Episode": _EXPLORER,
+        "Score": _EXPLORER,
+        "Attach": frozenset({Role.PROVIDER}),
+    },
+    "trinity.api.explorer.v1.ExplorerService": {
+        "Generate": _OPERATOR,
+        "Chat": _OPERATOR,
+        "Drain": _OPERATOR,
+        "Status": _LOOKS,
+    },
+    "trinity.api.sync.v1.SyncService": {
+        "Join": _EXPLORER,
+        "Watch": _EXPLORER,
+        "Report": _EXPLORER,
+        "Leave": _EXPLORER,
+        "Claim": _TRAINER,
+        "Release": _TRAINER,
+        "Publish": _TRAINER | _OPERATOR,  # mode bench; while a trainer has the run, sync takes versions of it alone
+        "GetVersion": _LOOKS | _TRAINER | _EXPLORER,
+        "Pin": _OPERATOR,
+        "Rollback": _OPERATOR,
+        "FormEpoch": _TRAINER,
+        "ListVersions": _LOOKS | _TRAINER,
+        "ListMembers": _LOOKS | _TRAINER,
+    },
+    "trinity.api.trainer.v1.TrainerService": {
+        "Status": _LOOKS,
+        "Pause": _OPERATOR,
+        "Resume": _OPERATOR,
+        "Checkpoint": _OPERATOR,
+    },
+    "grpc.health.v1.Health": {"Check": _ALL, "List": _ALL, "Watch": _ALL},
+    "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _LOOKS},
+}
+
+# Roles that may call each method, by its full name as gRPC spells it: "/package.Service/Method".
+METHODS: Mapping[str, frozenset[Role]] = {
+    f"/{service}/{method}": roles for service, methods in _SERVICES.items() for method, roles in methods.items()
+}
+
+# Reached without an identity as well: the offer in its first message has a provider's token, which the service checks.
+CHECKED_BY_SERVICE = frozenset({"/trinity.api.environment.v1.EnvironmentService/Attach"})

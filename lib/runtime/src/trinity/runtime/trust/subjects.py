@@ -1,0 +1,198 @@
+"""The NATS subjects of each role: what its user may publish and subscribe. The counterpart of METHODS in roles.py.
+
+JetStream's own API is subjects too: a stream is created, read and purged by publishing below `$JS.API`, a message is
+acknowledged below `$JS.ACK`, and a KV entry is written below `$KV`. Answers come to an inbox of the user's own.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trinity.runtime import names
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.names import RunNames, owner_of, token
+from trinity.runtime.trust.roles import Role
+
+_API = "$JS.API"
+ALL_RUNS = "*"
+# The record of a job, which is read before its runs are known.
+_JOB_RECORDS = RunNames("*").job_key
+# Which runs live, for a command that is given a name.
+_LIVE_RUNS = RunNames("*").announcement_key
+
+
+@dataclass(frozen=True)
+class Grants:
+    """Subjects, with wildcards, that a user may publish on and subscribe to."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+def inbox(role: str, name: str) -> str:
+    """What the inboxes of a user begin with."""
+    return f"_INBOX_{role}_{token(name)}"
+
+
+def grants(role: Role, run: str, name: str) -> Grants:
+    """The subjects of a role in a run, for the user `name`: an explorer's is its name in the run.
+
+    The run is its id, or ALL_RUNS for sync, which serves every run of an account. InvalidInput for a role without NATS.
+    """
+    if role not in _GRANTS:
+        raise InvalidInput("role", f"{role} does not use NATS; {', '.join(_GRANTS)} do")
+    if not run or (run == ALL_RUNS and role is not Role.SYNC):
+        raise InvalidInput("run", f"is {run!r}; the credentials of role {role} are of one run: give its id")
+    return _granted(role, run, owner_of(name), inbox(role, name))
+
+
+def table() -> dict[Role, Grants]:
+    """The subjects of every role, for the documentation: of a run `<run>` and an explorer `<explorer>`."""
+    return {role: _granted(role, "<run>", "<explorer>", f"_INBOX_{role}_<name>") for role in _GRANTS}
+
+
+def _granted(role: Role, run: str, owner: str, own_inbox: str) -> Grants:
+    publish, subscribe = _GRANTS[role](RunNames(run), owner)
+    return Grants((f"{_API}.INFO", *dict.fromkeys(publish)), (f"{own_inbox}.>", *subscribe))
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether NATS counts a subject without wildcards to a pattern."""
+    wanted, found = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted, found = wanted[:-1], found[: len(wanted) - 1] if len(found) >= len(wanted) else []
+    return len(wanted) == len(found) and all(w in ("*", f) for w, f in zip(wanted, found, strict=True))
+
+
+_Parts = tuple[Iterable[str], Iterable[str]]
+
+
+def _buffer(run: RunNames, _: str) -> _Parts:
+    tailed = (run.experiences_stream, run.evaluations_stream)
+    queues = (run.tasks_stream, run.evaluation_tasks_stream)
+    publish = [
+        run.control,
+        run.line(Role.BUFFER, "*"),
+        *(run.subjects(kind) for kind in ("tasks", "evaluation_tasks", "batches", "cursors", "deadletters")),
+        *(f"{_API}.STREAM.{verb}.{stream}" for stream in _streams(run) for verb in ("INFO", "CREATE", "UPDATE")),
+        *(subject for stream in _streams(run) for subject in _reads(stream)),
+        *(
+            f"{_API}.STREAM.PURGE.{stream}"
+            for stream in (run.experiences_stream, run.blobs_stream, run.tasks_stream, run.cursors_stream)
+        ),
+        *(f"{_API}.STREAM.MSG.DELETE.{stream}" for stream in (run.tasks_stream, run.dead_letters_stream)),
+        *(f"{_API}.CONSUMER.{verb}.{stream}{rest}" for stream in tailed for verb, rest in _TAIL),
+        *(f"{_API}.CONSUMER.DURABLE.CREATE.{stream}.{names.TASKS_CONSUMER}" for stream in queues),
+        f"{_API}.CONSUMER.INFO.{run.tasks_stream}.{names.TASKS_CONSUMER}",  # for its metrics
+        *_bucket(names.VERSIONS_BUCKET, f"{run.run}.>"),
+        *_bucket(names.RUNS_BUCKET, run.commit_key),
+        f"$KV.{names.RUNS_BUCKET}.{run.commit_key}",
+        *_makes(names.ANNOUNCEMENTS_BUCKET),
+        f"$KV.{names.ANNOUNCEMENTS_BUCKET}.{run.announcement_key}",
+    ]
+    return publish, [f"$KV.{names.VERSIONS_BUCKET}.{run.live_key}"]
+
+
+def _explorer(run: RunNames, owner: str) -> _Parts:
+    prefix = f"trinity.{run.run}"
+    queues = [f"{stream}.{names.TASKS_CONSUMER}" for stream in (run.tasks_stream, run.evaluation_tasks_stream)]
+    publish = [
+        f"{prefix}.experiences.group.{owner}.>",
+        f"{prefix}.experiences.failed.{owner}.*",
+        f"{prefix}.evaluations.{owner}.*",
+        f"{prefix}.blobs.{owner}.>",
+        run.line(Role.EXPLORER, owner),
+        *(f"{_API}.CONSUMER.{verb}.{queue}" for queue in queues for verb in ("INFO", "MSG.NEXT")),
+        *(f"$JS.ACK.{queue}.>" for queue in queues),
+        *_weights(run, "INFO"),
+        *_looks(names.RUNS_BUCKET, _JOB_RECORDS),
+        *_looks(names.ANNOUNCEMENTS_BUCKET, run.announcement_key),
+    ]
+    return publish, []
+
+
+def _trainer(run: RunNames, _: str) -> _Parts:
+    lines = run.line(Role.TRAINER, "*")
+    return [run.subjects("weights"), lines, *_weights(run, "INFO", "CREATE", "UPDATE", "PURGE")], []
+
+
+def _environment(run: RunNames, _: str) -> _Parts:
+    return [run.line(Role.ENVIRONMENT, "*")], []
+
+
+def _sync(run: RunNames, _: str) -> _Parts:
+    buckets = (names.VERSIONS_BUCKET, names.MANIFESTS_BUCKET, names.MEMBERS_BUCKET)
+    keys = [f"$KV.{bucket}.{run.run}.>" for bucket in buckets]
+    # A bucket's changes are read by sequence, of all runs: this subject names no key.
+    changes = [f"{_API}.DIRECT.GET.KV_{bucket}" for bucket in buckets]
+    reads = (one for bucket in buckets for one in _bucket(bucket, f"{run.run}.>"))
+    return [*keys, *changes, *reads, run.line(Role.SYNC, "*")], keys
+
+
+def _reader(run: RunNames, _: str) -> _Parts:
+    publish = [
+        *(f"{_API}.STREAM.INFO.{stream}" for stream in _streams(run)),
+        *(subject for stream in _streams(run) for subject in _reads(stream)),
+        *_weights(run, "INFO"),
+        *_looks(names.VERSIONS_BUCKET, f"{run.run}.>"),
+        *_looks(names.RUNS_BUCKET, run.commit_key),
+        *_looks(names.RUNS_BUCKET, _JOB_RECORDS),
+        *_looks(names.ANNOUNCEMENTS_BUCKET, _LIVE_RUNS),
+    ]
+    return publish, []
+
+
+def _operator(run: RunNames, owner: str) -> _Parts:
+    records = [*_bucket(names.RUNS_BUCKET, _JOB_RECORDS), f"$KV.{names.RUNS_BUCKET}.{_JOB_RECORDS}"]
+    return [*_reader(run, owner)[0], *records, run.skips], []
+
+
+_GRANTS = {
+    Role.BUFFER: _buffer,
+    Role.EXPLORER: _explorer,
+    Role.TRAINER: _trainer,
+    Role.SYNC: _sync,
+    Role.ENVIRONMENT: _environment,
+    Role.OPERATOR: _operator,
+    Role.READER: _reader,
+}
+
+# Of a reader that follows a stream with a consumer of its own.
+_TAIL = (("CREATE", ""), ("MSG.NEXT", ".*"), ("DELETE", ".*"))
+
+
+def _streams(run: RunNames) -> tuple[str, ...]:
+    """Those of the buffer."""
+    return (
+        run.experiences_stream,
+        run.blobs_stream,
+        run.tasks_stream,
+        run.evaluation_tasks_stream,
+        run.evaluations_stream,
+        run.batches_stream,
+        run.cursors_stream,
+        run.dead_letters_stream,
+        run.lines_stream,
+    )
+
+
+def _reads(stream: str) -> tuple[str, str]:
+    """By sequence, and the newest under a subject."""
+    return f"{_API}.DIRECT.GET.{stream}", f"{_API}.DIRECT.GET.{stream}.>"
+
+
+def _looks(bucket: str, keys: str) -> tuple[str, str]:
+    return f"{_API}.STREAM.INFO.KV_{bucket}", f"{_API}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{keys}"
+
+
+def _makes(bucket: str) -> tuple[str, str]:
+    return f"{_API}.STREAM.INFO.KV_{bucket}", f"{_API}.STREAM.CREATE.KV_{bucket}"
+
+
+def _bucket(bucket: str, keys: str) -> tuple[str, ...]:
+    return (*_looks(bucket, keys), f"{_API}.STREAM.CREATE.KV_{bucket}")
+
+
+def _weights(run: RunNames, *verbs: str) -> list[str]:
+    """Weights on JetStream: `storage: [jetstream]` alone uses them."""
+    stream = run.weights_stream
+    return [*(f"{_API}.STREAM.{verb}.{stream}" for verb in verbs), f"{_API}.DIRECT.GET.{stream}.>"]

@@ -1,0 +1,116 @@
+"""manifest.json of a checkpoint: size and SHA-256 of every file, so that what is loaded is what the trainer wrote.
+
+It is written after the files, and checked before any of them is loaded. It finds damage, a mixture of two checkpoints,
+and files that were replaced or added. It is no signature: who may write the folder may write the manifest too. So no
+file of a checkpoint is read in a way that runs code, whatever its manifest says.
+"""
+
+import hashlib
+import os
+from collections.abc import Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from trinity.runtime import files
+from trinity.runtime.errors import InvalidInput
+from trinity.weights.checkpoints import COMPLETE
+
+MANIFEST = "manifest.json"
+_HASHED_TOGETHER = min(16, os.cpu_count() or 1)  # files; hashlib releases the interpreter's lock
+_BLOCK = 1024 * 1024
+_FIX = "; if you trust the files, allow_unverified_checkpoint: true (of trinity convert: --allow-unverified) loads them"
+
+
+class ManifestWriter:
+    """Hashes the files below a folder in threads, while the caller does something else (syncs them to the disk)."""
+
+    def __init__(self, checkpoint: Path, names: Collection[str] | None = None) -> None:
+        """`names`: relative paths; None: all files that are there."""
+        self._checkpoint = checkpoint
+        self._threads = ThreadPoolExecutor(_HASHED_TOGETHER)
+        given = sorted(_names(checkpoint) if names is None else names)
+        self._entries: dict[str, Future[dict[str, Any]]] = {
+            name: self._threads.submit(_entry, checkpoint / name) for name in given
+        }
+
+    def write(self) -> None:
+        """Wait for the checksums and add them to manifest.json, which is replaced as a whole."""
+        with self._threads:
+            found = {name: entry.result() for name, entry in self._entries.items()}
+        before = files.read_json(self._checkpoint / MANIFEST)
+        known = before["files"] if isinstance(before, dict) else {}
+        files.write_json(self._checkpoint / MANIFEST, {"files": {**known, **found}})
+
+
+def has_manifest(checkpoint: Path) -> bool:
+    return (checkpoint / MANIFEST).exists()
+
+
+def verify(checkpoint: Path, below: Iterable[str] = (".",)) -> None:
+    """Compare some files, and those in some folders, with a checkpoint's manifest: none missing, added or changed.
+
+    Raises InvalidInput naming the file and the fix. Costs a read of all these files.
+    """
+    listed = _read(checkpoint)
+    parts = [Path(part) for part in below]
+    expected = {name: entry for name, entry in listed.items() if _is_below(name, parts)}
+    there = {name for name in _names(checkpoint) if _is_below(name, parts)}
+    if missing := sorted(expected.keys() - there):
+        raise InvalidInput(str(checkpoint / missing[0]), f"is missing, and {MANIFEST} lists it{_FIX}")
+    if added := sorted(there - expected.keys()):
+        raise InvalidInput(str(checkpoint / added[0]), f"is not in {MANIFEST}: the trainer did not write it{_FIX}")
+    for name, entry in expected.items():
+        if (size := (checkpoint / name).stat().st_size) != entry["size"]:
+            raise InvalidInput(str(checkpoint / name), f"has {size} bytes, {MANIFEST} says {entry['size']}{_FIX}")
+    with ThreadPoolExecutor(_HASHED_TOGETHER) as threads:
+        found = threads.map(lambda name: _entry(checkpoint / name), expected)
+        for (name, entry), now in zip(expected.items(), found, strict=True):
+            if now["sha256"] != entry["sha256"]:
+                raise InvalidInput(
+                    str(checkpoint / name), f"has SHA-256 {now['sha256']}, {MANIFEST} says {entry['sha256']}{_FIX}"
+                )
+
+
+def verify_model(folder: Path) -> None:
+    """`verify` for the Hugging Face folder of a checkpoint alone."""
+    checkpoint = folder.parent.parent
+    verify(checkpoint, [folder.relative_to(checkpoint).as_posix()])
+
+
+def _read(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    """Entries by name. Raises InvalidInput if there is no manifest, or none that a trainer writes."""
+    if not has_manifest(checkpoint):
+        raise InvalidInput(
+            str(checkpoint), f"has no {MANIFEST}: an older version than 0.3 wrote it, or another program{_FIX}"
+        )
+    value = files.read_json(checkpoint / MANIFEST)
+    entries = value.get("files") if isinstance(value, dict) else None
+    if not isinstance(entries, dict) or not all(
+        isinstance(entry, dict) and type(entry.get("size")) is int and isinstance(entry.get("sha256"), str)
+        for entry in entries.values()
+    ):
+        raise InvalidInput(str(checkpoint / MANIFEST), f"does not list files with size and sha256{_FIX}")
+    return entries
+
+
+def _is_below(name: str, parts: list[Path]) -> bool:
+    return any(Path(name).is_relative_to(part) for part in parts)
+
+
+def _names(checkpoint: Path) -> set[str]:
+    """Relative paths of all files. Links to folders count as files: what is behind them is not the checkpoint's."""
+    found = set()
+    for root, folders, names in os.walk(checkpoint):
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        found |= {Path(root, name).relative_to(checkpoint).as_posix() for name in [*names, *links]}
+    return found - {MANIFEST, COMPLETE}
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return {"size": size, "sha256": digest.hexdigest()}

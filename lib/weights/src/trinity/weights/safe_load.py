@@ -1,0 +1,54 @@
+"""Files of torch.save, read without running any code of theirs.
+
+Torch's restricted unpickler (`weights_only`) rebuilds tensors and plain containers. Callers name the few other classes
+that a file may hold. Every other global ends the reading.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trinity.runtime.errors import InvalidInput
+
+_ZIP = b"PK\x03\x04"
+_REFUSED = re.compile(r"GLOBAL (\S+)")
+
+
+def load_safely(path: Path, allowed: Sequence[Any], *, mapped: bool = True) -> dict[str, Any]:
+    """The dict in a file, on the CPU; `mapped`: tensors are views of the file where its format allows.
+
+    `allowed`: classes, or pairs of a class and the name under which the file knows it. Raises InvalidInput if the file
+    is missing, damaged, or asks for another global.
+    """
+    if not path.is_file():
+        raise InvalidInput(str(path), "is missing")
+    try:
+        with path.open("rb") as file:
+            can_map = mapped and file.read(len(_ZIP)) == _ZIP
+        with _only(allowed):
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)
+    except Exception as error:  # a damaged pickle can raise anything
+        if refused := _REFUSED.search(str(error)):
+            raise InvalidInput(str(path), f"asks for {refused[1]}, which no checkpoint needs; it was refused") from None
+        first = (str(error).rpartition("WeightsUnpickler error:")[2].strip().splitlines() or [""])[0][:200]
+        raise InvalidInput(str(path), f"is damaged ({type(error).__name__}: {first})") from None
+    if not isinstance(found, dict):
+        raise InvalidInput(str(path), f"holds a {type(found).__name__}, not a state dict")
+    return found
+
+
+@contextlib.contextmanager
+def _only(allowed: Sequence[Any]) -> Iterator[None]:
+    """Allow these classes and nothing that other modules have allowed (torch allows the real DTensor, for one)."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.clear_safe_globals()
+    try:
+        with torch.serialization.safe_globals(list(allowed)):
+            yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)

@@ -1,0 +1,97 @@
+"""Of a checkpoint only files that its trainer wrote are loaded: every other difference is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trinity.runtime.errors import InvalidInput
+from trinity.weights.checkpoint_manifest import MANIFEST, ManifestWriter, has_manifest, verify, verify_model
+from trinity.weights.checkpoints import COMPLETE
+
+pytestmark = pytest.mark.core
+
+SHARD, MODEL = "actor/deepspeed/rank_0.pt", "actor/huggingface/model.safetensors"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "global_step_3"
+    for name, content in ((SHARD, b"shard"), (MODEL, b"weights" * 300_000), ("trainer_state.json", b"{}")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    ManifestWriter(folder).write()
+    (folder / COMPLETE).touch()
+    return folder
+
+
+def test_what_was_written_is_loaded(checkpoint: Path) -> None:
+    verify(checkpoint)
+    verify_model(checkpoint / "actor/huggingface")
+    verify(checkpoint, [SHARD])
+    assert set(json.loads((checkpoint / MANIFEST).read_text())["files"]) == {SHARD, MODEL, "trainer_state.json"}
+
+
+def changed(folder: Path) -> None:
+    (folder / SHARD).write_bytes(b"other")
+
+
+def longer(folder: Path) -> None:
+    (folder / SHARD).write_bytes(b"shard and more")
+
+
+def removed(folder: Path) -> None:
+    (folder / SHARD).unlink()
+
+
+def added(folder: Path) -> None:
+    (folder / "actor/deepspeed/rank_1.pt").write_bytes(b"x")
+
+
+def linked(folder: Path) -> None:
+    (folder / "actor/deepspeed/more").symlink_to(folder / "actor/huggingface")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (changed, r"rank_0.pt: has SHA-256 [0-9a-f]{64}, manifest.json says [0-9a-f]{64}"),
+        (longer, r"rank_0.pt: has 14 bytes, manifest.json says 5"),
+        (removed, r"rank_0.pt: is missing, and manifest.json lists it"),
+        (added, r"rank_1.pt: is not in manifest.json: the trainer did not write it"),
+        (linked, r"deepspeed/more: is not in manifest.json"),
+    ],
+)
+def test_every_difference_is_named_with_its_fix(change: Callable[[Path], None], said: str, checkpoint: Path) -> None:
+    change(checkpoint)
+    with pytest.raises(InvalidInput, match=said) as caught:
+        verify(checkpoint, ["actor/deepspeed"])
+    assert "allow_unverified_checkpoint: true (of trinity convert: --allow-unverified) loads them" in str(caught.value)
+    with pytest.raises(InvalidInput):
+        verify(checkpoint)
+    verify_model(checkpoint / "actor/huggingface")  # which did not change
+
+
+def test_without_a_manifest_nothing_is_loaded(checkpoint: Path) -> None:
+    (checkpoint / MANIFEST).unlink()
+    assert not has_manifest(checkpoint)
+    with pytest.raises(
+        InvalidInput, match=r"has no manifest.json: an older version than 0.3 wrote it, or another program"
+    ):
+        verify(checkpoint)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}', '{"files": {"a": 1}}', '{"files": {"a": {"size": "1"}}}'])
+def test_a_manifest_that_no_trainer_writes_is_refused(text: str, checkpoint: Path) -> None:
+    (checkpoint / MANIFEST).write_text(text)
+    with pytest.raises(InvalidInput, match="does not list files with size and sha256"):
+        verify(checkpoint)
+
+
+def test_a_converted_model_is_added(checkpoint: Path) -> None:
+    (checkpoint / "actor/huggingface/config.json").write_text("{}")
+    with pytest.raises(InvalidInput, match=r"config.json: is not in manifest.json"):
+        verify_model(checkpoint / "actor/huggingface")
+    ManifestWriter(checkpoint, ["actor/huggingface/config.json"]).write()
+    verify(checkpoint)

@@ -1,0 +1,92 @@
+"""The results of one evaluation taskset at one step, and their metrics."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trinity.data.experience import AttemptFailure, Group
+
+
+@dataclass
+class Tally:
+    """Results of one taskset at one step, so far."""
+
+    step: int
+    taskset: str
+    expected: int
+    ended: set[str] = field(default_factory=set)
+    failures: dict[str, int] = field(default_factory=dict)
+    failed_tasks: int = 0
+    oldest_version: int = -1
+    newest_version: int = -1
+    # metric -> one list of values per task, a value per rollout
+    values: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def complete(self) -> bool:
+        return len(self.ended) >= self.expected
+
+    def add(self, group: Group) -> None:
+        if group.task.task_id in self.ended:
+            return
+        self.ended.add(group.task.task_id)
+        oldest, newest = group.versions
+        self.oldest_version = oldest if self.oldest_version < 0 else min(oldest, self.oldest_version)
+        self.newest_version = max(newest, self.newest_version)
+        by_metric: dict[str, list[float]] = defaultdict(list)
+        for experience in group.experiences:
+            by_metric["reward"].append(experience.reward)
+            for name, value in experience.metrics.items():
+                if name != "reward":  # a part of the reward may have the name of the whole
+                    by_metric[name].append(value)
+        for name, values in by_metric.items():
+            self.values[name].append(values)
+
+    def fail(self, failure: AttemptFailure) -> None:
+        task = failure.task
+        if task.task_id in self.ended:
+            return
+        self.failures[task.task_id] = self.failures.get(task.task_id, 0) + 1
+        if failure.final or self.failures[task.task_id] >= task.max_attempts:
+            self.ended.add(task.task_id)
+            self.failed_tasks += 1
+
+    def metrics(self, detailed: bool = False) -> dict[str, float]:
+        """Of each metric over tasks and their n rollouts: mean@n, and for n > 1 std@n, best@k, worst@k; task counts.
+
+        best@k and worst@k are expectations over k of a task's n rollouts drawn without replacement, k = 2, 4, ..., n.
+        `detailed` adds mean, max, min and std over the tasks' means.
+        """
+        result = {
+            "finished_task_count": float(len(self.ended) - self.failed_tasks),
+            "failed_task_count": float(self.failed_tasks),
+        }
+        for name, tasks in self.values.items():
+            n = max(len(values) for values in tasks)
+            means = [statistics.fmean(values) for values in tasks]
+            result[f"{name}/mean@{n}"] = statistics.fmean(means)
+            if n > 1:
+                result[f"{name}/std@{n}"] = statistics.fmean(statistics.pstdev(values) for values in tasks)
+            for k in _sizes(n):
+                result[f"{name}/best@{k}"] = statistics.fmean(expected_best(values, k) for values in tasks)
+                result[f"{name}/worst@{k}"] = -statistics.fmean(expected_best([-v for v in v_n], k) for v_n in tasks)
+            if detailed:
+                result |= {f"{name}/mean": statistics.fmean(means), f"{name}/std": statistics.pstdev(means)}
+                result |= {f"{name}/max": max(means), f"{name}/min": min(means)}
+        return result
+
+
+def expected_best(values: Sequence[float], k: int) -> float:
+    """Expected maximum of k of the n values drawn without replacement: sum_i v_(i) C(i - 1, k - 1) / C(n, k)."""
+    n = len(values)
+    if k >= n:
+        return max(values)
+    return sum(v * math.comb(i, k - 1) for i, v in enumerate(sorted(values))) / math.comb(n, k)
+
+
+def _sizes(n: int) -> list[int]:
+    """2, 4, 8, ... below n, and n itself."""
+    powers = [2**e for e in range(1, 31) if 2**e < n]
+    return [*powers, n] if n > 1 else []

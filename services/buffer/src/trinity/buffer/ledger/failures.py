@@ -1,0 +1,84 @@
+"""When a run fails as a whole: task after task dies of one cause, or operators drop group after group."""
+
+from collections import Counter
+
+from trinity.buffer.operators.pipeline import Pipeline
+from trinity.buffer.state.window import Window
+from trinity.config import Plan
+from trinity.data.wire import LONGEST_ERROR
+from trinity.runtime.errors import TrinityError
+
+_SHOWN = 500  # characters of an error
+
+
+class TasksFail(TrinityError):
+    """Feeding more tasks would go on for ever."""
+
+    for_good = True
+
+
+class Failures:
+    """What has failed since this process began to follow the log, and the limits to it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._most_dead = plan.config.explorer.max_dead_letters_in_a_row
+        self._most_batches = plan.config.data_processor.experience_pipeline.max_dropped_batches
+        self._groups_per_step = plan.groups_per_step
+        self.since = 0  # log entries up to here were there before: an operator may have mended what failed
+        self._dead_in_a_row, self._cause = 0, ""
+        self._dropped = 0  # by operators since the newest ledger entry
+        self.causes: Counter[str] = Counter()
+        self.newest = ""
+
+    def note(self, sequence: int, cause: str, error: str) -> None:
+        if sequence > self.since:
+            self.causes[cause] += 1
+            self.newest = error[:LONGEST_ERROR]
+
+    def stored(self) -> None:
+        self._dead_in_a_row = 0
+
+    def written(self) -> None:
+        """The next batch is in the ledger."""
+        self._dropped = 0
+
+    def dead(self, sequence: int, cause: str, explorer_id: str, error: str) -> None:
+        """A task has died by its explorers' word. Raises TasksFail at the limit."""
+        if sequence <= self.since or not self._most_dead:
+            return
+        self._dead_in_a_row = self._dead_in_a_row + 1 if cause == self._cause else 1
+        self._cause = cause
+        if self._dead_in_a_row >= self._most_dead:
+            raise TasksFail(
+                f"{self._dead_in_a_row} tasks in a row died of {self._cause} and no group was stored between them; the "
+                f"newest on explorer {explorer_id}: {error[:_SHOWN]} (`trinity deadletters list` shows "
+                "all, explorer.max_dead_letters_in_a_row is the limit)"
+            )
+
+    def dropped(self, sequence: int, window: Window, pipeline: Pipeline) -> None:
+        """An operator has dropped a group. Raises TasksFail at the limit.
+
+        The limit grows with the groups that wait in the pool: explorers may sample several batches ahead.
+        """
+        if sequence <= self.since or not self._most_batches:
+            return
+        self._dropped += 1
+        if self._dropped >= self._most_batches * (self._groups_per_step + len(window.unused)):
+            raise TasksFail(
+                f"operators dropped {self._dropped} groups, and {len(window.unused)} of the {self._groups_per_step} "
+                f"for the next batch are there: {about_drops(window, pipeline)} "
+                f"(data_processor.experience_pipeline.max_dropped_batches is the limit: {self._most_batches} times "
+                "what a batch has)"
+            )
+
+
+def about_drops(window: Window, pipeline: Pipeline) -> str:
+    """How many groups were dropped and why, as in "dapo dropped 279 of 300 groups: no reward variance"."""
+    found = []
+    for name, count in sorted(window.dropped.items()):
+        if name in pipeline.names:
+            why = pipeline.why_drops(name)
+            found.append(f"{name} dropped {count} of {window.stored} groups{': ' if why else ''}{why}")
+        else:
+            found.append(f"{count} of {window.stored} groups are {name}")
+    return "; ".join(found)

@@ -1,0 +1,197 @@
+"""What the parts of the buffer share about one run: who it is, what is LIVE, and an event for every change."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import structlog
+
+from trinity.buffer.state.window import Lineage
+from trinity.config import Plan
+from trinity.config.memory import vocabulary_of
+from trinity.data.experience import Limits
+from trinity.runtime.broker import Broker, Bucket
+from trinity.runtime.errors import DataLoss
+from trinity.runtime.names import RunNames
+from trinity.weights import VersionState
+from trinity.weights.pointer import Live, Rollback, decode_live, verdict_of
+
+log = structlog.get_logger(__name__)
+
+# Part of the log's limit that is given away in advance, to tasks whose groups are not there yet.
+_SAFE = 0.8
+
+
+class ChangeEvent:
+    """Notified at every change of state; waiters check their condition again."""
+
+    def __init__(self) -> None:
+        self._condition = asyncio.Condition()
+
+    async def notify(self) -> None:
+        async with self._condition:
+            self._condition.notify_all()
+
+    async def wait_for(self, holds: Callable[[], bool], timeout_seconds: float | None = None) -> bool:
+        """Until `holds()`; False after the timeout."""
+        try:
+            async with asyncio.timeout(timeout_seconds), self._condition:
+                await self._condition.wait_for(holds)
+            return True
+        except TimeoutError:
+            return False
+
+
+@dataclass
+class LogCapacity:
+    """How full the log was when it was last looked at. `ended`: tasks that had ended by then.
+
+    `is_low`: tasks wait until a newer checkpoint, or an archive, lets the log be cut.
+    """
+
+    limit_bytes: int = 0
+    bytes: int = 0
+    entries: int = 0
+    ended: int = 0
+    is_low: bool = False
+
+    def has_room_for(self, fed: int, longest: int) -> bool:
+        """Whether the groups of so many fed tasks fit, if they are as long as those before, and a quarter longer.
+
+        `longest`: bytes of a group at most, for as long as there is none to judge by.
+        """
+        usual = self._usual if self.entries else longest
+        return self.bytes + (fed - self.ended) * usual <= _SAFE * self.limit_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether not even one further group fits."""
+        return self.entries > 0 and self.bytes + self._usual > self.limit_bytes
+
+    @property
+    def _usual(self) -> float:
+        return 1.25 * self.bytes / self.entries
+
+
+@dataclass
+class RunContext:
+    """One run in this process. `last_step` is where it ends; `fed` counts training tasks.
+
+    `live` is the pointer of its versions as this process heard of it last; rollbacks up to number `fenced_through` are
+    fenced. `wanted_step` is the newest step that the trainer asked for, `wanted_since` when it began to wait for it, in
+    monotonic seconds.
+    """
+
+    broker: Broker
+    names: RunNames
+    plan: Plan
+    last_step: int = 0
+    live: Live = field(default_factory=Live)
+    fenced_through: int = 0
+    committed_step: int = 0
+    fed: int = 0
+    wanted_step: int = 0
+    wanted_since: float = 0.0
+    capacity: LogCapacity = field(default_factory=LogCapacity)
+    changed: ChangeEvent = field(default_factory=ChangeEvent)
+
+    async def want(self, step: int, anew: bool = False) -> None:
+        """The trainer waits for a step; `anew`: it has just begun to ask."""
+        if step > self.wanted_step or (anew and step == self.wanted_step):
+            self.wanted_step, self.wanted_since = step, time.monotonic()
+            await self.changed.notify()
+
+    @property
+    def run(self) -> str:
+        return self.names.run
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What a group of this run may hold. Reads the model's config.json once, if this machine has it."""
+        return Limits(self.plan.lengths.model, vocabulary_of(self.plan.config.model.model_path))
+
+    @property
+    def live_step(self) -> int:
+        """Optimizer step of the LIVE version; -1 until there is one. It falls at a rollback."""
+        return self.live.step
+
+    @property
+    def newest_live_step(self) -> int:
+        """The newest step whose weights may ever have been LIVE; -1 for none."""
+        return max([self.live.step, *(newest for _, newest in self.live.withdrawn)])
+
+    @property
+    def lineage(self) -> Lineage:
+        return Lineage.of(self.live)
+
+    @property
+    def unfenced(self) -> Rollback | None:
+        """The oldest rollback whose experience is to be kept out of batches, and is not yet."""
+        due = (r for r in self.live.rollbacks if r.number > self.fenced_through and not r.keep_experience)
+        return next(due, None)
+
+
+class LiveVersions:
+    """Keeps the pointer in the context, and answers what groups may say of versions."""
+
+    def __init__(self, context: RunContext, versions: Bucket) -> None:
+        self._context = context
+        self._versions = versions
+        self._rejected: set[int] = set()
+
+    async def look(self) -> Live:
+        """The pointer as KV has it now."""
+        entry = await self._versions.get(self._context.names.live_key)
+        await self._take(entry.value)
+        return self._context.live
+
+    async def follow(self) -> None:
+        async for entry in self._versions.watch(self._context.names.live_key):
+            await self._take(entry.value)
+
+    async def _take(self, value: bytes) -> None:
+        try:
+            live = decode_live(value)
+        except DataLoss as error:  # sync writes what it was once more
+            log.warning("buffer.live.refused", reason=str(error), version=self._context.live.version)
+            return
+        if live == self._context.live:
+            return
+        if live.rollback is not None and live.rollback != self._context.live.rollback:
+            log.warning("buffer.rollback.heard", number=live.rollback.number, version=live.rollback.version)
+        self._context.live = live
+        await self._context.changed.notify()
+
+    async def was_live(self, version: int) -> bool:
+        """Whether a version may have sampled tokens: it is not newer than all that ever were LIVE."""
+        return version <= self._context.newest_live_step or version <= (await self._looked()).newest_live_step
+
+    async def _looked(self) -> RunContext:
+        await self.look()
+        return self._context
+
+    async def meets(self, version: int, gate_step: int) -> bool:
+        """Whether a task with this gate may be started by a version.
+
+        An older one may if the gate's own version was rejected or withdrawn.
+        """
+        if version >= gate_step or self._passed_over(gate_step):
+            return True
+        await self.look()
+        return self._passed_over(gate_step) or await self._was_rejected(gate_step)
+
+    def _passed_over(self, gate_step: int) -> bool:
+        live = self._context.live
+        return live.is_withdrawn(gate_step) or live.step < gate_step <= live.gate_step
+
+    async def _was_rejected(self, version: int) -> bool:
+        """Whether the version of a gate was rejected, long ago perhaps: sync's record says so for ever."""
+        if version not in self._rejected:
+            entry = await self._versions.get(self._context.names.version_key(version))
+            with contextlib.suppress(DataLoss):
+                if verdict_of(entry.value) is VersionState.REJECTED:
+                    self._rejected.add(version)
+        return version in self._rejected

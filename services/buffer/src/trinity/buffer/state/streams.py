@@ -1,0 +1,108 @@
+"""The streams of a run, as code; and writing into those that the buffer alone writes, past what others put there."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import structlog
+
+from trinity.runtime.broker import Broker, SequenceConflict, StoredMessage, StreamSpec
+from trinity.runtime.errors import NotFound
+from trinity.runtime.names import RunNames
+
+log = structlog.get_logger(__name__)
+
+# Whether a message is one that a buffer of this run wrote.
+IsOurs = Callable[[StoredMessage], Awaitable[bool]]
+
+
+def stream_specs(names: RunNames, *, log_bytes: int, replicas: int) -> list[StreamSpec]:
+    """What must exist on the broker. The dedupe window of the log is longer than any retry of a publish."""
+    log_spec = StreamSpec(
+        names.experiences_stream,
+        names.log_subjects,
+        replicas=replicas,
+        max_bytes=log_bytes,
+        duplicate_window_seconds=1800.0,
+    )
+    return [
+        log_spec,
+        StreamSpec(names.tasks_stream, (names.subjects("tasks"),), replicas=replicas),
+        StreamSpec(names.evaluation_tasks_stream, (names.subjects("evaluation_tasks"),), replicas=replicas),
+        StreamSpec(names.evaluations_stream, (names.subjects("evaluations"),), replicas=replicas),
+        StreamSpec(names.batches_stream, (names.subjects("batches"),), replicas=replicas),
+        StreamSpec(names.cursors_stream, (names.subjects("cursors"),), replicas=replicas),
+        StreamSpec(names.dead_letters_stream, (names.subjects("deadletters"),), replicas=replicas),
+        StreamSpec(names.blobs_stream, (names.subjects("blobs"),), replicas=replicas, max_bytes=log_bytes),
+    ]
+
+
+async def on_subject(broker: Broker, stream: str, subject: str, from_sequence: int = 1) -> AsyncIterator[StoredMessage]:
+    """The messages of a stream under a subject that are there now, oldest first."""
+    with contextlib.suppress(NotFound):
+        while True:
+            message = await broker.next(stream, subject, from_sequence)
+            yield message
+            from_sequence = message.sequence + 1
+
+
+async def newest_of_ours(broker: Broker, stream: str, is_ours: IsOurs) -> StoredMessage | None:
+    """The newest message that a buffer of this run wrote; None if there is none. Others are stepped over."""
+    state, passed = await broker.state(stream), 0
+    for sequence in range(state.last_sequence, state.first_sequence - 1 if state.messages else state.last_sequence, -1):
+        try:
+            message = await broker.get(stream, sequence)
+        except NotFound:
+            continue
+        if await is_ours(message):
+            _say(stream, passed)
+            return message
+        passed += 1
+    _say(stream, passed)
+    return None
+
+
+async def append_past_others(
+    broker: Broker,
+    subject: str,
+    stream: str,
+    data: Callable[[int], bytes],
+    *,
+    message_id: str,
+    last_sequence: int,
+    is_ours: IsOurs,
+    headers: dict[str, str] | None = None,
+) -> int:
+    """As Broker.append, behind what others put into the stream meanwhile; `data` is made for the sequence it gets.
+
+    SequenceConflict only if another buffer of this run wrote there, or stored this message id before.
+    """
+    name = message_id
+    while True:
+        try:
+            return await broker.append(
+                subject, stream, data(last_sequence + 1), message_id=name, last_sequence=last_sequence, headers=headers
+            )
+        except SequenceConflict as conflict:
+            end = (await broker.state(stream)).last_sequence
+            if end <= last_sequence and not conflict.stored_at:
+                raise
+            others = [conflict.stored_at] if conflict.stored_at else range(last_sequence + 1, end + 1)
+            for sequence in others:
+                if await _is_ours_at(broker, stream, sequence, is_ours):
+                    raise
+            _say(stream, len(others))
+            if conflict.stored_at:  # another process took this message id
+                name = f"{message_id}/{end}"
+            last_sequence = end
+
+
+async def _is_ours_at(broker: Broker, stream: str, sequence: int, is_ours: IsOurs) -> bool:
+    try:
+        return await is_ours(await broker.get(stream, sequence))
+    except NotFound:
+        return False
+
+
+def _say(stream: str, passed: int) -> None:
+    if passed:
+        log.warning("buffer.stream.not_ours", stream=stream, messages=passed, advice="another process writes into it")

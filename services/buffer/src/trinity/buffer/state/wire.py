@@ -1,0 +1,88 @@
+"""Between the buffer's own types and their protobuf messages."""
+
+from collections import Counter
+from dataclasses import asdict, fields
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.state.policy import Policy
+from trinity.buffer.state.window import NOTHING_WITHDRAWN, Dropped, Kept, Lineage, StoredGroup, Window
+
+_PLAIN = tuple(field.name for field in fields(StoredGroup) if field.name not in ("kept", "reusable_at"))
+_COUNTS = tuple(field.name for field in fields(Window) if field.type is int and field.name != "requeued_through")
+
+
+def group_to_proto(group: StoredGroup, step: int = 0, lineage: Lineage = NOTHING_WITHDRAWN) -> pb.LedgerGroup:
+    """With its staleness at `step`, if one is given."""
+    message = pb.LedgerGroup(
+        **{name: getattr(group, name) for name in _PLAIN},
+        staleness_steps=group.staleness(step, lineage) if step else 0,
+        reusable_at_seconds=group.reusable_at,
+    )
+    for kept in group.kept:
+        message.experiences.add(index=kept.index, reward=kept.reward, masked=kept.masked)
+    return message
+
+
+def group_from_proto(message: pb.LedgerGroup) -> StoredGroup:
+    return StoredGroup(
+        **{name: getattr(message, name) for name in _PLAIN},
+        kept=tuple(Kept(kept.index, kept.reward, kept.masked) for kept in message.experiences),
+        reusable_at=message.reusable_at_seconds,
+    )
+
+
+def dropped_to_proto(group: Dropped) -> pb.DroppedGroup:
+    return pb.DroppedGroup(**asdict(group))
+
+
+class Pool:
+    """The unused groups of a window as a cursor has them. Each is encoded once, not again at every step."""
+
+    def __init__(self) -> None:
+        self._encoded: dict[int, bytes] = {}  # by log sequence
+
+    def encode(self, window: Window) -> bytes:
+        """A serialised LedgerCursor that holds them and nothing else."""
+        before, self._encoded = self._encoded, {}
+        for ordinal in sorted(window.unused):
+            group = window.unused[ordinal]
+            self._encoded[group.log_sequence] = before.get(group.log_sequence) or _pending(group)
+        return b"".join(self._encoded.values())
+
+
+def _pending(group: StoredGroup) -> bytes:
+    return pb.LedgerCursor(pending=[group_to_proto(group)]).SerializeToString()
+
+
+def cursor_of(window: Window, pool: Pool | None = None) -> pb.LedgerCursor:
+    """The window's whole state, so that a restart reads the log from here. `pool`: the same window's."""
+    cursor = pb.LedgerCursor(
+        **{name: getattr(window, name) for name in _COUNTS},
+        ended=sorted(window.ended),
+        reusable=[group_to_proto(window.reusable[ordinal]) for ordinal in sorted(window.reusable)],
+        failures=window.failures,
+        requeued=window.requeued,
+        dropped=window.dropped,
+        fenced=sorted(window.fenced),
+        dead=sorted(window.dead),
+        fresh_drops=[dropped_to_proto(dropped) for dropped in window.fresh_drops],
+    )
+    cursor.MergeFromString((pool or Pool()).encode(window))
+    return cursor
+
+
+def window_at(cursor: pb.LedgerCursor, policy: Policy) -> Window:
+    """Inverse of cursor_of."""
+    window = Window(
+        policy,
+        **{name: getattr(cursor, name) for name in _COUNTS},
+        ended=set(cursor.ended),
+        reusable={message.ordinal: group_from_proto(message) for message in cursor.reusable},
+        failures=dict(cursor.failures),
+        requeued=dict(cursor.requeued),
+        dropped=Counter(dict(cursor.dropped)),
+        fenced=set(cursor.fenced),
+        dead=set(cursor.dead),
+        fresh_drops=[Dropped(d.ordinal, d.log_sequence, d.reason, d.num_response_tokens) for d in cursor.fresh_drops],
+    )
+    return window.restore(group_from_proto(group) for group in cursor.pending)

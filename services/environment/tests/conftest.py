@@ -1,0 +1,20 @@
+"""An environment service to attach providers to, for tests that play a provider's part."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from support.environments.attaching import Service, serve
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    async with serve() as running:
+        yield running
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as opened:
+        yield opened

@@ -1,0 +1,118 @@
+"""The parts of an explorer, built from the plan of its run and the settings of its process."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from trinity.config import Plan
+from trinity.config.memory import vocabulary_of
+from trinity.data.experience import Limits
+from trinity.explorer.chat import ChatTokenizer
+from trinity.explorer.engine.auxiliary import AuxiliaryModels
+from trinity.explorer.engine.devices import choose, has_nccl
+from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.rollout import attempt
+from trinity.explorer.rollout.loop import Progress, RolloutLoop
+from trinity.explorer.rollout.toolbox import ExplorerTools
+from trinity.explorer.settings import ExplorerSettings
+from trinity.explorer.types import EngineOptions
+from trinity.explorer.weights.collective import CollectiveMember
+from trinity.explorer.weights.follower import Activity, WeightFollower
+from trinity.explorer.workflows.environments import refuse_rewritten_history
+from trinity.runtime.broker import Broker
+from trinity.runtime.names import RunNames
+from trinity.weights.client import Membership
+from trinity.weights.stores.cache import WeightCache
+
+log = structlog.get_logger(__name__)
+
+
+class ExplorerBuilder:
+    """Builds the parts of the explorer `explorer_id`, in the order of the methods."""
+
+    def __init__(self, plan: Plan, settings: ExplorerSettings, explorer_id: str, run_id: str) -> None:
+        self._plan, self._settings = plan, settings
+        self._config, self._explorer = plan.config, plan.config.explorer
+        self._explorer_id, self._run_id = explorer_id, run_id
+        self._cards: list[str] = []  # left for the auxiliary models
+
+    def limits(self) -> Limits:
+        return Limits(self._plan.lengths.model, vocabulary_of(self._config.model.model_path))
+
+    def engine_options(self) -> EngineOptions:
+        model, device = self._config.model, choose(self._settings.device)
+        return EngineOptions.of(
+            self._explorer.rollout_model,
+            model=model.model_path,
+            device=device,
+            max_model_len=self._plan.lengths.model,
+            trust_remote_code=model.trust_remote_code,
+            gpu_memory_gib=self._settings.gpu_memory_gib,
+        )
+
+    async def pool(self, options: EngineOptions) -> EnginePool:
+        devices = self._devices(options)
+        return await EnginePool.start(options, len(devices), devices)
+
+    def _devices(self, options: EngineOptions) -> list[str | None]:
+        """CUDA_VISIBLE_DEVICES of each engine."""
+        if options.device == "cpu":
+            return [None]  # the engines of a YAML for GPUs would share the same cores
+        rollout = self._explorer.rollout_model
+        visible = self._settings.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        models = [rollout, *self._explorer.auxiliary_models]
+        wanted = sum(model.engine_num * model.tensor_parallel_size for model in models)
+        cards = visible.split(",") if visible else [str(index) for index in range(wanted)]
+        size = rollout.tensor_parallel_size
+        self._cards = cards[rollout.engine_num * size :]
+        return [",".join(cards[i * size : (i + 1) * size]) for i in range(rollout.engine_num)]
+
+    def follower(
+        self, options: EngineOptions, pool: EnginePool, activity: Activity, address: str, cache_folder: Path
+    ) -> WeightFollower:
+        """Of the run's weights. `address`: this explorer's gRPC address."""
+        asked = self._settings.transports.split(",")
+        stores, collective = [name for name in asked if name != "collective"], None
+        transports = tuple(stores)
+        if "collective" in asked and options.device == "cuda" and not has_nccl():
+            log.warning("explorer.collective.no_nccl", advice="weights come by storage; install torch's build for CUDA")
+        elif "collective" in asked:
+            timeout = self._config.synchronizer.collective_timeout
+            collective = CollectiveMember(self._explorer_id, pool.enter_group, timeout)
+            transports += ("collective-nccl" if options.device == "cuda" else "collective-gloo",)
+        membership = Membership(
+            run=self._run_id,
+            explorer_id=self._explorer_id,
+            address=address,
+            base_model=options.model,
+            dtype=options.engine_dtype,
+            tensor_parallel_size=options.tensor_parallel_size,
+            engines=len(pool.engines),
+            transports=transports,
+        )
+        cache = WeightCache(cache_folder, self._run_id, stores, self._settings.nats_url)
+        return WeightFollower(self._settings.sync_address, membership, pool, cache, activity, collective)
+
+    async def tools(self, options: EngineOptions, pool: EnginePool, tokenizer: ChatTokenizer) -> ExplorerTools:
+        """What workflows work with. Starts the auxiliary models."""
+        refuse_rewritten_history(self._plan, tokenizer.history_problem)
+        auxiliary = await AuxiliaryModels.start(self._explorer.auxiliary_models, options, self._cards)
+        given = self._explorer.environments
+        environment = EnvironmentClient(
+            self._settings.environment_address,
+            [(one.name, one.address) for one in given if one.address != "attached"],
+            self._explorer.environment_wait,
+            [one.name for one in given if one.address == "attached"],
+        )
+        lengths = self._plan.lengths
+        return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model)
+
+    def loop(
+        self, broker: Broker, pool: EnginePool, tools: ExplorerTools, weights: WeightFollower, progress: Progress
+    ) -> RolloutLoop:
+        explore = partial(attempt.explore, explorer_id=self._explorer_id, tools=tools, limits=self.limits())
+        slots = self._explorer.runner_per_model * len(pool.engines)
+        return RolloutLoop(broker, RunNames(self._run_id), slots, explore, weights, progress)

@@ -1,0 +1,108 @@
+"""The OpenAI endpoint sends only tokens of loads that are known to be good."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from trinity.explorer.engine.engine import Engine
+from trinity.explorer.serving.endpoint import PooledClient
+from trinity.explorer.weights.load_history import LoadHistory, WeightsWithdrawn
+
+pytestmark = pytest.mark.core
+
+
+class Vllm:
+    """Streams what is put into `outputs`."""
+
+    def __init__(self) -> None:
+        self.outputs: asyncio.Queue[str] = asyncio.Queue()
+        self.salts: list[str] = []
+        self.closed = False
+
+    async def generate(self, prompt: dict[str, Any]) -> AsyncIterator[str]:
+        self.salts.append(prompt["cache_salt"])
+        try:
+            while True:
+                yield await self.outputs.get()
+        finally:
+            self.closed = True
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.loads = LoadHistory()
+        self.llm = Vllm()
+        options: Any = None
+        self.engines = [Engine(self.llm, options)]
+
+    @asynccontextmanager
+    async def least_busy(self) -> AsyncIterator[Engine]:
+        yield self.engines[0]
+
+    def load(self, version: int) -> int:
+        """As EnginePool.load, at once."""
+        serial = self.loads.begin(version)
+        self.engines[0].serials.append(serial)
+        return serial
+
+
+class Client:
+    """Reads a response; `received` so far."""
+
+    def __init__(self, pool: Any) -> None:
+        self.received: list[str] = []
+        self.task = asyncio.create_task(self._read(PooledClient(pool)))
+
+    async def _read(self, client: PooledClient) -> None:
+        async for output in client.generate({"prompt": "?"}):
+            self.received.append(output)
+
+    async def until(self, received: list[str]) -> None:
+        async with asyncio.timeout(10):
+            while self.received != received:
+                await asyncio.sleep(0.01)
+
+
+async def test_tokens_of_a_pending_version_wait_for_its_canary() -> None:
+    pool = Pool()
+    client = Client(pool)
+    pool.llm.outputs.put_nowait("old")
+    await client.until(["old"])
+    serial = pool.load(1)
+    pool.llm.outputs.put_nowait("new")
+    await asyncio.sleep(0.1)
+    assert client.received == ["old"], "its canary is still pending"
+    pool.loads.pass_canary(serial)
+    await asyncio.sleep(0.1)
+    assert client.received == ["old"], "the sync service has not verified it"
+    pool.loads.verify(1)
+    await client.until(["old", "new"])
+    client.task.cancel()
+
+
+async def test_tokens_of_a_rejected_version_are_not_sent() -> None:
+    pool = Pool()
+    client = Client(pool)
+    pool.load(1)
+    pool.llm.outputs.put_nowait("wrong")
+    await asyncio.sleep(0.1)
+    pool.loads.reject([1], "was rejected")
+    with pytest.raises(WeightsWithdrawn, match="version 1, which was rejected"):
+        await asyncio.wait_for(client.task, 10)
+    assert client.received == [] and pool.llm.closed, "vLLM works on it no longer"
+
+
+async def test_a_request_waits_while_the_weights_are_known_to_be_wrong() -> None:
+    pool = Pool()
+    pool.loads.mark_bad(pool.load(1), "could not be loaded")
+    client = Client(pool)
+    pool.llm.outputs.put_nowait("good")
+    await asyncio.sleep(0.1)
+    assert not pool.llm.salts
+    pool.loads.trust(pool.load(2))
+    await client.until(["good"])
+    assert pool.llm.salts == ["load2"]
+    client.task.cancel()

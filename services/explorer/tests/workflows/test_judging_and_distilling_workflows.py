@@ -1,0 +1,152 @@
+"""Single-turn workflows whose reward or teacher is a model, and the maths ones."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.engines.toolbox import Toolbox, make_episode_task
+from trinity.data.experience import AttemptFailure, Experience, Group, Task, Truncation
+from trinity.data.wire import decode_outcome, encode_outcome
+from trinity.explorer.environments.client import Answer, Score, ScorerFailed
+from trinity.explorer.rollout import attempt
+from trinity.explorer.workflows import WORKFLOWS
+from trinity.runtime.errors import FailureCause, InvalidInput
+
+pytestmark = pytest.mark.core
+
+RUBRIC = [{"description": "Is polite.", "weight": 3}, {"description": "Is short."}]
+
+
+def row(**more: Any) -> str:
+    return json.dumps({"prompt": "1+1?", "response": "2", **more})
+
+
+def task(n: int = 2, row_json: str = "", **args: Any) -> Task:
+    return make_episode_task(json.dumps(args), n, row_json=row_json or row())
+
+
+def scored(scorer: str, answer: Answer) -> Score:
+    return Score(0.5, {"accuracy": float(answer.truth in answer.response), scorer: 1.0})
+
+
+def tools(judged: Callable[[list[dict[str, Any]]], str] = lambda _: "[]") -> Toolbox:
+    return Toolbox(lambda _: "it is 2", judged=judged, scored=scored)
+
+
+async def run(name: str, what: Task, box: Toolbox) -> list[Experience]:
+    return await WORKFLOWS[name](what, box).run()
+
+
+async def test_a_rubric_is_the_weighted_mean_of_its_grades() -> None:
+    asked = []
+
+    def judge(messages: list[dict[str, Any]]) -> str:
+        asked.append(messages[-1]["content"])
+        return "The grades are [1, 0.5]."
+
+    made = await run("rubric_judge_workflow", task(row_json=row(rubric=RUBRIC)), tools(judge))
+    assert [e.reward for e in made] == [pytest.approx(3.5 / 4)] * 2
+    assert made[0].metrics["rubric"] == pytest.approx(3.5 / 4)
+    assert made[0].metrics["accuracy"] == 1, "the reward function still measures"
+    assert "1. Is polite.\n2. Is short." in asked[0]
+    given = task(row_json='{"prompt": "hello"}', rubric=["Is polite.", "Is short."])
+    made = await run("rubric_judge_workflow", given, tools(judge))
+    assert made[0].reward == 0.75
+    assert "accuracy" not in made[0].metrics, "there is nothing to compare with"
+
+
+async def test_ruler_compares_all_replies_of_the_group() -> None:
+    asked = []
+
+    def judge(messages: list[dict[str, Any]]) -> str:
+        asked.append(messages[-1]["content"])
+        return "[0.1, 0.9, 0.9]"
+
+    made = await run("math_ruler_workflow", task(3), tools(judge))
+    assert [e.reward for e in made] == [0.1, 0.9, 0.9]
+    assert len(asked) == 1
+    assert "The right answer is: 2" in asked[0]
+    assert asked[0].count("it is 2") == 3
+
+
+@pytest.mark.parametrize("said", ["", "[1]", "[1, 2]", "[true, false]", "[" * 5000, "[NaN, 0]", '["1", "0"]'])
+async def test_a_judge_that_gives_no_grades_is_a_failure_and_never_a_zero_reward(said: str) -> None:
+    count = 0
+
+    def judge(messages: list[dict[str, Any]]) -> str:
+        nonlocal count
+        count += 1
+        return said
+
+    with pytest.raises(ScorerFailed, match="no list of 2 numbers"):
+        await run("math_ruler_workflow", task(2), tools(judge))
+    assert count == 3
+    failure = await attempt.explore(
+        make_episode_task("{}", 2, workflow="math_ruler_workflow", row_json=row()), 1, "me", tools(judge)
+    )
+    assert isinstance(failure, AttemptFailure)
+    assert failure.cause is FailureCause.SCORER_ERROR
+
+
+@pytest.mark.parametrize(
+    ("rubric", "message"),
+    [
+        (None, r"task\.rubric: is None, must be a list"),
+        ([{"weight": 1}], r"task\.rubric\[0\]: is"),
+        ([{"description": "x", "weight": 0}], r"task\.rubric\[0\]\.weight: is 0, must be a number above 0"),
+    ],
+)
+async def test_a_bad_rubric_is_refused_by_its_field(rubric: Any, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        await run("rubric_judge_workflow", task(row_json=row(rubric=rubric)), tools())
+
+
+async def test_a_teachers_log_probabilities_are_those_of_the_sampled_tokens_and_travel_with_them() -> None:
+    box = tools()
+    made = await run("on_policy_distill_workflow", task(row_json='{"prompt": "hello"}'), box)
+    tokens = made[0].token_ids[made[0].prompt_length :]
+    assert made[0].teacher_logprobs is not None
+    assert made[0].teacher_logprobs.tolist() == pytest.approx((-tokens / 1000).tolist())
+    assert made[0].metrics["teacher_kl"] == pytest.approx(float(np.mean(made[0].logprobs - made[0].teacher_logprobs)))
+    assert made[0].reward == 0
+    group = await attempt.explore(
+        make_episode_task("{}", 2, workflow="on_policy_distill_math_workflow", row_json=row()), 1, "me", box
+    )
+    assert isinstance(group, Group)
+    again = decode_outcome(encode_outcome(group))
+    assert isinstance(again, Group)
+    assert again.experiences[0].teacher_logprobs is not None
+    assert len(again.experiences[0].teacher_logprobs) == again.experiences[0].response_length
+    assert again.experiences[0].metrics["accuracy"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "scorer"),
+    [
+        ("math_boxed_workflow", "math_boxed_reward"),
+        ("math_eval_workflow", "accuracy_reward"),
+        ("async_math_workflow", "accuracy_reward"),  # the task's
+    ],
+)
+async def test_maths_workflows_are_scored_as_their_name_says(name: str, scorer: str) -> None:
+    made = await run(name, task(), tools())
+    assert made[0].metrics[scorer] == 1
+    asked = "boxed" if "math_workflow" not in name else "<answer>"
+    assert asked in made[0].prompt_text
+
+
+@pytest.mark.parametrize(
+    "name", ["simple_workflow", "math_workflow", "math_ruler_workflow", "on_policy_distill_workflow"]
+)
+async def test_a_prompt_over_the_limit_is_cut_and_no_token_of_it_is_trained(name: str) -> None:
+    box = tools(lambda _: "[1, 1]")
+    (fits, _) = await run(name, task(), box)
+    assert (fits.truncation, fits.metrics["prompt_truncated"]) == (Truncation.NONE, 0)
+    box.max_prompt_tokens = 5
+    for made in await run(name, task(), box):
+        assert (made.truncation, made.prompt_length, made.response_length) == (Truncation.PROMPT, 5, 1)
+        assert (made.metrics["prompt_truncated"], made.metrics["response_truncated"]) == (1, 0)
+        assert (made.reward, made.action_mask.any()) == (0, False)

@@ -1,0 +1,297 @@
+"""The versions of one run in KV: each change is a `transition`, written by compare-and-set on one key after the other.
+
+The order of the two writes, record and pointer, allows a kill between them: the next call of `settle` finishes it, by
+this instance, another one, or this one after a restart.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+from dataclasses import replace
+
+import structlog
+
+from trinity.runtime.broker import SequenceConflict
+from trinity.runtime.errors import Conflict, DataLoss, InvalidInput, NotFound
+from trinity.sync.claims import Claims
+from trinity.sync.store import records
+from trinity.sync.store.manifests import Manifests, digest_of
+from trinity.sync.store.records import Record
+from trinity.sync.store.state import RunState
+from trinity.sync.versions import (
+    Event,
+    GoLive,
+    NotLoaded,
+    Pin,
+    Register,
+    Reject,
+    Release,
+    RollBack,
+    Verify,
+    Version,
+    current,
+    gate_step,
+    needed,
+    next_live,
+    transition,
+)  # fmt: skip
+from trinity.weights import FolderOffer, Manifest, TensorInfo, VersionState, check_files
+from trinity.weights.pointer import Live, Rollback, decode_live, encode
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_KEPT = 3
+_TOLD_AGAIN = 20  # with each commit, for a trainer that died before it deleted them
+_SHOWN = 3
+
+
+class Versions:
+    """Versions of one run."""
+
+    def __init__(self, state: RunState, manifests: Manifests, claims: Claims) -> None:
+        self._state = state
+        self._manifests = manifests
+        self._claims = claims
+
+    async def get(self, version: int) -> Version:
+        """NotFound if there is no such version."""
+        record = await self._state.record(version)
+        return current(record, await self._state.pointer())
+
+    def all(self) -> list[Version]:
+        """Newest first, as far as this process knows."""
+        return [current(record, self._state.live) for record in self._state.newest_first]
+
+    async def publish(self, manifest: Manifest, lease_id: str = "", rollback: int | None = None) -> Version:
+        """Register a version, to be LIVE as soon as it is VERIFIED. Idempotent for the same manifest.
+
+        `rollback`: number of the newest one that its weights follow. Raises InvalidInput for a manifest that
+        contradicts itself, the run's other versions or its files (the last leaves the version REJECTED), Conflict for a
+        number that is taken or not the newest, a base that cannot be used, a trainer that does not have the run, or a
+        version that is REJECTED.
+        """
+        manifest.check()
+        claim = await self._claims.check(lease_id)
+        known, problem = await self._find(manifest.version), None
+        record = Record(manifest.version, manifest.step, digest_of(manifest), VersionState.STAGED)
+        transition(await self._state.pointer(), known, Register(record, claim, rollback))  # before files are read
+        if known is None:
+            record, problem = await examine(manifest, self._state, self._manifests)
+        await self._manifests.put(manifest)
+        if known is None:
+            await self._register(Register(record, claim, rollback))
+        await self.settle()
+        if problem is not None:
+            raise problem
+        version = await self.get(manifest.version)
+        if version.state is VersionState.REJECTED:
+            raise Conflict(f"version: {manifest.version} is REJECTED ({version.reason})")
+        return version
+
+    async def _find(self, version: int) -> Record | None:
+        with contextlib.suppress(NotFound):
+            return await self._state.record(version)
+        return None
+
+    async def _register(self, event: Register) -> None:
+        """The number is taken in the pointer first, so that two versions, a version and a rollback, or an old trainer
+        and its successor, meet there in one order."""
+        record, state = event.record, self._state
+        live = await state.change_pointer(lambda live: transition(live, state.records.get(record.version), event)[0])
+        try:
+            await state.mirror.put_if(state.names.version_key(record.version), records.encode(record), 0)
+            log.info("sync.version.staged", version=record.version, step=record.step, state=record.state.name)
+        except SequenceConflict:
+            transition(live, await state.record(record.version), event)
+
+    async def apply(self, version: int, event: Event) -> bool:
+        """Let an event happen to a version; False if it changed nothing. Raises as `transition`."""
+        changed = await self._write(version, event)
+        await self.settle()
+        return changed
+
+    async def collect(self, held: Collection[int], kept: int) -> list[int]:
+        """Mark the versions whose files the trainer may delete; returns them, with what was marked last before, oldest
+        first."""
+        state = self._state
+        stay = needed(state.newest_first, await state.pointer(), held, kept or DEFAULT_KEPT)
+        candidates = [r.version for r in state.newest_first if r.version not in stay and not r.collected]
+        # Each is marked so that no pin and no rollback comes in between.
+        release = Release(frozenset(held))
+        done = await asyncio.gather(*(self.apply(version, release) for version in candidates))
+        released = [version for version, marked in zip(candidates, done, strict=True) if marked]
+        if released:
+            log.info("sync.version.collectable", versions=sorted(released))
+        told_before = [r.version for r in state.newest_first if r.collected and r.version not in released]
+        return sorted({*released, *told_before[:_TOLD_AGAIN]})
+
+    async def _write(self, version: int, event: Event) -> bool:
+        """The record first, and then the pointer if that has not changed meanwhile."""
+        state = self._state
+        while True:
+            entry = await state.mirror.fresh(state.names.live_key)
+            live = decode_live(entry.value)
+            changed = await state.change_record(version, lambda record: transition(live, record, event)[1])  # noqa: B023
+            record = changed or await state.record(version)
+            moved, _ = transition(live, record, event)
+            with contextlib.suppress(SequenceConflict):
+                if moved != live:
+                    await state.mirror.put_if(state.names.live_key, encode(moved), entry.revision)
+                if moved != live or changed is not None:
+                    _say(event, record, live)
+                return moved != live or changed is not None
+
+    async def roll_back(self, version: int, *, keep_experience: bool, reason: str) -> Rollback | None:
+        """Make an older version LIVE again. Idempotent; None if it is LIVE without any rollback.
+
+        NotFound for a version that does not exist; Conflict for one that was never LIVE, was withdrawn, is newer than
+        the LIVE one, or whose files are gone.
+        """
+        event, record = RollBack(keep_experience, reason), await self._state.record(version)
+        if transition(await self._state.pointer(), record, event)[1] != record:
+            await self._check_files(record)
+        await self.apply(version, event)
+        rollbacks = (await self._state.pointer()).rollbacks
+        return next((rollback for rollback in reversed(rollbacks) if rollback.version == version), None)
+
+    async def _check_files(self, record: Record) -> None:
+        """Where this host sees the folder that versions lie in, the version's own must be there."""
+        manifest = await self._manifests.get(record)
+        folder = manifest.folder
+        only_folders = all(isinstance(offer, FolderOffer) for offer in manifest.offers)
+        if folder is not None and only_folders and folder.parent.is_dir() and not folder.is_dir():
+            raise Conflict(f"version: the files of {record.version} are gone from {folder}; roll back to another one")
+
+    def is_settled(self) -> bool:
+        """Whether nothing is left to do, as far as this process knows."""
+        state = self._state
+        if next_live(state.newest_first, state.live) is not None:
+            return False
+        return gate_step(state.newest_first, state.live) == state.live.gate_step
+
+    async def settle(self) -> None:
+        """Move the pointer to what is VERIFIED, and the gate over what was rejected."""
+        state = self._state
+        while not self.is_settled():
+            entry = await state.mirror.fresh(state.names.live_key)
+            live = decode_live(entry.value)
+            record, gate = next_live(state.newest_first, live), gate_step(state.newest_first, live)
+            if record is not None:
+                with contextlib.suppress(Conflict):  # another instance was faster
+                    await self._write(record.version, GoLive())
+                continue
+            if gate == live.gate_step or not await state.mirror.catches_up():
+                continue  # between the versions that were rejected there may be one that may still come
+            with contextlib.suppress(SequenceConflict):
+                moved = encode(replace(live, gate_step=gate))
+                await state.mirror.put_if(state.names.live_key, moved, entry.revision)
+                log.info("sync.gate.moved", step=gate)
+
+
+def _say(event: Event, record: Record, before: Live) -> None:
+    """One log line for a change that was written."""
+    version = record.version
+    match event:
+        case Verify(measured):
+            error = measured.max_error
+            log.info("sync.version.verified", version=version, explorer=measured.explorer_id, error=error)
+        case NotLoaded(failure) if record.state is not VersionState.REJECTED:
+            log.info("sync.canary.not_loaded", version=version, explorer=failure.explorer_id, reason=failure.reason)
+        case Reject() | NotLoaded():
+            log.warning("sync.version.rejected", version=version, reason=record.reason)
+        case GoLive():
+            log.info("sync.version.live", version=version, step=record.step, before=before.version)
+        case RollBack(reason=reason):
+            log.warning("sync.run.rolled_back", version=version, withdrawn_to=before.newest_version, reason=reason)
+        case Pin(pinned):
+            log.info("sync.version.pinned" if pinned else "sync.version.unpinned", version=version)
+
+
+async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> tuple[Record, InvalidInput | None]:
+    """The record to register, judged as far as possible here, and the problem of its files.
+
+    They are compared with the manifest where this host sees them: REJECTED if they differ. Without a canary the version
+    is VERIFIED then, with one it is STAGED. Raises InvalidInput, or Conflict for a base that cannot be used.
+    """
+    await _check_tensors(manifest, state, manifests)
+    if manifest.delta is not None:
+        await _check_base(manifest.delta.base_version, state)
+    verdict = VersionState.VERIFIED if manifest.canary is None else VersionState.STAGED
+    problem: InvalidInput | None = None
+    folder = manifest.folder
+    if folder is not None and folder.is_dir():
+        try:
+            await asyncio.to_thread(check_files, manifest, folder)
+        except InvalidInput as error:
+            verdict, problem = VersionState.REJECTED, error
+    elif folder is not None and manifest.canary is None and _only_folders(manifest):
+        raise InvalidInput(
+            "manifest.offers",
+            f"{folder} is no folder that the sync service sees, so the files would stay unchecked; "
+            "give the version a canary, or mount the folder here",
+        )
+    record = Record(
+        version=manifest.version,
+        step=manifest.step,
+        digest=digest_of(manifest),
+        state=verdict,
+        reason=str(problem or ""),
+        has_tensors=bool(manifest.tensors),
+        has_canary=manifest.canary is not None,
+        base_version=manifest.delta.base_version if manifest.delta else -1,
+        epoch=manifest.collective.epoch if manifest.collective else 0,
+    )
+    return record, problem
+
+
+def _only_folders(manifest: Manifest) -> bool:
+    return all(isinstance(offer, FolderOffer) for offer in manifest.offers)
+
+
+async def _check_tensors(manifest: Manifest, state: RunState, manifests: Manifests) -> None:
+    """Every version of a run has the same tensors: the same names, dtypes and shapes."""
+    if not manifest.tensors:
+        return
+    others = (record for record in state.newest_first if _sets_tensors(record, manifest, state))
+    for newest in others:
+        with contextlib.suppress(DataLoss):  # what cannot be read is compared with nothing
+            before = {tensor.name: tensor for tensor in (await manifests.get(newest)).tensors}
+            break
+    else:
+        return
+    now = {tensor.name: tensor for tensor in manifest.tensors}
+    for names, what in ((before.keys() - now.keys(), "lacks"), (now.keys() - before.keys(), "has the new")):
+        if names:
+            raise InvalidInput("manifest.tensors", f"{what} {_some(names)}, unlike version {newest.version}")
+    for name, tensor in now.items():
+        is_now, was = _form(tensor), _form(before[name])
+        if is_now != was:
+            raise InvalidInput("manifest.tensors", f"{name} is {is_now}, in version {newest.version} it is {was}")
+
+
+def _sets_tensors(record: Record, manifest: Manifest, state: RunState) -> bool:
+    """Whether others are compared with it. What a check has refused may be what is wrong."""
+    is_other = record.version != manifest.version
+    return is_other and record.has_tensors and current(record, state.live).state is not VersionState.REJECTED
+
+
+def _form(tensor: TensorInfo) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _some(names: set[str]) -> str:
+    shown = ", ".join(sorted(names)[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+async def _check_base(version: int, state: RunState) -> None:
+    field = "manifest.delta.base_version"
+    try:
+        base = await state.record(version)
+    except NotFound:
+        raise InvalidInput(field, f"is {version}, which this run does not have; publish a whole version") from None
+    found = current(base, await state.pointer())
+    if found.state is VersionState.REJECTED:
+        raise Conflict(f"{field}: {version} is REJECTED ({found.reason}); publish a whole version")
+    if base.collected:
+        raise Conflict(f"{field}: the files of {version} may be deleted already; publish a whole version")

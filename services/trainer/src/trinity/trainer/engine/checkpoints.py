@@ -1,0 +1,256 @@
+"""Checkpoints in the job folder: complete or absent.
+
+<job>/global_step_<n>/
+    actor/deepspeed/        model and optimizer shards of every rank
+    actor/huggingface/      config and tokenizer; model.safetensors if the weights were asked for
+    critic/deepspeed/       of ppo: the same of the critic
+    trainer_state.json      step, run, world size, tokens trained
+    manifest.json           size and SHA-256 of every file, checked before they are loaded
+    .full_checkpoint        written last, before the folder gets its name
+<job>/trainer_meta.json     the newest one's trainer_state.json
+<job>/latest_checkpointed_iteration.txt
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import structlog
+
+from trinity.config import Plan
+from trinity.runtime import files
+from trinity.runtime.errors import InvalidInput
+from trinity.trainer.engine.engine import TrainEngine
+from trinity.trainer.engine.weights import read_all
+from trinity.trainer.model.lora import write_adapters
+from trinity.trainer.process.control import Control
+from trinity.trainer.process.exchange import Exchange
+from trinity.trainer.process.times import SECONDS, StepTimes
+from trinity.trainer.weights import CHECKPOINT_SHARD_BYTES, write_huggingface_index, write_shards
+from trinity.weights.checkpoint_manifest import ManifestWriter, verify
+from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, complete_steps, copy_all_but_weights
+
+log = structlog.get_logger(__name__)
+
+_STATE = "trainer_state.json"
+_LOADED = (_STATE, "actor/deepspeed", "critic/deepspeed")
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """The state of a resumed trainer beside the tensors. `step` is also the position in the ledger.
+
+    `rollback` is the number of the newest rollback applied to the weights; 0: none.
+    """
+
+    run: str
+    step: int
+    tokens_trained: int
+    world_size: int
+    zero_stage: int
+    rollback: int = 0
+
+
+class CheckpointStore:
+    """All checkpoints of one job."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self.job_dir = job_dir
+
+    def path(self, step: int) -> Path:
+        return checkpoint_folder(self.job_dir, step)
+
+    def temporary(self, step: int) -> Path:
+        """The folder into which all ranks write before `finish`."""
+        return self.job_dir / f".global_step_{step}.partial"
+
+    def steps(self) -> list[int]:
+        """Steps of all complete checkpoints, ascending."""
+        return complete_steps(self.job_dir)
+
+    def newest(self) -> TrainerState | None:
+        """State of the newest complete checkpoint."""
+        states = (self.state(step) for step in reversed(self.steps()))
+        return next((state for state in states if state is not None), None)
+
+    def state(self, step: int) -> TrainerState | None:
+        """State of one checkpoint."""
+        state = files.read_json(self.path(step) / _STATE)
+        return TrainerState(**state) if isinstance(state, dict) else None
+
+    def load(self, step: int, engine: TrainEngine, exchange: Exchange, *, unverified: bool) -> None:
+        """Load a checkpoint into the engine, on every rank together.
+
+        Unless `unverified`, rank 0 compares the files with the manifest first, and every rank raises InvalidInput for
+        one that differs.
+        """
+        problem: list[str] = []
+        if exchange.is_first and not unverified:
+            try:
+                verify(self.path(step), _LOADED)
+            except InvalidInput as error:
+                problem = [error.field, str(error).removeprefix(f"{error.field}: ")]
+        if problem := exchange.share(problem):
+            raise InvalidInput(*problem)
+        engine.load(self.path(step) / "actor")
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write into; remains of a crash are removed."""
+        folder = self.temporary(step)
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "actor").mkdir(parents=True)
+        return folder
+
+    def finish(self, state: TrainerState, keep: int | None) -> int:
+        """Turn the written folder into the step's durable checkpoint; returns the oldest step that is kept."""
+        folder, final = self.temporary(state.step), self.path(state.step)
+        files.write_json(folder / _STATE, asdict(state))
+        manifest = ManifestWriter(folder)
+        files.sync_tree(folder)  # waits for the disk, while threads compute the checksums
+        manifest.write()
+        (folder / COMPLETE).touch()
+        files.sync_folder(folder)
+        shutil.rmtree(final, ignore_errors=True)
+        folder.rename(final)
+        files.write_json(self.job_dir / "trainer_meta.json", {"latest_iteration": state.step, **asdict(state)})
+        files.write_atomic(self.job_dir / "latest_checkpointed_iteration.txt", str(state.step).encode())
+        steps = self.steps()
+        for step in steps[: -keep if keep else 0]:
+            shutil.rmtree(self.path(step), ignore_errors=True)
+        return self.steps()[0]
+
+
+@dataclass
+class Checkpoints:
+    """resume -> (save | save_if_due)* -> settle, on every rank together.
+
+    Training goes on once the files are written: a thread of rank 0 waits for the disk, computes the checksums, gives
+    the folder its name and reports it. Until then it is no checkpoint; `settle` waits for that.
+
+    commit(step, oldest kept step) reports a durable checkpoint; rank 0 alone has it, and no replay. rollback(): number
+    of the newest rollback applied to the weights.
+    """
+
+    plan: Plan
+    run: str
+    exchange: Exchange
+    engine: TrainEngine
+    control: Control
+    store: CheckpointStore
+    times: StepTimes
+    commit: Callable[[int, int], object] | None
+    rollback: Callable[[], int]
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"), init=False)
+    _sealing: "Future[None] | None" = field(default=None, init=False)
+
+    def resume(self) -> tuple[int, int]:
+        """Load the newest checkpoint, if there is one; its step and the newest rollback applied to its weights."""
+        state = self.store.newest() if self.plan.config.continue_from_checkpoint else None
+        if state is None:
+            return 0, 0
+        unverified = self.plan.config.allow_unverified_checkpoint
+        self.store.load(state.step, self.engine, self.exchange, unverified=unverified)
+        step = state.step
+        self.control.update(checkpoint_step=step, saved_step=step, tokens_trained=state.tokens_trained)
+        log.info("trainer.resumed", step=state.step, path=str(self.store.path(state.step)))
+        return state.step, state.rollback
+
+    def schedule_end(self, step: int) -> int:
+        """The step at which the learning rate's schedule ends, as known at this step."""
+        return self.control.progress.last_step
+
+    def save_if_due(self, step: int) -> None:
+        """Save after the last step, at the interval, and on request. Raises what an earlier checkpoint failed by."""
+        if self._sealing is not None and self._sealing.done():
+            self.settle()
+        interval = self.plan.config.trainer.save_interval
+        asked = self.exchange.share(self.control.take_checkpoint_request())
+        if step == self.control.progress.last_step or asked or (interval and step % interval == 0):
+            self.save(step)
+
+    def settle(self) -> None:
+        """Wait until the newest saved step is a checkpoint. Raises what kept it from that."""
+        if self._sealing is None:
+            return
+        begin, sealing, self._sealing = time.monotonic(), self._sealing, None
+        sealing.result()
+        self.times.spent("save", time.monotonic() - begin)
+
+    def save(self, step: int) -> None:
+        self.settle()
+        self.control.update(state="saving")
+        begin = time.monotonic()
+        if self.exchange.is_first:
+            self.store.begin(step)
+        self.exchange.barrier()
+        folder = self.store.temporary(step) / "actor"
+        self.engine.save(folder, {"step": step})
+        self._save_adapters(folder / "lora_adapter")
+        self._save_huggingface(folder / "huggingface", step)
+        self.exchange.barrier()
+        self.control.update(saved_step=step)
+        if self.exchange.is_first:
+            seconds = time.monotonic() - begin
+            SECONDS.labels("save").observe(seconds)
+            self.times.spent("save", seconds)
+            self._sealing = self._thread.submit(self._seal, self._state(step))
+        else:
+            self.control.update(checkpoint_step=step)
+
+    def _seal(self, state: TrainerState) -> None:
+        begin = time.monotonic()
+        oldest = self.store.finish(state, self.plan.config.trainer.max_checkpoints_to_keep)
+        if self.commit is not None:
+            self.commit(state.step, oldest)
+        self.control.update(checkpoint_step=state.step)
+        log.info(
+            "trainer.checkpoint.saved",
+            step=state.step, path=str(self.store.path(state.step)), seconds=round(time.monotonic() - begin, 3),
+        )  # fmt: skip
+
+    def _state(self, step: int) -> TrainerState:
+        return TrainerState(
+            run=self.run,
+            step=step,
+            tokens_trained=self.control.progress.tokens_trained,
+            world_size=self.exchange.world_size,
+            zero_stage=self.engine.zero_stage,
+            rollback=self.rollback(),
+        )
+
+    def _save_adapters(self, folder: Path) -> None:
+        """LoRA adapters for peft: they are small, so every checkpoint has them. A collective under ZeRO-3."""
+        lora, weights = self.engine.lora, self.engine.weights()
+        if lora is None:
+            return
+        if self.exchange.is_first:
+            write_adapters(folder, lora, self.plan.config.model.model_path, weights)
+        read_all(weights)
+
+    def _save_huggingface(self, folder: Path, step: int) -> None:
+        """Config and tokenizer always, weights if asked for. A collective under ZeRO-3."""
+        choice, last_step = self.plan.config.trainer.save_hf_checkpoint, self.control.progress.last_step
+        with_weights = choice == "always" or (choice == "last" and step == last_step)
+        if self.exchange.is_first:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._save_model_files(folder)
+        if with_weights and self.exchange.is_first:
+            layout, weights = self.engine.whole_weights()
+            found = write_shards(weights, layout, folder, "model-{:05d}.safetensors", CHECKPOINT_SHARD_BYTES)
+            write_huggingface_index(folder, *found)
+        elif with_weights:
+            read_all(self.engine.weights())
+
+    def _save_model_files(self, target: Path) -> None:
+        """Everything of the model but its weights: config, tokenizer, chat template."""
+        source = self.plan.config.model.model_path
+        if Path(source).expanduser().is_dir():
+            copy_all_but_weights(Path(source).expanduser(), target)
+            return
+        from transformers import AutoTokenizer
+
+        self.engine.policy.model.config.save_pretrained(target)
+        AutoTokenizer.from_pretrained(source).save_pretrained(target)

@@ -1,0 +1,126 @@
+"""One step from its ledger entry: the batch is decoded and trained, or stored if it is bad."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.context import Context, get_current
+
+from trinity.config import Plan
+from trinity.data.templates import chat_template
+from trinity.runtime import tracing
+from trinity.trainer.data import quarantine
+from trinity.trainer.data.bad_steps import BadStep, NotFinite
+from trinity.trainer.data.batch import TrainBatch, from_groups
+from trinity.trainer.data.client import RawBatch
+from trinity.trainer.data.examples import experts_of, from_examples
+from trinity.trainer.engine.engine import TrainEngine
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A step after which the loop continues: trained in so many seconds, or passed (a metric says why).
+
+    `span`: the context in which the step's span is the current one.
+    """
+
+    raw: RawBatch
+    batch: TrainBatch
+    metrics: dict[str, float]
+    seconds: float = 0.0
+    span: Context = field(default_factory=Context)
+
+    @property
+    def step(self) -> int:
+        return self.batch.step
+
+    @property
+    def trained(self) -> bool:
+        return not self.metrics.keys() & {"bad_step", "skipped_step"}
+
+
+def skipped(raw: RawBatch) -> StepDone:
+    """A step that an operator passes untrained."""
+    log.warning("trainer.step.skipped", step=raw.entry.step, reason=raw.entry.skip_reason)
+    return StepDone(raw, TrainBatch(raw.entry.step, ()), {"skipped_step": 1.0})
+
+
+@dataclass
+class StepTrainer:
+    """schedule_end(step): the step at which the learning rate's schedule ends, as known at this step."""
+
+    plan: Plan
+    engine: TrainEngine
+    is_first: bool
+    folder: Path
+    schedule_end: Callable[[int], int]
+    _tokenizer: Any = field(default=None, init=False)
+
+    def train(self, raw: RawBatch) -> StepDone:
+        """Raises BadStep if a bad step ends the run. The batch of a bad step is stored in any case."""
+        begin = time.monotonic()
+        step, policy = raw.entry.step, self.plan.config.trainer.on_bad_step
+        batch, metrics, span = TrainBatch(step, ()), {"bad_step": 1.0}, Context()
+        try:
+            batch = self.decode(raw)
+            with _step_span(raw):
+                span = get_current()
+                metrics = self.engine.train(batch, self.schedule_end(step))
+        except BadStep as error:
+            with tracing.within(span):
+                self._store(raw, batch, error, policy)
+            if policy == "stop":
+                error.hint = f"; `trinity batch skip {step} --reason TEXT` passes it"
+                raise
+        return StepDone(raw, batch, metrics, time.monotonic() - begin, span)
+
+    def decode(self, raw: RawBatch) -> TrainBatch:
+        """Raises BadStep if a group cannot be decoded, or a reward or advantage is not finite."""
+        outcomes, limit = [item.outcome for item in raw.groups], self.plan.lengths.model
+        if not raw.examples:
+            return from_groups(raw.entry, outcomes, self.plan.algorithm)
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            model = self.plan.config.model
+            self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
+            if self.plan.algorithm.rows != "text":
+                self._tokenizer.chat_template = chat_template(model, self._tokenizer.chat_template)
+        if self.plan.algorithm.offline:
+            return from_examples(raw.entry, raw.examples, self._tokenizer, limit)
+        experts = experts_of(raw.entry, raw.examples, self._tokenizer, limit)
+        return from_groups(raw.entry, outcomes, self.plan.algorithm, experts)
+
+    def _store(self, raw: RawBatch, batch: TrainBatch, error: BadStep, policy: str) -> None:
+        """Write the batch and its groups' statistics. The error gets the numbers of the groups that are not finite."""
+        groups: list[dict[str, Any]] = []
+        if batch.sequences and isinstance(error, NotFinite):
+            with contextlib.suppress(BadStep):  # an advantage
+                groups = self.engine.per_group_stats(batch)
+        error.groups = sorted({*error.groups, *(group["group"] for group in groups if not group["finite"])})
+        if self.is_first:
+            folder = quarantine.store(self.folder, raw, error, policy, groups)
+            log.error("trainer.step.bad", step=raw.entry.step, problem=error.problem, groups=error.groups,
+                      policy=policy, stored=str(folder))  # fmt: skip
+
+
+@contextlib.contextmanager
+def _step_span(raw: RawBatch) -> Iterator[None]:
+    """The step's span, linked to those its groups came with; then the last span of every task's trace."""
+    pairs = zip(raw.entry.groups, raw.groups, strict=True)
+    tasks = [(m.task_id, tracing.extract({"traceparent": g.traceparent})) for m, g in pairs if g.traceparent]
+    contexts = [trace.get_current_span(parent).get_span_context() for _, parent in tasks]
+    links = [trace.Link(context) for context in contexts if context.is_valid]
+    with tracing.span("trainer.step", links=links, step=raw.entry.step) as span:
+        yield
+        link = trace.Link(span.get_span_context())
+        for task_id, parent in tasks:
+            with tracing.span("experience.train", parent=parent, links=[link], step=raw.entry.step, task_id=task_id):
+                pass

@@ -1,0 +1,171 @@
+"""What rank 0 writes of each step: status and monitor, monitor/batches.jsonl, and trained experiences."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+
+from trinity.config import Plan
+from trinity.config.service import monitor_fields
+from trinity.runtime import tracing
+from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
+from trinity.trainer import metrics as operators
+from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.engine import TrainEngine
+from trinity.trainer.engine.step import StepDone
+from trinity.trainer.process.control import Control
+from trinity.trainer.process.ranks import Ranks
+from trinity.trainer.process.times import SECONDS, StepTimes
+
+log = structlog.get_logger(__name__)
+
+
+class _Appends:
+    """Appends lines to a file for each step. A step trained again after a crash comes again: its last lines count."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def begin(self, step: int) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+
+    def close(self) -> None: ...
+
+    def _append(self, lines: Iterator[dict[str, Any]]) -> None:
+        with self._file.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+class Notes(_Appends):
+    """monitor/batches.jsonl: each step's groups, and what else determines the bits of its result beside the weights.
+
+    A replay needs the same.
+
+    schedule_end(step) as in StepTrainer. rollback(): number of the newest rollback applied to the weights.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: TrainEngine,
+        ranks: Ranks,
+        schedule_end: Callable[[int], int],
+        rollback: Callable[[], int],
+    ) -> None:
+        super().__init__(folder / "monitor" / "batches.jsonl")
+        self._engine = engine
+        self._ranks = ranks
+        self._schedule_end = schedule_end
+        self._rollback = rollback
+
+    def trained(self, done: StepDone) -> None:
+        note = {
+            "step": done.step,
+            "groups": [group.log_sequence for group in done.raw.entry.groups],
+            "last_step": self._schedule_end(done.step),
+            "ranks": self._ranks.world_size,
+            "device": self._engine.device.type,
+            "threads": torch.get_num_threads(),
+            "micro_batch_tokens": self._engine.micro_batch_tokens,
+            "rollback": self._rollback(),
+        }
+        self._append(iter([note]))
+
+
+class Experiences(_Appends):
+    """buffer/experience_buffer.jsonl, which `trinity view` shows: a line for each trained experience.
+
+    Its `arrays` are in base64, since numbers as text take far longer to write: token_ids little-endian int32 [P + R],
+    mask uint8 [R] (1: trained), logprobs little-endian float32 [R], under the weights that sampled the response.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "buffer" / "experience_buffer.jsonl")
+
+    def trained(self, done: StepDone) -> None:
+        if done.trained:
+            self._append(_line(done, s) for s in done.batch.sequences if s.experience is not None)
+
+
+def _line(done: StepDone, sequence: TrainSequence) -> dict[str, Any]:
+    experience, group = sequence.experience, done.raw.entry.groups[sequence.group]
+    assert experience is not None
+    return {
+        "step": done.step,
+        "task_id": group.task_id,
+        "ordinal": group.ordinal,
+        "rollout": experience.rollout,
+        "turn": experience.step,
+        "reward": experience.reward,
+        "advantage": sequence.advantage,
+        "versions": [[span.version, span.start, span.end] for span in experience.version_spans],
+        "staleness": group.staleness_steps,
+        "prompt_tokens": sequence.prompt_length,
+        "response_tokens": sequence.response_length,
+        "truncation": experience.truncation.name.lower(),
+        "metrics": dict(experience.metrics),
+        "log_sequence": group.log_sequence,
+        "prompt": experience.prompt_text,
+        "response": experience.response_text,
+        "arrays": {
+            "token_ids": _base64(sequence.token_ids, "<i4"),
+            "mask": _base64(sequence.mask, "u1"),
+            "logprobs": _base64(sequence.old_logprobs, "<f4"),
+        },
+    }
+
+
+def _base64(values: np.ndarray, dtype: str) -> str:
+    return base64.b64encode(values.astype(dtype).tobytes()).decode()
+
+
+@dataclass
+class StepMonitor:
+    """Status, log, and the monitors that the YAML names."""
+
+    plan: Plan
+    folder: Path
+    control: Control
+    times: StepTimes
+    _monitor: Monitor | None = field(default=None, init=False)
+
+    def begin(self, step: int) -> None:
+        fields = {**monitor_fields(self.plan, "trainer"), "folder": self.folder / "monitor"}
+        self._monitor = open_monitor(MonitorOptions(**fields), first_step=step)
+
+    def trained(self, done: StepDone) -> None:
+        SECONDS.labels("train").observe(done.seconds)
+        metrics = self._metrics(done)
+        operators.show_step(done.step, metrics, sum(s.length for s in done.batch.sequences) if done.trained else 0)
+        if torch.cuda.is_initialized():
+            cuda = torch.cuda
+            operators.show_memory(cuda.memory_allocated(), cuda.memory_reserved(), cuda.max_memory_allocated())
+        tokens = self.control.progress.tokens_trained + (done.batch.totals.tokens if done.trained else 0)
+        self.control.update(step=done.step, tokens_trained=tokens, metrics=metrics)
+        with tracing.within(done.span):
+            log.info("trainer.step.done", step=done.step, **{k: round(v, 5) for k, v in metrics.items()})
+        if self._monitor is not None:
+            self._monitor.log(metrics, done.step)
+
+    def close(self) -> None:
+        if self._monitor is not None:
+            self._monitor.close()
+
+    def _metrics(self, done: StepDone) -> dict[str, float]:
+        batch, own = done.batch, done.metrics.items()
+        named = {name if name.startswith("critic/") else f"actor/{name}": value for name, value in own}
+        named |= {"time/step": done.seconds, **self.times.metrics(batch.made_at_seconds)}
+        named["perf/tokens_per_second"] = sum(s.length for s in batch.sequences) / max(done.seconds, 1e-6)
+        named["sample/response_tokens"] = float(batch.response_tokens)
+        if not self.plan.algorithm.offline:
+            rewards = [sequence.reward for sequence in batch.sequences if not sequence.expert]
+            named["sample/reward_mean"] = sum(rewards) / max(1, len(rewards))
+            named["sample/staleness_mean"] = batch.staleness_mean
+            named["sample/staleness_max"] = batch.staleness_max
+        return named

@@ -1,0 +1,75 @@
+"""Messages between the loop's thread and the gRPC servicer."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The trainer's public status. `state` is one of those of trainer.v1.StatusResponse.
+
+    `saved_step`: the newest whose files are written; `checkpoint_step`: the newest that is a checkpoint.
+    """
+
+    state: str = "starting"
+    step: int = 0
+    last_step: int = 0
+    version: int = -1
+    checkpoint_step: int = 0
+    saved_step: int = 0
+    tokens_trained: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    waiting_for: str = ""
+
+
+class Control:
+    """Thread-safe. The loop writes progress and reads requests; the servicer does the opposite.
+
+    `on_loaded`: called by the loop when the model and its checkpoint are loaded.
+    """
+
+    def __init__(self) -> None:
+        self.on_loaded: Callable[[], object] = lambda: None
+        self._lock = threading.Lock()
+        self._progress = Progress()
+        self._stop = threading.Event()
+        self._pause = threading.Event()
+        self._checkpoint = threading.Event()
+
+    @property
+    def progress(self) -> Progress:
+        with self._lock:
+            return self._progress
+
+    def update(self, **changes: Any) -> None:
+        with self._lock:
+            self._progress = replace(self._progress, **changes)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """End after the running step."""
+        self._stop.set()
+
+    @property
+    def paused(self) -> bool:
+        return self._pause.is_set()
+
+    def pause(self) -> None:
+        self._pause.set()
+
+    def resume(self) -> None:
+        self._pause.clear()
+
+    def request_checkpoint(self) -> None:
+        self._checkpoint.set()
+
+    def take_checkpoint_request(self) -> bool:
+        """Whether a checkpoint was asked for since the last call."""
+        asked = self._checkpoint.is_set()
+        self._checkpoint.clear()
+        return asked

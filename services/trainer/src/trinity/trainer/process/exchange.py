@@ -1,0 +1,66 @@
+"""Rank 0 talks to the services and shares with the other ranks: bytes and JSON, never pickles (invariant I9)."""
+
+import json
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from trinity.trainer.process.ranks import Ranks
+
+T = TypeVar("T")
+
+
+class Exchange:
+    """Rank 0's values on every rank. All methods are collectives; a single rank encodes nothing."""
+
+    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+        self._ranks = ranks
+        self._device = device
+
+    @property
+    def is_first(self) -> bool:
+        return self._ranks.is_first
+
+    @property
+    def world_size(self) -> int:
+        return self._ranks.world_size
+
+    def share(self, value: T) -> T:
+        """Rank 0's value, of the types that JSON has."""
+        if self.world_size == 1:
+            return value
+        shared: T = json.loads(self._bytes(json.dumps(value).encode()))
+        return shared
+
+    def share_when_known(
+        self, poll: Callable[[], T | None], encode: Callable[[T], bytes], decode: Callable[[bytes], T]
+    ) -> T:
+        """The result of rank 0's `poll`; repeats while it is None. `encode` returns at least one byte.
+
+        Every rank takes part in each try: torch ends a rank that waits in a collective beyond its timeout.
+        """
+        while True:
+            found = poll() if self.is_first else None
+            if self.world_size > 1:
+                data = self._bytes(b"" if found is None else encode(found))
+                found = decode(data) if data and not self.is_first else found
+            if found is not None:
+                return found
+
+    def barrier(self) -> None:
+        if self.world_size > 1:
+            dist.barrier()
+
+    def _bytes(self, data: bytes) -> bytes:
+        size = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
+        dist.broadcast(size, src=0)
+        if not int(size):
+            return b""
+        if self.is_first:
+            payload = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
+        else:
+            payload = torch.empty(int(size), dtype=torch.uint8, device=self._device)
+        dist.broadcast(payload, src=0)
+        return payload.cpu().numpy().tobytes()

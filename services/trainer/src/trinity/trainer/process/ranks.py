@@ -1,0 +1,68 @@
+"""The processes that train together: their rank, their group, and the launch of the others by rank 0.
+
+torchrun's variables are respected, so any launcher works. Without them rank 0 starts the other ranks as children. They
+end with it, and it ends when one of them does. They meet in a file that their user alone can read, and gloo listens on
+the loopback: torch's own store (MASTER_PORT) would listen on all interfaces, and take what any process sends.
+"""
+
+import atexit
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from trinity.runtime.process import loopback_interface
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int
+    world_size: int
+    local_rank: int
+    init_method: str = "env://"  # where the ranks meet, as torch.distributed.init_process_group takes it
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def ranks_from_environment(num_ranks: int) -> Ranks:
+    """This process's ranks; sets torchrun's variables if no launcher has."""
+    if "RANK" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="trinity-ranks-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ.update(
+            RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(num_ranks), LOCAL_WORLD_SIZE=str(num_ranks),
+            MASTER_ADDR="127.0.0.1", MASTER_PORT="0",  # DeepSpeed wants them, and does not use them
+            TRINITY_LAUNCHES_RANKS="1", TRINITY_RANKS_FILE=f"{folder}/store",
+        )  # fmt: skip
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    method = f"file://{file}" if (file := os.environ.get("TRINITY_RANKS_FILE")) else "env://"
+    return Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")), method)
+
+
+def launch_others(ranks: Ranks, on_death: Callable[[int, int], None]) -> list[subprocess.Popen[bytes]]:
+    """Start ranks 1, 2, ... as children if no launcher did; `on_death(rank, code)` is called when one ends."""
+    if not ranks.is_first or os.environ.get("TRINITY_LAUNCHES_RANKS") != "1":
+        return []
+    children = []
+    for rank in range(1, ranks.world_size):
+        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "TRINITY_LAUNCHES_RANKS": "0"}
+        child = subprocess.Popen([sys.executable, "-m", "trinity.trainer.rank_main"], env=environment)
+        children.append(child)
+        threading.Thread(target=_watch, args=(child, rank, on_death), daemon=True, name=f"rank-{rank}").start()
+    return children
+
+
+def _watch(child: subprocess.Popen[bytes], rank: int, on_death: Callable[[int, int], None]) -> None:
+    code = child.wait()
+    log.info("trainer.rank.ended", rank=rank, pid=child.pid, code=code)
+    on_death(rank, code)

@@ -1,0 +1,44 @@
+"""Explorers that announce themselves and never connect cost one deadline, and are excluded for a while."""
+
+import pytest
+import torch
+
+from trinity.trainer.weights import collective
+from trinity.trainer.weights.collective import CollectiveSender
+from trinity.weights.client import Call, Epoch, EpochMember
+from trinity.weights.collective import GroupBroken, Store
+
+pytestmark = pytest.mark.core
+
+
+@pytest.fixture
+def formed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Epochs whose group was tried, each of which hangs."""
+    tried: list[int] = []
+
+    def hang(store: Store, epoch: int, *_: object) -> None:
+        tried.append(epoch)
+        raise GroupBroken("was not formed in time")
+
+    monkeypatch.setattr(collective, "Group", hang)
+    return tried
+
+
+def test_they_are_left_out_for_one_version_then_for_two(formed: list[int]) -> None:
+    number = 0
+
+    def form(call: Call[Epoch | None]) -> Epoch | None:
+        nonlocal number
+        number += 1
+        if "a" in call.request.excluded:
+            return None
+        Store.connect(call.request.store_address, call.request.store_secret, 5).say(f"here/{number}/a")
+        return Epoch(number, "gloo", call.request.store_address, 2, (EpochMember("a", 1, 1),))
+
+    sender = CollectiveSender(form, "127.0.0.1", torch.device("cpu"), 1000, 5.0)
+    tried = []
+    for _ in range(8):
+        assert sender.offer("lease") is None
+        tried.append(len(formed))
+    sender.close()
+    assert tried == [1, 1, 2, 2, 2, 3, 3, 3]

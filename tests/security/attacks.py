@@ -1,0 +1,388 @@
+"""Attacks that once ended a run, on a live one: no process restarts, and the run goes on.
+
+    python tests/security/attacks.py --job checkpoints/quickstart/arithmetic
+
+The attacker may publish and read everything in the run's NATS, more than any process of the run itself.
+Groups that cannot be decoded or are far too large, references to blobs that cannot be, foreign bytes on the subjects
+and in the live version's key, forged rewards, and tasks that make the environment service import a module, open a path
+or fetch any address. Calls that change a run: without an identity, as an explorer, and as a reader.
+A forged record of the run, which an explorer on another machine would join. Prints one table; exit code 1 if a process
+restarted, a step did not come, or something was not refused.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+from rich.console import Console
+from rich.table import Table
+
+from support.data.experience import make_group
+from support.runs.peers import FakeTrainer
+from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
+from trinity.api.common.v1 import experience_pb2, task_pb2
+from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
+from trinity.api.sync.v1 import sync_pb2
+from trinity.cli.supervise import run_record
+from trinity.cli.supervise.job import read_records
+from trinity.config import Config, load
+from trinity.config.run_record import Addresses, RunRecord
+from trinity.data.wire import fill_group, task_from_proto
+from trinity.runtime import headers, names, rpc
+from trinity.runtime.broker import Broker, Bucket, connect
+from trinity.runtime.errors import NotFound
+from trinity.runtime.trust import nats_users
+from trinity.runtime.trust.identity import Identity
+from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.subjects import Grants
+
+_STEP_SECONDS = 180.0
+_TASK_SECONDS = 180.0
+_CALL_SECONDS = 20.0
+_EPISODE_SECONDS = 120.0  # a worker process imports the environment's library first
+_SERVICES = ("buffer", "sync")
+_REFUSALS = ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "FAILED_PRECONDITION", "refused")
+OWNER = names.owner_of("tester")
+
+
+@dataclass
+class Row:
+    """What became of one attack."""
+
+    attack: str
+    outcome: str = ""
+    problem: str = ""
+
+
+class Target:
+    """A live run, as an outsider reaches it."""
+
+    def __init__(self, job: Path, broker: Broker, creds: Path | None) -> None:
+        self._job = job
+        self._creds = creds
+        self.identities = job / "identity"
+        self.broker = broker
+        self.record = read_records(job)["main"]
+        self.names = names.RunNames(self.record.run)
+        self._mark = 0
+
+    def address(self, service: str) -> str:
+        return next(one.address for one in self.processes() if one.service == service)
+
+    def processes(self) -> list[Any]:
+        found = read_records(self._job).get("main")
+        return found.processes if found else []
+
+    def restarts(self) -> dict[str, int]:
+        return {one.name: one.restarts for one in self.processes()}
+
+    async def stats(self) -> Any:
+        async with rpc.channel(self.address("buffer"), identity=Identity(Role.READER, self.identities)) as channel:
+            stub = buffer_pb2_grpc.BufferServiceStub(channel)
+            return await stub.Stats(buffer_pb2.StatsRequest(run=self.record.run), timeout=_CALL_SECONDS)
+
+    async def send(self, subject: str, data: bytes, header: dict[str, str] | None = None) -> None:
+        self._mark += 1
+        message_id = f"attack/{time.time()}/{self._mark}"
+        await self.broker.publish(subject, data, message_id=message_id, headers=header or {})
+
+    async def task(self) -> task_pb2.Task:
+        """The newest that is outstanding: no explorer has answered it yet. Tasks of the attacks are none."""
+        async with asyncio.timeout(_TASK_SECONDS):
+            while True:
+                with contextlib.suppress(NotFound, DecodeError):
+                    found = await self.broker.last(self.names.tasks_stream, self.names.subjects("tasks"))
+                    task = task_pb2.Task.FromString(found.data)
+                    if task.task_id:
+                        return task
+                await asyncio.sleep(0.01)
+
+    async def group(self, change: Callable[[experience_pb2.Group], None]) -> None:
+        """A group of an outstanding task, changed."""
+        task = await self.task()
+        outcome = experience_pb2.Outcome()
+        fill_group(outcome.group, make_group(task_from_proto(task), version=task.gate_step))
+        change(outcome.group)
+        header = {headers.ORDINAL: str(task.ordinal)}
+        await self.send(self.names.experience(OWNER, task.gate_step, task.taskset), outcome.SerializeToString(), header)
+
+    async def calls(self, role: Role | None, code: grpc.StatusCode, services: tuple[str, ...]) -> str:
+        """What every call that changes a run is answered, by its code; empty if one is not answered with `code`."""
+        shown = Identity(role, self.identities) if role is not None else None
+        for service in services:
+            async with rpc.channel(self.address(service), identity=shown) as channel:
+                for method, request in _changes(self.record.run, service):
+                    call = channel.unary_unary(
+                        f"/trinity.api.{service}.v1.{service.title()}Service/{method}",
+                        request_serializer=lambda request: request.SerializeToString(),
+                        response_deserializer=lambda data: data,
+                    )
+                    try:
+                        await call(request, timeout=_CALL_SECONDS)
+                        return ""
+                    except grpc.aio.AioRpcError as error:
+                        if error.code() is not code:
+                            return ""
+        return f"{code.name}: {', '.join(services)}"
+
+    async def forged_record(self, refused: str, buffer: str = "", **model: Any) -> str:
+        """What an explorer with a YAML of its own says of a record with an address or a model of the attacker's."""
+        theirs = load(next(self._job.glob("**/config.json"), self._job / "run.yaml"))
+        forged = theirs.model_copy(update={"model": theirs.model.model_copy(update=model)})
+        about = RunRecord(
+            version=run_record.this_version(), run=self.record.run, stage=theirs.name, online=True, last=True,
+            addresses=Addresses(buffer=buffer or self.address("buffer")), config=forged,
+        )  # fmt: skip
+        bucket = await Bucket.open(self.broker, names.RUNS_BUCKET)
+        key = names.RunNames(names.run_id(theirs.project, theirs.name, theirs.group)).job_key
+        before = await bucket.get(key)
+        await bucket.update(key, lambda _: about.model_dump_json().encode())
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                given = Path(folder), theirs, self.record.nats_url, self._creds, self.identities, refused
+                return await asyncio.to_thread(_join, *given)
+        finally:
+            if before.revision:
+                await bucket.update(key, lambda _: before.value)
+
+    async def version_without_claim(self) -> str:
+        """How a version is refused that another process with the trainer's identity publishes; empty if it is not."""
+        shown = Identity(Role.TRAINER, self.identities)
+        trainer = FakeTrainer(self.record.run, self.address("buffer"), self.address("sync"), shown)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                await trainer.publish(10**6, Path(folder))
+        except grpc.aio.AioRpcError as error:
+            of_claim = "only it makes versions" in str(error.details())
+            return f"{error.code().name}: {error.details()}" if of_claim else ""
+        finally:
+            await trainer.close()
+        return ""
+
+    async def blob(self, **values: Any) -> None:
+        reference = experience_pb2.BlobReference(**{"key": "0" * 32, "size_bytes": 9, "chunks": 1, **values})
+        data = experience_pb2.Outcome(blob=reference).SerializeToString()
+        await self.send(self.names.experience(OWNER, 0, (await self.task()).taskset, blob=True), data)
+
+    async def reset(self, environment: str, task: dict[str, Any], args: dict[str, Any]) -> str:
+        """How the environment service refuses a task; empty if it plays it."""
+        explorer = Identity(Role.EXPLORER, self.identities)
+        async with rpc.channel(self.address("environment"), identity=explorer) as channel:
+            call = environment_pb2_grpc.EnvironmentServiceStub(channel).Episode(timeout=_EPISODE_SECONDS)
+            reset = environment_pb2.Reset(
+                environment=environment, task_json=json.dumps(task), args_json=json.dumps(args)
+            )
+            try:
+                await call.write(environment_pb2.EpisodeRequest(reset=reset))
+                answer = await call.read()
+            except grpc.aio.AioRpcError:
+                answer = grpc.aio.EOF
+            return f"{(await call.code()).name}: {await call.details()}" if answer is grpc.aio.EOF else ""
+
+
+def _join(folder: Path, theirs: Config, nats_url: str, creds: Path | None, identity: Path, refused: str) -> str:
+    """Joins as from another machine; the refusal, which names `refused`, empty if there is none."""
+    own = {"project": theirs.project, "group": theirs.group, "name": theirs.name, "mode": "explore",
+           "checkpoint_root_dir": str(folder / "jobs"), "model": {"model_path": theirs.model.model_path}}  # fmt: skip
+    (folder / "explorer.json").write_text(json.dumps({**own, "explorer": {"name": "elsewhere"}}))
+    command = [sys.executable, "-m", "trinity.cli.main", "run", "--config", str(folder / "explorer.json")]
+    environment = {**os.environ, "TRINITY_NATS_URL": nats_url, "TRINITY_IDENTITY_FOLDER": str(identity)}
+    environment |= {"TRINITY_NATS_CREDS": str(creds)} if creds is not None else {}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    ends = done.returncode in (1, 2) and refused in done.stderr and not list(folder.glob("**/*.config.json"))
+    return f"refused: {done.stderr.strip().splitlines()[-1]}" if ends else ""
+
+
+def _changes(run: str, service: str) -> list[tuple[str, Any]]:
+    """Calls that change a run. All were once answered with OK, whatever the caller."""
+    if service == "buffer":
+        return [
+            ("Fence", buffer_pb2.FenceRequest(run=run, versions=range(1, 5000))),
+            ("CommitStep", buffer_pb2.CommitStepRequest(run=run, step=10**6, oldest_kept_step=10**6)),
+            ("DropDeadLetters", buffer_pb2.DropDeadLettersRequest(run=run)),
+            ("SkipStep", buffer_pb2.SkipStepRequest(run=run, step=1, reason="an attack")),
+        ]
+    manifest = sync_pb2.Manifest(run=run, version=10**6, step=10**6)
+    return [
+        ("Publish", sync_pb2.PublishRequest(manifest=manifest)),
+        ("Claim", sync_pb2.ClaimRequest(run=run, trainer_id="attacker", pid=1, host="elsewhere")),
+        ("Rollback", sync_pb2.RollbackRequest(run=run, version=0, reason="an attack")),
+        ("Pin", sync_pb2.PinRequest(run=run, version=0, pinned=True)),
+    ]
+
+
+def _long(group: experience_pb2.Group) -> None:
+    first = group.experiences[0]
+    first.token_ids.data = bytes(4 * 900_000)
+    del first.token_ids.shape[:]
+    first.token_ids.shape.append(900_000)
+
+
+def _many(group: experience_pb2.Group) -> None:
+    for _ in range(5000):
+        group.experiences.add().CopyFrom(group.experiences[0])
+
+
+def _each(**values: Any) -> Callable[[experience_pb2.Group], None]:
+    def change(group: experience_pb2.Group) -> None:
+        for one in group.experiences:
+            for name, value in values.items():
+                setattr(one, name, value)
+
+    return change
+
+
+def _token(group: experience_pb2.Group) -> None:
+    data = bytearray(group.experiences[0].token_ids.data)
+    data[:4] = (2**31 - 1).to_bytes(4, "little")
+    group.experiences[0].token_ids.data = bytes(data)
+
+
+def _teacher(group: experience_pb2.Group) -> None:
+    group.experiences[0].teacher_logprobs.CopyFrom(group.experiences[0].token_ids)
+
+
+def _metrics(group: experience_pb2.Group) -> None:
+    group.experiences[0].metrics["reward"] = float("nan")
+
+
+async def _garbage(target: Target) -> None:
+    one, taskset = target.names, (await target.task()).taskset
+    for body in (b"", b"\xff\xfe", b"\x08\x01", bytes(range(200))):
+        for subject in (one.task(taskset, 10**6), one.batch(1), one.batch(10**6), one.experience(OWNER, 0, taskset)):
+            await target.send(subject, body)
+
+
+async def _evaluation(target: Target) -> None:
+    outcome = experience_pb2.Outcome()
+    outcome.failure.task.CopyFrom(await target.task())
+    outcome.failure.cause = "no such cause"
+    await target.send(target.names.evaluation(OWNER, "sums-test"), outcome.SerializeToString())
+
+
+async def _live_key(target: Target) -> None:
+    bucket = await Bucket.open(target.broker, names.VERSIONS_BUCKET)
+    await bucket.update(target.names.live_key, lambda _: b"[1, 2")
+
+
+Attack = Callable[[Target], Awaitable[Any]]
+ATTACKS: dict[str, Attack] = {
+    "a group with info_json = not json": lambda t: t.group(_each(info_json="not json")),
+    "a group with truncation 9": lambda t: t.group(_each(truncation=9)),
+    "teacher_logprobs of another dtype": lambda t: t.group(_teacher),
+    "a token id of 2^31-1": lambda t: t.group(_token),
+    "5,000 rollouts more than asked for": lambda t: t.group(_many),
+    "900,000 tokens": lambda t: t.group(_long),
+    "NaN rewards": lambda t: t.group(_each(reward=float("nan"))),
+    "NaN metrics": lambda t: t.group(_metrics),
+    "a blob's wrong checksum": lambda t: t.blob(crc32=1),
+    "a blob key with a space": lambda t: t.blob(key="a b"),
+    "a blob of 3,000,000 chunks": lambda t: t.blob(chunks=3_000_000),
+    "a blob of 2^31-1 chunks": lambda t: t.blob(chunks=2**31 - 1, size_bytes=2**50),
+    "any bytes on tasks, batches and experience": _garbage,
+    "an evaluation with an unknown cause": _evaluation,
+    "garbage in the live key": _live_key,
+    "a forged group with reward 1e6": lambda t: t.group(_each(reward=1e6)),
+    "gymnasium imports a module": lambda t: t.reset("gymnasium", {"id": "antigravity:Env-v0"}, {}),
+    "verifiers imports a module": lambda t: t.reset("verifiers", {"index": 0}, {"env_id": "antigravity"}),
+    "webshop fetches any address": lambda t: t.reset(
+        "webshop", {"session_id": 1}, {"backend": "http", "url": "http://169.254.169.254"}
+    ),
+    "openenv fetches any address": lambda t: t.reset("openenv", {}, {"url": "http://169.254.169.254"}),
+    "gymnasium opens a path": lambda t: t.reset(
+        "gymnasium", {"id": "FrozenLake-v1"}, {"make_args": {"xml_file": "/etc/passwd"}}
+    ),
+    "changes without an identity": lambda t: t.calls(None, grpc.StatusCode.UNAUTHENTICATED, _SERVICES),
+    "changes by an explorer": lambda t: t.calls(Role.EXPLORER, grpc.StatusCode.PERMISSION_DENIED, _SERVICES),
+    "changes by a reader": lambda t: t.calls(Role.READER, grpc.StatusCode.PERMISSION_DENIED, _SERVICES),
+    "a version of a trainer without the claim": lambda t: t.version_without_claim(),
+    "a record with a model and code": lambda t: t.forged_record(
+        "/tmp/evil", model_path="/tmp/evil", trust_remote_code=True
+    ),
+    "a record with an address of the attacker's": lambda t: t.forged_record("unencrypted", buffer="192.0.2.9:7001"),
+}
+
+
+async def attack(job: Path) -> list[Row]:
+    """Every attack, and after them that steps still come from the same processes."""
+    record = read_records(job)["main"]
+    with tempfile.TemporaryDirectory() as folder:
+        creds = _may_do_everything(Path(record.nats_users), Path(folder)) if record.nats_users else None
+        async with await connect(record.nats_url, "outsider", creds=creds) as broker:
+            return await _attack(Target(job, broker, creds))
+
+
+def _may_do_everything(accounts: Path, folder: Path) -> Path:
+    """Credentials of a user of the run's own NATS."""
+    path = folder / "attacker.creds"
+    path.write_text(nats_users.issue(accounts, "attacker", Grants((">",), (">",))))
+    return path
+
+
+async def _attack(target: Target) -> list[Row]:
+    before, restarts, rows = await target.stats(), target.restarts(), []
+    for name, work in ATTACKS.items():
+        was = await target.stats()
+        row = Row(name)
+        refusal = await work(target)
+        await asyncio.sleep(1.0)
+        now = await target.stats()
+        if isinstance(refusal, str):
+            row.outcome = refusal
+            row.problem = "" if refusal.startswith(_REFUSALS) else f"it was not refused: {refusal[:300]}"
+        else:
+            fields = ("refused", "dead_letters", "duplicates_dropped", "stored")
+            grown = {field: getattr(now, field) - getattr(was, field) for field in fields}
+            row.outcome = ", ".join(f"{count} {field}" for field, count in grown.items() if count) or "nothing"
+        rows.append(row)
+    rows.append(await _goes_on(target, restarts, before.ledger_step))
+    return rows
+
+
+async def _goes_on(target: Target, restarts: dict[str, int], first: int) -> Row:
+    row = Row("the run goes on")
+    step = (await target.stats()).ledger_step
+    deadline = time.monotonic() + _STEP_SECONDS
+    while (now := await target.stats()).ledger_step < min(step + 3, now.last_step) and time.monotonic() < deadline:
+        await asyncio.sleep(1.0)
+    row.outcome = f"steps {first} to {now.ledger_step} of {now.last_step}"
+    again = {name: count - restarts.get(name, 0) for name, count in target.restarts().items()}
+    died = [name for name, count in again.items() if count]
+    if died:
+        row.problem = f"restarted: {', '.join(died)}"
+    elif now.ledger_step < min(step + 3, now.last_step):
+        row.problem = f"no three steps in {_STEP_SECONDS:g} s"
+    elif now.fed != now.stored + now.dead_letters + now.outstanding:
+        row.problem = f"fed {now.fed} is not stored + dead letters + outstanding (I4)"
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", type=Path, required=True, help="job folder of the live run, or of its live stage")
+    rows = asyncio.run(attack(parser.parse_args().job))
+    found = Table(title="attacks on a live run")
+    for column in ("attack", "what came of it", "problem"):
+        found.add_column(column, overflow="fold")
+    for row in rows:
+        found.add_row(row.attack, row.outcome[:300], row.problem or "-")
+    Console(width=150).print(found)
+    return 1 if any(row.problem for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""`tests/security/attacks.py` on real services: no process ends, steps come, nothing obeys.
+
+An explorer and a trainer without engines make the steps (support/runs/peers.py).
+"""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from support.runs.buffer_run import BufferRun
+from support.runs.peers import explorer
+from support.services.nats import NatsServer
+from support.services.service import ServiceProcess
+from trinity.api.sync.v1 import sync_pb2
+from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord
+from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.tokens import make_tokens
+
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(300)]
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import attacks  # noqa: E402
+
+STEPS = 2000
+
+
+async def test_a_run_under_attack_goes_on(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRINITY_SYNC_CLAIM_SECONDS", "3600")  # this trainer does not renew its claim
+    identities = tmp_path / "job/identity"
+    make_tokens(identities)
+    run = BufferRun(
+        tmp_path, nats_server, steps=STEPS, identities=identities, explorer={"max_dead_letters_in_a_row": 0}
+    ).start()
+    environment = ServiceProcess("environment", tmp_path, IDENTITY_FOLDER=str(identities)).start()
+    trainer = run.trainer()
+    services = {"buffer": run.buffer, "sync": run.sync, "environment": environment}
+    processes = [ProcessRecord(name, name, one.pid, one.address) for name, one in services.items()]
+    record = SupervisorRecord(os.getpid(), "both", run.run, "", run.nats.url, processes)
+    (tmp_path / "job/run").mkdir()
+    (tmp_path / "job/run.yaml").write_text(run.config_file.read_text())
+    (tmp_path / "job/run/main.json").write_text(json.dumps(asdict(record)))
+
+    async def train() -> None:
+        for step in range(1, STEPS + 1):
+            await trainer.batch(step, seconds=60)
+            await asyncio.sleep(0.1)  # so that tasks are outstanding when they are answered by others
+
+    try:
+        await trainer.begin()
+        claim = sync_pb2.ClaimRequest(run=run.run, trainer_id="trainer", pid=1, host="here")
+        await trainer.sync.Claim(claim, timeout=20)
+        async with explorer(run.nats.url, run.run):
+            training = asyncio.create_task(train())
+            rows = await attacks.attack(tmp_path / "job")
+            assert not training.done()
+            training.cancel()
+        alive = {name: one.is_running() for name, one in services.items()}
+    finally:
+        await trainer.close()
+        environment.kill()
+        run.stop()
+    assert {row.attack: row.problem for row in rows if row.problem} == {}
+    assert len(rows) == len(attacks.ATTACKS) + 1
+    assert all(alive.values()), alive
+    logs = "".join(path.read_text(errors="replace") for path in [*tmp_path.glob("*.log"), *tmp_path.glob("*.out")])
+    assert logs
+    assert not [role for role in Role if (identities / "tokens" / role).read_text() in logs], "a token is in a log"
+    for row in rows:
+        print(f"{row.attack}: {row.outcome}")

@@ -1,0 +1,36 @@
+"""A rank that waits with others for what rank 0 finds late: `python -m support.trainer.waiting_ranks FOLDER`."""
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from trinity.trainer.process.exchange import Exchange
+from trinity.trainer.process.ranks import ranks_from_environment
+
+TIMEOUT_SECONDS, LATE_SECONDS = 3.0, 7.0
+
+
+def main(folder: Path) -> None:
+    ranks = ranks_from_environment(2)
+    timeout = timedelta(seconds=TIMEOUT_SECONDS)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
+    begin = time.monotonic()
+
+    def poll() -> bytes | None:
+        time.sleep(0.5)
+        return b"a batch" if time.monotonic() > begin + LATE_SECONDS else None
+
+    found = Exchange(ranks, torch.device("cpu")).share_when_known(poll, bytes, bytes)
+    (folder / f"{ranks.rank}").write_bytes(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
