@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar o
 PIP_LOCK := $(PIP) --no-deps --require-hashes -r
 PYTORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu
 
-.PHONY: help run test test-all test-fifth fifths quicktest images-test deploy-test chaos fuzz lint proto docs lock wheels clean
+.PHONY: help run test test-again test-all test-fifth fifths quicktest images-test deploy-test chaos fuzz lint proto docs lock wheels clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -28,6 +28,10 @@ test-all: lint $(BIN)/.alfworld ## everything: the extended tests too
 
 test-fifth: $(BIN)/.alfworld ## one fifth of the extended tests: FIFTH=1 to 5
 	$(PYTEST) --fifth $(FIFTH)
+
+test-again: ## the tests that failed in the last run, one at a time, where at most five did
+	mv build/failed-tests build/failed-before
+	$(BIN)/pytest -n 0 @build/failed-before
 
 fifths: $(BIN)/.installed ## which extended tests are in which fifth; runs none
 	@$(BIN)/pytest --collect-only -qqq --list-fifths | grep -E "^(fifth|  )"

@@ -19,12 +19,25 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 ROOT = Path(__file__).parent
-pytest_plugins = ["support.plugin.tiers", "support.plugin.pytest_starts", "support.engines.shared_engine"]
+pytest_plugins = [
+    "support.plugin.tiers",
+    "support.plugin.failed_tests",
+    "support.plugin.pytest_starts",
+    "support.engines.shared_engine",
+]
 
 
 def pytest_runtest_setup() -> None:
     """Tables are as wide as in a pipe; earlier tests and the terminal may have set a width."""
     os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_identity_of_another_file() -> Iterator[None]:
+    """A command that a fixture calls in this process leaves no identity to the tests of other files."""
+    identity.configure(None)
+    yield
+    identity.configure(None)
 
 
 @pytest.hookimpl(wrapper=True)
