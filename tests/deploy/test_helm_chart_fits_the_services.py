@@ -65,6 +65,15 @@ def test_variables_of_the_operator_are_those_of_the_command_line(manifests: Mani
     assert {name for name in env if name.startswith("TRINITY_") and f"{name}" not in known} == set()
 
 
+def test_user_and_image_of_nats_are_those_of_the_images_and_of_compose(manifests: Manifests) -> None:
+    composed = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"]
+    assert {one["image"] for one in pods(manifests)["nats"]["containers"]} == {composed["nats"]["image"]}
+    files = [ROOT / "scripts/docker/Dockerfile", *(ROOT / f"services/{service}/Dockerfile" for service in SERVICES)]
+    images = {found for file in files for found in re.findall(r"^USER (.*)$", file.read_text(), re.MULTILINE)}
+    security = [one["securityContext"] for one in pods(manifests).values()]
+    assert {f"{one['runAsUser']}:{one['runAsGroup']}" for one in security} == images
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_addresses_are_services_of_the_namespace(manifests: Manifests, service: str) -> None:
     ports = {name: {port["port"] for port in one["spec"]["ports"]}
