@@ -3,9 +3,11 @@
 import argparse
 import asyncio
 import contextlib
+import os
 import statistics
 import tempfile
 import time
+import unittest.mock
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,13 +161,15 @@ PATHS: dict[str, Callable[[Work], Awaitable[float]]] = {
 
 
 @contextlib.contextmanager
-def fresh_work(args: argparse.Namespace, response: int) -> Iterator[Work]:
-    """On a nats-server of its own. Of long responses a quarter as many groups."""
+def fresh_work(args: argparse.Namespace, response: int, certificates: Path | None = None) -> Iterator[Work]:
+    """On a nats-server of its own, with TLS if certificates are given. Of long responses a quarter as many groups."""
     count = args.groups if response < 1024 else args.groups // 4
     count = max(args.per_step, count - count % args.per_step)
     same = Group(make_task(repeat_times=ROLLOUTS), 1, "bench", rollouts(response), 0.0, 0.0)
-    with tempfile.TemporaryDirectory() as folder:
-        server = NatsServer(Path(folder) / "nats")
+    own = certificates / "nats" if certificates is not None else None
+    trusted = {"TRINITY_NATS_CA": str(own / "ca.crt")} if own is not None else {}
+    with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.dict(os.environ, trusted):
+        server = NatsServer(Path(folder) / "nats", certificate=own)
         server.start()
         try:
             yield Work(Path(folder), server, response, encode_outcome(same), count, args.per_step)
@@ -205,29 +209,31 @@ async def throughput(args: argparse.Namespace, groups_per_second: dict[int, floa
 
 
 async def cost_of_tls(args: argparse.Namespace) -> Table:
-    """The trainer's and every other call over mTLS against the same without, in alternating rounds."""
+    """The way with mTLS between the services, and with TLS to NATS too, against neither, in alternating rounds."""
     table = Table(
-        f"mTLS: medians of {args.runs} pairs of rounds",
-        ("group", "bytes", "plain groups/s", "mTLS groups/s", "ratio", "limit", "ratios of the pairs"),
+        f"mTLS: medians of {args.runs} rounds",
+        ("group", "bytes", "with TLS", "groups/s", "ratio", "limit", "ratios of the rounds"),
         ["from store to the trainer; the log lies on NATS, so StreamBatches is what crosses gRPC"],
     )
     with tempfile.TemporaryDirectory() as name:
         certificates = make_certificates(Path(name) / "identity")
+        kinds = {"none": (None, None), "gRPC": (certificates, None), "gRPC and NATS": (certificates, certificates)}
         for response in args.responses:
-            seconds: dict[bool, list[float]] = {False: [], True: []}
+            seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
             for index in range(args.runs):
-                for secure in (False, True) if index % 2 == 0 else (True, False):
-                    with fresh_work(args, response) as work:
-                        taken = await as_fast_as_it_goes(work, certificates if secure else None)
-                    seconds[secure].append(taken / work.count)
-            ratios = [plain / secure for plain, secure in zip(seconds[False], seconds[True], strict=True)]
-            ratio = statistics.median(ratios)
-            rates = (f"{1 / statistics.median(seconds[secure]):,.0f}" for secure in (False, True))
-            each = ", ".join(f"{one:.2f}" for one in ratios)
-            limit = at_least(ratio, TLS_RATIO)
-            table.rows.append(
-                (f"{ROLLOUTS} x {response}", f"{len(work.payload):,}", *rates, f"{ratio:.3f}", limit, each)
-            )
+                for kind in list(kinds) if index % 2 == 0 else reversed(kinds):
+                    of_services, of_nats = kinds[kind]
+                    with fresh_work(args, response, of_nats) as work:
+                        seconds[kind].append(await as_fast_as_it_goes(work, of_services) / work.count)
+            for kind in kinds:
+                ratios = [plain / secure for plain, secure in zip(seconds["none"], seconds[kind], strict=True)]
+                ratio, rate = statistics.median(ratios), f"{1 / statistics.median(seconds[kind]):,.0f}"
+                figures = (
+                    ("", "", "")
+                    if kind == "none"
+                    else (f"{ratio:.3f}", at_least(ratio, TLS_RATIO), ", ".join(f"{one:.2f}" for one in ratios))
+                )
+                table.rows.append((f"{ROLLOUTS} x {response}", f"{len(work.payload):,}", kind, rate, *figures))
     return table
 
 

@@ -24,7 +24,7 @@ from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.roles import Role
 from trinity.weights import Canary, Manifest, manifest_of_folder, manifest_to_proto
 
-Answer = Callable[[Task, int], Outcome]
+Answer = Callable[[Task, int], Outcome | None]
 
 
 def a_group(task: Task, deliveries: int) -> Outcome:
@@ -46,12 +46,18 @@ async def explorer(
     drains: bool = False,
     tasks_at_once: int = 16,
 ) -> AsyncIterator[None]:
-    """The explorer's own leases and log, without an engine. drains: its tasks are handed back in the end."""
+    """The explorer's own leases and log, without an engine. drains: its tasks are handed back in the end.
+
+    Where `answer` is None, it acknowledges the task without a result.
+    """
     run_names = names.RunNames(run)
     async with await connect(url, "tester", creds=_explorers(run)) as broker:
 
         async def work(task: Task, message: Message) -> None:
             outcome = answer(task, message.deliveries)
+            if outcome is None:
+                await message.ack()
+                return
             await attempt.store(broker, run_names, outcome, on_wait)
             if publish_twice:
                 await publish_again(broker, run_names, outcome, message.sequence)

@@ -17,13 +17,16 @@ _START_SECONDS = 20.0
 class NatsServer:
     """start -> kill (as a crash would) -> start again on the same port and store -> stop."""
 
-    def __init__(self, folder: Path, more_config: str = "", users: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, more_config: str = "", users: Path | None = None, certificate: Path | None = None
+    ) -> None:
+        """`certificate`: folder of its tls.crt and tls.key; then it speaks TLS alone."""
         self.folder = folder
         self.port, self.monitor = free_port(), free_port()
         self.users = users
         if users is not None:
             nats_users.init_accounts(users)
-        self._config = nats.write_config(folder, self.port, self.monitor, users)
+        self._config = nats.write_config(folder, self.port, self.monitor, users, certificate=certificate)
         self.configure(more_config)
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 import structlog
 
@@ -27,6 +28,7 @@ from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import LiveVersions, RunContext
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.buffer.tasks.source import Mixture, TaskSource
+from trinity.buffer.tasks.unreported import offer_unreported
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
 from trinity.data.experience import TaskKind
@@ -48,6 +50,7 @@ class Run:
         self.ledger = Ledger(context)
         self._versions = LiveVersions(context, versions)
         self._runs = runs
+        self._unreported_seconds = settings.unreported_seconds
         self.reader = LogReader(context, settings.cache_mib * 2**20)
         self.writer: LedgerWriter | None = None
         self.fences: Fences | None = None
@@ -130,9 +133,9 @@ class Run:
             loops.append(self.offline.run())
         if self.writer and self.feeder and self.retention and self.fences:
             loops += [self.writer.run(), self.feeder.run(), self.feeder.clear(), self.retention.run()]
-            loops.append(self.fences.run())
+            loops += [self.fences.run(), self._offer_unreported(self.writer, self.feeder)]
         if self.evaluator:
-            loops += [self.evaluator.feed(), self.evaluator.collect()]
+            loops += [self.evaluator.feed(), self.evaluator.collect(), self._offer_unevaluated(self.evaluator)]
         try:
             async with asyncio.TaskGroup() as group:
                 for loop in loops:
@@ -140,6 +143,20 @@ class Run:
         finally:
             if self._reporter.monitor is not None:
                 self._reporter.monitor.close()
+
+    def _offer_unreported(self, writer: LedgerWriter, feeder: Feeder) -> Coroutine[Any, Any, None]:
+        names = self.context.names
+        return offer_unreported(
+            self.context, self._unreported_seconds, names.tasks_stream, names.experiences_stream,
+            lambda: writer.window.log_sequence, feeder.outstanding, feeder.offer_again,
+        )  # fmt: skip
+
+    def _offer_unevaluated(self, evaluator: Evaluator) -> Coroutine[Any, Any, None]:
+        names = self.context.names
+        return offer_unreported(
+            self.context, self._unreported_seconds, names.evaluation_tasks_stream, names.evaluations_stream,
+            lambda: evaluator.read_through, evaluator.unreported, evaluator.offer_again,
+        )  # fmt: skip
 
     async def rewind(self, step: int) -> None:
         """The trainer goes on after `step`. DataLoss unless every later entry can still be served."""

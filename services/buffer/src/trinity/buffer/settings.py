@@ -21,6 +21,9 @@ class BufferSettings(NatsSettings):
     log_keep_gib: float = Field(
         4.0, ge=0, description="Experience that no kept checkpoint needs goes when the log is longer than this, in GiB"
     )
+    unreported_seconds: float = Field(
+        30.0, gt=0.1, description="A task that no explorer has and that has no result is offered again after this time"
+    )
     lines_mib: int = Field(64, ge=1, description="Most that the services' log lines may take on the broker, in MiB")
     lines_hours: float = Field(168.0, gt=0.1, description="Log lines leave the broker after this time, in hours")
     plugin_dirs: str = Field(

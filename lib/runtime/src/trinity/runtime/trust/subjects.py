@@ -82,7 +82,7 @@ def _buffer(run: RunNames, _: str) -> _Parts:
         *(f"{_API}.STREAM.MSG.DELETE.{stream}" for stream in (run.tasks_stream, run.dead_letters_stream)),
         *(f"{_API}.CONSUMER.{verb}.{stream}{rest}" for stream in tailed for verb, rest in _TAIL),
         *(f"{_API}.CONSUMER.DURABLE.CREATE.{stream}.{names.TASKS_CONSUMER}" for stream in queues),
-        f"{_API}.CONSUMER.INFO.{run.tasks_stream}.{names.TASKS_CONSUMER}",  # for its metrics
+        *(f"{_API}.CONSUMER.INFO.{stream}.{names.TASKS_CONSUMER}" for stream in queues),
         *_bucket(names.VERSIONS_BUCKET, f"{run.run}.>"),
         *_bucket(names.RUNS_BUCKET, run.commit_key),
         f"$KV.{names.RUNS_BUCKET}.{run.commit_key}",

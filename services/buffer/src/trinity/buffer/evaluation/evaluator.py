@@ -1,8 +1,9 @@
 """Evaluations: every row of every evaluation taskset, once for a version that is due, beside the training tasks."""
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import structlog
@@ -38,6 +39,8 @@ class Evaluator:
         self._fed = 0
         self._step = self._recovered = -1
         self._index = 0
+        self._storing = asyncio.Lock()
+        self.read_through = 0  # sequence of the newest result that was read
         self.tallies: dict[tuple[int, str], Tally] = {}
         self.tokens = 0
 
@@ -83,11 +86,31 @@ class Evaluator:
                 self._step = self._due() or 0
                 log.info("buffer.evaluation.begun", step=self._step, tasks=len(self._rows))
             for index in range(self._index, len(self._rows)):
-                await self._feed_one(index)
+                async with self._storing:
+                    await self._feed_one(index)
             self._index = 0
             await self._context.changed.notify()
 
+    def unreported(self) -> Iterable[tuple[int, int]]:
+        """(step, row) of tasks without a result, once all of the newest evaluation are fed."""
+        if self._index:
+            return
+        for index, (source, row) in enumerate(self._rows):
+            tally = self.tallies.get((self._step, source.taskset.name))
+            if tally is not None and source.evaluation_task(row, 0, self._step).task_id not in tally.ended:
+                yield self._step, index
+
+    async def offer_again(self, task: tuple[int, int]) -> None:
+        """Put a task of `unreported` behind the others of the queue."""
+        async with self._storing:
+            if self._index == 0 and task[0] == self._step:
+                await self._store(task[1], again=True)
+
     async def _feed_one(self, index: int) -> None:
+        await self._store(index)
+        self._index = index + 1
+
+    async def _store(self, index: int, again: bool = False) -> None:
         source, row = self._rows[index]
         names, task = self._context.names, source.evaluation_task(row, self._fed + 1, self._step)
         self._tally(task.evaluation_step, task.taskset)
@@ -95,19 +118,19 @@ class Evaluator:
         def data(sequence: int) -> bytes:
             return task_to_proto(replace(task, ordinal=sequence)).SerializeToString()
 
-        marks = {headers.EVALUATION_STEP: str(self._step), headers.EVALUATION_INDEX: str(index)}
+        newest = len(self._rows) - 1 if again else index
+        marks = {headers.EVALUATION_STEP: str(self._step), headers.EVALUATION_INDEX: str(newest)}
         with tracing.span("evaluation.feed", task_id=task.task_id):
             self._fed = await append_past_others(
                 self._context.broker,
                 names.evaluation_task(task.taskset),
                 names.evaluation_tasks_stream,
                 data,
-                message_id=task.task_id,
+                message_id=f"{task.task_id}/again/{self._fed}" if again else task.task_id,
                 last_sequence=self._fed,
                 is_ours=self._is_fed,
                 headers=tracing.inject(marks),
             )
-        self._index = index + 1
 
     def _tally(self, step: int, taskset: str) -> Tally:
         expected = sum(len(s.rows) for s in self._sources if s.taskset.name == taskset)
@@ -161,6 +184,7 @@ class Evaluator:
         """Follow the results from the first one."""
         async for message in tail(self._context.broker, self._context.names.evaluations_stream, 0):
             outcome = await self._read(message)
+            self.read_through = message.sequence
             if outcome is None:
                 continue
             tally = self._tally(outcome.task.evaluation_step, outcome.task.taskset)

@@ -9,7 +9,7 @@ and with its gate: so the bound holds for it too.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -57,6 +57,7 @@ class Feeder:
         self._sequence = 0
         self._tasks: dict[int, task_pb2.Task] = {}  # fed and not ended, as far as this process knows
         self._forget_at = _REMEMBERED
+        self._storing = asyncio.Lock()
 
     @property
     def _window(self) -> Window:
@@ -144,7 +145,8 @@ class Feeder:
         while True:
             await self._context.changed.wait_for(self._may_feed)
             while self._may_feed():
-                await self._feed_next()
+                async with self._storing:
+                    await self._feed_next()
             await self._context.changed.notify()
 
     def _may_feed(self) -> bool:
@@ -192,6 +194,16 @@ class Feeder:
         await self._context.changed.notify()
         return stored
 
+    def outstanding(self) -> Iterable[int]:
+        """Ordinals of tasks that were fed and have not ended."""
+        return self._window.outstanding(self.fed)
+
+    async def offer_again(self, ordinal: int) -> None:
+        """Put a task that was fed before behind the others of the queue. NotFound if it is not there any more."""
+        task = task_from_proto(await self.task(task_pb2.Task(ordinal=ordinal)))
+        async with self._storing:
+            await self._store(task, self._position, message_id=f"{task.task_id}/again/{self._sequence}")
+
     async def _feed_next(self) -> None:
         ordinal = self.fed + 1
         gate = self.gate(ordinal)
@@ -220,14 +232,16 @@ class Feeder:
         """Feed the dead task that the log entry requeues."""
         entry = await self._context.broker.get(self._context.names.experiences_stream, sequence)
         task = task_from_proto(parse_outcome(entry.data).requeue.task)
-        await self._store(replace(task, ordinal=ordinal, gate_step=gate), self._position, requeued_through=sequence)
+        task = replace(task, ordinal=ordinal, gate_step=gate)
+        message_id = f"{task.task_id}/requeue/{task.requeues}"
+        await self._store(task, self._position, message_id=message_id, requeued_through=sequence)
         self._window.requeued_through = sequence
         log.info("buffer.task.requeued", task=task.task_id, ordinal=ordinal, dead_before=task.requeues)
 
-    async def _store(self, task: Task, position: int, requeued_through: int = 0) -> None:
+    async def _store(self, task: Task, position: int, message_id: str = "", requeued_through: int = 0) -> None:
         names, message = self._context.names, task_to_proto(task)
-        requeued = requeued_through or self._window.requeued_through
-        counts = {headers.POSITION: str(position), headers.FED: str(task.ordinal), headers.REQUEUED: str(requeued)}
+        requeued, fed = requeued_through or self._window.requeued_through, max(self.fed, task.ordinal)
+        counts = {headers.POSITION: str(position), headers.FED: str(fed), headers.REQUEUED: str(requeued)}
         data = message.SerializeToString()
         with tracing.span("task.feed", task_id=task.task_id, ordinal=task.ordinal):
             self._sequence = await append_past_others(
@@ -235,13 +249,13 @@ class Feeder:
                 names.task(task.taskset, task.ordinal),
                 names.tasks_stream,
                 lambda _: data,
-                message_id=f"{task.task_id}/requeue/{task.requeues}" if task.requeues else task.task_id,
+                message_id=message_id or task.task_id,
                 last_sequence=self._sequence,
                 is_ours=self._is_fed,
                 headers=tracing.inject(counts),
             )
         self._remember(message)
-        self._context.fed = task.ordinal
+        self._context.fed = fed
         FED.set(self.fed)
 
     async def _is_fed(self, message: StoredMessage) -> bool:
