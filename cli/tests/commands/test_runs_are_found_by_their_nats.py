@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 
 from support.runs.buffer_run import BufferRun
+from support.runs.peers import explorer
 from support.services.nats import NatsServer
 from trinity.cli.commands import find, status
 from trinity.cli.commands.find import AnnouncedRun, find_run
-from trinity.cli.commands.ledger import batch, replay
+from trinity.cli.commands.ledger import batch, replay, replay_step
 from trinity.cli.commands.ledger import dead_letters as letters
-from trinity.cli.commands.reader import find_job_stage
-from trinity.cli.commands.view import find_job_folder
+from trinity.cli.commands.reader import JobStage, find_job_stage, find_trained
+from trinity.cli.commands.view import find_rows, view
 from trinity.cli.commands.weights import explorers
 from trinity.cli.commands.weights import versions as weights
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import run_record
-from trinity.config import Config
+from trinity.config import Config, ConfigError
 from trinity.config.run_record import Addresses, RunRecord, announcement
 from trinity.runtime import names
 from trinity.runtime.broker import Bucket, connect
@@ -106,11 +107,51 @@ async def test_commands_are_answered_without_a_job_folder(live: BufferRun, monke
     for asks_the_buffer in (lambda: batch.show_batch(stage, 1), lambda: batch.skip_batch(stage, 1, "a test")):
         with pytest.raises(RunError, match=r"^step: 1 has no ledger entry"):
             await asyncio.to_thread(asks_the_buffer)
-    for reads_files in (lambda: batch.show_batch(stage, 1, 2), lambda: replay.replay(stage, 1)):
-        with pytest.raises(RunError, match="known by its NATS alone, and this reads files of its job folder: give --j"):
-            await asyncio.to_thread(reads_files)
     with pytest.raises(RunError, match=f"--stage other: tests/{live.folder.name} is in stage '{live.folder.name}'"):
         await asyncio.to_thread(find_job_stage, None, None, "other", live.nats.url, "")
+
+
+async def test_experience_and_batches_are_shown_without_a_job_folder(live: BufferRun) -> None:
+    stage = await asyncio.to_thread(find_rows, None, None, live.nats.url, "")
+    trainer = live.trainer()
+    async with explorer(live.nats.url, live.run):
+        await trainer.batch(STEPS)
+    entry = await trainer.entry(STEPS)
+    await trainer.close()
+    rows = json.loads(await asyncio.to_thread(view, stage, None, None, "", True))
+    assert len(rows) == sum(group.num_experiences for group in entry.groups)
+    assert {(one["task_id"], one["ordinal"], one["log_sequence"]) for one in rows} == {
+        (group.task_id, group.ordinal, group.log_sequence) for group in entry.groups
+    }
+    assert {"rollout", "turn", "reward", "versions", "prompt_tokens", "response_tokens"} <= rows[0].keys()
+    assert isinstance(stage, JobStage)
+    shown = await asyncio.to_thread(batch.show_batch, stage, STEPS, 1)
+    assert shown.count("--- response 0: ") == len(entry.groups)
+
+
+async def test_training_again_says_what_nats_does_not_have(live: BufferRun, tmp_path: Path) -> None:
+    found = await asyncio.to_thread(find_trained, None, None, "", live.nats.url, "")
+    for again in (lambda: replay.replay(found, 1), lambda: replay_step.replay_step(found, 1)):
+        with pytest.raises(RunError, match=r"give the run's YAML by --config; .* model\.model_path=.* by --job"):
+            again()
+    yaml, job = live.config_file, tmp_path / "elsewhere" / "tests" / live.folder.name
+    found = await asyncio.to_thread(find_trained, yaml, job, "", live.nats.url, "")
+    with pytest.raises(RunError, match=r"none in .*elsewhere.*; --job names the job folder of the trainer"):
+        replay_step.replay_step(found, 1)
+    with pytest.raises(RunError, match="has trained no step yet"):
+        await asyncio.to_thread(replay.replay, found, 1)
+    trainer = live.trainer()
+    async with explorer(live.nats.url, live.run):
+        await trainer.batch(2)
+    await trainer.close()
+    with pytest.raises(RunError, match=r"no checkpoint of a step before it in .*elsewhere"):
+        await asyncio.to_thread(replay.replay, found, 2)
+    with pytest.raises(ConfigError, match=r"model\.model_path"):
+        await asyncio.to_thread(replay.replay, found, 1, ["model.model_path=/no/model"])
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.read_text().replace("tests", "others"))
+    with pytest.raises(RunError, match=r"other\.yaml is of run .*, and NATS says"):
+        await asyncio.to_thread(find_trained, other, None, "", live.nats.url, "")
 
 
 async def test_a_run_is_announced_again_after_its_nats_lost_the_record(live: BufferRun) -> None:
@@ -170,8 +211,6 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, monkeypa
         find_run(run="x")
     with pytest.raises(RunError, match="not both"):
         find_run(job=tmp_path, nats="nats://127.0.0.1:1")
-    with pytest.raises(RunError, match="which NATS does not have: give --job or --config"):
-        find_job_folder(run="x")
     with pytest.raises(RunError, match="no run below"):
         find_run()
     monkeypatch.setattr(find, "_CONNECT_SECONDS", 0.2)
@@ -182,8 +221,8 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, monkeypa
 
 def test_the_command_line_has_the_options() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "trinity.cli.main", "view", "--run", "x", "--nats", "nats://127.0.0.1:1"],
+        [sys.executable, "-m", "trinity.cli.main", "view", "--run", "x"],
         env=dict(os.environ), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith("trinity: this reads files of the run's job folder")
+    assert done.stderr.startswith("trinity: --run x: name the run's NATS by --nats")

@@ -73,6 +73,10 @@ class Buffer(_Service):
         request = buffer_pb2.DropDeadLettersRequest(run=self._run, ordinals=ordinals)
         return list((await self._ask(self._stub.DropDeadLetters, request)).ordinals)
 
+    async def newest_step(self) -> int:
+        """The newest step with a ledger entry; 0 for none."""
+        return int((await self._ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run))).ledger_step)
+
     async def entry(self, step: int) -> Facts:
         """The ledger's entry of a step, as `wire.batch` gives it. RunError if there is none."""
         return wire.batch(await self._entry(step))

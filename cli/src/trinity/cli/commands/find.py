@@ -57,13 +57,6 @@ def find_job(config: RunOption = None, job: JobOption = None) -> Path:
     return job
 
 
-def find_job_folder(config: RunOption = None, job: JobOption = None, nats: NatsOption = "", run: RunName = "") -> Path:
-    """As `find_job`, for a command that reads files of the job folder. RunError for a run that NATS names."""
-    if nats or run:
-        raise RunError(f"this reads files of the run's job folder, which NATS does not have: {HAVE_JOB}", code=2)
-    return find_job(config, job)
-
-
 def find_run(
     config: RunOption = None, job: JobOption = None, nats: NatsOption = "", run: RunName = ""
 ) -> Path | AnnouncedRun:

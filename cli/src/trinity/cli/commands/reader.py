@@ -1,17 +1,18 @@
 """The stage of a job that a command is about, and its services: the buffer with log and ledger, the sync service.
 
 While the run is live, the buffer is the run's. Otherwise the command starts a read-only one on the run's NATS and ends
-it. That NATS is TRINITY_NATS_URL, or an embedded server on the job's store; then the job is locked meanwhile. The sync
-service is that of a live run.
+it. That NATS is the one of --nats or TRINITY_NATS_URL, or an embedded server on the job's store; then the job is locked
+meanwhile. The sync service is that of a live run.
 """
 
 import asyncio
 import contextlib
+import json
 import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,9 +30,9 @@ from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.join import look_for_run
 from trinity.cli.supervise.nats import NatsAccess
 from trinity.cli.supervise.supervisor import open_nats
-from trinity.config import Config, load
+from trinity.config import Config, expand, load
 from trinity.config.run_record import Addresses, RunRecord
-from trinity.runtime import logs, names, rpc
+from trinity.runtime import files, logs, names, rpc
 from trinity.runtime.process import FileLock
 from trinity.runtime.trust import identity
 from trinity.runtime.trust.identity import Identity
@@ -51,13 +52,16 @@ Answer = TypeVar("Answer")
 class JobStage:
     """One stage of a job with the configuration of its last run. `stage` is empty for a job without stages.
 
-    `folders`: of the job and the stage; None for a live run that is known by its NATS alone, which `about` describes.
+    `folders`: of the job and the stage; None for a live run that is known by its NATS alone. `about` and `nats_url`
+    are of a run that --nats and --run name; `yaml` is what --config gives besides.
     """
 
     stage: str
     config: Config
     folders: tuple[Path, Path] | None
     about: RunRecord | None = None
+    nats_url: str = ""
+    yaml: Path | None = None
 
     @property
     def job(self) -> Path:
@@ -87,7 +91,7 @@ class JobStage:
 
     @property
     def config_file(self) -> Path:
-        return self.folder / "config.json"
+        return self.yaml or self.folder / "config.json"
 
     def whole_job(self) -> jobs.Job:
         """The job this is a stage of."""
@@ -107,7 +111,7 @@ def find_job_stage(
     if isinstance(place, AnnouncedRun):
         if stage not in ("", place.about.stage):
             raise RunError(f"--stage {stage}: {place.about.title} is in stage {place.about.stage!r}", code=2)
-        return JobStage(place.about.stage, place.about.config, None, place.about)
+        return announced_stage(place)
     folder = place.absolute()
     jobs.identify(folder)
     found = {path.parent.name if path.parent != folder else "": path for path in _stage_configs(folder)}
@@ -118,6 +122,34 @@ def find_job_stage(
         raise RunError(f"--stage {stage}: {folder} has {known or 'no stages'}", code=2)
     chosen = stage or _default_stage(folder, found)
     return JobStage(chosen, load(found[chosen], plugins_loaded=False), (folder, found[chosen].parent))
+
+
+def announced_stage(place: AnnouncedRun) -> JobStage:
+    return JobStage(place.about.stage, place.about.config, None, place.about, place.nats_url)
+
+
+def find_trained(
+    config: RunOption = None, job: JobOption = None, stage: StageOption = "", nats: NatsOption = "", run: RunName = ""
+) -> JobStage:
+    """As `find_job_stage`, for training steps again. What NATS does not have of a run that it names is given besides:
+    the YAML by --config, and the job folder by --job, else below the YAML's checkpoint_root_dir."""
+    if not (config and (nats or run)):
+        return find_job_stage(config, job, stage, nats, run)
+    found = find_job_stage(stage=stage, nats=nats, run=run)
+    loaded = load(config, plugins_loaded=False)
+    own = named_stage(loaded, found.stage)
+    theirs = names.run_id(own.project, own.name, own.group)
+    if theirs != found.run:
+        raise RunError(f"--config {config} is of run {theirs}, and NATS says {found.run}: give the run's YAML", 2)
+    whole = job.absolute() if job is not None else jobs.make_folder(loaded)
+    folder = whole if own is loaded else whole / found.stage
+    return replace(found, config=own, folders=(whole, folder), yaml=config)
+
+
+def named_stage(config: Config, name: str) -> Config:
+    """The stage of that name, or the configuration itself if it has no such stage."""
+    by_name = {one.stage_name: stage for one, stage in zip(config.stages, expand(config), strict=False)}
+    return by_name.get(name, config)
 
 
 def _stage_configs(folder: Path) -> list[Path]:
@@ -166,22 +198,27 @@ async def any_buffer(job_stage: JobStage) -> AsyncIterator[Reader]:
 @contextlib.asynccontextmanager
 async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> AsyncIterator[Reader]:
     """A read-only buffer of this command, separate from the live run's. `log_dir`: of its logs; None: not kept."""
-    job = job_stage.job
     async with contextlib.AsyncExitStack() as stack:
         folder = log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trinity-")))
         own = identity.own()
-        if own is not None and own.tls is not None and "TRINITY_BUFFER_TLS_CERT" not in os.environ:
-            # Where the run has certificates, and this machine none for a buffer: tokens of this command alone.
+        certified = own is not None and own.tls is not None
+        if certified and "TRINITY_BUFFER_TLS_CERT" in os.environ:
+            pass
+        elif certified or job_stage.nats_url:
+            # This machine has no identity of the run for a buffer: tokens of this command alone.
             make_tokens(folder / "identity")
             identity.configure(Identity(Role.OPERATOR, folder / "identity"))
         else:
-            jobs.identify(job, starts_services=True)
-        lock = FileLock(job / ".lock")
+            jobs.identify(job_stage.job, starts_services=True)
+        lock = FileLock((folder if job_stage.nats_url else job_stage.job) / ".lock")
         stack.callback(lock.release)
         children: list[Child] = []
         stack.push_async_callback(stop_all, children, _STOP_SECONDS)
         nats = await _nats(job_stage, lock, children)
-        child = services.reader(job_stage.config_file, nats, job_stage.run, folder)
+        config_file = folder / "config.json" if job_stage.nats_url else job_stage.config_file
+        if job_stage.nats_url:
+            files.write_json(config_file, json.loads(job_stage.config.model_dump_json(exclude_unset=True)), mode=0o600)
+        child = services.reader(config_file, nats, job_stage.run, folder)
         child.start()
         children.append(child)
         yield await stack.enter_async_context(_connected(child.address, job_stage.run, child))
@@ -250,6 +287,8 @@ async def _live_addresses(job_stage: JobStage) -> Addresses | None:
 
 async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child]) -> NatsAccess:
     """The run's NATS. If no process runs it, it is started here and the job is locked."""
+    if job_stage.nats_url:
+        return NatsAccess(job_stage.nats_url)
     deadline = asyncio.get_running_loop().time() + _LOCK_SECONDS
     embedded = not os.environ.get("TRINITY_NATS_URL")
     while True:

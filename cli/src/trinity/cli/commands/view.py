@@ -1,5 +1,6 @@
 """`trinity view`: the experiences a step was trained on, from <job>/[<stage>/]buffer/experience_buffer.jsonl.
 
+Of a run that NATS names they come out of its ledger and log: without advantages, which are in the trainer's file alone.
 The trainer appends one line per experience, steps in ascending order. After a crash steps are trained again and
 appended again, so what counts is the last stretch of a step's lines, and in it the last line of a turn. The file may
 be many GB: it is read from its end, and only lines of the step asked for are parsed. What models wrote may hold
@@ -9,6 +10,7 @@ terminal escapes and markup; none of it reaches the terminal as such.
 import base64
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +18,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from trinity.cli.commands.find import find_job_folder
+from trinity.cli.commands.find import AnnouncedRun, find_run
+from trinity.cli.commands.reader import JobStage, Reader, announced_stage, ask, read_only_buffer
 from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, command, group
+from trinity.cli.options import AsJson, JobOption, NatsOption, RunName, RunOption, command, group
 from trinity.cli.render import pairs, table, to_json, visible
 from trinity.cli.tail import lines_backwards, whole_end
 
@@ -34,9 +37,17 @@ _KINDS = {"token_ids": "<i4", "mask": "u1", "logprobs": "<f4"}
 Row = dict[str, Any]
 
 
-@command(app, "view", find_job_folder)
+def find_rows(
+    config: RunOption = None, job: JobOption = None, nats: NatsOption = "", run: RunName = ""
+) -> Path | JobStage:
+    """The job folder that has the file, or the live run that --nats and --run name."""
+    place = find_run(config, job, nats, run)
+    return announced_stage(place) if isinstance(place, AnnouncedRun) else place
+
+
+@command(app, "view", find_rows)
 def view(
-    folder: Path,
+    place: Path | JobStage,
     step: Annotated[
         int | None, typer.Option("--step", help="Experience of this optimizer step; else the newest")
     ] = None,
@@ -45,7 +56,7 @@ def view(
     as_json: AsJson = False,
 ) -> str:
     """Show the experiences that were trained: reward, advantage and the versions that sampled them."""
-    rows = list(enumerate(read_step(folder, step)))
+    rows = list(enumerate(read_step(place, step) if isinstance(place, Path) else read_log(place, step)))
     if index is not None:
         if not 0 <= index < len(rows):
             step = rows[0][1]["step"]
@@ -91,6 +102,27 @@ def read_step(folder: Path, step: int | None) -> list[Row]:
     if not rows:
         raise RunError(f"no experience of step {step}; there are steps {min(steps)} to {max(steps)}")
     return _last_of_each(reversed(rows))
+
+
+def read_log(job_stage: JobStage, step: int | None) -> list[Row]:
+    """Experiences of a step out of ledger and log; else of the newest that has a batch. RunError if there are none."""
+
+    async def read(reader: Reader) -> list[Row]:
+        number = await reader.buffer.newest_step() if step is None else step
+        if not number:
+            raise RunError(f"no step of {job_stage.name} has a batch yet")
+        batch = await reader.buffer.entry_with_texts(number, sys.maxsize)
+        facts = ("task_id", "ordinal", "log_sequence")
+        return [
+            {"step": number, **{name: group[name] for name in facts}, "staleness": group["staleness_steps"], **one}
+            for group in batch["groups"]
+            for one in group["experiences"]
+        ]
+
+    rows = ask(read_only_buffer, job_stage, read)
+    if not rows:
+        raise RunError(f"that step of {job_stage.name} learns from a dataset: `trinity batch show` lists its rows")
+    return rows
 
 
 def _parse(line: bytes) -> Row | None:

@@ -165,10 +165,14 @@ def experiences(member: buffer_pb2.LedgerGroup, outcome: bytes) -> list[Facts]:
         {
             "index": index,
             "rollout": experience.rollout,
+            "turn": experience.step,
             "reward": experience.reward,
             "masked": masked.get(index, False),
             "versions": [[span.version, span.start, span.end] for span in experience.version_spans],
+            "prompt_tokens": experience.prompt_length,
+            "response_tokens": experience.response_length,
             "truncation": experience.truncation.name.lower(),
+            "metrics": dict(experience.metrics),
             "prompt": experience.prompt_text,
             "response": experience.response_text,
         }

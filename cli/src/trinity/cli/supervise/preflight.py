@@ -147,7 +147,7 @@ def _check_model(plan: Plan) -> list[Problem]:
     models = [("model.model_path", model.model_path), *([("model.critic_model_path", critic)] if critic else [])]
     for index, further in enumerate(plan.config.explorer.auxiliary_models if not plan.offline else []):
         models.append((f"explorer.auxiliary_models.{index}.model_path", further.model_path))
-    problems = [problem for key, path in models for problem in _check_folder(key, path)]
+    problems = [problem for key, path in models for problem in check_model_folder(key, path)]
     if problems or plan.config.mode == "explore":
         return problems
     longest = _longest(Path(plan.config.model.model_path).expanduser())
@@ -166,7 +166,8 @@ def _longest(folder: Path) -> int:
     return longest if type(longest) is int else 0
 
 
-def _check_folder(key: str, path: str) -> list[Problem]:
+def check_model_folder(key: str, path: str) -> list[Problem]:
+    """What is wrong with a model's path on this machine; nothing of one that may be a hub's name."""
     place = Path(path).expanduser()
     if place.is_dir():
         if not (place / "config.json").is_file():

@@ -18,14 +18,15 @@ import typer
 
 from trinity.cli.commands.client import Buffer
 from trinity.cli.commands.ledger.replay_report import Report, Step, Weights, circumstances, metrics_by_step, render
-from trinity.cli.commands.reader import JobStage, find_job_stage, read_only_buffer
+from trinity.cli.commands.reader import JobStage, any_buffer, ask, find_trained, named_stage, read_only_buffer
 from trinity.cli.errors import RunError
 from trinity.cli.options import AsJson, Overrides, command, group
 from trinity.cli.render import to_json
 from trinity.cli.supervise import services
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import Placement, visible_gpus
-from trinity.config import Config, load, make_plan
+from trinity.cli.supervise.preflight import check_model_folder
+from trinity.config import Config, ConfigError, load, make_plan
 from trinity.config.run_record import Addresses
 from trinity.runtime import files
 from trinity.weights.checkpoints import checkpoint_folder, complete_steps
@@ -50,7 +51,7 @@ class Wanted:
         return range(self.begin + 1, self.last + 1)
 
 
-@command(app, "replay", find_job_stage)
+@command(app, "replay", find_trained)
 def replay(
     job_stage: JobStage,
     first: Annotated[int, typer.Option("--from-step", min=1, help="First step")],
@@ -59,13 +60,17 @@ def replay(
     as_json: AsJson = False,
 ) -> int:
     """Train steps again from the ledger, and compare with what the run did."""
+    check_given(job_stage)
     trained = circumstances(job_stage.folder)
-    noted = trained.keys() | metrics_by_step(job_stage.folder).keys()
-    wanted = _wanted(job_stage, first, last, max(noted, default=0))
+    newest = max(trained.keys() | metrics_by_step(job_stage.folder).keys(), default=0)
+    if not newest and job_stage.nats_url:  # its job folder is not here
+        newest = ask(any_buffer, job_stage, lambda reader: reader.buffer.newest_step())
+    wanted = _wanted(job_stage, first, last, newest)
     placement, threads = placement_of(job_stage, wanted, trained)
+    config = trainer_config(job_stage, overrides or [], _micro_batch_tokens(wanted, trained))
+    check_model(job_stage, config)
     folder = new_folder(job_stage.folder, f"from_{first}")
     config_file = folder / "trainer.config.json"
-    config = trainer_config(job_stage, overrides or [], _micro_batch_tokens(wanted, trained))
     files.write_json(config_file, json.loads(config.model_dump_json()), mode=0o600)
     settings = {
         "REPLAY_FOLDER": str(folder),
@@ -98,9 +103,20 @@ def _wanted(job_stage: JobStage, first: int, last: int | None, newest: int) -> W
     if first > 1 and not begin:
         others = f"; the run keeps {', '.join(map(str, kept))}: begin at {kept[0] + 1} or later" if kept else ""
         raise RunError(
-            f"--from-step {first}: no checkpoint of a step before it{others}. --from-step 1 begins at the base model"
+            f"--from-step {first}: no checkpoint of a step before it in {job_stage.folder}{others}. "
+            "--from-step 1 begins at the base model"
         )
     return Wanted(first, last, begin)
+
+
+def check_given(job_stage: JobStage) -> None:
+    """RunError for a run that NATS names without a YAML: NATS has neither its algorithm nor its model."""
+    if job_stage.nats_url and job_stage.yaml is None:
+        raise RunError(
+            "training again needs what NATS does not have: give the run's YAML by --config; after the options, "
+            "model.model_path=... where the model is here; and for checkpoints and metrics the job folder by --job",
+            2,
+        )
 
 
 def placement_of(job_stage: JobStage, wanted: Wanted, trained: dict[int, dict[str, Any]]) -> tuple[Placement, int]:
@@ -135,7 +151,7 @@ def trainer_config(job_stage: JobStage, overrides: Sequence[str], micro_batch_to
 
     micro_batch_tokens: where neither the configuration nor the command line says how many.
     """
-    config = load(job_stage.config_file, overrides, plugins_loaded=False)
+    config = named_stage(load(job_stage.config_file, overrides, plugins_loaded=False), job_stage.stage)
     below = make_plan(config).job_dir.relative_to(Path(config.checkpoint_root_dir).expanduser().absolute())
     if not str(job_stage.folder).endswith(f"/{below}"):
         raise RunError(f"{job_stage.folder} does not end in {below}, as the run's name says; it cannot have another")
@@ -155,6 +171,12 @@ def trainer_config(job_stage: JobStage, overrides: Sequence[str], micro_batch_to
     )
 
 
+def check_model(job_stage: JobStage, config: Config) -> None:
+    """ConfigError unless this machine has the model, as far as its path says."""
+    if problems := check_model_folder("model.model_path", config.model.model_path):
+        raise ConfigError(str(job_stage.config_file), problems)
+
+
 def new_folder(stage_folder: Path, name: str) -> Path:
     """<stage>/replay/<name>, or the next one with a number behind."""
     number = 1
@@ -165,6 +187,8 @@ def new_folder(stage_folder: Path, name: str) -> Path:
             return folder
         except FileExistsError:
             number += 1
+        except OSError as error:
+            raise RunError(f"{folder} cannot be made: {error.strerror}; --job names another job folder", 2) from None
 
 
 def _opening(job_stage: JobStage, wanted: Wanted, placement: Placement, folder: Path) -> str:

@@ -14,8 +14,15 @@ from typing import Annotated, Any
 
 import typer
 
-from trinity.cli.commands.ledger.replay import Wanted, new_folder, placement_of, trainer_config
-from trinity.cli.commands.reader import JobStage, find_job_stage
+from trinity.cli.commands.ledger.replay import (
+    Wanted,
+    check_given,
+    check_model,
+    new_folder,
+    placement_of,
+    trainer_config,
+)
+from trinity.cli.commands.reader import JobStage, find_trained
 from trinity.cli.errors import RunError
 from trinity.cli.options import AsJson, Overrides, command, group
 from trinity.cli.render import table, to_json
@@ -32,7 +39,7 @@ _POLL_SECONDS, _STOP_SECONDS = 0.3, 1.0
 app = group()
 
 
-@command(app, "replay-step", find_job_stage)
+@command(app, "replay-step", find_trained)
 def replay_step(
     job_stage: JobStage,
     step: Annotated[int | None, typer.Argument(min=1, help="A bad step; else the newest that was kept")] = None,
@@ -40,19 +47,23 @@ def replay_step(
     as_json: AsJson = False,
 ) -> int:
     """Train the kept batch of a bad step again, and show loss, advantage and ratio of each of its groups."""
+    check_given(job_stage)
     steps = kept_steps(job_stage.folder)
     if not steps:
         raise RunError(
             f"{job_stage.name} keeps no batch of a bad step: there is none in {job_stage.folder / 'bad_steps'}"
+            f"{'; --job names the job folder of the trainer' if job_stage.nats_url else ''}"
         )
     step = steps[-1] if step is None else step
     if step not in steps:
         raise RunError(f"step {step} was not kept; kept are {', '.join(map(str, steps))}", code=2)
     before = max((saved for saved in complete_steps(job_stage.folder) if saved < step), default=0)
     placement, threads = placement_of(job_stage, Wanted(step, step, before), {})
+    config = trainer_config(job_stage, overrides or [])
+    check_model(job_stage, config)
     folder = new_folder(job_stage.folder, f"step_{step}")
     config_file = folder / "trainer.config.json"
-    files.write_json(config_file, json.loads(trainer_config(job_stage, overrides or []).model_dump_json()), mode=0o600)
+    files.write_json(config_file, json.loads(config.model_dump_json()), mode=0o600)
     settings = {"REPLAY_FOLDER": str(folder), "REPLAY_BAD_STEP": str(step)}
     settings |= {"THREADS": str(threads)} if threads else {}
     child = services.trainer(config_file, Addresses(buffer="127.0.0.1:1"), folder / "log", placement, settings)
