@@ -1,8 +1,9 @@
 """`trinity convert`: what the trainer saved, as folders that transformers and vLLM load.
 
-For each checkpoint: skip it if its weights are there, open its shards (deepspeed.py, fsdp.py; safe_load.py runs nothing
-of them) or its adapters (adapters.py), stream whole tensors into safetensors files (write.py). A checkpoint that cannot
-be converted is one sentence; the others are still done. Torch is imported once there is something to convert.
+For each checkpoint: skip it if its weights are there, open its shards (deepspeed.py, fsdp.py, megatron; safe_load.py
+runs nothing of them) or its adapters (adapters.py), stream whole tensors into safetensors files (write.py). A
+checkpoint that cannot be converted is one sentence; the others are still done. Torch is imported once there is
+something to convert.
 """
 
 import importlib.util
@@ -50,7 +51,7 @@ def convert(
         bool, typer.Option("--allow-unverified", help="Convert files that differ from the checkpoint's manifest.json")
     ] = False,
 ) -> int:
-    """Turn checkpoints (DeepSpeed, or FSDP as veRL writes them) into Hugging Face folders."""
+    """Turn checkpoints (DeepSpeed, or FSDP and Megatron as veRL writes them) into Hugging Face folders."""
     found = find_checkpoints(checkpoint_dir, parse_steps(steps))
     if base_model_dir is not None and not (base_model_dir / "config.json").is_file():
         raise RunError(f"--base-model-dir: {base_model_dir} has no config.json, so it is no model folder", 2)
@@ -91,8 +92,9 @@ def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str
     begin, before = time.monotonic(), {*folder.glob("*")}
     try:
         with torch.no_grad():
-            source = _open(checkpoint.actor, base)
-            write.copy_base_files(base, folder)
+            files_of = _config_folder(checkpoint.actor, base)
+            source = _open(checkpoint.actor, base, files_of)
+            write.copy_base_files(files_of, folder)
             config = write.read_config(folder)
             print(f"{title}: {source.kind}", flush=True)
             written = write.write_weights(folder, _as_asked(_of_base(source, base), config))
@@ -119,10 +121,17 @@ def _extend_manifest(checkpoint: Checkpoint, before: set[Path], *, converted: bo
     ManifestWriter(checkpoint.folder, [path.relative_to(checkpoint.folder).as_posix() for path in written]).write()
 
 
-def _open(actor: Path, base: Path | None) -> "Source":
+def _config_folder(actor: Path, base: Path | None) -> Path | None:
+    """The folder with config.json: the checkpoint's (older veRL names it otherwise), else the base model's."""
+    own = (actor / "huggingface", actor / "hf_config_and_tokenizer")
+    return next((folder for folder in own if (folder / "config.json").is_file()), base)
+
+
+def _open(actor: Path, base: Path | None, files_of: Path | None) -> "Source":
     from trinity.cli.convert.adapters import has_adapters, open_adapters
     from trinity.cli.convert.deepspeed import open_deepspeed
     from trinity.cli.convert.fsdp import has_shards, open_fsdp
+    from trinity.cli.convert.megatron import has_megatron, open_megatron
 
     if has_adapters(actor / "lora_adapter"):
         return open_adapters(actor / "lora_adapter", base)
@@ -130,9 +139,11 @@ def _open(actor: Path, base: Path | None) -> "Source":
         return open_deepspeed(actor / "deepspeed")
     if has_shards(actor):
         return open_fsdp(actor)
+    if has_megatron(actor):
+        return open_megatron(actor, files_of)
     raise CheckpointError(
-        f"{actor} holds neither a folder deepspeed nor files model_world_size_<W>_rank_<r>.pt; "
-        "other formats cannot be converted"
+        f"{actor} holds neither a folder deepspeed or dist_ckpt, nor files model_world_size_<W>_rank_<r>.pt or "
+        "mp_rank_<t>/model.pt; other formats cannot be converted"
     )
 
 

@@ -4,6 +4,7 @@ The few classes that a checkpoint holds beside tensors and plain containers are 
 what they were given, so neither their code nor the version of the library that wrote them matters.
 """
 
+import pickle
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,7 +79,46 @@ _ALLOWED: list[Any] = [
     (StandIn, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
     (StandIn, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
     (StandIn, "deepspeed.utils.tensor_fragment.fragment_address"),
+    (StandIn, "_io.BytesIO"),  # what Transformer Engine adds to a layer's tensors
 ]
+
+_DCP = "torch.distributed.checkpoint"
+_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
+# What describes a distributed checkpoint (torch.distributed.checkpoint, with Megatron's additions).
+_DESCRIBES: dict[str, Any] = {
+    "torch.Size": torch.Size,
+    "builtins.getattr": StandIn,  # some versions of Python pickle the member of an enum so
+    "torch.serialization._get_layout": StandIn,
+    **dict.fromkeys((f"pathlib.{name}" for name in ("PosixPath", "_local.PosixPath")), StandIn),
+    **dict.fromkeys((f"{_MEGATRON}.{name}" for name in ("MCoreSavePlan", "MCoreMetadata")), StandIn),
+    **dict.fromkeys((f"{_DCP}.filesystem.{name}" for name in ("_StorageInfo", "_StoragePrefix")), StandIn),
+    **dict.fromkeys(
+        (f"{_DCP}.planner.{name}" for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")), StandIn
+    ),
+    **dict.fromkeys(
+        (
+            f"{_DCP}.metadata.{name}"
+            for name in (
+                "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata",
+                "ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING",
+            )
+        ),
+        StandIn,
+    ),
+}  # fmt: skip
+
+
+class _Describing(pickle.Unpickler):
+    """Plain containers, data types of torch, and stand-ins for the classes above; every other global is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        dtype = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        known = _DESCRIBES.get(f"{module}.{name}")
+        if known is None:
+            raise CheckpointError(f"asks for {module}.{name}, which no checkpoint needs; it was refused")
+        return known
 
 
 def load_safely(path: Path) -> dict[str, Any]:
@@ -90,3 +130,27 @@ def load_safely(path: Path) -> dict[str, Any]:
         return safe_load.load_safely(path, _ALLOWED)
     except InvalidInput as error:
         raise CheckpointError(str(error)) from None
+
+
+def load_any(path: Path, span: tuple[int, int] | None = None) -> object:
+    """As `load_safely`, of any type; `span`: first byte and length of the part of the file to be read."""
+    try:
+        return safe_load.load_any(path, _ALLOWED, span=span)
+    except InvalidInput as error:
+        raise CheckpointError(str(error)) from None
+
+
+def load_description(path: Path) -> StandIn:
+    """The Metadata of a distributed checkpoint, in a file that pickle wrote. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            found = _Describing(file).load()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} {error}") from None
+    except Exception as error:  # a damaged pickle can raise anything
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {str(error)[:200]})") from None
+    if not isinstance(found, StandIn):
+        raise CheckpointError(f"{path} holds a {type(found).__name__}, not what describes a distributed checkpoint")
+    return found

@@ -5,6 +5,7 @@ that a file may hold. Every other global ends the reading.
 """
 
 import contextlib
+import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,21 +25,31 @@ def load_safely(path: Path, allowed: Sequence[Any], *, mapped: bool = True) -> d
     `allowed`: classes, or pairs of a class and the name under which the file knows it. Raises InvalidInput if the file
     is missing, damaged, or asks for another global.
     """
+    found = load_any(path, allowed, mapped=mapped)
+    if not isinstance(found, dict):
+        raise InvalidInput(str(path), f"holds a {type(found).__name__}, not a state dict")
+    return found
+
+
+def load_any(path: Path, allowed: Sequence[Any], *, mapped: bool = True, span: tuple[int, int] | None = None) -> object:
+    """As `load_safely`, of any type; `span`: first byte and length of the file's part that torch.save wrote."""
     if not path.is_file():
         raise InvalidInput(str(path), "is missing")
+    source: Path | io.BytesIO = path
     try:
         with path.open("rb") as file:
+            if span is not None:
+                mapped = False
+                file.seek(span[0])
+                source = io.BytesIO(file.read(span[1]))
             can_map = mapped and file.read(len(_ZIP)) == _ZIP
         with _only(allowed):
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=can_map)
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=can_map)
     except Exception as error:  # a damaged pickle can raise anything
         if refused := _REFUSED.search(str(error)):
             raise InvalidInput(str(path), f"asks for {refused[1]}, which no checkpoint needs; it was refused") from None
         first = (str(error).rpartition("WeightsUnpickler error:")[2].strip().splitlines() or [""])[0][:200]
         raise InvalidInput(str(path), f"is damaged ({type(error).__name__}: {first})") from None
-    if not isinstance(found, dict):
-        raise InvalidInput(str(path), f"holds a {type(found).__name__}, not a state dict")
-    return found
 
 
 @contextlib.contextmanager
