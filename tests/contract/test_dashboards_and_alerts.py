@@ -93,8 +93,9 @@ def test_prometheus_scrapes_what_compose_starts() -> None:
     scraped |= {f"{name}:{dns['port']}" for dns in job["dns_sd_configs"] for name in dns["names"]}
     services = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())["services"]
     listens = {
-        f"{name}:{address.rpartition(':')[2]}"
+        f"{alias}:{address.rpartition(':')[2]}"
         for name, service in services.items()
+        for alias in (service["networks"]["run"]["aliases"] if isinstance(service["networks"], dict) else [name])
         for key, address in service.get("environment", {}).items()
         if key.endswith("_METRICS_LISTEN")
     }

@@ -131,8 +131,9 @@ class Project:
         read = yaml.safe_load(self._file.read_text())
         self._about: dict[str, Any] = json.loads(json.dumps(read["services"]), object_hook=self._interpolated)
         self._volumes = read.get("volumes", {})
-        for name in self._about:
-            self._add(name, name, f"{name}-1")
+        for name, about in self._about.items():
+            if "profiles" not in about:
+                self._add(name, name, f"{name}-1")
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,156 @@
+"""The files of deploy/compose: the schema of compose, and what they promise of GPUs, limits, networks and secrets."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import check_jsonschema
+import jsonschema
+import pytest
+import yaml
+
+from support.deploy.compose import interpolate
+
+pytestmark = pytest.mark.core
+
+FOLDER = Path(__file__).parents[2] / "deploy/compose"
+SCHEMA = json.loads(
+    (Path(check_jsonschema.__file__).parent / "builtin_schemas/vendor/compose-spec.json").read_text()
+)  # fmt: skip
+GIVEN = {"TRINITY_CONFIG": "/run.yaml", "TRINITY_DATA": "/data", "TRINITY_EXPLORER": "gpu-7", "TRINITY_RUN_HOST": "h"}
+ALWAYS = {"nats", "buffer", "environment", "sync", "explorer", "trainer"}
+EXPLORERS = {"explorer", "explorer-2", "explorer-3", "explorer-4"}
+
+
+class _Loader(yaml.SafeLoader):
+    """With the tag by which compose removes what the file before has."""
+
+
+_Loader.add_constructor("!reset", lambda *_: None)
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.load(interpolate((FOLDER / name).read_text(), GIVEN), _Loader)
+    return found
+
+
+def over(below: Any, above: Any) -> Any:
+    """As compose merges files; what `!reset` names is absent. Lists are not merged here."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    merged = below | {key: over(below.get(key), value) for key, value in above.items()}
+    return {key: value for key, value in merged.items() if value is not None or below.get(key, "") is None}
+
+
+def gpus(service: dict[str, Any]) -> list[str]:
+    reserved = service.get("deploy", {}).get("resources", {}).get("reservations", {}).get("devices", [])
+    return [one for device in reserved for ids in device["device_ids"] for one in ids.split(",")]
+
+
+@pytest.fixture(scope="module")
+def composed() -> dict[str, Any]:
+    return read("compose.yaml")
+
+
+@pytest.fixture(scope="module")
+def joining() -> dict[str, Any]:
+    return read("explorers.yaml")
+
+
+def test_every_file_is_what_compose_takes(composed: dict[str, Any], joining: dict[str, Any]) -> None:
+    for file in (composed, joining, over(composed, read("cpu.yaml"))):
+        jsonschema.validate(file, SCHEMA)
+    with pytest.raises(jsonschema.ValidationError, match="'restrat' was unexpected"):
+        jsonschema.validate({"services": {"a": {"image": "i", "restrat": "no"}}}, SCHEMA)
+
+
+def test_no_two_processes_have_the_same_gpu(composed: dict[str, Any], joining: dict[str, Any]) -> None:
+    for file, holders in ((composed, {*EXPLORERS, "trainer"}), (joining, EXPLORERS)):
+        by_service = {name: gpus(service) for name, service in file["services"].items() if gpus(service)}
+        taken = [one for ids in by_service.values() for one in ids]
+        assert by_service.keys() == holders
+        assert len(taken) == len(set(taken)), by_service
+
+
+def test_each_gpu_has_a_variable_of_its_own(composed: dict[str, Any]) -> None:
+    given = {**GIVEN, "TRINITY_TRAINER_GPUS": "4,5", "TRINITY_EXPLORER_GPUS": "6", "TRINITY_EXPLORER_2_GPUS": "7"}
+    services = yaml.safe_load(interpolate((FOLDER / "compose.yaml").read_text(), given))["services"]
+    assert [gpus(services[name]) for name in ("trainer", "explorer", "explorer-2")] == [["4", "5"], ["6"], ["7"]]
+    given = {**GIVEN, "TRINITY_TRAINER_RANKS": "2"}
+    services = yaml.safe_load(interpolate((FOLDER / "compose.yaml").read_text(), given))["services"]
+    assert services["trainer"]["environment"]["TRINITY_TRAINER_NUM_RANKS"] == 2
+
+
+def test_without_gpus_none_is_reserved(composed: dict[str, Any]) -> None:
+    without = over(composed, read("cpu.yaml"))["services"]
+    assert not [name for name, service in without.items() if gpus(service)]
+    assert {without[name]["build"]["args"]["DEVICE"] for name in ("trainer", *EXPLORERS)} == {"cpu"}
+    assert without["trainer"]["environment"] == composed["services"]["trainer"]["environment"]
+
+
+def test_profiles_choose_what_is_not_of_every_run(composed: dict[str, Any]) -> None:
+    chosen = {name: service.get("profiles", []) for name, service in composed["services"].items()}
+    assert {name for name, profiles in chosen.items() if not profiles} == ALWAYS
+    assert {name: one for name, (one,) in ((n, p) for n, p in chosen.items() if p)} == {
+        "explorer-2": "explorer-2", "explorer-3": "explorer-3", "explorer-4": "explorer-4",
+        "postgres": "postgres", "seaweedfs": "s3", "prometheus": "watch", "grafana": "watch",
+    }  # fmt: skip
+
+
+def test_every_container_has_bounds_and_few_rights(composed: dict[str, Any], joining: dict[str, Any]) -> None:
+    for name, service in [*composed["services"].items(), *joining["services"].items()]:
+        assert service["deploy"]["resources"]["limits"]["pids"], name
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}, name
+        assert service["restart"] == "on-failure:10", name
+        assert service["healthcheck"]["test"], name
+        if name != "nats":
+            assert service["cap_drop"] == ["ALL"], name
+            assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service.get("read_only") or name in ("nats", "postgres", "seaweedfs"), name
+        assert ":" in service["image"] or "build" in service, f"{name}: {service['image']} names no version"
+
+
+def test_networks_connect_those_who_call_each_other(composed: dict[str, Any]) -> None:
+    members: dict[str, set[str]] = {network: set() for network in composed["networks"]}
+    for name, service in composed["services"].items():
+        for network in service["networks"]:
+            members[network].add(name)
+    assert members == {
+        "run": {*ALWAYS, *EXPLORERS, "prometheus"},
+        "database": {"buffer", "postgres"},
+        "store": {*EXPLORERS, "trainer", "seaweedfs"},
+        "watch": {"prometheus", "grafana"},
+    }
+
+
+def test_passwords_are_in_files_alone(composed: dict[str, Any]) -> None:
+    mounted = {secret for service in composed["services"].values() for secret in service.get("secrets", [])}
+    assert mounted == composed["secrets"].keys()
+    assert {secret["file"].rpartition("/")[0] for secret in composed["secrets"].values()} == {"../../secrets"}
+    for name, service in composed["services"].items():
+        for key, value in service.get("environment", {}).items():
+            if re.search("PASSWORD|SECRET|KEY", key):
+                assert str(value).startswith(("/run/secrets/", "/identity/")), (name, key)
+        assert all(one["required"] is False for one in service.get("env_file", [])), name  # a run without them starts
+
+
+def test_an_explorer_elsewhere_is_the_one_of_compose(composed: dict[str, Any], joining: dict[str, Any]) -> None:
+    here, there = composed["services"]["explorer"], joining["services"]["explorer"]
+    assert there["environment"].keys() == here["environment"].keys()
+    addresses = {key: value for key, value in there["environment"].items() if "h:" in str(value)}
+    assert addresses == {
+        "TRINITY_EXPLORER_NATS_URL": "nats://h:4222",
+        "TRINITY_EXPLORER_SYNC_ADDRESS": "h:7004",
+        "TRINITY_EXPLORER_ENVIRONMENT_ADDRESS": "h:7002",
+    }
+    assert there["environment"]["TRINITY_EXPLORER_NAME"] == "gpu-7/{host}"
+    published = {port.rpartition(":")[2] for s in composed["services"].values() for port in s.get("ports", [])}
+    assert {"4222", "7004", "7002"} <= published
+    assert (there["image"], there["build"]) == (here["image"], here["build"])
+    for name in EXPLORERS - {"explorer"}:
+        for file in (composed, joining):
+            one, first = dict(file["services"][name]), dict(file["services"]["explorer"])
+            assert one.pop("profiles") == [name]
+            assert one.pop("deploy") != first.pop("deploy")
+            assert one == first
