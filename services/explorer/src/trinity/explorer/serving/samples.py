@@ -1,0 +1,156 @@
+"""A session's sample tree: every reply once, with the tokens it was sampled after, and the branches it is part of.
+
+    recognise(messages) -> place(segments, replies) -> add(place, completion, reply) ... -> branches()
+
+An assistant's message that equals a recorded reply stands for its tokens, which are never encoded again. Where a
+history was changed, the next reply begins a branch at the last turn that is still as it was. A branch is the path from
+the beginning to a reply that none follows; a turn of several branches is trained in the newest of them, once.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trinity.explorer.types import Completion
+from trinity.explorer.workflows.conversation import Conversation, Exchange
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message, as far as two can be the same: `calls` are (name, arguments) of tools, the arguments as JSON with
+    sorted keys. `call_ids` do not count."""
+
+    role: str
+    content: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> "Said":
+        """Of a message of chat completions, in whatever form a client sends it back."""
+        calls = message.get("tool_calls")
+        functions = [call.get("function") or {} for call in calls if isinstance(call, Mapping)] if calls else []
+        named = tuple((str(f.get("name", "")), _sorted(f.get("arguments"))) for f in functions)
+        return cls(str(message.get("role", "")), _text(message.get("content")), named)
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One reply. `told`: tokens between the parent's reply and this one; at the beginning of a branch, all before it.
+
+    `trained`: false where it was sampled from another distribution than the trainer computes with.
+    """
+
+    parent: "Turn | None"
+    told: tuple[int, ...]
+    completion: Completion
+    reply: Said
+    trained: bool
+
+    @property
+    def path(self) -> list["Turn"]:
+        """From the beginning to this turn."""
+        found: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            found.append(turn)
+            turn = turn.parent
+        return found[::-1]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the next reply will be: after `parent`, and what was told since."""
+
+    parent: Turn | None
+    told: tuple[int, ...]
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt."""
+        before = self.parent.path if self.parent is not None else []
+        return [t for turn in before for t in (*turn.told, *turn.completion.token_ids.tolist())] + [*self.told]
+
+
+class SampleTree:
+    """All replies of one session, in the order in which they were complete."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self._by_reply: dict[Said, list[Turn]] = {}
+
+    def recognise(self, messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, Turn]]:
+        """(index, turn) of the assistant's messages that are recorded replies.
+
+        Of equal replies it is the one that follows the turn recognised before, else the newest.
+        """
+        found: list[tuple[int, Turn]] = []
+        for index, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            candidates = self._by_reply.get(Said.of(message), [])
+            before = found[-1][1] if found else None
+            following = [turn for turn in candidates if turn.parent is before]
+            if candidates:
+                found.append((index, (following or candidates)[-1]))
+        return found
+
+    def place(self, segments: Sequence[Sequence[int]], replies: Sequence[Turn]) -> Place:
+        """The place after a history: `segments` are the tokens before, between and after these replies.
+
+        A reply that was sampled up to its end has the token that ends a turn, which the next segment begins with.
+        """
+        parent: Turn | None = None
+        told = list(segments[0])
+        for segment, turn in zip(segments[1:], replies, strict=True):
+            sampled = turn.completion.token_ids.tolist()
+            if turn.parent is parent and turn.told == tuple(told):
+                parent, told = turn, []
+            else:
+                told += sampled
+            ended = bool(sampled) and bool(segment) and sampled[-1] == segment[0]
+            told += segment[1:] if ended else segment
+        return Place(parent, tuple(told))
+
+    def add(self, place: Place, completion: Completion, reply: Said, trained: bool = True) -> Turn:
+        """A reply that was sampled at that place."""
+        turn = Turn(place.parent, place.told, completion, reply, trained)
+        self.turns.append(turn)
+        self._by_reply.setdefault(reply, []).append(turn)
+        return turn
+
+    def branches(self) -> list[Conversation]:
+        """In the order of their last replies. Every turn is trained in one of them, and context in the others."""
+        parents = {turn.parent for turn in self.turns}
+        leaves = [turn for turn in self.turns if turn not in parents]
+        taken: set[Turn] = set()
+        made = []
+        for leaf in reversed(leaves):
+            path = leaf.path
+            exchanges = tuple(
+                Exchange(turn.told if turn.parent else (), turn.completion, turn.trained and turn not in taken)
+                for turn in path
+            )
+            taken.update(path)
+            made.append(Conversation(path[0].told, exchanges))
+        return made[::-1]
+
+
+def _text(content: Any) -> str:
+    """Content is a text, nothing, or parts; what is no text stands for itself as JSON."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, Sequence):
+        return json.dumps(content, sort_keys=True, default=str)
+    parts = [part if isinstance(part, Mapping) else {"text": str(part)} for part in content]
+    return "".join(p["text"] if isinstance(p.get("text"), str) else json.dumps(p, default=str) for p in parts)
+
+
+def _sorted(arguments: Any) -> str:
+    """A call's arguments, which are JSON in a text, or an object; what is no JSON stands for itself."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return str(arguments)
+    return json.dumps(arguments, sort_keys=True, default=str)
