@@ -222,6 +222,21 @@ VLLM = (
             "vllm.entrypoints.openai.cli_args:make_arg_parser(parser) until 0.28",
         ),
     ),
+    Border(
+        "vLLM: agents' sessions",
+        ("trinity.explorer.serving.recording", "trinity.explorer.serving.replies", "trinity.explorer.serving.gateway"),
+        "Every protocol must still render its messages by `engine_client.renderer.render_chat_async`. Further fields "
+        "of requests that change a prompt (`_REFUSED`) or a distribution (`_NEUTRAL`).",
+        ("services/explorer/tests/serving/test_gateway_on_real_vllm.py",),
+        (
+            "vllm.renderers.base:BaseRenderer.render_chat_async(conversations, chat_params, tok_params)",
+            "vllm.renderers.base:BaseRenderer.render_cmpl_async(prompts, tok_params)",
+            "vllm.renderers.base:BaseRenderer.render_messages_async(messages, params)",
+            "vllm.renderers.base:BaseRenderer.get_tokenizer",
+            "vllm.logprobs:FlatLogprobs.start_indices",
+            "vllm.logprobs:FlatLogprobs.ranks",
+        ),
+    ),
 )
 
 DEEPSPEED = (

@@ -22,7 +22,7 @@ class Vllm:
         self.salts: list[str] = []
         self.closed = False
 
-    async def generate(self, prompt: dict[str, Any]) -> AsyncIterator[str]:
+    async def generate(self, prompt: dict[str, Any], sampling: Any = None) -> AsyncIterator[str]:
         self.salts.append(prompt["cache_salt"])
         try:
             while True:
@@ -39,7 +39,7 @@ class Pool:
         self.engines = [Engine(self.llm, options)]
 
     @asynccontextmanager
-    async def least_busy(self) -> AsyncIterator[Engine]:
+    async def least_busy(self, sequences: int = 1) -> AsyncIterator[Engine]:
         yield self.engines[0]
 
     def load(self, version: int) -> int:

@@ -75,10 +75,17 @@ class EnginePool:
         await self.loads.usable()
         async with self.least_busy(sampling.n) as engine:
             completions = await engine.generate(prompt_token_ids, sampling)
-        tokens = sum(len(c.token_ids) for c in completions)
+        self._count(sum(len(c.token_ids) for c in completions))
+        return [replace(c, version_spans=await self.loads.settle(c.version_spans)) for c in completions]
+
+    def count(self, engine: Engine, tokens: int) -> None:
+        """Tokens of complete responses that were sampled past `generate`."""
+        engine.tokens_generated += tokens
+        self._count(tokens)
+
+    def _count(self, tokens: int) -> None:
         TOKENS.inc(tokens)
         self._recent.append((time.monotonic(), tokens))
-        return [replace(c, version_spans=await self.loads.settle(c.version_spans)) for c in completions]
 
     async def load(self, version: int, update_info: dict[str, Any]) -> tuple[int, float]:
         """Load a version everywhere; returns the load's serial and the longest pause in seconds.

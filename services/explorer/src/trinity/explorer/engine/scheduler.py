@@ -181,11 +181,9 @@ class _Response:
         )
 
     def stream(self, output: Any, logprobs: LogprobsLists, row: int, loads: int) -> None:
-        """Add log-probabilities to a streamed output. Requests for more than the sampled token keep vLLM's ranks."""
+        """Add log-probabilities to a streamed output."""
         found = logprobs.slice_request(row, len(output.new_token_ids))
-        if self.request.sampling_params.num_logprobs == 0:
-            found = found._replace(sampled_token_ranks=np.full_like(found.sampled_token_ranks, loads))
-        output.new_logprobs = found
+        output.new_logprobs = found._replace(sampled_token_ranks=np.full_like(found.sampled_token_ranks, loads))
 
 
 def _is_deferred(sampling: Any) -> bool:

@@ -6,13 +6,19 @@ import contextlib
 import importlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.serving.recording import Recording, RecordingRenderer
+from trinity.explorer.serving.sessions import CALL
+from trinity.explorer.types import EngineFailed
+from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.settings import LOOPBACK, split_address
 from trinity.runtime.trust.keys import KeyFile
@@ -29,28 +35,55 @@ class PooledClient:
     """All engines as the one that vLLM's application talks to: a request goes to the engine with the fewest.
 
     As with rollouts, only tokens of GOOD loads are sent: an output waits until every load since its request began is
-    known to be good. Raises WeightsWithdrawn where one is not.
+    known to be good. Raises WeightsWithdrawn where one is not. Calls of sessions are recorded.
     """
 
-    def __init__(self, pool: EnginePool) -> None:
+    def __init__(self, pool: EnginePool, rewrites_history: bool = False) -> None:
+        """`rewrites_history`: whether the chat template writes former turns otherwise than they were."""
         self._pool = pool
         self._first: Any = pool.engines[0].llm
+        self._rewrites_history = rewrites_history
+
+    @cached_property
+    def renderer(self) -> Any:
+        return RecordingRenderer(self._first.renderer, self._rewrites_history)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._first, name)
 
-    async def generate(self, prompt: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def generate(self, prompt: Any, sampling: Any = None, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        call = CALL.get()
+        recording = Recording(call, sampling) if call is not None else None
+        outputs = self._generate(recording, prompt, sampling, *args, **kwargs)
+        try:
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    yield output
+        except WeightsWithdrawn as error:
+            if call is not None:
+                call.session.fail(error)
+            raise
+        except Exception as error:
+            if call is not None and not isinstance(error, ValueError):
+                call.session.fail(EngineFailed(f"vLLM failed: {type(error).__name__}: {error}"))
+            raise
+
+    async def _generate(
+        self, recording: Recording | None, prompt: Any, sampling: Any, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
         loads = self._pool.loads
         await loads.usable()
-        async with self._pool.least_busy() as engine:
+        async with self._pool.least_busy(getattr(sampling, "n", 1)) as engine:
             await engine.after_load()
             if isinstance(prompt, dict):  # key-value blocks of other weights are not reused
                 prompt = {**prompt, "cache_salt": f"{engine.cache_salt}{prompt.get('cache_salt') or ''}"}
             first = len(engine.serials) - 1
-            async with contextlib.aclosing(engine.llm.generate(prompt, *args, **kwargs)) as outputs:
+            async with contextlib.aclosing(engine.llm.generate(prompt, sampling, *args, **kwargs)) as outputs:
                 async for output in outputs:
                     for serial in engine.serials[first:]:
                         await loads.require_good(serial)
+                    if recording is not None:
+                        self._pool.count(engine, await recording.note(output, engine.serials, loads))
                     yield output
 
     async def abort(self, request_id: Any, *args: Any, **kwargs: Any) -> None:
@@ -103,18 +136,28 @@ def with_keys(app: _App, keys: KeyFile) -> _App:
 
 async def serve(pool: EnginePool, listen: str, keys: KeyFile | None, model: str, name: str, chat_template: str) -> None:
     """Serve until cancelled. `name` is the model's name in requests."""
-    import uvicorn
-
     host, port = split_address(listen, "TRINITY_EXPLORER_SERVE_LISTEN")
-    client: Any = PooledClient(pool)
+    app = await application(PooledClient(pool), ["--model", model, "--served-model-name", name], chat_template)
+    log.info("explorer.endpoint.serving", address=f"http://{listen}/v1", model=name)
+    await run(with_keys(app, keys) if keys is not None else app, host=host, port=port)
+
+
+async def application(client: Any, options: list[str], chat_template: str) -> Any:
+    """vLLM's ASGI application over `client`. `options` are those of `vllm serve`. Raises ValueError for wrong ones."""
     build_app, init_app_state, arguments = _vllm()
-    args = arguments(["--model", model, "--served-model-name", name])
+    args = arguments(options)
     args.chat_template = chat_template  # the text, which might begin as an option does
     tasks = await client.get_supported_tasks()
     level = logging.getLogger().level
     app = build_app(args, tasks, client.model_config)
     await init_app_state(client, app.state, args, tasks)
     logging.getLogger().setLevel(level)  # vLLM's application sets the whole process to errors only
+    return app
+
+
+async def run(app: _App, sockets: list[socket.socket] | None = None, **address: Any) -> None:
+    """Answer HTTP with an application until cancelled, at an address (host, port) or on sockets that listen."""
+    import uvicorn
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -122,9 +165,13 @@ async def serve(pool: EnginePool, listen: str, keys: KeyFile | None, model: str,
             """SIGTERM is the service's: it drains, and cancels this."""
             yield
 
-    log.info("explorer.endpoint.serving", address=f"http://{listen}/v1", model=name)
-    app = with_keys(app, keys) if keys is not None else app
-    await Server(uvicorn.Config(app, host=host, port=port, log_level="warning", lifespan="off")).serve()
+    server = Server(uvicorn.Config(app, log_level="warning", lifespan="off", **address))
+    try:
+        await server.serve(sockets)
+    except asyncio.CancelledError:
+        server.force_exit = True  # no answer is waited for
+        await server.shutdown(sockets)
+        raise
 
 
 def _vllm() -> tuple[Any, Any, Any]:

@@ -1,0 +1,130 @@
+"""The gateway of agents, on a port of the loopback: from the first session on, for as long as the explorer runs."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import structlog
+
+from trinity.data.experience import Experience, SamplingParams
+from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.serving import endpoint
+from trinity.explorer.serving.gateway import Gateway
+from trinity.explorer.serving.sessions import Session, SessionFailed, Sessions
+from trinity.explorer.types import EngineFailed
+from trinity.runtime.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import openai
+
+log = structlog.get_logger(__name__)
+
+_MODEL = "policy"
+_HOST = "127.0.0.1"
+_BACKLOG = 1024
+
+
+@dataclass
+class AgentSession:
+    """What a workflow gives its agent: a base_url and a key, or one of OpenAI's clients with both.
+
+    `reward`, of the session or of each branch, must be set before the session ends.
+    """
+
+    session: Session
+    base_url: str
+    key: str = field(repr=False)
+    timeout_seconds: float
+    reward: float | Sequence[float] | None = None
+    model: str = _MODEL
+
+    @cached_property
+    def sync(self) -> "openai.OpenAI":
+        """For agents in a thread (asyncio.to_thread): the explorer's own loop answers it."""
+        import openai
+
+        return openai.OpenAI(base_url=self.base_url, api_key=self.key, timeout=self.timeout_seconds)
+
+    @cached_property
+    def asynchronous(self) -> "openai.AsyncOpenAI":
+        import openai
+
+        return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.key, timeout=self.timeout_seconds)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that OpenAI's clients read, for an agent in a process of its own."""
+        return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.key}
+
+    def experiences(self, rollout: int) -> list[Experience]:
+        """One of each branch. Raises what failed in the session, or SessionFailed without a reward."""
+        if self.reward is None:
+            raise self.session.failure or SessionFailed("the session ended without a reward")
+        return self.session.finish(rollout, self.reward)
+
+
+class AgentGateway:
+    """Sessions on this explorer's engines. `options` are further ones of `vllm serve`, such as the tool parser."""
+
+    def __init__(
+        self, pool: EnginePool, model: str, chat_template: str, rewrites_history: bool, options: Sequence[str] = ()
+    ) -> None:
+        self._client = endpoint.PooledClient(pool, rewrites_history)
+        self._options = ["--model", model, "--served-model-name", _MODEL, *options]
+        self._template = chat_template
+        self._sessions = Sessions()
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Task[None] | None = None
+
+    @contextlib.asynccontextmanager
+    async def session(self, sampling: SamplingParams, timeout_seconds: float) -> AsyncIterator[AgentSession]:
+        """A session that is closed at the end of the context."""
+        session, key = self._sessions.open(sampling)
+        agent = AgentSession(session, self._base_url(), key, timeout_seconds)
+        try:
+            yield agent
+        except Exception as error:  # what the agent saw of a failure is its consequence
+            if session.failure is not None and error is not session.failure:
+                raise session.failure from error
+            raise
+        finally:
+            self._sessions.close(session)
+            if "asynchronous" in vars(agent):
+                await agent.asynchronous.close()
+            if "sync" in vars(agent):
+                agent.sync.close()
+
+    def _base_url(self) -> str:
+        """The socket listens at once: who calls before vLLM's application is made waits for it."""
+        if self._socket is None:
+            self._socket = socket.create_server((_HOST, 0), backlog=_BACKLOG)
+            self._server = asyncio.get_running_loop().create_task(self._serve(self._socket))
+        return f"http://{_HOST}:{self._socket.getsockname()[1]}/v1"
+
+    async def _serve(self, listening: socket.socket) -> None:
+        try:
+            app = await endpoint.application(self._client, self._options, self._template)
+        except (SystemExit, KeyError, TypeError, ValueError) as error:
+            raise InvalidInput("explorer.rollout_model", f"vLLM refuses {self._options}: {error}") from error
+        address = ":".join(map(str, listening.getsockname()))
+        log.info("explorer.gateway.serving", address=f"http://{address}/v1")
+        await endpoint.run(Gateway(app, self._sessions, _MODEL), [listening])
+
+    async def check(self) -> None:
+        """Raises EngineFailed if the server is gone, InvalidInput if vLLM refused its options."""
+        if self._server is not None and self._server.done():
+            error = None if self._server.cancelled() else self._server.exception()
+            if isinstance(error, InvalidInput):
+                raise error
+            raise EngineFailed(f"the gateway of agents ended: {error}") from error
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.cancel()
+            await asyncio.wait([self._server])
+        if self._socket is not None:  # where the server had not begun to listen on it
+            self._socket.close()

@@ -1,0 +1,261 @@
+"""The endpoint of agents' sessions: an ASGI application around vLLM's, which checks, fills in and records each call.
+
+What is wrong with a call is answered in OpenAI's form of errors. A call that cannot be part of a whole session fails
+the session: one that is cut, that hangs, that is too large, or whose history calls tools that were never offered.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from trinity.explorer.serving.replies import READERS, Events, Reader
+from trinity.explorer.serving.sessions import CALL, Call, Session, SessionFailed, Sessions
+
+log = structlog.get_logger(__name__)
+
+LARGEST_BODY = 8 * 2**20  # bytes of a request
+_READ_SECONDS = 60.0  # for the body of a request, and for each part of an answer to be taken
+_MODELS = "/v1/models"
+# Of vLLM's own fields: those that change what a prompt is, or where it comes from.
+_REFUSED = (
+    "add_generation_prompt", "chat_template", "continue_final_message", "echo", "ec_transfer_params",
+    "kv_transfer_params", "logprob_token_ids", "prompt_embeds", "truncate_prompt_tokens", "use_beam_search",
+)  # fmt: skip
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class _Refused(Exception):
+    """A call that is answered with an error. `fails`: the session cannot be trained on after it."""
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None, fails: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param, self.fails = status, code, param, fails
+
+
+class Gateway:
+    """`app` is vLLM's, and `model` the name that it knows the policy by: sessions may ask for it by any."""
+
+    def __init__(self, app: App, sessions: Sessions, model: str, read_seconds: float = _READ_SECONDS) -> None:
+        self._app, self._sessions, self._model = app, sessions, model
+        self._read_seconds = read_seconds
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})
+            return
+        session: Session | None = None
+        try:
+            session = self._session_of(scope)
+            if scope["method"] == "GET" and scope["path"] == _MODELS:
+                await self._app(scope, receive, send)
+                return
+            if scope["method"] != "POST" or scope["path"] not in READERS:
+                known = ", ".join(READERS)
+                raise _Refused(404, "unknown_url", f"a session answers {known} and {_MODELS}, not {scope['path']}")
+            body = await self._body(scope, receive)
+            _check(body, session)
+            body = {**body, "model": self._model, **_defaults(body, session)}
+            await self._answer(session, body, scope, receive, send)
+        except _Refused as refused:
+            if session is not None and refused.fails:
+                session.fail(SessionFailed(str(refused)))
+            await _send_error(send, refused)
+
+    def _session_of(self, scope: Any) -> Session:
+        session, closed = self._sessions.find(_key(scope))
+        if session is not None and session.failure is not None:
+            raise _Refused(403, "session_failed", f"the session has failed: {session.failure}")
+        if closed:
+            raise _Refused(403, "session_closed", "the session is closed")
+        if session is None:
+            raise _Refused(401, "invalid_api_key", "send the key of a session as `Authorization: Bearer <key>`")
+        return session
+
+    async def _body(self, scope: Any, receive: Receive) -> dict[str, Any]:
+        parts, size, more = [], 0, True
+        try:
+            async with asyncio.timeout(self._read_seconds):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _Refused(400, "call_cut", "the client left before the request was complete", fails=True)
+                    parts.append(message.get("body", b""))
+                    size, more = size + len(parts[-1]), message.get("more_body", False)
+                    if size > LARGEST_BODY:
+                        problem = f"the request has more than {LARGEST_BODY} bytes"
+                        raise _Refused(413, "request_too_large", problem, fails=True)
+        except TimeoutError:
+            problem = f"the request was not complete after {self._read_seconds:g} s"
+            raise _Refused(408, "request_timeout", problem, fails=True) from None
+        try:
+            body = json.loads(b"".join(parts))
+        except (ValueError, RecursionError) as error:
+            raise _Refused(400, "invalid_json", f"the request is not JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise _Refused(400, "invalid_json", "the request must be a JSON object")
+        return body
+
+    async def _answer(self, session: Session, body: dict[str, Any], scope: Any, receive: Receive, send: Send) -> None:
+        """Let vLLM answer, in a task that ends with the session."""
+        call = Call(session)
+        answer = _Answer(call, READERS[scope["path"]](), send, self._read_seconds)
+        scope = {**scope, "headers": _headers(scope, body)}
+        task = asyncio.create_task(_run(self._app, call, scope, _replayed(body, receive), answer.send))
+        session.calls.add(task)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+            session.calls.discard(task)
+        if task.cancelled():
+            if not answer.begun:
+                raise _Refused(403, "session_closed", "the session was closed before the call was answered")
+            return
+        error = task.exception()
+        if error is not None:
+            session.fail(error if isinstance(error, Exception) else SessionFailed(repr(error)))
+            if not answer.begun:
+                raise _Refused(500, "server_error", str(session.failure))
+        elif answer.status is None or answer.status >= 500 or (answer.status == 200 and not call.complete):
+            session.fail(SessionFailed(f"a call was cut before its answer was complete (HTTP {answer.status})"))
+
+
+@dataclass
+class _Answer:
+    """Passes an answer on to the client, and its replies into the tree before the client has all of them."""
+
+    call: Call
+    reader: Reader
+    to_client: Send
+    seconds: float
+    status: int | None = None
+    streamed: bool = False
+    begun: bool = False
+
+    def __post_init__(self) -> None:
+        self._body: list[bytes] = []
+        self._events = Events()
+        self._start: dict[str, Any] = {}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self._start = message["status"], message
+            self.streamed = dict(message.get("headers", ())).get(b"content-type", b"").startswith(b"text/event-stream")
+            return
+        if message["type"] == "http.response.body" and self.status == 200:
+            self._read(message)
+        if not self.begun:
+            self.begun = True
+            await self._pass_on(self._start)
+        await self._pass_on(message)
+
+    def _read(self, message: dict[str, Any]) -> None:
+        part = message.get("body", b"")
+        if self.streamed:
+            for event in self._events.feed(part):
+                for index, said in self.reader.event(event):
+                    self.call.reply(index, said)
+            return
+        self._body.append(part)
+        if not message.get("more_body", False):
+            for index, said in self.reader.whole(json.loads(b"".join(self._body))):
+                self.call.reply(index, said)
+
+    async def _pass_on(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self.seconds):
+                await self.to_client(message)
+        except TimeoutError:
+            raise SessionFailed(f"the client took nothing of an answer for {self.seconds:g} s") from None
+
+
+async def _run(app: App, call: Call, scope: Any, receive: Receive, send: Send) -> None:
+    CALL.set(call)
+    await app(scope, receive, send)
+
+
+def _key(scope: Any) -> str:
+    """OpenAI's clients send `Authorization: Bearer`, Anthropic's `x-api-key`."""
+    headers = dict(scope["headers"])
+    scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    if scheme.lower() == "bearer":
+        return str(key.strip())
+    return str(headers.get(b"x-api-key", b"").decode("latin-1"))
+
+
+def _headers(scope: Any, body: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+    """Without the key, which is of no use to what is called from here."""
+    dropped = (b"authorization", b"x-api-key", b"content-length", b"transfer-encoding", b"content-type")
+    kept = [(name, value) for name, value in scope["headers"] if name not in dropped]
+    return [*kept, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(_encoded(body)))]
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()
+
+
+def _replayed(body: dict[str, Any], receive: Receive) -> Receive:
+    """The request as it is passed on, and then what the client does."""
+    first: list[dict[str, Any]] = [{"type": "http.request", "body": _encoded(body), "more_body": False}]
+
+    async def replayed() -> dict[str, Any]:
+        return first.pop() if first else await receive()
+
+    return replayed
+
+
+def _check(body: dict[str, Any], session: Session) -> None:
+    for name in _REFUSED:
+        if body.get(name):
+            raise _Refused(400, "unsupported_parameter", f"{name} cannot be recorded; leave it out", name)
+    session.tools.update(_names(body.get("tools")))
+    for index, message in enumerate(body["messages"] if isinstance(body.get("messages"), list) else ()):
+        called = _names(message.get("tool_calls")) if isinstance(message, dict) else ()
+        for name in called:
+            if name not in session.tools:
+                problem = f"the history calls {name!r:.100}, a tool that the session was never offered"
+                raise _Refused(400, "unknown_tool", problem, f"messages[{index}].tool_calls", fails=True)
+
+
+def _names(functions: Any) -> Iterator[str]:
+    """Of tools, or of calls: both are [{function: {name}}]."""
+    for one in functions if isinstance(functions, list) else ():
+        function = one.get("function") if isinstance(one, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            yield function["name"]
+
+
+def _defaults(body: dict[str, Any], session: Session) -> dict[str, Any]:
+    """The task's sampling where the request does not say."""
+    task = session.sampling
+    values: dict[str, Any] = {"temperature": task.temperature, "top_p": task.top_p}
+    if task.top_k > 0:
+        values["top_k"] = task.top_k
+    if task.repetition_penalty != 1:
+        values["repetition_penalty"] = task.repetition_penalty
+    if task.stop:
+        values["stop"] = list(task.stop)
+    return {name: value for name, value in values.items() if body.get(name) is None}
+
+
+async def _send_error(send: Send, refused: _Refused) -> None:
+    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
+    error = {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}
+    body = json.dumps({"error": error}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+    ]
+    if refused.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,133 @@
+"""Where the endpoint meets vLLM: prompts of sessions are made of recorded tokens, and outputs are recorded."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trinity.data.experience import SamplingParams
+from trinity.explorer.engine.engine import completion_of
+from trinity.explorer.serving.samples import Turn
+from trinity.explorer.serving.sessions import CALL, Call
+from trinity.explorer.types import Completion
+from trinity.explorer.weights.load_history import LoadHistory
+
+# A character of a private use area: it stands for a reply in a rendered text, and no real text has it.
+_REPLY = "\ue0a4\ue0a5\ue0a6"
+# Of vLLM's sampling parameters: those that change a distribution, and their values that do not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "min_p": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "logit_bias": (None, {}),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "structured_outputs": (None,),
+}
+
+
+class RecordingRenderer:
+    """vLLM's renderer, but for histories with recorded replies.
+
+    Such a history is rendered with a mark in place of each; what stands between the marks is encoded, what was sampled
+    is not. Where the template rewrites former turns, or refuses the marks, the history is a prompt like any other.
+    """
+
+    def __init__(self, renderer: Any, rewrites_history: bool) -> None:
+        self._renderer, self._rewrites_history = renderer, rewrites_history
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._renderer, name)
+
+    async def render_chat_async(
+        self, conversations: Sequence[list[Any]], chat_params: Any, tok_params: Any = None, **options: Any
+    ) -> Any:
+        call = CALL.get()
+        if call is None or len(conversations) != 1:
+            return await self._renderer.render_chat_async(conversations, chat_params, tok_params, **options)
+        (messages,) = conversations
+        replies = [] if self._rewrites_history else call.session.tree.recognise(messages)
+        segments = await self._segments(messages, dict(replies), chat_params) if replies else None
+        if segments is None:
+            found, (prompt,) = await self._renderer.render_chat_async(conversations, chat_params, tok_params, **options)
+            call.place = call.session.tree.place([prompt["prompt_token_ids"]], [])
+            return found, [prompt]
+        call.place = call.session.tree.place(segments, [turn for _, turn in replies])
+        prompts = [{"prompt_token_ids": call.place.tokens}]
+        return [messages], await self._renderer.render_cmpl_async(prompts, tok_params, **options)
+
+    async def _segments(self, messages: list[Any], replies: Mapping[int, Turn], chat_params: Any) -> Any:
+        """Token ids before, between and after the replies; None where the template does not take the marks."""
+        mark = {"role": "assistant", "content": _REPLY}
+        marked = [mark if index in replies else message for index, message in enumerate(messages)]
+        try:
+            _, rendered = await self._renderer.render_messages_async(marked, chat_params)
+        except ValueError:
+            return None
+        parts = rendered.get("prompt", "").split(_REPLY)
+        if len(parts) != len(replies) + 1:
+            return None
+        tokenizer = self._renderer.get_tokenizer()
+        return [tokenizer.encode(part, add_special_tokens=False) for part in parts]
+
+
+class Recording:
+    """Of one request to an engine: the tokens of every reply, with their log-probabilities and weight versions."""
+
+    def __init__(self, call: Call, sampling: Any) -> None:
+        """`sampling`: vLLM's parameters, which are changed so that the engine reports what is recorded."""
+        self._call = call
+        self._parts: dict[int, _Part] = {}
+        task = call.session.sampling
+        self._trained = is_trained(sampling, task)
+        sampling.max_tokens = min(sampling.max_tokens or task.max_tokens, task.max_tokens)
+        sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
+        sampling.logprobs = sampling.logprobs or 0
+        sampling.flat_logprobs = True
+        call.replies = sampling.n
+
+    async def note(self, output: Any, serials: Sequence[int], loads: LoadHistory) -> int:
+        """Record one output of the engine; returns how many tokens the replies had that it ended."""
+        ended = 0
+        for choice in output.outputs:
+            part = self._parts.setdefault(choice.index, _Part())
+            part.add(choice)
+            if choice.finish_reason is not None:
+                completion = completion_of(part, serials)
+                spans = await loads.settle(completion.version_spans)
+                made = Completion(completion.token_ids, completion.logprobs, spans, completion.finish_reason)
+                self._call.sampled[choice.index] = (made, self._trained)
+                ended += len(made.token_ids)
+        return ended
+
+
+class _Part:
+    """A reply so far, in the form that completion_of reads."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs = _Sampled()
+        self.finish_reason: str | None = None
+
+    def add(self, choice: Any) -> None:
+        self.token_ids += choice.token_ids
+        self.finish_reason = choice.finish_reason
+        found = choice.logprobs
+        for start in found.start_indices if found is not None else ():
+            self.logprobs.logprobs.append(found.logprobs[start])
+            self.logprobs.ranks.append(found.ranks[start])
+
+
+class _Sampled:
+    """Of the sampled token at each position."""
+
+    def __init__(self) -> None:
+        self.logprobs: list[float] = []
+        self.ranks: list[int] = []
+
+
+def is_trained(sampling: Any, task: SamplingParams) -> bool:
+    """Whether vLLM's parameters give the distribution that the trainer computes with: the task's, and no constraint."""
+    top_k = max(sampling.top_k, 0) == max(task.top_k, 0)
+    same = all(
+        getattr(sampling, name) == getattr(task, name) for name in ("temperature", "top_p", "repetition_penalty")
+    )
+    return top_k and same and all(getattr(sampling, name, ok[0]) in ok for name, ok in _NEUTRAL.items())

@@ -1,0 +1,140 @@
+"""Sessions of agents: a key each, what they sampled, and how they ended.
+
+    open -> calls, each: place -> sampled -> replied ... -> finish(reward), or abandon
+
+A session that failed answers no more calls, and its experiences are never had: a group is not trained on half of what
+an agent did.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+
+from trinity.data.experience import Experience, SamplingParams, is_number
+from trinity.explorer.serving.samples import Place, Said, SampleTree
+from trinity.explorer.types import Completion
+from trinity.runtime.errors import InvalidInput, TrinityError
+
+_PREFIX = "session-"
+_CLOSED = 10_000  # of the newest of these, a call is told that its session is closed
+
+
+class SessionFailed(TrinityError):
+    """An agent's session ended without a reward that can be trained on."""
+
+
+@dataclass
+class Session:
+    """What one agent did. `sampling` is the task's: what a request leaves out, and what the trainer computes with."""
+
+    name: str
+    digest: bytes
+    sampling: SamplingParams
+    tree: SampleTree = field(default_factory=SampleTree)
+    tools: set[str] = field(default_factory=set)  # offered so far
+    calls: set["asyncio.Task[None]"] = field(default_factory=set)  # that are being answered
+    failure: Exception | None = None
+    closed: bool = False
+
+    def fail(self, error: Exception) -> None:
+        """The first failure is the cause."""
+        self.failure = self.failure or error
+
+    def finish(self, rollout: int, reward: float | Sequence[float]) -> list[Experience]:
+        """One experience for each branch, `step` being its number. `reward`: of the session, or of each branch.
+
+        Raises the failure of a call, SessionFailed if there is nothing to train on, InvalidInput for wrong rewards.
+        """
+        open_calls = len(self.calls)
+        self.close()
+        if self.failure is not None:
+            raise self.failure
+        if open_calls:
+            raise SessionFailed(f"{open_calls} calls of the session were still open when it ended")
+        branches = self.tree.branches()
+        if not branches:
+            raise SessionFailed("the agent asked the policy for nothing")
+        rewards = [reward] * len(branches) if isinstance(reward, (int, float)) else list(reward)
+        if len(rewards) != len(branches):
+            raise InvalidInput("rewards", f"are {len(rewards)}, the session has {len(branches)} branches")
+        for value in rewards:
+            if not is_number(value):
+                raise InvalidInput("reward", f"is {value}, must be finite and fit into float32")
+        made = []
+        for step, (branch, value) in enumerate(zip(branches, rewards, strict=True)):
+            metrics = {"turns": float(branch.turns), "branches": float(len(branches))}
+            metrics["response_tokens"] = float(branch.sampled_tokens)
+            made.append(replace(branch.experience(rollout, float(value)), step=step, metrics=metrics))
+        return made
+
+    def close(self) -> None:
+        """Answer no further call, and end those that run."""
+        self.closed = True
+        for call in self.calls:
+            call.cancel()
+
+
+@dataclass
+class Call:
+    """One request of a session: the place of its replies, what was sampled there, and the replies as they were sent."""
+
+    session: Session
+    replies: int = 1
+    place: Place | None = None
+    sampled: dict[int, tuple[Completion, bool]] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.sent) == self.replies
+
+    def reply(self, index: int, said: Said) -> None:
+        """Put a reply into the tree, before its last part is sent: the next request may have it in its history."""
+        if index in self.sent:
+            return
+        if self.place is None or index not in self.sampled:
+            raise SessionFailed(f"reply {index} was sent, but no tokens of it were recorded")
+        completion, trained = self.sampled[index]
+        self.session.tree.add(self.place, completion, said, trained)
+        self.sent.add(index)
+
+
+CALL: ContextVar[Call | None] = ContextVar("call", default=None)  # that this task answers
+
+
+class Sessions:
+    """All sessions of a process, by key: `session-<name>.<secret>`. Only a digest of the secret is kept."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Session] = {}
+        self._closed: OrderedDict[str, bytes] = OrderedDict()
+
+    def open(self, sampling: SamplingParams) -> tuple[Session, str]:
+        """A new session and its key."""
+        name, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
+        session = self._open[name] = Session(name, _digest(secret), sampling)
+        return session, f"{_PREFIX}{name}.{secret}"
+
+    def close(self, session: Session) -> None:
+        session.close()
+        if self._open.pop(session.name, None) is not None:
+            self._closed[session.name] = session.digest
+            while len(self._closed) > _CLOSED:
+                self._closed.popitem(last=False)
+
+    def find(self, key: str) -> tuple[Session | None, bool]:
+        """(the open session with this key, whether the key is one of a session that is closed)."""
+        name, _, secret = key.removeprefix(_PREFIX).partition(".")
+        session = self._open.get(name)
+        digest = session.digest if session is not None else self._closed.get(name, b"")
+        right = key.startswith(_PREFIX) and hmac.compare_digest(_digest(secret), digest)
+        return (session if right else None), right and (session is None or session.closed)
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
