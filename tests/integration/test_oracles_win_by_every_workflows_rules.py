@@ -25,6 +25,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "math": {"question": "What is 2 and 3?", "answer": "5"},
     "countdown": {"nums": [1, 2, 3], "target": 6},
     "sokoban": {"seed": 3, "size": 6, "boxes": 1},
+    "sudoku": {"seed": 3, "empty": 12},
     "gym_card": {"game": "number_line", "seed": 3},
     "frozen_lake": {"size": 4, "p": 0.8, "seed": 3},
 }

@@ -1,6 +1,7 @@
 """Scoring functions: what counts as right, and bounded time on anything a policy may write."""
 
 import math
+import re
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from trinity.environments.scorers import SCORERS, ScoreItem
 from trinity.environments.scorers.answers import given_answer, last_boxed, same_answer
+from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
 
@@ -149,3 +151,34 @@ def test_equal_numbers_are_equal_however_written(top: int, bottom: int) -> None:
 def test_boxes_may_nest() -> None:
     assert last_boxed("\\boxed{1} \\boxed{\\frac{1}{2}} \\boxed{") == "\\frac{1}{2}"
     assert given_answer("<answer>a<answer>b</answer>") == "b"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "<think>\na\n</think>\n<answer>\nb\n</answer>",
+        "<think>\n\n</think>\n<answer>\n\n</answer>\nand more",
+        "<think>\na\n</think>\n<answer>\nb\n</answer> \n</think>\n<answer>\nc\n</answer>",
+        "<think>\n</think>\n<answer>\nb\n</answer>",
+        "<think>a</think>\n<answer>b</answer>",
+        " <think>\na\n</think>\n<answer>\nb\n</answer>",
+        "<think>\na\n</think>\n<answer>\nb</answer>",
+        "<think>\na\n</think>\n<answer>\n</answer>",
+        "<think>\na\n</think>\n<answer>\nb\n</answer>.",
+        "",
+    ],
+)
+def test_the_form_is_that_of_trinity_rfts_pattern(response: str) -> None:
+    pattern = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$"
+    expected = 0.1 if re.match(pattern, response, re.DOTALL | re.MULTILINE) else -0.1
+    assert score("format_reward", response).reward == expected
+    assert score("format_reward", response, pattern=pattern).metrics == {"format_score": expected}
+
+
+def test_a_pattern_is_the_yamls_and_the_form_is_read_in_linear_time() -> None:
+    assert score("format_reward", "a 7", pattern=r".*\d$").reward == 0.1
+    with pytest.raises(InvalidInput, match=r"args.pattern: is '\(', which is no regular expression"):
+        score("format_reward", "a", pattern="(")
+    begin = time.process_time()
+    score("format_reward", "<think>\n" + "\n</think>\n<answer>\n" * 50_000)
+    assert time.process_time() - begin < 5

@@ -23,6 +23,7 @@ TASKS = {
     "math": '{"question": "6 x 7?", "answer": "42"}',
     "sokoban": "{}",
     "frozen_lake": "{}",
+    "sudoku": "{}",
     "number_line": "{}",
     "points24": "{}",
     "blackjack": "{}",

@@ -26,6 +26,7 @@ GAMES: dict[str, list[dict[str, Any]]] = {
     "math": [{"question": "6 times 7?", "answer": "so\n#### 42"}, {"problem": "half?", "answer": "\\frac{1}{2}"}],
     "sokoban": [{"seed": 1}, {"seed": 2, "boxes": 2}],
     "frozen_lake": [{"seed": 1}, {"seed": 2, "size": 6, "p": 0.7}],
+    "sudoku": [{"seed": 1}, {"seed": 2, "empty": 12}],
     "gym_card": [{"game": "points24", "seed": 1}, {"game": "number_line", "seed": 1}],
     "number_line": [{"seed": 1}],
     "ez_points": [{"seed": 1}, {"seed": 2}],

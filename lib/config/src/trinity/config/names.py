@@ -10,7 +10,14 @@ from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.pipeline import OperatorConfig
 from trinity.config.workflows import WORKFLOWS
 
-REWARD_FUNCTIONS = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_reward", "countdown_reward")
+REWARD_FUNCTIONS = (
+    "accuracy_reward",
+    "format_reward",
+    "math_reward",
+    "math_boxed_reward",
+    "math_dapo_reward",
+    "countdown_reward",
+)
 
 DEFAULT_WORKFLOW = "simple_workflow"
 DEFAULT_REWARD_FUNCTION = "math_reward"

@@ -101,7 +101,7 @@ def _unknown(name: str, known: list[str]) -> str:
 _INNER = "environment_args."
 # The limit of steps in Trinity-RFT's YAMLs: here conversation and environment each have one.
 _STEP_NAMES = ("max_env_steps", "agent_max_steps")
-_GAMES = ("alfworld", "webshop", "scienceworld", "frozen_lake", "sokoban", "gym_card")
+_GAMES = ("alfworld", "webshop", "scienceworld", "frozen_lake", "sokoban", "sudoku", "gym_card")
 _CARD_GAMES = ("number_line", "ez_points", "points24", "blackjack")
 _STEP_ARGUMENTS = {
     **dict.fromkeys((*_GAMES, *_CARD_GAMES), "max_steps"),
@@ -185,6 +185,7 @@ PLAIN_RULES: dict[str, EpisodeRules] = {
     "webshop_workflow": EpisodeRules("webshop", _WEBSHOP_RFT, max_turns=15),
     "frozen_lake_workflow": EpisodeRules("frozen_lake", {"max_steps": 10}, max_turns=10),
     "sokoban_workflow": EpisodeRules("sokoban"),
+    "sudoku_workflow": EpisodeRules("sudoku", max_turns=20),
     "gym_card_workflow": EpisodeRules("gym_card"),
     "countdown_workflow": EpisodeRules("countdown"),
     "dapo_workflow": EpisodeRules("math", {"max_attempts": 3}, max_turns=3),

@@ -12,6 +12,7 @@ from trinity.environments.gym_card import BlackJack, EZPoints, GymCard, NumberLi
 from trinity.environments.maths import Maths
 from trinity.environments.scienceworld.environment import ScienceWorld
 from trinity.environments.sokoban import Sokoban
+from trinity.environments.sudoku import Sudoku
 from trinity.environments.webshop.environment import WebShop
 from trinity.sdk.environment import Environment
 
@@ -20,6 +21,7 @@ _BUILT_IN: tuple[type[Environment], ...] = (
     Maths,
     Sokoban,
     FrozenLake,
+    Sudoku,
     GymCard,
     NumberLine,
     EZPoints,

@@ -2,11 +2,18 @@
 
 from trinity import plugins
 from trinity.environments.countdown_rules import countdown_reward
-from trinity.environments.scorers.math import accuracy_reward, math_boxed_reward, math_dapo_reward, math_reward
+from trinity.environments.scorers.math import (
+    accuracy_reward,
+    format_reward,
+    math_boxed_reward,
+    math_dapo_reward,
+    math_reward,
+)
 from trinity.sdk.scoring import ScoreItem, Scorer, ScoreResult, as_result
 
 SCORERS: dict[str, Scorer] = {
     "accuracy_reward": accuracy_reward,
+    "format_reward": format_reward,
     "math_reward": math_reward,
     "math_boxed_reward": math_boxed_reward,
     "math_dapo_reward": math_dapo_reward,

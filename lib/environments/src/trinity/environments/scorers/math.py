@@ -18,6 +18,8 @@ _THINK_THEN_ANSWER = re.compile(
     r"\s*<think>(?:(?!</?think>).)*</think>\s*<answer>(?:(?!</?answer>).)*</answer>\s*", re.DOTALL
 )
 _FORMAT_REWARD = 0.1
+_OPENING, _BETWEEN, _CLOSING = "<think>\n", "\n</think>\n<answer>\n", re.compile("\n</answer>$", re.MULTILINE)
+_MOST_MATCHED = 100_000  # characters that a pattern of the YAML is tried on
 _PENALTY_KEYS = ("penalty_factor", "max_response_length", "cache_length")
 
 
@@ -29,6 +31,31 @@ def accuracy_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     """1 if the answer is right, else 0. The answer: \\boxed{}, else <answer>, else after ####, else the last number."""
     accuracy = _accuracy(given_answer(item.response), item.truth)
     return ScoreResult(accuracy, {"accuracy": accuracy})
+
+
+def format_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
+    """0.1 if the reply is of Trinity-RFT's form, tags on lines of their own, else -0.1. The answer is not compared.
+
+    args `pattern`: a regular expression in place of that form, which must match from the reply's beginning.
+    """
+    pattern = args.get("pattern")
+    if pattern:
+        try:
+            matches = bool(re.match(pattern, item.response[:_MOST_MATCHED], re.DOTALL | re.MULTILINE))
+        except (re.error, TypeError) as error:
+            raise InvalidInput(
+                "args.pattern", f"is {pattern!r:.200}, which is no regular expression: {error}"
+            ) from None
+    else:
+        matches = _tags_on_own_lines(item.response)
+    form = _FORMAT_REWARD if matches else -_FORMAT_REWARD
+    return ScoreResult(form, {"format_score": form})
+
+
+def _tags_on_own_lines(response: str) -> bool:
+    """As `^<think>\\n.*?\\n</think>\\n<answer>\\n.*?\\n</answer>$` matches it, in linear time."""
+    middle = response.find(_BETWEEN, len(_OPENING)) if response.startswith(_OPENING) else -1
+    return middle >= 0 and _CLOSING.search(response, middle + len(_BETWEEN)) is not None
 
 
 def math_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
