@@ -61,7 +61,8 @@ class Served:
             return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
         async def events() -> AsyncIterator[str]:
-            for delta, finished in (({"content": "2"}, None), ({"content": ""}, "stop")):
+            said = {"content": "2" * body.get("characters", 1)}
+            for delta, finished in (*[(said, None)] * body.get("parts", 1), ({"content": ""}, "stop")):
                 call.sampled[0] = (completion, True)
                 yield f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta, 'finish_reason': finished}]})}\n\n"
                 await self.go.wait()
@@ -203,6 +204,17 @@ async def test_a_client_that_sends_no_body_is_a_408(served: Served) -> None:
     answer = await asyncio.wait_for(reader.read(), 60)
     assert answer.startswith(b"HTTP/1.1 408") and b'"code": "request_timeout"' in answer
     assert "not complete after 2 s" in str(await failure_of(session))
+    writer.close()
+
+
+async def test_a_client_that_takes_no_answer_fails_the_session(served: Served) -> None:
+    session, client = served.open()
+    _, writer = await asyncio.open_connection(*served.listening.getsockname(), limit=1024)
+    body = json.dumps({"messages": ASKED, "stream": True, "characters": 1_000_000, "parts": 50}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.api_key}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert "the client took nothing of an answer for 2 s" in str(await failure_of(session))
+    assert not session.tree.turns
     writer.close()
 
 

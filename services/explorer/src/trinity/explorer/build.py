@@ -17,6 +17,7 @@ from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
+from trinity.explorer.serving.agents import AgentGateway
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.collective import CollectiveMember
@@ -107,8 +108,12 @@ class ExplorerBuilder:
             self._explorer.environment_wait,
             [one.name for one in given if one.address == "attached"],
         )
-        lengths = self._plan.lengths
-        return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model)
+        lengths, model = self._plan.lengths, self._explorer.rollout_model
+        parsers = ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
+        parsers += ["--reasoning-parser", model.reasoning_parser] if model.reasoning_parser else []
+        rewrites = bool(tokenizer.history_problem)
+        gateway = AgentGateway(pool, options.model, tokenizer.template, rewrites, parsers)
+        return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway)
 
     def loop(
         self, broker: Broker, pool: EnginePool, tools: ExplorerTools, weights: WeightFollower, progress: Progress

@@ -54,6 +54,13 @@ class RolloutModelConfig(Section):
     seed: Seed = Field(42, description="Seed of an engine's sampler")
 
 
+class PolicyEngineConfig(RolloutModelConfig):
+    """The policy's engines, which agents call as they call OpenAI."""
+
+    tool_call_parser: str = Field("hermes", min_length=1, description="vLLM's parser of the calls in agents' replies")
+    reasoning_parser: str = Field("", description="vLLM's parser of the thoughts in agents' replies; empty: none")
+
+
 class AuxiliaryModelConfig(RolloutModelConfig):
     """A further model, with weights that stay: a judge, or a reward model. Workflows reach it by name."""
 
@@ -100,7 +107,7 @@ class ExplorerConfig(Section):
     api_keys_file: AnyPath | Literal[""] = Field(
         "", description="Mode serve: file of the keys that clients must send, one a line; empty: one is made"
     )
-    rollout_model: RolloutModelConfig = Field(default_factory=RolloutModelConfig)
+    rollout_model: PolicyEngineConfig = Field(default_factory=PolicyEngineConfig)
     auxiliary_models: list[AuxiliaryModelConfig] = Field(default_factory=list, description="Judges and reward models")
     environments: list[EnvironmentConfig] = Field(
         default_factory=list, description="Provided elsewhere; other names: the run's own environment service"

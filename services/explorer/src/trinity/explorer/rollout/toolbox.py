@@ -1,17 +1,20 @@
 """The toolbox workflows work with: this explorer's engines, tokenizer and environment service."""
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
 
-from trinity.data.experience import SamplingParams
+from trinity.data.experience import SamplingParams, Task
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import Answer, EnvironmentClient, EnvironmentFailed, Score
+from trinity.explorer.serving.agents import AgentGateway, AgentSession
 from trinity.explorer.types import Completion
 from trinity.runtime import tracing
+from trinity.runtime.errors import InvalidInput
 
 
 class ExplorerTools:
@@ -25,7 +28,9 @@ class ExplorerTools:
         auxiliary: AuxiliaryModels,
         max_prompt_tokens: int,
         max_model_tokens: int,
+        gateway: AgentGateway | None = None,
     ) -> None:
+        self._gateway = gateway
         self._auxiliary = auxiliary
         self._pool = pool
         self._tokenizer = tokenizer
@@ -34,10 +39,14 @@ class ExplorerTools:
         self.max_model_tokens = max_model_tokens
 
     async def check(self) -> None:
-        """Raises EngineFailed if an auxiliary model's engine is gone."""
+        """Raises EngineFailed if an auxiliary model's engine or the gateway of agents is gone."""
         await self._auxiliary.check()
+        if self._gateway is not None:
+            await self._gateway.check()
 
     async def close(self) -> None:
+        if self._gateway is not None:
+            await self._gateway.close()
         await self._environment.close()
         self._auxiliary.close()
 
@@ -62,6 +71,11 @@ class ExplorerTools:
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
         with tracing.span("engine.generate", prompt_tokens=len(prompt_token_ids), n=sampling.n):
             return await self._pool.generate(prompt_token_ids, sampling)
+
+    def openai_client(self, task: Task) -> AbstractAsyncContextManager[AgentSession]:
+        if self._gateway is None:
+            raise InvalidInput("task.workflow", "asks for an OpenAI client, and this toolbox has no gateway")
+        return self._gateway.session(task.sampling, task.timeout_seconds)
 
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
         with tracing.span("auxiliary.judge", model=model, n=sampling.n):

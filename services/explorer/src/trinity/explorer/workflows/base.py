@@ -48,6 +48,9 @@ class Toolbox(Protocol):
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
         """`sampling.n` completions."""
 
+    def openai_client(self, task: Task) -> Any:
+        """A session of an agent, as an asynchronous context: see trinity.explorer.serving.agents.AgentSession."""
+
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
         """`sampling.n` replies of a judge model; empty name: the first one."""
 

@@ -1,0 +1,50 @@
+"""Agents that speak OpenAI: what a session of one sampled is a rollout."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trinity.data.experience import Experience, TaskKind
+from trinity.explorer.environments.client import Answer, Score
+from trinity.explorer.workflows.base import gather_rollouts
+from trinity.explorer.workflows.single_turn import SimpleWorkflow
+
+
+class AgentWorkflow(SimpleWorkflow):
+    """`repeat_times` sessions of the agent that a plugin writes as `play`. Each branch is an experience, `step` its
+    number. An agent that raises, and a session that failed, fail the attempt."""
+
+    @abstractmethod
+    async def play(self, agent: Any) -> float | Sequence[float] | Score:
+        """One session (trinity.explorer.serving.agents.AgentSession); returns its reward, or one of each branch, or a
+        score with metrics.
+
+        `agent.sync` and `agent.asynchronous` are OpenAI's clients, the first one for threads (asyncio.to_thread);
+        `agent.environment` has the variables that they read in other processes.
+        """
+
+    async def run(self) -> list[Experience]:
+        sessions = await gather_rollouts(self._session(rollout) for rollout in range(self.task.repeat_times))
+        return [experience for session in sessions for experience in session]
+
+    async def _session(self, rollout: int) -> list[Experience]:
+        async with self.tools.openai_client(self.task) as agent:
+            played = await self.play(agent)
+            score = played if isinstance(played, Score) else Score(0.0, {})
+            agent.reward = score.reward if isinstance(played, Score) else played
+            made = [self._told(experience, score) for experience in agent.experiences(rollout)]
+        return made[-1:] if self.task.kind is TaskKind.EVALUATION else made  # an evaluation counts rollouts
+
+    def _told(self, experience: Experience, score: Score) -> Experience:
+        prompt, response = np.split(experience.token_ids, [experience.prompt_length])
+        metrics = {**experience.metrics, **score.metrics}
+        texts = self.tools.text(prompt), self.tools.text(response)
+        return replace(experience, metrics=metrics, prompt_text=texts[0], response_text=texts[1])
+
+    async def score(self, answer: str) -> Score:
+        """Of an agent's last word, by the taskset's reward function."""
+        (score,) = await self.scores([Answer(self.column("prompt_key"), answer, self.truth(), False, 0, ())])
+        return score
