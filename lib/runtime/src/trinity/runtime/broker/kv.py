@@ -103,6 +103,10 @@ class Bucket:
             return ABSENT
         return Entry(entry.value or b"", entry.revision or 0)
 
+    async def wait_for_leader(self) -> None:
+        """Until the bucket has a leader that answers: reads ask any replica. Unavailable after half a minute."""
+        await self._broker.state(f"KV_{self.name}")
+
     async def put_if(self, key: str, value: bytes, revision: int) -> int:
         """Write if the key is still at `revision` (0: absent); returns the new revision. SequenceConflict otherwise."""
         try:

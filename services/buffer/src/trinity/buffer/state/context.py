@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,13 +13,16 @@ from trinity.buffer.state.window import Lineage
 from trinity.config import Plan
 from trinity.config.memory import vocabulary_of
 from trinity.data.experience import Limits
-from trinity.runtime.broker import Broker, Bucket
+from trinity.runtime.broker import Broker, Bucket, Entry
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.names import RunNames
 from trinity.weights import VersionState
 from trinity.weights.pointer import Live, Rollback, decode_live, verdict_of
 
 log = structlog.get_logger(__name__)
+
+# A replica of KV hears of what was written from the bucket's leader, which tells it once a second at least.
+_BEHIND_SECONDS, _AGAIN_SECONDS = 3.0, 0.1
 
 # Part of the log's limit that is given away in advance, to tasks whose groups are not there yet.
 _SAFE = 0.8
@@ -141,20 +144,24 @@ class LiveVersions:
         self._context = context
         self._versions = versions
         self._rejected: set[int] = set()
+        self._revision = 0
 
     async def look(self) -> Live:
         """The pointer as KV has it now."""
         entry = await self._versions.get(self._context.names.live_key)
-        await self._take(entry.value)
+        await self._take(entry)
         return self._context.live
 
     async def follow(self) -> None:
         async for entry in self._versions.watch(self._context.names.live_key):
-            await self._take(entry.value)
+            await self._take(entry)
 
-    async def _take(self, value: bytes) -> None:
+    async def _take(self, entry: Entry) -> None:
+        if entry.revision < self._revision:
+            return  # of a replica that is behind
+        self._revision = entry.revision
         try:
-            live = decode_live(value)
+            live = decode_live(entry.value)
         except DataLoss as error:  # sync writes what it was once more
             log.warning("buffer.live.refused", reason=str(error), version=self._context.live.version)
             return
@@ -167,7 +174,13 @@ class LiveVersions:
 
     async def was_live(self, version: int) -> bool:
         """Whether a version may have sampled tokens: it is not newer than all that ever were LIVE."""
-        return version <= self._context.newest_live_step or version <= (await self._looked()).newest_live_step
+        if version <= self._context.newest_live_step:
+            return True
+
+        async def is_known() -> bool:
+            return version <= (await self._looked()).newest_live_step
+
+        return await self._is_soon(is_known)
 
     async def _looked(self) -> RunContext:
         await self.look()
@@ -180,8 +193,24 @@ class LiveVersions:
         """
         if version >= gate_step or self._passed_over(gate_step):
             return True
-        await self.look()
-        return self._passed_over(gate_step) or await self._was_rejected(gate_step)
+
+        async def is_passed_over() -> bool:
+            await self.look()
+            return self._passed_over(gate_step) or await self._was_rejected(gate_step)
+
+        return await self._is_soon(is_passed_over)
+
+    async def _is_soon(self, holds: Callable[[], Awaitable[bool]]) -> bool:
+        """Whether something that KV says holds. Any replica answers, and one may be behind until there is a leader."""
+        if await holds():
+            return True
+        await self._versions.wait_for_leader()
+        deadline = time.monotonic() + _BEHIND_SECONDS
+        while time.monotonic() < deadline:
+            await asyncio.sleep(_AGAIN_SECONDS)
+            if await holds():
+                return True
+        return False
 
     def _passed_over(self, gate_step: int) -> bool:
         live = self._context.live

@@ -1,0 +1,58 @@
+"""What the buffer says of versions while the replica of KV that answers it is behind, as after its leader's death."""
+
+import time
+from typing import Any, cast
+
+import pytest
+
+from trinity.buffer.state.context import LiveVersions, RunContext
+from trinity.runtime.broker import ABSENT, Bucket, Entry
+from trinity.runtime.names import RunNames
+from trinity.weights.pointer import Live, encode
+
+pytestmark = pytest.mark.core
+
+NAMES = RunNames("run-1")
+LAG_SECONDS = 0.3
+
+
+class Replica:
+    """Answers with `before` until a while after there is a leader, and with `now` from then on."""
+
+    def __init__(self, before: Live, now: Live) -> None:
+        self._before, self._now = before, now
+        self.led_at = float("inf")
+
+    async def get(self, key: str) -> Entry:
+        if key != NAMES.live_key:
+            return ABSENT
+        is_behind = time.monotonic() < self.led_at + LAG_SECONDS
+        return Entry(encode(self._before if is_behind else self._now), 1 if is_behind else 2)
+
+    async def wait_for_leader(self) -> None:
+        self.led_at = time.monotonic()
+
+
+def versions_of(replica: Replica) -> LiveVersions:
+    return LiveVersions(RunContext(cast(Any, None), NAMES, cast(Any, None)), cast(Bucket, replica))
+
+
+async def test_a_version_that_is_live_is_known_before_a_group_of_it_is_refused() -> None:
+    versions = versions_of(Replica(Live(1, 1, 1), Live(2, 2, 2)))
+    assert await versions.was_live(2)
+    assert not await versions.was_live(3)
+
+
+async def test_a_gate_whose_version_was_rejected_is_known_before_a_group_is_refused() -> None:
+    versions = versions_of(Replica(Live(1, 1, 1), Live(1, 1, 2)))
+    assert await versions.meets(1, 2)
+    assert not await versions.meets(1, 3)
+
+
+async def test_the_pointer_does_not_go_back() -> None:
+    replica = Replica(Live(1, 1, 1), Live(2, 2, 2))
+    versions = versions_of(replica)
+    replica.led_at = 0.0
+    assert (await versions.look()).version == 2
+    replica.led_at = float("inf")  # another replica answers
+    assert (await versions.look()).version == 2
