@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 
 from support.services.nats import NatsServer
 from trinity.runtime import names
@@ -21,6 +22,7 @@ from trinity.runtime.broker import (
     StreamSpec,
     blobs,
     connect,
+    consume,
     ensure_consumer,
     ensure_streams,
     tail,
@@ -130,6 +132,29 @@ async def test_tail_sees_everything_in_order_through_a_restart(broker: Broker, n
         await broker.publish("s.a", str(index).encode(), message_id=str(index))
     await asyncio.wait_for(reading, 30)
     assert seen == list(range(10))
+
+
+async def test_tail_asks_again_for_what_was_lost_on_its_way(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with the server of a cluster to which the reader was connected: the next message comes from another one."""
+    next_one, lost = consume._Pull._next, []
+
+    async def lossy(pull: consume._Pull, silence_seconds: float) -> Msg:
+        raw = await next_one(pull, silence_seconds)
+        if not lost and raw.subject.startswith("s.") and consume.Message.of(raw).sequence == 2:
+            lost.append(raw)
+            return await next_one(pull, silence_seconds)
+        return raw
+
+    monkeypatch.setattr(consume._Pull, "_next", lossy)
+    for index in range(1, 5):
+        await broker.publish("s.a", b"", message_id=str(index))
+    seen: list[int] = []
+    async with asyncio.timeout(60):
+        async for message in tail(broker, "S", 0):
+            seen.append(message.sequence)
+            if len(seen) == 4:
+                break
+    assert (seen, len(lost)) == ([1, 2, 3, 4], 1)
 
 
 async def test_a_hole_in_the_log_stops_the_reader_and_is_named(broker: Broker) -> None:

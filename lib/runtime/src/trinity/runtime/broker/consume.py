@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from dataclasses import dataclass
 
 import nats.errors
@@ -23,6 +23,8 @@ _TAIL_BATCH = 256
 _SHORT_REPLY = 9
 _EXPIRES_SECONDS = 30.0
 _HEARTBEAT_SECONDS = 1.0
+# A new consumer begins at the sequence that is expected: if it skips that too, it is not there.
+_ASKED_AGAIN = 2
 _REQUEST_ENDED = ("Batch Completed", "Message Size Exceeds MaxBytes")
 
 
@@ -184,26 +186,32 @@ class PullConsumer:
 async def tail(broker: Broker, stream: str, after_sequence: int) -> AsyncIterator[Message]:
     """Every message of a stream above `after_sequence`, in order, for ever.
 
-    Raises Gap if a sequence is missing: a corrupted replica skips silently, and our own purges stay below every reader.
+    What is lost on its way, as with a server that dies, is asked for again. Raises Gap if a sequence is missing in the
+    stream: a corrupted replica skips silently, and our own purges stay below every reader.
     """
-    expected = after_sequence + 1
+    expected, skipped = after_sequence + 1, 0
     while True:
         try:
-            async for message in _tail_once(broker, stream, expected):
-                if message.sequence != expected:
-                    raise Gap(
-                        f"{stream}: sequences {expected} to {message.sequence - 1} are missing and were not purged by "
-                        "Trinity. A replica is damaged or messages were deleted by hand: compare the replicas "
-                        "(`nats stream report`) and restore the stream"
-                    )
-                expected = message.sequence + 1
-                yield message
+            async with contextlib.aclosing(_tail_once(broker, stream, expected)) as messages:
+                async for message in messages:
+                    if message.sequence != expected:
+                        skipped += 1
+                        if skipped > _ASKED_AGAIN:
+                            raise Gap(
+                                f"{stream}: sequences {expected} to {message.sequence - 1} are missing and were not "
+                                "purged by Trinity. A replica is damaged or messages were deleted by hand: compare the "
+                                "replicas (`nats stream report`) and restore the stream"
+                            )
+                        log.info("broker.tail.skipped", stream=stream, sequence=expected, came=message.sequence)
+                        break
+                    expected, skipped = message.sequence + 1, 0
+                    yield message
         except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
             log.info("broker.tail.reopened", stream=stream, sequence=expected, error=str(error))
             await asyncio.sleep(0.2)
 
 
-async def _tail_once(broker: Broker, stream: str, start: int) -> AsyncIterator[Message]:
+async def _tail_once(broker: Broker, stream: str, start: int) -> AsyncGenerator[Message, None]:
     config = ConsumerConfig(
         deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
         opt_start_seq=start,
