@@ -44,8 +44,8 @@ IMAGES ?= $(CURDIR)/build/images
 images-test: $(BIN)/.installed ## build all images and run services of them; needs root, buildah and debootstrap
 	TRINITY_TEST_IMAGES=$(IMAGES) $(BIN)/pytest -n 0 tests/images
 
-deploy-test: $(BIN)/.installed ## a run by deploy/compose without Docker, a namespace for each service (root)
-	TRINITY_TEST_DEPLOY=1 $(BIN)/pytest -n 0 -rs tests/e2e/test_deployed_with_compose.py
+deploy-test: $(BIN)/.installed ## runs by deploy/compose and deploy/helm without Docker, a namespace for each service (root)
+	TRINITY_TEST_DEPLOY=1 $(BIN)/pytest -n 0 -rs tests/e2e/test_deployed_with_compose.py tests/e2e/test_deployed_with_helm.py
 
 chaos: $(BIN)/.installed build/quickstart/.made ## kill, stop and damage at random moments, many times; a table of what did not hold
 	$(BIN)/python tests/chaos/run_chaos.py $(CHAOS)

@@ -7,7 +7,6 @@ kill -9 of each service, a rollback, and the end. The tests look at what was see
 import asyncio
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,17 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from support.deploy.compose import Project, Service
 from support.deploy.containers import Container, missing
-from support.deploy.warm_model import warm_up
+from support.deploy.journeys import Trainer, fill, until, write_run
 from support.services.certificates import identity_of
 from support.services.port_scan import Kind, Port, scan
-from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 from trinity.cli.commands.certs import certs
-from trinity.runtime import rpc
-from trinity.runtime.trust.identity import Identity
 
 pytestmark = [
     pytest.mark.extended,
@@ -92,43 +87,13 @@ class Operator:
         raise AssertionError(f"no {what} within {wait_seconds:g} s; the last status: {seen}")
 
 
-class Trainer:
-    """The trainer, as the operator calls it by the address that the file publishes."""
-
-    def __init__(self, address: str, identity: Identity) -> None:
-        self._stub = trainer_pb2_grpc.TrainerServiceStub(rpc.blocking_channel(address, identity=identity))
-
-    @property
-    def step(self) -> int:
-        return self._stub.Status(trainer_pb2.StatusRequest(), wait_for_ready=True, timeout=60).step
-
-    def train_a_step(self) -> None:
-        """For a step at least; the trainer is paused after it, so that the run does not end before it was looked at."""
-        before = self.step
-        self.resume()
-        until(lambda: self.step > before, 600, f"step after {before}")
-        self._stub.Pause(trainer_pb2.PauseRequest(), wait_for_ready=True, timeout=120)
-
-    def resume(self) -> None:
-        self._stub.Resume(trainer_pb2.ResumeRequest(), wait_for_ready=True, timeout=60)
-
-
-def until(condition: Callable[[], object], wait_seconds: float, what: str) -> None:
-    deadline = time.monotonic() + wait_seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within {wait_seconds:g} s"
-        time.sleep(3)  # a health check is a process
-
-
 @pytest.fixture(scope="module")
 def journey(
     repository: Path, quickstart_model: Path, quickstart_data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Journey]:
     folder = tmp_path_factory.mktemp("deployed")
-    config = write_config(repository, folder / "run.yaml")
-    (folder / "data").mkdir()
-    warm_up(quickstart_model, quickstart_data / "train.jsonl", folder / "data/model")
-    shutil.copytree(quickstart_data, folder / "data/sums")
+    config = write_run(repository, folder / "run.yaml", steps=STEPS, groups=GROUPS)
+    fill(folder / "data", quickstart_model, quickstart_data)
     given = {
         "TRINITY_CONFIG": str(config),
         "TRINITY_DATA": str(folder / "data"),
@@ -136,22 +101,6 @@ def journey(
     }
     with Project(repository / "deploy/compose/compose.yaml", given, folder / "containers") as project:
         yield travel(project, config, folder)
-
-
-def write_config(repository: Path, path: Path) -> Path:
-    """The quickstart's GRPO stage, short, with model and data below /data."""
-    config = yaml.safe_load((repository / "examples/quickstart/arithmetic.yaml").read_text())
-    del config["stages"]
-    config |= {"name": "rft", "checkpoint_root_dir": "/data/checkpoints"}
-    config["model"]["model_path"] = "/data/model"
-    config["buffer"] |= {"batch_size": GROUPS, "total_steps": STEPS}
-    source = config["buffer"]["explorer_input"]
-    for taskset in (source["taskset"], *source["eval_tasksets"]):
-        taskset["path"] = "/data/sums"
-    config["explorer"]["eval_interval"] = STEPS
-    config["trainer"]["save_interval"] = 4
-    path.write_text(yaml.safe_dump(config))
-    return path
 
 
 def travel(project: Project, config: Path, folder: Path) -> Journey:

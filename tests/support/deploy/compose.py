@@ -21,8 +21,15 @@ from typing import Any
 
 import yaml
 
-from support.deploy.containers import Container, Network, Spec
-from trinity.cli.supervise import nats
+from support.deploy.containers import (
+    Container,
+    Network,
+    Spec,
+    forward,
+    image_environment,
+    image_volumes,
+    program,
+)
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 _FIELD = re.compile(r"([\w./@]+)=('[^']*'|\S+)")
@@ -156,18 +163,11 @@ class Project:
     def _add(self, instance: str, name: str, host: str) -> Service:
         about = self._about[name]
         command = self._command(about)
-        python = Path(sys.executable).parent
         environment = {
-            "PATH": f"{python}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-            "HOME": "/tmp",
-            "HF_HUB_OFFLINE": "1",
-            # The cores are those of all services, as in every test (conftest.py).
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            **({"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}),
+            **image_environment(),
             **about.get("environment", {}),
         }
-        volumes = [*self._image(), *(self._volume(text) for text in about.get("volumes", []) if ":" in text)]
+        volumes = [*image_volumes(), *(self._volume(text) for text in about.get("volumes", []) if ":" in text)]
         folder = self._folder / instance
         aliases = [name] if instance == name else []
         user, _, group = about.get("user", "0:0").partition(":")
@@ -184,17 +184,9 @@ class Project:
             dockerfile = self._file.parent / about["build"]["context"] / about["build"]["dockerfile"]
             lines = dict(re.findall(r"^(ENTRYPOINT|CMD) (.*)$", dockerfile.read_text(), re.MULTILINE))
             entry, default = json.loads(lines["ENTRYPOINT"]), json.loads(lines["CMD"])
-            return [str(Path(sys.executable).with_name(entry[0])), *entry[1:], *about.get("command", default)]
+            return [program(entry[0]), *entry[1:], *about.get("command", default)]
         assert about["image"].startswith("nats:"), about["image"]
-        return [str(nats.find_binary()), *about["command"]]
-
-    def _image(self) -> list[tuple[Path, str, bool]]:
-        """This test's Python, its packages and the sources, read-only, where they are here."""
-        roots = {Path(sys.prefix), Path(sys.base_prefix), *map(Path, os.environ.get("PYTHONPATH", "").split(":"))}
-        roots |= {Path(__file__).parents[3], nats.find_binary().parent}
-        roots = {one for one in roots if one.is_dir() and not one.is_relative_to("/usr")}
-        own = {one for one in roots if not any(one != other and one.is_relative_to(other) for other in roots)}
-        return [(one, str(one), True) for one in sorted(own)]
+        return [program("nats-server"), *about["command"]]
 
     def _volume(self, text: str) -> tuple[Path, str, bool]:
         source, path, *mode = text.split(":")
@@ -208,7 +200,7 @@ class Project:
         """As docker-proxy does: connections to this machine's address go to the container."""
         listener = socket.create_server(outer)
         self._listeners.append(listener)
-        threading.Thread(target=_forward_all, args=(listener, inner), daemon=True).start()
+        threading.Thread(target=forward, args=(listener, inner), daemon=True).start()
 
     def up(self, *names: str) -> None:
         for name in names or self.services:
@@ -225,39 +217,10 @@ class Project:
         environment = dict(self.services["buffer"].container.spec.environment)
         environment = {key: value for key, value in environment.items() if not key.startswith("TRINITY_")}
         environment["TRINITY_IDENTITY"] = "/identity"
-        volumes = [*self._image(), (identity, "/identity", True), *([(data, "/data", True)] if data else [])]
+        volumes = [*image_volumes(), (identity, "/identity", True), *([(data, "/data", True)] if data else [])]
         container = Container(
             self.network, Spec(name, ["/bin/sleep", "100000"], environment, volumes), self._folder / name
         )
         self._outsiders.append(container)
         container.start()
         return container
-
-
-def _forward_all(listener: socket.socket, inner: tuple[str, int]) -> None:
-    while True:
-        try:
-            outer, _ = listener.accept()
-        except OSError:
-            return
-        try:
-            connected = socket.create_connection(inner, 10)
-        except OSError:
-            outer.close()
-            continue
-        connected.settimeout(None)
-        for one, other in ((outer, connected), (connected, outer)):
-            threading.Thread(target=_forward, args=(one, other), daemon=True).start()
-
-
-def _forward(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while data := source.recv(65536):
-            target.sendall(data)
-    except OSError:
-        pass
-    for one in (source, target):
-        try:
-            one.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            one.close()

@@ -50,6 +50,7 @@ def _make_root(spec: dict[str, Any]) -> None:
     """Nothing of the machine but its system folders, read-only, and the volumes."""
     root = Path(spec["root"])
     _mount("--make-rprivate", "/")
+    _mount("--bind", str(root), str(root))
     for name in _SYSTEM:
         there = Path("/", name)
         if there.is_symlink():
@@ -70,6 +71,8 @@ def _make_root(spec: dict[str, Any]) -> None:
     for source, target, read_only in sorted(spec["volumes"], key=lambda one: str(one[1])):  # parents first
         _bind(Path(source), root / target.lstrip("/"), read_only)
     (root / "tmp").chmod(0o1777)
+    if spec["read_only"]:
+        _mount("-o", "remount,bind,ro", str(root))
 
 
 def _bind(source: Path, target: Path, read_only: bool) -> None:

@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from pathlib import Path
 import psutil
 
 from support.services.port_scan import Port
+from trinity.cli.supervise import nats
 from trinity.runtime.process import tied
 
 _SECONDS = 60.0
@@ -66,7 +68,8 @@ class Network:
         self._cables = itertools.count()
         self._addresses = itertools.count(2)
         self._lock = threading.Lock()
-        self.hosts: dict[str, str] = {}
+        self.hosts: list[tuple[str, str]] = []
+        """Address and name; a name may have several addresses."""
 
     @property
     def address(self) -> str:
@@ -86,7 +89,7 @@ class Network:
         """An address for a host of these names."""
         with self._lock:
             address = f"{self._prefix}.{next(self._addresses)}"
-            self.hosts |= dict.fromkeys(names, address)
+            self.hosts += [(address, name) for name in names]
             return address
 
     def connect(self, pid: int, address: str) -> None:
@@ -103,7 +106,8 @@ class Network:
 
 @dataclass(frozen=True)
 class Spec:
-    """`command[0]` is a path. `volumes`: source here, path there, whether it is read-only."""
+    """`command[0]` is a path. `volumes`: source here, path there, whether it is read-only. `read_only`: nothing is
+    written outside of volumes."""
 
     name: str
     command: Sequence[str]
@@ -111,6 +115,7 @@ class Spec:
     volumes: Sequence[tuple[Path, str, bool]]
     aliases: Sequence[str] = ()
     user: tuple[int, int] = (0, 0)
+    read_only: bool = False
 
 
 @dataclass
@@ -130,7 +135,7 @@ class Container:
 
     def start(self) -> None:
         hosts = self.folder / "hosts"
-        lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in self.network.hosts.items())]
+        lines = ["127.0.0.1 localhost", *map(" ".join, self.network.hosts)]
         hosts.write_text("\n".join(lines) + "\n")
         volumes = [(str(hosts), "/etc/hosts", True), *self.spec.volumes]
         given = {
@@ -141,6 +146,7 @@ class Container:
             "command": list(self.spec.command),
             "environment": dict(self.spec.environment),
             "user": self.spec.user,
+            "read_only": self.spec.read_only,
             "volumes": [(str(source), path, read_only) for source, path, read_only in volumes],
         }
         spec_file = self.folder / "spec.json"
@@ -215,11 +221,16 @@ class Container:
         return 137
 
     def execute(self, command: Sequence[str], seconds: float = _SECONDS) -> "subprocess.CompletedProcess[str]":
-        """Run a command in the container, with its environment."""
+        """Run a command in the container, with its environment, as its user."""
         return subprocess.run(
-            ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-p", "-i", "--root", "--wd=/", *command],
-            env=dict(self.spec.environment), capture_output=True, text=True, timeout=seconds,
-        )  # fmt: skip
+            self.beside(command), env=dict(self.spec.environment), capture_output=True, text=True, timeout=seconds
+        )
+
+    def beside(self, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command in the container's namespaces, as its user."""
+        user, group = self.spec.user
+        where = ["-t", str(self.pid), "-n", "-m", "-u", "-p", "-i", "--root", "--wd=/"]
+        return ["nsenter", *where, f"--setgid={group}", f"--setuid={user}", *command]
 
     def output(self) -> str:
         return "".join(
@@ -228,6 +239,66 @@ class Container:
 
     def tail(self) -> str:
         return "\n".join(self.output().splitlines()[-15:])
+
+
+def image_volumes() -> list[tuple[Path, str, bool]]:
+    """In place of an image: this test's Python, its packages and the sources, read-only, where they are here."""
+    roots = {Path(sys.prefix), Path(sys.base_prefix), *map(Path, os.environ.get("PYTHONPATH", "").split(":"))}
+    roots |= {Path(__file__).parents[3], nats.find_binary().parent}
+    roots = {one for one in roots if one.is_dir() and not one.is_relative_to("/usr")}
+    own = {one for one in roots if not any(one != other and one.is_relative_to(other) for other in roots)}
+    return [(one, str(one), True) for one in sorted(own)]
+
+
+def image_environment() -> dict[str, str]:
+    """What an image sets, and what tests on few cores need."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "HOME": "/tmp",
+        "HF_HUB_OFFLINE": "1",
+        # The cores are those of all services, as in every test (conftest.py).
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        **({"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}),
+    }
+
+
+def program(name: str) -> str:
+    """The path of a command of an image: nats-server, one of Trinity's, or the system's."""
+    if name == "nats-server":
+        return str(nats.find_binary())
+    own = Path(sys.executable).with_name(name)
+    return str(own if own.exists() else shutil.which(name) or name)
+
+
+def forward(listener: socket.socket, inner: tuple[str, int]) -> None:
+    """Copy every connection of a listener to another address, both ways; for a thread. Ends with the listener."""
+    while True:
+        try:
+            outer, _ = listener.accept()
+        except OSError:
+            return
+        try:
+            connected = socket.create_connection(inner, 10)
+        except OSError:
+            outer.close()
+            continue
+        connected.settimeout(None)
+        for one, other in ((outer, connected), (connected, outer)):
+            threading.Thread(target=_copy, args=(one, other), daemon=True).start()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+    except OSError:
+        pass
+    for one in (source, target):
+        try:
+            one.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            one.close()
 
 
 def _host(digits: str) -> str:
