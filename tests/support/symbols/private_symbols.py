@@ -200,6 +200,8 @@ VLLM = (
         (
             "vllm.triton_utils:HAS_TRITON",
             "vllm.v1.outputs:LogprobsTensors",
+            "vllm.v1.sample.rejection_sampler:expand_batch_to_tokens"
+            "(x, cu_num_tokens, num_tokens, replace_from, replace_to)",
             "vllm.v1.sample.sampler:Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)",
             "vllm.v1.worker.gpu.sample.sampler:compute_topk_scores"
             "(logits, num_logprobs, sampled_token_ids, cu_num_logits, max_per_req_token_ids, logits_mode)",

@@ -69,3 +69,11 @@ def test_only_requests_for_the_sampled_token_alone_use_the_fast_path() -> None:
     assert gather(torch.log_softmax(logits, -1), 0, ids).logprobs.shape == (2, 1)
     gather(logits, 5, ids)
     assert ranked == [5]
+
+
+def test_each_token_of_a_draft_has_its_requests_temperature_on_a_cpu() -> None:
+    expand = sampled_logprobs.without_kernel(None)
+    temperatures, ends = torch.tensor([0.7, -1.0, 0.3]), torch.tensor([2, 2, 5], dtype=torch.int32)
+    assert expand(temperatures, ends, 5, replace_from=-1, replace_to=1).tolist() == pytest.approx([0.7] * 2 + [0.3] * 3)
+    top_k = expand(torch.tensor([4, 5, 6], dtype=torch.int32), ends, 5)
+    assert (top_k.tolist(), top_k.dtype) == ([4, 4, 6, 6, 6], torch.int32)

@@ -1,6 +1,7 @@
 """Inputs and results of an engine."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class EngineOptions:
     gpu_memory_gib: float = 0  # of each GPU, which a trainer shares; 0: gpu_memory_utilization says
     cpu_kvcache_gib: float = 1.0
     max_num_seqs: int | None = None
+    engine_args: Mapping[str, Any] = field(default_factory=dict)  # of vLLM's own
     trust_remote_code: bool = False
     weights_change: bool = True  # False: auxiliary models, which are never updated
     pooling: bool = False  # a model that rates instead of writing

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from trinity.config.algorithms import PARTS, argument_problems, resolvable, resolve
+from trinity.config.checks.engine_args import check_engine_args
 from trinity.config.checks.lora import check_lora
 from trinity.config.checks.teacher import check_teacher
 from trinity.config.checks.weights import check_synchronizer
@@ -62,6 +63,7 @@ def _check_stage(config: Config, plugins_loaded: bool, others: Iterable[Check]) 
     yield from _check_monitor(config)
     yield from check_trainer(config.trainer)
     yield from check_lora(config)
+    yield from check_engine_args(config)
     for other in others:
         yield from other(config)
     declared = ALGORITHMS.get(config.algorithm.algorithm_type)

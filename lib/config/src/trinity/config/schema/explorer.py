@@ -1,6 +1,6 @@
 """explorer: rollout engines and workflows. synchronizer: when weights travel."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -52,6 +52,11 @@ class RolloutModelConfig(Section):
     )
     cpu_kvcache_gib: PositiveFloat = Field(1.0, description="Key-value cache of an engine on a CPU, in GiB")
     seed: Seed = Field(42, description="Seed of an engine's sampler")
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of vLLM's own (fields of AsyncEngineArgs); what would break weight versions or "
+        "log-probabilities is refused",
+    )
 
 
 class PolicyEngineConfig(RolloutModelConfig):

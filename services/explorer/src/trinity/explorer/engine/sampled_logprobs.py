@@ -30,8 +30,12 @@ def sampled_logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Ten
 
 def install() -> None:
     """Patch both of vLLM's samplers. A vLLM that has neither of the patched functions keeps its own."""
+    from vllm.v1.sample import rejection_sampler
     from vllm.v1.sample.sampler import Sampler
 
+    if hasattr(rejection_sampler, "expand_batch_to_tokens"):
+        mended = without_kernel(rejection_sampler.expand_batch_to_tokens)
+        setattr(rejection_sampler, "expand_batch_to_tokens", mended)  # noqa: B010
     Sampler.gather_logprobs = staticmethod(_in_place_of(Sampler.gather_logprobs))  # type: ignore[method-assign]
     try:
         from vllm.v1.worker.gpu.sample import sampler
@@ -39,6 +43,25 @@ def install() -> None:
         return
     if hasattr(sampler, "compute_topk_scores"):
         setattr(sampler, "compute_topk_scores", _instead_of_scores(sampler.compute_topk_scores))  # noqa: B010
+
+
+def without_kernel(expand: Any) -> Any:
+    """Of the rejection sampler: what it does on GPUs, also on a CPU.
+
+    There vLLM 0.32's kernel writes into a copy that is thrown away, so the tokens of drafts are judged at temperatures
+    and top-p of memory that was never written.
+    """
+
+    def expand_batch_to_tokens(
+        x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+    ) -> torch.Tensor:
+        if x.is_cuda:
+            on_gpu: torch.Tensor = expand(x, cu_num_tokens, num_tokens, replace_from, replace_to)
+            return on_gpu
+        counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+        return torch.where(x == replace_from, replace_to, x).repeat_interleave(counts, output_size=num_tokens)
+
+    return expand_batch_to_tokens
 
 
 def _in_place_of(gather: Any) -> Any:

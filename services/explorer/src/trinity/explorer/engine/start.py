@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 from trinity.explorer.engine.devices import room_of
@@ -43,6 +44,9 @@ def config_of(options: EngineOptions, **memory: float) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    if unknown := sorted(options.engine_args.keys() - known):
+        raise InvalidInput("explorer.rollout_model.engine_args", f"has {unknown[0]}, which this vLLM does not know")
     return AsyncEngineArgs(**_arguments_of(options) | memory).create_engine_config(UsageContext.LLM_CLASS)
 
 
@@ -72,7 +76,7 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         arguments["max_num_seqs"] = options.max_num_seqs
     if options.device == "cuda":
         arguments["attention_backend"] = "FLASH_ATTN"
-    return arguments
+    return arguments | dict(options.engine_args)
 
 
 @contextmanager

@@ -1,0 +1,101 @@
+"""engine_args: arguments of vLLM's own, by name, and which of them an engine here does not take."""
+
+import ast
+import difflib
+import importlib.util
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from trinity.config.errors import Problem
+from trinity.config.schema import Config
+from trinity.config.schema.explorer import RolloutModelConfig
+
+# Arguments that have a key of their own in the engine's section, or elsewhere.
+_KEYS = {
+    **{
+        name: name
+        for name in (
+            "dtype", "enable_chunked_prefill", "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization",
+            "max_num_seqs", "seed", "tensor_parallel_size",
+        )
+    },
+    "model": "model.model_path", "max_model_len": "model.max_model_len",
+    "trust_remote_code": "model.trust_remote_code",
+    **dict.fromkeys(("data_parallel_size", "data_parallel_size_local"), "engine_num"),
+}  # fmt: skip
+_VERSIONS = "weight versions travel and are counted through it"
+_SAMPLING = "the recorded log-probabilities would be of another distribution than the trainer's"
+_OTHER_MODEL = "the trainer would compute another model"
+_PLACES = "Trinity places engines; GPUs are counted by engine_num and tensor_parallel_size"
+_KIND = "follows from the kind of the model"
+_REFUSED = {
+    **dict.fromkeys(
+        (
+            "worker_cls", "worker_extension_cls", "weight_transfer_config", "scheduler_cls", "scheduling_policy",
+            "stream_interval", "enable_sleep_mode",
+        ),
+        _VERSIONS,
+    ),
+    **dict.fromkeys(("logprobs_mode", "generation_config", "override_generation_config", "logits_processors",
+                     "watermark_config"), _SAMPLING),
+    **dict.fromkeys(
+        ("hf_overrides", "load_format", "revision", "tokenizer", "skip_tokenizer_init", "hf_config_path",
+         "model_class_overrides", "model_weights"),
+        _OTHER_MODEL,
+    ),
+    **dict.fromkeys(
+        ("pipeline_parallel_size", "distributed_executor_backend", "device_ids", "nnodes", "node_rank", "master_addr",
+         "master_port", "decode_context_parallel_size", "prefill_context_parallel_size"),
+        _PLACES,
+    ),
+    **dict.fromkeys(("runner", "convert", "pooler_config"), _KIND),
+    "reasoning_parser": "explorer.rollout_model.reasoning_parser says it",
+    "enable_lora": "adapters are merged into the weights that travel; see model.lora_configs",
+    "disable_log_stats": "Trinity reports an engine's usage by itself",
+    "hf_token": "secrets do not belong into a YAML; set the environment variable HF_TOKEN",
+}  # fmt: skip
+# Where weights stay and no log-probability is trained on.
+_FOR_ALL = (_PLACES, _KIND)
+
+
+def check_engine_args(config: Config) -> Iterator[Problem]:
+    explorer = config.explorer
+    yield from _problems("explorer.rollout_model", explorer.rollout_model, policy=True)
+    for index, model in enumerate(explorer.auxiliary_models):
+        yield from _problems(f"explorer.auxiliary_models.{index}", model, policy=False)
+
+
+def _problems(place: str, section: RolloutModelConfig, *, policy: bool) -> Iterator[Problem]:
+    known = installed_arguments() if section.engine_args else frozenset()
+    for name in section.engine_args:
+        where, reason = f"{place}.engine_args.{name}", _REFUSED.get(name, "")
+        if name in _KEYS:
+            key = _KEYS[name]
+            if not policy and key.startswith("model."):
+                key = name if name in type(section).model_fields else key.removeprefix("model.")
+            yield Problem(where, f"has a key of its own: {key if '.' in key else f'{place}.{key}'}")
+        elif reason and (policy or reason in _FOR_ALL or name in ("disable_log_stats", "hf_token")):
+            yield Problem(where, f"cannot be set: {reason}")
+        elif known and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else "see vllm.AsyncEngineArgs"
+            yield Problem(where, f"is no argument of the installed vLLM; {advice}")
+
+
+@cache
+def installed_arguments() -> frozenset[str]:
+    """Names of the installed vLLM's AsyncEngineArgs, read from its source without importing it; empty if there is none.
+
+    Importing vLLM takes many seconds.
+    """
+    spec = importlib.util.find_spec("vllm")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    path = next((path for folder in folders if (path := folder / "engine/arg_utils.py").is_file()), None)
+    if path is None:
+        return frozenset()
+    classes = [node for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.ClassDef)]
+    fields = [field for found in classes if found.name in ("EngineArgs", "AsyncEngineArgs") for field in found.body]
+    return frozenset(
+        field.target.id for field in fields if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+    )
