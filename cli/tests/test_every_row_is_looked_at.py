@@ -84,7 +84,7 @@ def test_good_rows_are_taken(tmp_path: Path, offline: bool) -> None:
 
 
 def test_an_answer_that_nothing_compares_with_may_be_missing(tmp_path: Path) -> None:
-    code, error = check(tmp_path, {"answer": None}, False, default_workflow_type="rubric_judge_workflow")
+    code, error = check(tmp_path, {"answer": None}, False, default_reward_fn_type="format_reward")
     assert code == 0, error
 
 

@@ -1,4 +1,4 @@
-"""What distillation and preference pairs need is said by `trinity check`, before anything starts."""
+"""What distillation, preference pairs and models that workflows ask need is said before anything starts."""
 
 from typing import Any
 
@@ -82,3 +82,30 @@ def test_dpo_on_rollouts_still_compares_the_rollouts_of_a_task() -> None:
     assert (plan.offline, plan.algorithm.offline) == (False, False)
     with pytest.raises(ConfigError, match=r"algorithm.repeat_times.*compares the rollouts of a task"):
         plan_of(algorithm={"algorithm_type": "dpo", "repeat_times": 1}, **rolled_out)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "args", "models", "words"),
+    [
+        ("simple_workflow", {"reward_model": "helpfull"}, ["helpful"], "has no 'helpfull'.*did you mean 'helpful'"),
+        ("math_rm_workflow", {}, [], "is empty, and math_rm_workflow asks one"),
+        ("rubric_judge_workflow", {"judge": "a"}, ["helpful"], "has no 'a', which rubric_judge_workflow asks"),
+        ("simple_workflow", {"reward_model": "helpful"}, ["helpful"], ""),
+        ("math_rm_workflow", {}, ["helpful"], ""),
+        ("simple_workflow", {}, [], ""),
+    ],
+)
+def test_a_model_that_a_workflow_asks_must_be_there(
+    workflow: str, args: dict[str, Any], models: list[str], words: str
+) -> None:
+    taskset = {"name": "t", "path": "d.jsonl", "default_workflow_type": workflow, "workflow_args": args}
+    sections: dict[str, Any] = {
+        "buffer": {"explorer_input": {"taskset": taskset}},
+        "explorer": {"auxiliary_models": [{"name": name, "model_path": "m"} for name in models]},
+    }
+    if not words:
+        plan_of(**sections)
+        return
+    with pytest.raises(ConfigError, match=f"explorer.auxiliary_models.*{words}"):
+        plan_of(**sections)
+    plan_of(mode="train", **sections)

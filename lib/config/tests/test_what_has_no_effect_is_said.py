@@ -29,8 +29,9 @@ JUDGE = {"auxiliary_models": [{"model_path": "a/judge", "engine_num": 2, "tensor
         ("simple_workflow", {}, True),
         ("rubric_judge_workflow", {}, False),
         ("rubric_judge_workflow", {"judge": "judge"}, False),
-        ("rubric_judge_workflow", {"judge": "another"}, True),
         ("math_rm_workflow", {}, False),
+        ("simple_workflow", {"reward_model": "judge"}, False),
+        ("async_math_workflow", {"reward_model": ""}, False),
     ],
 )
 def test_an_auxiliary_model_that_nothing_asks_is_named_with_its_gpus(

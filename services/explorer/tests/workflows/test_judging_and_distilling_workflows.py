@@ -138,6 +138,28 @@ async def test_maths_workflows_are_scored_as_their_name_says(name: str, scorer: 
     assert asked in made[0].prompt_text
 
 
+@pytest.mark.parametrize("name", ["simple_workflow", "async_math_workflow", "math_boxed_workflow", "math_rm_workflow"])
+async def test_the_reward_model_that_workflow_args_name_scores_and_the_function_measures(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = tools()
+    asked: list[tuple[Any, str]] = []
+
+    async def rate(conversations: Any, model: str = "") -> list[float]:
+        asked.append((conversations, model))
+        return [3.5, -1.25]
+
+    monkeypatch.setattr(box, "rate", rate)
+    made = await run(name, task(reward_model="helpful"), box)
+    ((conversations, model),) = asked
+    assert (model, [e.reward for e in made]) == ("helpful", [3.5, -1.25])
+    assert [message["role"] for message in conversations[0]][-2:] == ["user", "assistant"]
+    assert conversations[0][-1]["content"] == "it is 2"
+    assert (made[0].metrics["reward_model"], made[0].metrics["accuracy"]) == (3.5, 1)
+    (plain, _) = await run("simple_workflow", task(), box)
+    assert (plain.reward, len(asked)) == (0.5, 1)
+
+
 @pytest.mark.parametrize(
     "name", ["simple_workflow", "math_workflow", "math_ruler_workflow", "on_policy_distill_workflow"]
 )

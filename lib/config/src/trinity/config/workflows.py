@@ -232,11 +232,19 @@ _ASKING: dict[str, dict[str, type]] = {
     "on_policy_distill_workflow": {"teacher": str},
     "on_policy_distill_math_workflow": {"teacher": str},
 }
+# They ask a reward model only where workflow_args name one.
+_MAY_ASK: dict[str, dict[str, type]] = {
+    f"{a}{name}_workflow": {"reward_model": str}
+    for name in ("simple", "math", "math_boxed", "math_eval")
+    for a in ("", "async_")
+}
 _ONE_TURN = {f"{a}{name}_workflow" for name in _SINGLE_TURN for a in ("", "async_")} | _ASKING.keys()
 
 
 def asked_model(workflow: str, args: dict[str, Any]) -> str | None:
     """The auxiliary model that a built-in workflow asks; empty: the first of its kind; None: it asks none."""
+    if workflow in _MAY_ASK and args.get("reward_model") is not None:
+        return str(args["reward_model"])
     if workflow not in _ASKING:
         return None
     return str(args.get(next(iter(_ASKING[workflow])), ""))
@@ -262,7 +270,7 @@ def scored_by(workflow: str, reward_function: str) -> str:
 
 def ignored_args(workflow: str, args: dict[str, Any]) -> list[str]:
     """Arguments that a built-in workflow of one turn does not read; Trinity-RFT's are not refused."""
-    return [name for name in args if workflow in _ONE_TURN and name not in _ASKING.get(workflow, {})]
+    return [name for name in args if workflow in _ONE_TURN and name not in (_ASKING | _MAY_ASK).get(workflow, {})]
 
 
 def _asking_problems(known: dict[str, type], args: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -276,8 +284,8 @@ def _asking_problems(known: dict[str, type], args: dict[str, Any]) -> Iterator[t
 
 def workflow_problems(workflow: str, args: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(argument, what is wrong) of the workflow_args of a built-in workflow of several turns; others check theirs."""
-    if workflow in _ASKING:
-        yield from _asking_problems(_ASKING[workflow], args)
+    if workflow in _ASKING or workflow in _MAY_ASK:
+        yield from _asking_problems((_ASKING | _MAY_ASK)[workflow], args)
     elif workflow in EPISODE_WORKFLOWS:
         yield from EPISODE_WORKFLOWS[workflow].problems(args)
     elif workflow in R3L_WORKFLOWS:

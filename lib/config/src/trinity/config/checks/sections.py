@@ -8,7 +8,7 @@ from typing import Any
 from trinity.config.algorithms import PARTS, argument_problems, resolvable, resolve
 from trinity.config.checks.engine_args import check_engine_args
 from trinity.config.checks.lora import check_lora
-from trinity.config.checks.teacher import check_teacher
+from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
 from trinity.config.checks.weights import check_synchronizer
 from trinity.config.compatibility.foreign_keys import NOT_HERE
 from trinity.config.errors import Problem
@@ -30,7 +30,7 @@ from trinity.config.schema import Config
 from trinity.config.schema.buffer import SelectorConfig, TasksetConfig
 from trinity.config.schema.trainer import TrainerConfig
 from trinity.config.stages import expand
-from trinity.config.workflows import workflow_problems
+from trinity.config.workflows import asked_model, workflow_problems
 from trinity.plugins.declarations import ALGORITHMS, SAMPLE_STRATEGIES, SELECTORS
 
 # A check of one stage, by a library that this one does not import.
@@ -293,6 +293,18 @@ def _check_names(config: Config) -> Iterator[Problem]:
         workflow = taskset.default_workflow_type or default or DEFAULT_WORKFLOW
         for argument, problem in workflow_problems(workflow, taskset.workflow_args):
             yield Problem(f"{base}.{key}.workflow_args.{argument}", problem)
+        yield from _check_asked(config, workflow, taskset)
+
+
+def _check_asked(config: Config, workflow: str, taskset: TasksetConfig) -> Iterator[Problem]:
+    """The auxiliary model that a workflow asks. A trainer alone asks none, and check_teacher speaks of teachers."""
+    known = [auxiliary_name(model) for model in config.explorer.auxiliary_models]
+    asked = asked_model(workflow, taskset.workflow_args)
+    if config.mode == "train" or asked is None or workflow in TEACHER_WORKFLOWS:
+        return
+    if asked not in known and (asked or not known):
+        what = f"has no {asked!r}, which {workflow} asks" if asked else f"is empty, and {workflow} asks one"
+        yield Problem("explorer.auxiliary_models", f"{what}; {_near(asked, known) if known else 'add the model'}")
 
 
 def tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:

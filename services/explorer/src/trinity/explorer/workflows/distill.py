@@ -22,7 +22,7 @@ class DistillWorkflow(SimpleWorkflow):
         return await gather_rollouts(self._taught(experience) for experience in made)
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
-        return await super().scores(answers) if self.truth() else [Score(0.0, {}) for _ in answers]
+        return await self._by_function(answers) if self.truth() else [Score(0.0, {}) for _ in answers]
 
     async def _taught(self, experience: Experience) -> Experience:
         teacher = str(self.task.workflow_args.get("teacher", ""))

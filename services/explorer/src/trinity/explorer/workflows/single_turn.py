@@ -19,7 +19,10 @@ _MATH_SYSTEM_PROMPT = (
 
 
 class SimpleWorkflow(Workflow):
-    """Asks the row's prompt `repeat_times` times and scores every reply."""
+    """Asks the row's prompt `repeat_times` times and scores every reply.
+
+    workflow_args.reward_model: the auxiliary reward model that scores, in place of the reward function.
+    """
 
     default_system_prompt = ""
     reward_function = ""  # empty: the task's
@@ -50,7 +53,18 @@ class SimpleWorkflow(Workflow):
         ]
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
-        """A score for each answer: here, by the task's reward function."""
+        """A score for each answer: by the reward model that workflow_args name, or by the task's reward function."""
+        if (name := self.task.workflow_args.get("reward_model")) is not None:
+            return await self.rated(answers, str(name))
+        return await self._by_function(answers)
+
+    async def rated(self, answers: Sequence[Answer], model: str) -> list[Score]:
+        """By an auxiliary reward model, which reads the messages and the reply; empty: the first there is."""
+        asked = self.messages()
+        conversations = [[*asked, {"role": "assistant", "content": answer.response}] for answer in answers]
+        return await self.checked(answers, await self.tools.rate(conversations, model), "reward_model")
+
+    async def _by_function(self, answers: list[Answer]) -> list[Score]:
         args = json.loads(self.task.reward_args_json or "{}")
         return await self.tools.score(self.reward_function or self.task.reward_function, answers, self.row, args)
 
@@ -59,7 +73,7 @@ class SimpleWorkflow(Workflow):
 
         Where the row has no reference answer, the reward function does not run.
         """
-        found = await SimpleWorkflow.scores(self, list(answers)) if self.truth() else [Score(0.0, {}) for _ in answers]
+        found = await self._by_function(list(answers)) if self.truth() else [Score(0.0, {}) for _ in answers]
         pairs = zip(rewards, found, strict=True)
         return [Score(reward, {**score.metrics, metric: reward}) for reward, score in pairs]
 
@@ -146,7 +160,4 @@ class MathRewardModelWorkflow(MathWorkflow):
     """
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
-        asked = self.messages()
-        conversations = [[*asked, {"role": "assistant", "content": answer.response}] for answer in answers]
-        rewards = await self.tools.rate(conversations, str(self.task.workflow_args.get("reward_model", "")))
-        return await self.checked(answers, rewards, "reward_model")
+        return await self.rated(answers, str(self.task.workflow_args.get("reward_model") or ""))
