@@ -36,9 +36,9 @@ class ClusterRun(TaskRun):
         self.taken[step], self.at[step] = groups, time.monotonic()
         return groups
 
-    def publish(self, limit: float = 6 * MOST_SECONDS, **how: Any) -> int:
+    def publish(self, limit: float = 0.0, **how: Any) -> int:
         """Its time is part of the gap between two batches."""
-        return super().publish(limit, **how)
+        return super().publish(limit or 6 * MOST_SECONDS, **how)
 
     def again(self, step: int) -> list[bytes]:
         """The batch as the buffer serves it now, to a trainer that resumes."""

@@ -35,8 +35,8 @@ def test_nothing_is_violated(world: World, name: str) -> None:
     assert play(CASES[name], world, name, f"test/{name}") == []
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.cluster])
 def test_nothing_is_violated_on_three_nats_servers(cluster: World, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nats_cases, "MOST_SECONDS", 60.0)  # `make chaos` measures the ten seconds
+    monkeypatch.setattr(nats_cases, "MOST_SECONDS", 180.0)  # `make chaos` measures the ten seconds
     assert play(CASES[name], cluster, name, f"test/{name}") == []
