@@ -41,15 +41,14 @@ class PooledClient:
     def __init__(self, pool: EnginePool, rewrites_history: bool = False) -> None:
         """`rewrites_history`: whether the chat template writes former turns otherwise than they were."""
         self._pool = pool
-        self._first: Any = pool.engines[0].llm
         self._rewrites_history = rewrites_history
 
     @cached_property
     def renderer(self) -> Any:
-        return RecordingRenderer(self._first.renderer, self._rewrites_history)
+        return RecordingRenderer(self._pool.engines[0].llm.renderer, self._rewrites_history)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._first, name)
+        return getattr(self._pool.engines[0].llm, name)
 
     async def generate(self, prompt: Any, sampling: Any = None, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         call = CALL.get()
