@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import numpy as np
 import openai
 import pytest
@@ -209,3 +210,49 @@ async def test_a_prompt_that_is_too_long_is_a_400_that_the_agent_may_answer(gate
         assert "maximum context length" in str(refused.value)
         agent.reward = 1
         assert len(agent.experiences(0)) == 1
+
+
+async def test_responses_and_messages_are_recorded_as_chat_is(gateway: AgentGateway, quickstart_model: Path) -> None:
+    async with gateway.session(SAMPLING, 300) as agent:
+        responses = agent.asynchronous.responses
+        first = await responses.create(model="any", input="1+1")
+        items: list[Any] = [{"role": "user", "content": "1+1"}, *(item.model_dump() for item in first.output)]
+        async with responses.stream(model="any", input=[*items, {"role": "user", "content": "2+2"}]) as events:
+            second = await events.get_final_response()
+        items += [{"role": "user", "content": "2+2"}, *(item.model_dump(exclude={"parsed"}) for item in second.output)]
+        await responses.create(model="any", input=[*items, {"role": "user", "content": "3+3"}])
+        agent.reward = 1
+        (experience,) = agent.experiences(0)
+    assert experience.metrics["turns"] == 3
+    check_logprobs(quickstart_model, experience)
+
+    async with gateway.session(SAMPLING, 300) as agent:
+        root = agent.base_url.removesuffix("/v1")
+        async with anthropic.AsyncAnthropic(base_url=root, api_key=agent.key) as client:
+            messages: list[Any] = asked("1+1")
+            for text in ("2+2", "3+3", ""):
+                if text == "3+3":
+                    async with client.messages.stream(model="any", max_tokens=24, messages=messages) as told:
+                        reply = await told.get_final_message()
+                else:
+                    reply = await client.messages.create(model="any", max_tokens=24, messages=messages)
+                messages += [{"role": "assistant", "content": [b.model_dump() for b in reply.content]}, *asked(text)]
+        agent.reward = 1
+        (experience,) = agent.experiences(0)
+    assert experience.metrics["turns"] == 3
+    check_logprobs(quickstart_model, experience)
+
+
+async def test_a_call_in_responses_is_recognised_in_the_history(gateway: AgentGateway) -> None:
+    function = TOOL["function"]
+    sampling = SamplingParams(max_tokens=1500)
+    async with gateway.session(sampling, 300) as agent:
+        tools: list[Any] = [{"type": "function", **function}]
+        create = agent.asynchronous.responses.create
+        first = await create(model="any", input="1+1", tools=tools, tool_choice="required")
+        called = [item for item in first.output if item.type == "function_call"]
+        results = [{"type": "function_call_output", "call_id": call.call_id, "output": "2"} for call in called]
+        told: list[Any] = [{"role": "user", "content": "1+1"}, *(i.model_dump() for i in first.output), *results]
+        await create(model="any", input=told, tools=tools)
+        agent.reward = 1
+        assert called and len(agent.experiences(0)) == 1

@@ -62,8 +62,10 @@ class AgentSession:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that OpenAI's clients read, for an agent in a process of its own."""
-        return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.key}
+        """Variables that OpenAI's and Anthropic's clients read, for an agent in a process of its own."""
+        root = self.base_url.removesuffix("/v1")
+        openai = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.key}
+        return {**openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.key}
 
     def experiences(self, rollout: int) -> list[Experience]:
         """One of each branch. Raises what failed in the session, or SessionFailed without a reward."""

@@ -50,10 +50,10 @@ class PooledClient:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool.engines[0].llm, name)
 
-    async def generate(self, prompt: Any, sampling: Any = None, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def generate(self, prompt: Any, sampling_params: Any = None, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         call = CALL.get()
-        recording = Recording(call, sampling) if call is not None else None
-        outputs = self._generate(recording, prompt, sampling, *args, **kwargs)
+        recording = Recording(call, sampling_params) if call is not None else None
+        outputs = self._generate(recording, prompt, sampling_params, *args, **kwargs)
         try:
             async with contextlib.aclosing(outputs):
                 async for output in outputs:
@@ -68,16 +68,16 @@ class PooledClient:
             raise
 
     async def _generate(
-        self, recording: Recording | None, prompt: Any, sampling: Any, *args: Any, **kwargs: Any
+        self, recording: Recording | None, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
         loads = self._pool.loads
         await loads.usable()
-        async with self._pool.least_busy(getattr(sampling, "n", 1)) as engine:
+        async with self._pool.least_busy(getattr(sampling_params, "n", 1)) as engine:
             await engine.after_load()
             if isinstance(prompt, dict):  # key-value blocks of other weights are not reused
                 prompt = {**prompt, "cache_salt": f"{engine.cache_salt}{prompt.get('cache_salt') or ''}"}
             first = len(engine.serials) - 1
-            async with contextlib.aclosing(engine.llm.generate(prompt, sampling, *args, **kwargs)) as outputs:
+            async with contextlib.aclosing(engine.llm.generate(prompt, sampling_params, *args, **kwargs)) as outputs:
                 async for output in outputs:
                     for serial in engine.serials[first:]:
                         await loads.require_good(serial)

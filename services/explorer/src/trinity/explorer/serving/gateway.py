@@ -22,8 +22,9 @@ _READ_SECONDS = 60.0  # for the body of a request, and for each part of an answe
 _MODELS = "/v1/models"
 # Of vLLM's own fields: those that change what a prompt is, or where it comes from.
 _REFUSED = (
-    "add_generation_prompt", "chat_template", "continue_final_message", "echo", "ec_transfer_params",
-    "kv_transfer_params", "logprob_token_ids", "prompt_embeds", "truncate_prompt_tokens", "use_beam_search",
+    "add_generation_prompt", "background", "chat_template", "continue_final_message", "echo", "ec_transfer_params",
+    "kv_transfer_params", "logprob_token_ids", "previous_input_messages", "previous_response_id", "priority",
+    "prompt_embeds", "truncate_prompt_tokens", "use_beam_search",
 )  # fmt: skip
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
@@ -67,7 +68,7 @@ class Gateway:
         except _Refused as refused:
             if session is not None and refused.fails:
                 session.fail(SessionFailed(str(refused)))
-            await _send_error(send, refused)
+            await _send_error(send, refused, scope["path"])
 
     def _session_of(self, scope: Any) -> Session:
         session, closed = self._sessions.find(_key(scope))
@@ -217,20 +218,34 @@ def _check(body: dict[str, Any], session: Session) -> None:
         if body.get(name):
             raise _Refused(400, "unsupported_parameter", f"{name} cannot be recorded; leave it out", name)
     session.tools.update(_names(body.get("tools")))
-    for index, message in enumerate(body["messages"] if isinstance(body.get("messages"), list) else ()):
-        called = _names(message.get("tool_calls")) if isinstance(message, dict) else ()
-        for name in called:
+    for where, calls in _calls(body):
+        for name in _names(calls):
             if name not in session.tools:
                 problem = f"the history calls {name!r:.100}, a tool that the session was never offered"
-                raise _Refused(400, "unknown_tool", problem, f"messages[{index}].tool_calls", fails=True)
+                raise _Refused(400, "unknown_tool", problem, where, fails=True)
+
+
+def _calls(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(where, calls) of a history: beside a message, as blocks of it (Anthropic), or as items (responses)."""
+    for field in ("messages", "input"):
+        for index, message in enumerate(_objects(body.get(field))):
+            yield f"{field}[{index}].tool_calls", message.get("tool_calls")
+            yield f"{field}[{index}].content", _objects(message.get("content"), "tool_use")
+            yield f"{field}[{index}]", _objects([message], "function_call")
 
 
 def _names(functions: Any) -> Iterator[str]:
-    """Of tools, or of calls: both are [{function: {name}}]."""
-    for one in functions if isinstance(functions, list) else ():
-        function = one.get("function") if isinstance(one, dict) else None
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            yield function["name"]
+    """Of tools, or of calls: both are [{function: {name}}] or [{name}]."""
+    for one in _objects(functions):
+        name = _objects([one.get("function", one)])
+        if name and isinstance(name[0].get("name"), str):
+            yield name[0]["name"]
+
+
+def _objects(values: Any, kind: str = "") -> list[dict[str, Any]]:
+    """The objects in a list, of one type if there is a `kind`."""
+    found = [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+    return [value for value in found if not kind or value.get("type") == kind]
 
 
 def _defaults(body: dict[str, Any], session: Session) -> dict[str, Any]:
@@ -241,15 +256,19 @@ def _defaults(body: dict[str, Any], session: Session) -> dict[str, Any]:
         values["top_k"] = task.top_k
     if task.repetition_penalty != 1:
         values["repetition_penalty"] = task.repetition_penalty
+    if task.min_tokens:
+        values["min_tokens"] = task.min_tokens
     if task.stop:
-        values["stop"] = list(task.stop)
+        values["stop"] = values["stop_sequences"] = list(task.stop)
     return {name: value for name, value in values.items() if body.get(name) is None}
 
 
-async def _send_error(send: Send, refused: _Refused) -> None:
+async def _send_error(send: Send, refused: _Refused, path: str) -> None:
+    """In OpenAI's form, or Anthropic's."""
     kind = "server_error" if refused.status >= 500 else "invalid_request_error"
     error = {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}
-    body = json.dumps({"error": error}).encode()
+    of_anthropic = {"type": "error"} if path == "/v1/messages" else {}
+    body = json.dumps({**of_anthropic, "error": error}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),

@@ -44,7 +44,53 @@ class ChatReader:
                 yield index, Said.of(message)
 
 
-READERS: dict[str, type[Reader]] = {"/v1/chat/completions": ChatReader}
+class ResponsesReader:
+    """Responses: one reply, whose text and calls are items."""
+
+    def whole(self, body: dict[str, Any]) -> Iterator[tuple[int, Said]]:
+        items = body.get("output") or ()
+        parts = [part for item in items if item["type"] == "message" for part in item["content"]]
+        calls = [{"function": item} for item in items if item["type"] == "function_call"]
+        text = "".join(part.get("text") or "" for part in parts)
+        yield 0, Said.of({"role": "assistant", "content": text, "tool_calls": calls})
+
+    def event(self, data: dict[str, Any]) -> Iterator[tuple[int, Said]]:
+        if data.get("type") in ("response.completed", "response.incomplete"):
+            yield from self.whole(data["response"])
+
+
+class MessagesReader:
+    """Anthropic's messages: one reply, whose text and calls are blocks."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, str] = {}
+
+    def whole(self, body: dict[str, Any]) -> Iterator[tuple[int, Said]]:
+        blocks = body.get("content") or ()
+        calls = [{"function": {**b, "arguments": b["input"]}} for b in blocks if b["type"] == "tool_use"]
+        text = "".join(block["text"] for block in blocks if block["type"] == "text")
+        yield 0, Said.of({"role": "assistant", "content": text, "tool_calls": calls})
+
+    def event(self, data: dict[str, Any]) -> Iterator[tuple[int, Said]]:
+        kind, index, delta = data.get("type"), data.get("index", 0), data.get("delta") or {}
+        if kind == "content_block_start":
+            self._blocks[index] = dict(data["content_block"])
+        elif delta.get("type") == "text_delta":
+            self._blocks[index]["text"] += delta["text"]
+        elif delta.get("type") == "input_json_delta":
+            self._inputs[index] = self._inputs.get(index, "") + delta["partial_json"]
+        elif kind == "message_delta":
+            for at, text in self._inputs.items():
+                self._blocks[at]["input"] = text
+            yield from self.whole({"content": [self._blocks[at] for at in sorted(self._blocks)]})
+
+
+READERS: dict[str, type[Reader]] = {
+    "/v1/chat/completions": ChatReader,
+    "/v1/responses": ResponsesReader,
+    "/v1/messages": MessagesReader,
+}
 
 
 class Events:
