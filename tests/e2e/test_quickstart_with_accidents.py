@@ -91,7 +91,11 @@ def journey(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.T
         "stages": {0: {"buffer": {"total_steps": SFT_STEPS}, "trainer": {"save_interval": SFT_SAVE_INTERVAL}}},
     }
     config = write_config(repository / "examples/quickstart/arithmetic.yaml", folder / "arithmetic.yaml", short)
-    environment = {"TRINITY_MODEL_PATH": str(quickstart_model), "TRINITY_TASKSET_PATH": str(folder / "data")}
+    environment = {
+        "TRINITY_MODEL_PATH": str(quickstart_model),
+        "TRINITY_TASKSET_PATH": str(folder / "data"),
+        "TRINITY_LOG_LEVEL": "DEBUG",  # for the lines of single groups
+    }
     collector = Collector().start()
     run = TrinityRun(config, folder, **environment, **collector.environment())
     extra = TrinityRun(repository / "examples/quickstart/explorer_extra.yaml", folder)
@@ -379,6 +383,17 @@ def test_lines_of_every_service_name_the_trace_they_belong_to(journey: Journey) 
                  if event["event"] == line]  # fmt: skip
         assert found and None not in found, service
         assert traces & set(found), service
+
+
+def test_one_trace_id_finds_the_lines_of_a_group_in_every_service_that_touches_it(journey: Journey) -> None:
+    lines = {"buffer": {"buffer.task.fed", "buffer.entry.judged"}, "explorer": {"explorer.group.stored"},
+             "environment": {"rpc.answered"}, "trainer": {"trainer.group.trained"}}  # fmt: skip
+    found: dict[str, set[str]] = defaultdict(set)
+    for service in lines:
+        for event in _events(journey.run.job / f"rft/log/{service}.log"):
+            found[str(event.get("trace_id"))].add(str(event["event"]))
+    whole = set().union(*lines.values())
+    assert len([trace for trace, events in found.items() if trace != "None" and events >= whole]) > GROUPS
 
 
 def test_one_trace_leads_from_the_task_to_the_gradient_step(journey: Journey) -> None:

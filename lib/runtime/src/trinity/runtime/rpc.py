@@ -243,6 +243,7 @@ async def _edge(
                 calling.set(gate.admit(f"/{method}", context))
             with _Watch(gate, f"/{method}", context) if gate is not None and lasts else contextlib.nullcontext():
                 yield
+            log.debug("rpc.answered", method=method)
     except (asyncio.CancelledError, GeneratorExit):
         code = grpc.StatusCode.CANCELLED
         raise

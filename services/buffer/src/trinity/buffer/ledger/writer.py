@@ -108,6 +108,7 @@ class LedgerWriter:
             except InvalidInput as error:
                 verdict = await self._refuse(message, outcome, error)
             span.set_attribute("verdict", str(verdict))
+            log.debug("buffer.entry.judged", sequence=message.sequence, verdict=str(verdict))
         JUDGED.labels(verdict).inc()
         return verdict
 

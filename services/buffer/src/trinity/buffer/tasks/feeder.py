@@ -254,6 +254,7 @@ class Feeder:
                 is_ours=self._is_fed,
                 headers=tracing.inject(counts),
             )
+            log.debug("buffer.task.fed", task=task.task_id, ordinal=task.ordinal)
         self._remember(message)
         self._context.fed = fed
         FED.set(self.fed)

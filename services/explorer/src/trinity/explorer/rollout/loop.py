@@ -85,12 +85,13 @@ class RolloutLoop:
             with tracing.span("task.attempt", parent=tracing.extract(message.headers)):
                 outcome = await self._explore(task, message.deliveries, aside=partial(self._aside, task))
                 receipt = await store(self._broker, self._run, outcome, self._note_room)
+                if isinstance(outcome, Group):
+                    told = {"task": task.task_id, "ordinal": task.ordinal, "kind": str(task.kind), **asdict(receipt)}
+                    log.debug("explorer.group.stored", **told)
         finally:
             await self._count(task, -1)
         if isinstance(outcome, Group):
             progress.groups_stored += 1
-            told = {"task": task.task_id, "ordinal": task.ordinal, "kind": str(task.kind), **asdict(receipt)}
-            log.debug("explorer.group.stored", **told)
         else:
             progress.failed_attempts += 1
         if isinstance(outcome, Group) or outcome.final:

@@ -123,4 +123,4 @@ def _step_span(raw: RawBatch) -> Iterator[None]:
         link = trace.Link(span.get_span_context())
         for task_id, parent in tasks:
             with tracing.span("experience.train", parent=parent, links=[link], step=raw.entry.step, task_id=task_id):
-                pass
+                log.debug("trainer.group.trained", step=raw.entry.step, task=task_id)
