@@ -61,7 +61,9 @@ class Launch:
         done = CliRunner().invoke(app, ["launch", "slurm", *arguments])
         assert done.exit_code == 0, done.output
         self.main, self.array = (line.split()[1].rstrip(":") for line in done.stdout.splitlines()[:2])
-        self.cluster.until(lambda: len(self.said()) == min(nodes, 3), 120, "jobs that began")
+        self.cluster.until(  # leftovers of an earlier one may say meanwhile that they end
+            lambda: sum(line.endswith(" began") for line in self.said()) == min(nodes, 3), 120, "jobs that began"
+        )
 
     def said(self) -> list[str]:
         return (self.folder / "said").read_text().splitlines()
