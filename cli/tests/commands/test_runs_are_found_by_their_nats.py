@@ -219,6 +219,14 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, monkeypa
         find_run()
 
 
+@pytest.mark.parametrize(
+    "url", ["http://x", "nats://", "nats://h:99999", "nats://h:x", "nats://[::1", "nats://a,ws://b"]
+)
+def test_a_url_that_is_not_of_nats_is_refused_without_waiting_for_an_answer(url: str) -> None:
+    with pytest.raises(RunError, match=r"must be nats://host:port or tls://host:port"):
+        find_run(nats=url)
+
+
 def test_the_command_line_has_the_options() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "trinity.cli.main", "view", "--run", "x"],

@@ -70,8 +70,10 @@ async def connect(
     TRINITY_NATS_CA name.
 
     Raises Unauthenticated if NATS refuses the user, PermissionDenied if it may not use JetStream, InvalidInput for
-    files that cannot be read, Unavailable if there is no answer within `wait_seconds`.
+    files that cannot be read and for what is no URL of NATS, Unavailable if there is no answer within `wait_seconds`.
     """
+    for server in url.split(","):
+        _check_server(server)
     creds = creds or credentials()
     ca = ca or _identity.ca or _file_of("TRINITY_NATS_CA")
     user = read_user(creds) if creds is not None else User(urlsplit(url).username or "a client without credentials")
@@ -119,6 +121,15 @@ async def connect(
             f"NATS with JetStream at {shown} did not answer within {wait_seconds:g} s ({detail})"
         ) from None
     return broker
+
+
+def _check_server(url: str) -> None:
+    """InvalidInput unless nats-py could dial it; a server without a scheme is `host` or `host:port`."""
+    with contextlib.suppress(ValueError):  # a port that is no number; half of an IPv6 address
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        if parts.scheme in ("nats", "tls") and parts.hostname and parts.port != 0:
+            return
+    raise InvalidInput("nats_url", f"is {without_credentials(url)!r}, must be nats://host:port or tls://host:port")
 
 
 async def _abandon(client: Client) -> None:
