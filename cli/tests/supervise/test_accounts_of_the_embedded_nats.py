@@ -52,6 +52,17 @@ async def test_new_accounts_have_what_the_job_stored(tmp_path: Path) -> None:
         open_accounts(folder, users)
 
 
+async def test_a_job_folder_may_have_quotes_in_its_name(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / 'a "b" \\c $d ü', users=tmp_path / "users")
+    server.start()
+    try:
+        async with await connect(server.url, "test", creds=server.admin()) as broker:
+            await ensure_streams(broker, [StreamSpec("S", ("s.>",))])
+    finally:
+        server.stop()
+    assert list((tmp_path / 'a "b" \\c $d ü').glob("store/jetstream/*/streams/S"))
+
+
 def test_services_get_the_path_of_their_credentials_and_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

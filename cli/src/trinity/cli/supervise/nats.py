@@ -4,6 +4,7 @@
 """
 
 import importlib.metadata
+import json
 import os
 import shutil
 import socket
@@ -110,20 +111,26 @@ def write_config(
     accounts = (users / nats_users.ACCOUNTS_FILE).read_text() if users is not None else ""
     tls = ""
     if certificate is not None:
-        tls = f'tls {{\n  cert_file: "{certificate / "tls.crt"}"\n  key_file: "{certificate / "tls.key"}"\n}}\n'
+        cert, key = _quoted(certificate / "tls.crt"), _quoted(certificate / "tls.key")
+        tls = f"tls {{\n  cert_file: {cert}\n  key_file: {key}\n}}\n"
     path.write_text(
         f"""listen: "{host}:{port}"
 http: "127.0.0.1:{monitor_port}"
 max_payload: {_MAX_PAYLOAD_MIB}MB
 write_deadline: "10s"
 jetstream {{
-  store_dir: "{folder / "store"}"
+  store_dir: {_quoted(folder / "store")}
   sync_interval: always
   max_file_store: {max(1, int(0.8 * free_gib(folder)))}GB
 }}
 {tls}{accounts}"""
     )
     return path
+
+
+def _quoted(path: Path) -> str:
+    """A path in the server's configuration, where " and a backslash have a meaning."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def free_gib(folder: Path) -> float:
