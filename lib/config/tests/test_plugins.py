@@ -99,8 +99,6 @@ def test_loading_a_folder_twice_is_harmless(folder: Path, again: str) -> None:
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert refusal(tmp_path / "nowhere") == f"plugin folder {str(tmp_path / 'nowhere')!r} does not exist"
-    (tmp_path / "file.py").write_text("")
-    assert "does not exist" in refusal(tmp_path / "file.py")
 
 
 @pytest.mark.parametrize("name", ["random.py", "colorsys.py", "yaml.py", "trinity.py", "grpc/__init__.py"])
@@ -191,3 +189,24 @@ def test_a_plugin_that_cannot_be_loaded_ends_check_in_one_sentence(tmp_path: Pat
         done = check(tmp_path, *arguments, **environment)
         assert done.returncode == 2
         assert done.stderr == f"trinity: {place / 'broken_one.py'}: ZeroDivisionError: division by zero\n"
+
+
+def test_what_is_no_folder_of_plugins_is_one_sentence(tmp_path: Path) -> None:
+    (file := tmp_path / "rewards.py").write_text("")
+    (loop := tmp_path / "loop").symlink_to("loop")
+    for place, said in (
+        (file, "is a file; give the folder that holds it"),
+        (tmp_path / "none", "does not exist"),
+        (loop, "cannot be read"),
+        (Path("~no-such-user/plugins"), "cannot be read"),
+        (tmp_path / ("x" * 300), "cannot be read: File name too long"),
+    ):
+        text = refusal(place)
+        assert f"plugin folder {str(place)!r} {said}" in text
+        assert "\n" not in text
+
+
+@pytest.mark.parametrize("code", ["reward_function(3)(print)", "reward_function('')(print)", "workflow('x')(3)"])
+def test_a_name_is_text_and_names_what_can_be_called(tmp_path: Path, code: str) -> None:
+    (tmp_path / "odd_names.py").write_text(f"from trinity.plugins import reward_function, workflow\n{code}\n")
+    assert "a name is text, and what it names can be called" in refusal(tmp_path)

@@ -131,6 +131,8 @@ def tool(name: str, description: str, parameters: dict[str, Any]) -> Callable[[_
 
 def _add(registry: dict[str, Any], name: str, what: Any) -> None:
     """One name, one meaning: that of another place is never replaced."""
+    if not isinstance(name, str) or not name or not callable(what):
+        raise PluginError(f"{name!r} is registered for {what!r}; a name is text, and what it names can be called")
     known = registry.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (what.__module__, what.__qualname__):
         raise PluginError(f"{name!r} is registered by {known.__module__}.{known.__qualname__} already")
@@ -140,10 +142,7 @@ def _add(registry: dict[str, Any], name: str, what: Any) -> None:
 def load(folders: Sequence[str | Path]) -> None:
     """Import every module of the folders; they may import each other by name. Raises PluginError."""
     for folder in folders:
-        place = Path(folder).expanduser().resolve()
-        if not place.is_dir():
-            raise PluginError(f"plugin folder {str(folder)!r} does not exist")
-        modules = [path for path in sorted(place.iterdir()) if _is_module(path)]
+        place, modules = _modules(folder)
         if str(place) not in sys.path:
             for path in modules:
                 if _is_taken(path.stem):
@@ -155,6 +154,20 @@ def load(folders: Sequence[str | Path]) -> None:
             except (Exception, SystemExit) as error:  # a plugin may raise anything
                 what = "" if isinstance(error, PluginError) else f"{type(error).__name__}: "
                 raise PluginError(f"{path}: {what}{error}") from error
+
+
+def _modules(folder: str | Path) -> tuple[Path, list[Path]]:
+    """The folder, and the modules in it. Raises PluginError."""
+    try:
+        place = Path(folder).expanduser().resolve()
+        return place, [path for path in sorted(place.iterdir()) if _is_module(path)]
+    except FileNotFoundError:
+        problem = "does not exist"
+    except NotADirectoryError:
+        problem = "is a file; give the folder that holds it"
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no user of that name; ValueError: a NUL
+        problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    raise PluginError(f"plugin folder {str(folder)!r} {problem}")
 
 
 def _is_module(path: Path) -> bool:
