@@ -1,4 +1,4 @@
-"""The quickstart's GRPO learns while `tests/security/attacks.py` attacks it.
+"""The quickstart's GRPO learns while `tests/security/attacks.py` attacks it, as it does without.
 
 Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py). The model has seen worked
 sums before, as in the quickstart's first stage, but without a run.
@@ -9,7 +9,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.data.datasets import read
 from trinity.trainer.data.examples import from_examples
 
-pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -34,16 +34,24 @@ STEPS, WARM_STEPS = 40, 200
 
 
 @pytest.fixture
-def run(repository: Path, quickstart_model: Path, tmp_path: Path) -> Iterator[ForkedRun]:
+def runs(repository: Path, quickstart_model: Path, tmp_path: Path) -> Iterator[Callable[[str], ForkedRun]]:
+    """Runs of the same model, data and YAML, by the name of their folder."""
     make_data = [sys.executable, str(repository / "examples/quickstart/make_data.py"), str(tmp_path / "data")]
     subprocess.run([*make_data, "--test-size", "200"], check=True, timeout=60, capture_output=True)
     warmed(quickstart_model, tmp_path)
     short = {"buffer": {"total_steps": STEPS}, "explorer": {"eval_interval": STEPS}, "stages": []}
-    config = write_config(repository / "examples/quickstart/arithmetic.yaml", tmp_path / "arithmetic.yaml", short)
     given = {"TRINITY_MODEL_PATH": str(tmp_path / "warm"), "TRINITY_TASKSET_PATH": str(tmp_path / "data")}
-    started = ForkedRun(config, tmp_path, BatchedTorchEngine, **given)
-    yield started
-    started.end()
+    made: list[ForkedRun] = []
+
+    def make(name: str) -> ForkedRun:
+        (folder := tmp_path / name).mkdir()
+        config = write_config(repository / "examples/quickstart/arithmetic.yaml", folder / "arithmetic.yaml", short)
+        made.append(ForkedRun(config, folder, BatchedTorchEngine, **given))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.end()
 
 
 def warmed(folder: Path, place: Path) -> None:
@@ -71,12 +79,23 @@ def warmed(folder: Path, place: Path) -> None:
     tokenizer.save_pretrained(place / "warm")
 
 
-def test_a_run_under_attack_learns(run: ForkedRun) -> None:
-    run.start()
-    run.until(lambda status: (status["step"] or 0) >= 1, 600, "the first step")
-    rows = asyncio.run(attacks.attack(run.job))
+def gain(run: ForkedRun) -> float:
+    """How much better a run that ends well is at the end."""
     assert run.finish(1200) == 0, run.tail()
-    assert {row.attack: row.problem for row in rows if row.problem} == {}
     summary = json.loads((run.job / "summary.json").read_text())
     assert summary["steps"] == STEPS
-    assert summary["eval_after"] > summary["eval_before"] + 0.1
+    return float(summary["eval_after"] - summary["eval_before"])
+
+
+def test_a_run_under_attack_learns_as_one_without(runs: Callable[[str], ForkedRun]) -> None:
+    control = runs("control")
+    control.start()
+    without = gain(control)
+    attacked = runs("attacked")
+    attacked.start()
+    attacked.until(lambda status: (status["step"] or 0) >= 1, 600, "the first step")
+    rows = asyncio.run(attacks.attack(attacked.job))
+    under_attack = gain(attacked)
+    assert {row.attack: row.problem for row in rows if row.problem} == {}
+    assert without > 0.1
+    assert under_attack > max(0.1, without / 2), f"{under_attack:.3f} beside {without:.3f}"
