@@ -1,6 +1,7 @@
 """`trinity check --deep` reads every row: what is wrong in one of them is said before anything starts."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,13 @@ def check(
         ({"answer": None}, False, {}, "row 2: 'answer' is None, must be text: the reference answer, which math_reward"),
         ({"judge": "x"}, False, {"format": {"reward_fn_key": "judge"}}, "row 2: 'judge' is 'x', which is none of"),
         ({"messages": [1, {"role": "assistant", "content": "2"}]}, True, _MESSAGES, "row 2: 'messages' has 1, must be"),
-        ({"messages": [{"role": "assistant"}]}, True, _MESSAGES, "row 2: 'messages' ends with the content None, must"),
+        ({"messages": [{"role": "assistant"}]}, True, _MESSAGES, "has a message with the content None, must"),
+        ({"messages": [{"role": "user", "content": 3}, GOOD["messages"][1]]}, True, _MESSAGES, "the content 3, must"),
+        ({"messages": [{"role": "assistant", "content": ["2"]}]}, True, _MESSAGES, "ends with the content ['2'], must"),
+        ({"question": float("nan")}, False, {}, "row 2: 'question' is nan, must be text"),
+        ({"answer": float("inf")}, False, {}, "row 2: 'answer' is inf, must be text"),
+        ({"how": ["math_workflow"]}, False, {"format": {"workflow_key": "how"}}, "'how' is ['math_workflow'], which"),
+        ({"easy": ["x"]}, False, {"format": {"system_prompt_key": "easy"}}, "'easy' is ['x'], must be text: the"),
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_named(tmp_path: Path, wrong: Any, offline: bool, taskset: Any, said: str) -> None:
@@ -119,6 +126,49 @@ def test_a_template_that_does_not_compile_is_refused(tmp_path: Path, tokenizer_f
 def test_a_provider_that_does_not_answer_is_named(tmp_path: Path) -> None:
     code, text = check(tmp_path, {}, False, {}, environments=[{"name": "a", "address": "127.0.0.1:9"}])
     assert (code, "explorer.environments.0.address: 127.0.0.1:9 does not answer" in text) == (0, True), text
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ nothing() }}", "{{ 1 / 0 }}"])
+def test_a_template_that_renders_no_prompt_is_refused(tmp_path: Path, tokenizer_folder: Path, template: str) -> None:
+    model = {"model_path": str(tokenizer_folder), "custom_chat_template": template}
+    code, text = check(tmp_path, {}, False, model)
+    assert (code, "model.custom_chat_template: renders no prompt of buffer.explorer" in text) == (2, True), text
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("config.json", "[]", "a config.json that is no JSON object"),
+        ("config.json", "{", "a config.json that is no JSON object"),
+        ("tokenizer.json", "{", "its tokenizer cannot be read"),
+        ("tokenizer.json", "{}", "its tokenizer cannot be read"),
+    ],
+)
+def test_files_of_a_model_that_hold_something_else_are_refused(
+    tmp_path: Path, tokenizer_folder: Path, file: str, content: str, said: str
+) -> None:
+    (tokenizer_folder / file).write_text(content)
+    code, text = check(tmp_path, {}, False, {"model_path": str(tokenizer_folder)})
+    assert (code, said in text) == (2, True), text
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path, tokenizer_folder: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe.jsonl")
+    code, text = check(tmp_path, {}, False, {"model_path": str(tokenizer_folder), "chat_template_path": str(pipe)})
+    assert (code, "cannot be read: it is no file" in text) == (2, True), text
+    (folder := tmp_path / "folder").mkdir()
+    os.mkfifo(folder / "train.jsonl")
+    for number, path in enumerate((pipe, folder, "/dev/zero")):
+        (again := tmp_path / str(number)).mkdir()
+        code, text = check(again, {}, False, path=str(path))
+        assert (code, "does not exist" in text or "has no train.jsonl" in text) == (2, True), text
+
+
+@pytest.mark.parametrize("names", [{"split": "/etc/*"}, {"split": "\0"}, {"subset_name": "x" * 300}, {"split": "[a"}])
+def test_a_split_that_is_no_name_is_one_sentence(tmp_path: Path, names: dict[str, str]) -> None:
+    (folder := tmp_path / "folder").mkdir()
+    code, text = check(tmp_path, {}, False, path=str(folder), **names)
+    assert (code, "buffer.explorer_input.taskset: " in text, "Traceback" in text) == (2, True, False), text
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trinity.config import ConfigError, Plan, make_plan
 from trinity.config.advice import memory
 from trinity.config.load import parse
-from trinity.config.memory import parameters_of, vocabulary_of
+from trinity.config.memory import cache_gib, parameters_of, recomputing_gib, vocabulary_of
 from trinity.config.plan import GpuSplit, Staleness
 
 pytestmark = pytest.mark.core
@@ -293,6 +293,18 @@ def test_parameters_are_counted_in_a_folder_of_any_name(tmp_path: Path, config: 
         (folder / f"model-{part}.safetensors").write_bytes(b"\0" * 500)
     (folder / "config.json").write_text(config)
     assert parameters_of(str(folder)) == (count, "by its files")
+
+
+@pytest.mark.parametrize("size", ["'8'", "-8", "[8]", "null", "true", "1e3", "1" + "0" * 30])
+def test_sizes_of_a_model_that_are_none_are_unknown(tmp_path: Path, size: str) -> None:
+    names = ("num_attention_heads", "hidden_size", "num_hidden_layers", "head_dim", "intermediate_size", "vocab_size")
+    fields = ", ".join(f'"{name}": {size}' for name in names).replace("'", '"')
+    (tmp_path / "config.json").write_text(f'{{{fields}, "text_config": {{{fields}}}}}')
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "nowhere")
+    folder = str(tmp_path)
+    assert (cache_gib(folder, 8, 1), recomputing_gib(folder, 8), vocabulary_of(folder)) == (0, 0, 0)
+    assert parameters_of(folder) is None
+    assert (vocabulary_of("a/**"), vocabulary_of("a/[b")) == (0, 0)
 
 
 def test_memory_says_what_a_rank_holds() -> None:

@@ -1,6 +1,7 @@
 """What must be true on this machine before anything starts: the model is there, the data can be read."""
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,18 +164,20 @@ def _longest(folder: Path) -> int:
     if not isinstance(config, dict) or config.get("rope_scaling"):
         return 0
     longest = config.get("max_position_embeddings")
-    return longest if type(longest) is int else 0
+    return longest if type(longest) is int and longest > 0 else 0
 
 
 def check_model_folder(key: str, path: str) -> list[Problem]:
     """What is wrong with a model's path on this machine; nothing of one that may be a hub's name."""
     place = Path(path).expanduser()
-    if place.is_dir():
-        if not (place / "config.json").is_file():
+    if os.path.isdir(place):  # Path's own raises where it may not look
+        if not os.path.isfile(place / "config.json"):
             return [Problem(key, f"{path!r} has no config.json; it is no Hugging Face model folder")]
+        if not isinstance(files.read_json(place / "config.json"), dict):
+            return [Problem(key, f"{path!r} has a config.json that is no JSON object")]
         return []
     looks_local = place.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1
-    if looks_local or place.exists():
+    if looks_local or os.path.exists(place):
         return [Problem(key, f"{path!r} does not exist; give a model folder or a hub name (owner/name)")]
     return []
 

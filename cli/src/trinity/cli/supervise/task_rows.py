@@ -1,6 +1,7 @@
 """Rows of tasksets, read as the workflows and reward functions that they meet will read them."""
 
 import json
+import math
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from trinity.runtime.errors import InvalidInput
 # Built-in reward functions that compare a reply with the row's reference answer.
 _COMPARING = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_reward")
 _MOST_MEASURED = 2_000
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> list[Problem]:
@@ -33,6 +35,8 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
         function = scored_by(here, _named(row, number, form.reward_fn_key, reward_functions()) or reward)
         if reads_prompt(here):
             _text(row, number, form.prompt_key, "the prompt")
+        if row.get(form.system_prompt_key or "") is not None:
+            _text(row, number, str(form.system_prompt_key), "the system prompt")
         if function in _COMPARING and reads_prompt(here):
             _text(row, number, form.response_key, f"the reference answer, which {function} compares with")
     return []
@@ -59,15 +63,16 @@ def check_text(row: Row, number: int) -> None:
 def _named(row: Row, number: int, column: str, known: Sequence[str]) -> str:
     """The name in a column of names; empty if there is none."""
     name = row.get(column) if column else None
-    if isinstance(name, str) and name and name not in known:
-        raise DatasetError(f"row {number}: {column!r} is {name!r}, which is none of {', '.join(known)}")
-    return name if isinstance(name, str) else ""
+    if name and name not in known:
+        raise DatasetError(f"row {number}: {column!r} is {name!r:.100}, which is none of {', '.join(known)}")
+    return name or ""
 
 
 def _text(row: Row, number: int, column: str, what: str) -> None:
     value = row.get(column)
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
-        found = repr(value) if column in row else "missing"
+    missing = isinstance(value, float) and not math.isfinite(value)  # as tables say that there is nothing
+    if missing or isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+        found = f"{value!r:.200}" if column in row else "missing"
         raise DatasetError(f"row {number}: {column!r} is {found}, must be text: {what}")
 
 
@@ -85,7 +90,11 @@ def check_prompts(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Seque
         tokenizer: Any = AutoTokenizer.from_pretrained(
             Path(model.model_path).expanduser(), trust_remote_code=model.trust_remote_code
         )
-    except (ImportError, OSError, ValueError):  # who has no tokenizer here is told by the explorer
+    except ImportError:
+        return
+    except Exception as error:  # files of a tokenizer may hold anything; who has none here is told by the explorer
+        if any((Path(model.model_path).expanduser() / name).exists() for name in _TOKENIZER_FILES):
+            yield Problem("model.model_path", f"its tokenizer cannot be read: {type(error).__name__}: {error}")
         return
     try:
         tokenizer.chat_template = chat_template(model, tokenizer.chat_template)
@@ -96,10 +105,16 @@ def check_prompts(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Seque
     except Exception as error:  # Jinja templates raise what they like
         if type(error).__name__ == "TemplateSyntaxError":
             yield Problem(template_key(model), f"does not compile: {error}")
-        return
+            return
     for key, taskset, rows in tasksets:
-        measured = rows[:: max(1, len(rows) // _MOST_MEASURED)]
-        lengths = [_length(tokenizer, taskset, row) for row in measured if taskset.format.prompt_key in row]
+        measured = [row for row in rows[:: max(1, len(rows) // _MOST_MEASURED)] if taskset.format.prompt_key in row]
+        try:
+            lengths = [_length(tokenizer, taskset, row) for row in measured]
+        except _NotRendered as error:
+            what = f"renders no prompt of {key}: {error}"
+            asked = reads_prompt(names_for(plan, key, taskset)[0])
+            yield Problem(template_key(model), what) if asked else f"{template_key(model)}: {what}"
+            continue
         cut = sum(length > plan.lengths.prompt for length in lengths)
         if cut and cut == len(lengths):
             what = f"is {plan.lengths.prompt}; every prompt of {key} is longer ({min(lengths)} tokens at least)"
@@ -109,13 +124,17 @@ def check_prompts(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Seque
                   "they are cut and not trained"  # fmt: skip
 
 
+class _NotRendered(Exception):
+    """What the chat template said of a prompt."""
+
+
 def _length(tokenizer: Any, taskset: TasksetConfig, row: Row) -> int:
     system = [{"role": "system", "content": taskset.format.system_prompt}] if taskset.format.system_prompt else []
     messages = [*system, {"role": "user", "content": str(row[taskset.format.prompt_key])}]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception:  # a template that takes no system prompt, say; the explorer names it with its task
-        return 0
+    except Exception as error:  # a template that takes no system prompt, say
+        raise _NotRendered(f"{type(error).__name__}: {error}") from None
     return len(tokenizer.encode(text, add_special_tokens=False))
 
 

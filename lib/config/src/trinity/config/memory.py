@@ -23,13 +23,17 @@ _GIB = 2**30
 ENGINE_BESIDE_GIB = 4.0
 # GiB of a trainer's rank beside states and activations: CUDA, NCCL, gradients in flight, logits of a chunk.
 TRAINER_BESIDE_GIB = 4.0
+_SIZES_OF_LAYERS = {"intermediate_size", "moe_intermediate_size", "num_experts_per_tok"}
+_SIZES = _SIZES_OF_LAYERS | {
+    "head_dim", "hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size",
+}  # fmt: skip
 _SIZE_IN_NAME = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bBmM])(?![a-zA-Z0-9])")
 
 
 def parameters_of(model_path: str) -> tuple[float, str] | None:
     """Parameters of a model and where the number is from: its folder, or its name (`Qwen2.5-1.5B`). None: unknown."""
     folder = Path(model_path).expanduser()
-    files = list(folder.glob("*.safetensors")) if folder.is_dir() else []
+    files = [file for file in folder.glob("*.safetensors") if os.path.isfile(file)] if os.path.isdir(folder) else []
     if files:
         width = 4 if _dtype(folder) == "float32" else 2
         return sum(file.stat().st_size for file in files) / width, "by its files"
@@ -45,7 +49,20 @@ def _model_config(folder: Path) -> dict[str, Any]:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError):
         return {}
-    return config if isinstance(config, dict) else {}
+    if not isinstance(config, dict):
+        return {}
+    text = config.get("text_config")
+    return _with_sizes(config) | ({"text_config": _with_sizes(text)} if isinstance(text, dict) else {})
+
+
+def _with_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """Without sizes that are none: whole numbers above 0, of MLPs also one for each layer."""
+    return {name: value for name, value in config.items() if name not in _SIZES or _is_size(name, value)}
+
+
+def _is_size(name: str, value: Any) -> bool:
+    sizes = value if isinstance(value, list) and name in _SIZES_OF_LAYERS else [value]
+    return all(type(size) is int and 0 < size < 10**9 for size in sizes)
 
 
 def vocabulary_of(model_path: str) -> int:
@@ -54,7 +71,7 @@ def vocabulary_of(model_path: str) -> int:
     A model with a hub name is found in Hugging Face's cache.
     """
     folder = Path(model_path).expanduser()
-    config = _model_config(folder if folder.is_dir() else _cached(model_path))
+    config = _model_config(folder if os.path.isdir(folder) else _cached(model_path))
     text = config.get("text_config")
     size = (text if isinstance(text, dict) else config).get("vocab_size")
     return size if isinstance(size, int) and size > 0 else 0
@@ -64,7 +81,7 @@ def _cached(hub_name: str) -> Path:
     """Where Hugging Face's cache has the newest fetched revision of a model, if it has it."""
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
-    found = cache.glob(f"models--{hub_name.replace('/', '--')}/snapshots/*/config.json")
+    found = (cache / f"models--{hub_name.replace('/', '--')}").glob("snapshots/*/config.json")
     return max(found, key=lambda file: file.lstat().st_mtime, default=cache / "none" / "config.json").parent
 
 

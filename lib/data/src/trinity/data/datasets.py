@@ -21,6 +21,15 @@ _SUFFIXES = (".jsonl", ".json", ".parquet")
 
 def read(path: str, split: str = "train", subset: str | None = None) -> Sequence[Row]:
     """All rows, as mappings. Raises DatasetError."""
+    try:
+        return _read(path, split, subset)
+    except DatasetError:
+        raise
+    except (OSError, ValueError) as error:  # no permission; a split or subset that is no name of a file
+        raise DatasetError(f"{path!r} cannot be read: {error}") from None
+
+
+def _read(path: str, split: str, subset: str | None) -> Sequence[Row]:
     place = Path(path).expanduser()
     if place.is_dir():
         rows: list[Row] = []
@@ -143,6 +152,9 @@ def _check_messages(messages: list[Any], key: str, number: int) -> None:
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DatasetError(f"row {number}: {key!r} has {message!r:.100}, must be a message with a role")
+        content = message.get("content")
+        if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
+            raise DatasetError(f"row {number}: {key!r} has a message with the content {content!r:.100}, must be text")
     if not isinstance(said := messages[-1].get("content"), str):
         raise DatasetError(f"row {number}: {key!r} ends with the content {said!r:.100}, must be text")
 
@@ -198,8 +210,10 @@ def _files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:
 
 
 def _split_files(place: Path, split: str) -> list[Path]:
-    found = sorted(place.glob(f"{split}*"))
-    return [f for f in found if f.suffix in _SUFFIXES and f.stem[len(split) :][:1] in "-."]
+    if not place.is_dir():
+        return []
+    found = (file for file in sorted(place.iterdir()) if file.name.startswith(split) and file.is_file())
+    return [file for file in found if file.suffix in _SUFFIXES and file.stem[len(split) :][:1] in "-."]
 
 
 def _read_file(file: Path) -> list[Row]:
@@ -245,7 +259,7 @@ def _read_parquet(file: Path) -> list[Row]:
         raise DatasetError(f"{file}: parquet needs pyarrow; pip install -e '.[parquet]'") from None
     try:
         rows: list[Row] = parquet.read_table(file).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's errors are kinds of these
+    except (OSError, ValueError, OverflowError) as error:  # pyarrow's errors are kinds of these; dates after 9999
         raise DatasetError(f"{file}: cannot be read: {error}") from None
     return rows
 

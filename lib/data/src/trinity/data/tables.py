@@ -47,7 +47,7 @@ def read_table(path: str, name: str) -> Sequence[Row]:
         raise DatasetError("storage_type sql needs SQLAlchemy: pip install -e '.[sql]'") from None
     try:
         url = sa.make_url(sql_url(path))
-    except sa.exc.ArgumentError:
+    except (sa.exc.ArgumentError, ValueError):  # a port that is no number
         raise DatasetError("the path is no URL of a database; write sqlite:///file.db or postgresql://...") from None
     shown = url.render_as_string(hide_password=True)
     if url.drivername == "sqlite" and not Path(url.database or "").is_file():

@@ -21,8 +21,11 @@ def chat_template(model: ModelConfig, own: Any) -> str:
     """
     template = model.custom_chat_template or own
     if model.chat_template_path:
+        path = Path(model.chat_template_path).expanduser()
         try:
-            template = Path(model.chat_template_path).expanduser().read_text(encoding="utf-8")
+            if path.exists() and not path.is_file():  # a pipe might never end
+                raise OSError("it is no file")
+            template = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             what = f"{model.chat_template_path!r} cannot be read: {error}"
             raise InvalidInput("model.chat_template_path", what) from None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from trinity.config.schema.base import Section
 from trinity.data.datasets import DatasetError, Row
@@ -70,6 +70,14 @@ class TextFilter(Operator):
     """A filter that decides by the text of each row alone."""
 
     fields: list[str] = Field(default_factory=list, description="Columns to look at; empty: target_fields")
+
+    @model_validator(mode="after")
+    def _low_to_high(self) -> "TextFilter":
+        for name, low in dict(self).items():
+            high = getattr(self, name.replace("min_", "max_"), None)
+            if name.startswith("min_") and high is not None and low > high:
+                raise ValueError(f"{name} is {low}, more than {name.replace('min_', 'max_')} = {high}; no row is left")
+        return self
 
     def apply(self, entries: list[Entry], context: Context) -> list[Entry]:
         found = context.texts(entries, self.fields)

@@ -201,6 +201,8 @@ def _input(place: _Place, work: _Work) -> Input:
         why = "does not exist" if local else "is no file or folder here, and hub datasets cannot be processed"
         what = f"{place.path!r} {why}; give a local jsonl, json or parquet file, or a folder of them"
         raise _Refused(Problem(place.key, what))
+    if not path.is_dir() and not path.is_file():  # a pipe might never end
+        raise _Refused(Problem(place.key, f"{place.path!r} is neither a file nor a folder"))
     with _naming(place.key):
         folder = path.is_dir()
         files = datasets._files_of_split(path, place.split or "train", place.subset or None) if folder else [path]

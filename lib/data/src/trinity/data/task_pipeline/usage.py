@@ -25,10 +25,10 @@ Translation = Callable[[int], int | None]
 
 def counts(context: Context, folders: Sequence[str] = ()) -> Counter[int]:
     """Row, numbered over all inputs -> how many steps trained a group of it. Raises DatasetError for a wrong folder."""
-    for folder in folders:
-        if not Path(folder).expanduser().is_dir():
+    places = [Path(os.path.expanduser(folder)) for folder in folders] or [context.project_dir]
+    for folder, place in zip(folders, places, strict=False):
+        if not os.path.isdir(place):
             raise DatasetError(f"folder {folder!r} does not exist; folders are job folders of earlier runs")
-    places = [Path(folder).expanduser() for folder in folders] or [context.project_dir]
     found: Counter[int] = Counter()
     for stage in sorted({stage for place in places for stage in _stages(place)}):
         rows = _translations(stage, context.inputs)
