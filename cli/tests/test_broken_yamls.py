@@ -4,32 +4,18 @@ Each row replaces or adds one value in a valid YAML: its key path, the new value
 That begins with file, line and key path.
 """
 
-import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
+from support.data.broken_yamls import BASE, changed, check
 from trinity.cli.main import app
 
 pytestmark = pytest.mark.core
-
-BASE = """
-project: p
-name: n
-model: {model_path: some/model, max_prompt_tokens: 16, max_response_tokens: 16}
-algorithm: {algorithm_type: grpo, repeat_times: 4}
-buffer:
-  batch_size: 8
-  total_steps: 2
-  explorer_input:
-    taskset: {name: sums, path: data.jsonl}
-"""
 
 TYPES = [
     ("project", "3", "text"),
@@ -56,6 +42,8 @@ TYPES = [
     ("model.temperature", "warm", "must be a number"),
     ("model.custom_chat_template", "3", "text or null"),
     ("model.enable_thinking", "maybe", "true, false or null"),
+    ("model.enable_thinking", "!!bool maybe", "must be true or false"),
+    ("model.enable_thinking", "!!null maybe", "remove the tag"),
     ("model.lora_configs", "{}", "a list of mappings"),
     ("model.lora_configs", "[3]", "must be a mapping"),
     ("model.lora_configs", "[{}, {}]", "at most 1 entries"),
@@ -79,7 +67,9 @@ TYPES = [
     ("algorithm.optimizer.betas", "[0.9, true]", "must be a number"),
     ("algorithm.policy_loss_fn_args", "[1]", "a mapping or null"),
     ("algorithm.policy_loss_fn_args", "{clip_range: '0.2'}", "must be a number"),
+    ("algorithm.policy_loss_fn_args", "{loss_agg_mode: x}", "must be one of null"),
     ("algorithm.rollout_correction.token_range", "[1]", "required"),
+    ("algorithm.rollout_correction.rollout_is", "[token]", "one of token, sequence"),
     ("algorithm.rollout_correction.token_cap", "true", "must be a number"),
     ("buffer", "8", "must be a mapping"),
     ("buffer.batch_size", "{a: 1}", "whole number"),
@@ -93,6 +83,7 @@ TYPES = [
     ("buffer.explorer_input.taskset.format", "[prompt]", "must be a mapping"),
     ("buffer.explorer_input.taskset.format", "{prompt_key: ''}", "must not be empty"),
     ("buffer.explorer_input.taskset.rollout_args", "{stop: end}", "a list of texts"),
+    ("buffer.explorer_input.taskset.rollout_args", "{stop: ['']}", "must not be empty"),
     ("buffer.explorer_input.taskset.workflow_args", "[]", "must be a mapping"),
     ("buffer.explorer_input.eval_tasksets", "{path: x}", "a list of mappings"),
     ("buffer.explorer_input.tasksets", "{path: x}", "a list of mappings"),
@@ -104,6 +95,8 @@ TYPES = [
     ("explorer.rollout_model.dtype", "int8", "one of auto"),
     ("explorer.auxiliary_models", "{model_path: x}", "a list of mappings"),
     ("explorer.environments", "[{name: a}]", "required"),
+    ("explorer.listen_address", "''", "the name or the IP address"),
+    ("explorer.listen_address", "::x", "the name or the IP address"),
     ("synchronizer.storage", "folder", "a list of texts"),
     ("synchronizer.storage", "[1]", "must be text"),
     ("trainer.deepspeed.zero_stage", "true", "one of 0, 1, 2, 3"),
@@ -174,6 +167,7 @@ NAMES = [
     ("explorer.rollout_model.enable_thinkin", "true", "did you mean 'enable_thinking'"),
     ("explorer.environments", "[{name: a, address: nowhere}]", "host:port, or attached"),
     ("explorer.environments", "[{name: a, address: 'h:99999'}]", "host:port, or attached"),
+    ("explorer.environments", "[{name: a, address: 'h:٣'}]", "host:port, or attached"),
     ("trainer.trainer_strategy", "megatron", "the trainer is DeepSpeed"),
     ("trainer.trainer_config.actor_rollout_ref.model.lora_rank", "1", "model.lora_configs"),
     ("trainer.trainer_config.actor_rollout_ref.model.lora_rank", "auto", "model.lora_configs"),
@@ -187,6 +181,13 @@ NAMES = [
 CONTRADICTIONS = [
     ("model.max_model_len", "20", "less than max_prompt_tokens + max_response_tokens"),
     ("model.min_response_tokens", "17", "more than max_response_tokens"),
+    ("model", "{model_path: m, max_model_len: 8, min_response_tokens: 5}", "more than max_response_tokens = 4"),
+    ("data_processor.experience_pipeline.input_save_path", "x.csv", "a .jsonl, .db or .sqlite file"),
+    (
+        "data_processor.task_pipeline",
+        "{operators: [{name: words_num_filter, args: {min_num: 4, max_num: 3}}]}",
+        "min_num is 4, more than max_num = 3",
+    ),
     ("buffer.train_batch_size", "3", "multiple of algorithm.repeat_times"),
     ("buffer.explorer_input.taskset", "null", "is missing; grpo needs tasks"),
     ("buffer.explorer_input.tasksets", "[{path: x}]", "beside taskset"),
@@ -217,6 +218,16 @@ FOLDERS = [
     ("explorer.name", "../x", "no /"),
     ("stages", "[{stage_name: ../x}]", "no /"),
     ("stages", "[{stage_name: nats}]", "folder of its own"),
+    ("stages", "[{stage_name: identity}]", "folder of its own"),
+    ("stages", "[{stage_name: summary.json}]", "folder of its own"),
+    ("checkpoint_root_dir", "'~no-such-user/x'", "no user of this machine"),
+    ("checkpoint_root_dir", "/proc/x", "cannot be made"),
+    ("model.model_path", "'~no-such-user/x'", "no user of this machine"),
+    ("buffer.explorer_input.taskset.path", "a/" * 2000, "at most 3000 bytes"),
+    ("data_processor.task_pipeline", "{output: '~no-such-user/x.jsonl'}", "no user of this machine"),
+    ("synchronizer.storage", "[/etc/hostname]", "is a file"),
+    ("synchronizer.storage", "[/proc/x]", "cannot be made"),
+    ("synchronizer.storage", '["s3://bucket/\\0"]', "without NUL"),
     ("checkpoint_root_dir", '"a\\0b"', "NUL"),
     ("checkpoint_root_dir", "''", "must not be empty"),
     ("checkpoint_root_dir", "/etc/hostname", "is a file"),
@@ -237,84 +248,24 @@ INTERPOLATIONS = [
     ("project", "'" + "${name}" * 3000 + "'", "3000 interpolations"),
     ("project", "'" + "${" * 3000 + "a" + "}" * 3000 + "'", "3000 interpolations"),
     ("buffer.batch_size", "'${oc.env:NO_SUCH_VARIABLE_X,eight}'", "'eight', must be a whole number"),
+    ("project", "'${oc.decode:" + "[" * 2500 + "]" * 2500 + "}'", "nested too deeply"),
 ]
-CHANGES = [*TYPES, *NUMBERS, *NAMES, *CONTRADICTIONS, *FOLDERS, *INTERPOLATIONS]
-
-_NINE = ", ".join(["*{0}"] * 9)
-_LAUGHS = "a: &a [x, x]\n" + "".join(
-    f"{b}: &{b} [{_NINE.format(a)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
-)
-_DOUBLING = "a0: xxxxxxxx\n" + "".join(f"a{i + 1}: '{f'${{a{i}}}' * 8}'\n" for i in range(10))
-TEXTS = [
-    ("", "model.model_path: is empty"),
-    ("null", "line 1: must be a mapping"),
-    ("- a", "line 1: must be a mapping"),
-    ("hello", "line 1: must be a mapping"),
-    ("a:\n\tb: 3", "line 2: is not YAML"),
-    ("a: [1, 2", "is not YAML"),
-    ("a: {b: c", "is not YAML"),
-    ("a: @b", "line 1: is not YAML"),
-    ("a: *b", "line 1: is not YAML"),
-    ("a: 'b", "is not YAML"),
-    ("%YAML 3.0\n---\na: b", "line 1: is not YAML"),
-    ("a: \x07", "line 1: is not YAML"),
-    (BASE + "---\n" + BASE, "another document"),
-    (BASE + "name: m\n", "name: is given twice, first on line 3"),
-    (BASE + " batch_size: 9\n", "is not YAML"),
-    (BASE + "trainer: {ulysses_sequence_parallel_size: 3, num_ranks: 4}\n", "does not divide trainer.num_ranks"),
-    (BASE + "cluster: {node_num: 1, gpu_per_node: 2}\nexplorer: {rollout_model: {engine_num: 3}}\n", "more than"),
-    (BASE + "cluster: {node_num: 1, gpu_per_node: 2}\ntrainer: {num_ranks: 3}\n", "trainer.num_ranks: is 3"),
-    (BASE.replace("batch_size: 8", "batch_size: 8\n  batch_size: 9"), "buffer.batch_size: is given twice"),
-    ("1: a", "line 1: has the key 1"),
-    ("null: a", "line 1: has the key null"),
-    ("true: a", "line 1: has the key true"),
-    ("? [a]\n: b", "line 1: has the key"),
-    ("? {a: b}\n: c", "line 1: has the key"),
-    ("'': 3", "unknown key"),
-    ("a.b: 3", "unknown key"),
-    ("<<: 3", "line 1"),
-    ("<<: {a: b}", "line 1: a: unknown key"),
-    ("project: !!python/object/apply:os.system [ls]", "line 1: project: has the tag"),
-    ("project: !foo bar", "line 1: project: has the tag !foo"),
-    ("project: !!binary aGVsbG8=", "line 1: project: has the tag"),
-    ("project: !!set {a, b}", "line 1: project: has the tag"),
-    ("project: !!int abc", "must be a number"),
-    ("a: " + "[" * 5000, "line 1: lists and mappings are nested"),
-    ("a: " + "[" * 5000 + "]" * 5000, "line 1: lists and mappings are nested"),
-    ("a: " + "{a: " * 5000 + "}" * 5000, "line 1: lists and mappings are nested"),
-    ("a: " + "1" * 5000, "a number of 5000 characters"),
-    ("a: 0." + "1" * 5000, "a number of 5002 characters"),
-    ("a: &a\n  b: *a\n", "line 2: *a is inside"),
-    ("stages: &a [*a]\n", "line 1: *a is inside"),
-    ("a: &a\n  <<: *a\n", "line 2: *a is inside"),
-    (_LAUGHS, "more than 5000 nodes"),
-    (_DOUBLING + "project: ${a10}\n", "grows to"),
-    ("".join(f"k{i}: 1\n" for i in range(20_000)), "more than 5000 nodes"),
-    ("a: " + "x" * 600_000, "too large"),
-    ("explorer:\n" + "".join(f"  k{i}: 1\n" for i in range(1000)), "unknown key"),
-    (BASE + "stages: [" + ", ".join(f"{{stage_name: s{i}}}" for i in range(1500)) + "]\n", "at most 100"),
+ARGUMENTS = [
+    ("rubric_judge_workflow", "{rubric: [3]}", "rubric.0 is 3, must be"),
+    ("rubric_judge_workflow", "{rubric: []}", "a list of {description, weight}"),
+    ("rubric_judge_workflow", "{rubric: [{description: a, weight: 0}]}", "has the weight 0"),
+    ("rubric_judge_workflow", "{judge: null}", "must be text"),
+    ("rubric_judge_workflow", "{judge_temperature: .inf}", "a number >= 0"),
+    ("rubric_judge_workflow", "{judge_max_tokens: 9999999999999}", "a whole number >= 1"),
+    ("sokoban_workflow", "{max_turns: 9999999999999}", "a whole number from 1"),
+    ("R3L_sokoban_workflow", "{max_reflection_tokens: 9999999999999}", "a whole number >="),
+    ("tool_call_workflow", "{tools: [[a]]}", "which no plugin registers"),
 ]
-
-
-def changed(path: str, value: str) -> str:
-    """BASE with a value, as text, at a key path."""
-    document = yaml.safe_load(BASE)
-    *sections, name = path.split(".")
-    at = document
-    for section in sections:
-        at = at.setdefault(section, {})
-    at[name] = "THE-VALUE"
-    return yaml.safe_dump(document, sort_keys=False, width=10**9).replace("THE-VALUE", value)
-
-
-def check(path: Path, *overrides: str) -> str:
-    """What `trinity check` says of a file that it refuses."""
-    begin = time.process_time()
-    done = CliRunner().invoke(app, ["check", "--config", str(path), *overrides])
-    assert time.process_time() - begin < 5
-    assert (done.exit_code, done.stdout) == (2, ""), done.output
-    assert done.stderr.startswith(str(path))
-    return done.stderr
+WORKFLOWS = [
+    ("buffer.explorer_input.taskset", f"{{path: x, default_workflow_type: {name}, workflow_args: {args}}}", said)
+    for name, args, said in ARGUMENTS
+]
+CHANGES = [*TYPES, *NUMBERS, *NAMES, *CONTRADICTIONS, *FOLDERS, *INTERPOLATIONS, *WORKFLOWS]
 
 
 @pytest.fixture
@@ -330,27 +281,6 @@ def test_a_wrong_value_is_one_sentence(key: str, value: str, said: str, written:
     assert text.count("\n") == 1, text
     assert len(text) < len(str(written)) + 1500
     assert re.match(r": (line \d+: )?\w+(\.[\w=]+)*: ", text.removeprefix(str(written))), text
-
-
-@pytest.mark.parametrize(("text", "said"), TEXTS, ids=[text[:30] for text, _ in TEXTS])
-def test_a_text_that_is_no_configuration_is_refused(text: str, said: str, written: Path) -> None:
-    written.write_text(text)
-    assert said in check(written)
-
-
-def test_files_that_are_none(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    for name, content, said in (
-        ("bytes", bytes(range(256)), "is not UTF-8 text"),
-        ("utf16", BASE.encode("utf-16"), "is not UTF-8 text"),
-        ("latin", b"project: \xe9", "is not UTF-8 text (byte 9)"),
-        ("zeros", bytes(100), "line 1: is not YAML"),
-        ("large", b"#" * 2**20, "too large"),
-    ):
-        (tmp_path / name).write_bytes(content)
-        assert said in check(tmp_path / name)
-    for name, said in ((".", "is no file"), ("fifo", "is no file"), ("none", "no such file"), ("x" * 300, "too long")):
-        assert said in check(tmp_path / name)
 
 
 def test_the_valid_yaml_and_a_byte_order_mark_are_taken(written: Path) -> None:

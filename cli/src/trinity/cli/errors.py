@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+from trinity.cli.render import visible
 from trinity.config import ConfigError
 from trinity.runtime.errors import TrinityError
 
@@ -36,7 +37,8 @@ def ending_well(action: Callable[[], int]) -> int:
     try:
         return action()
     except ConfigError as error:
-        print(str(error), file=sys.stderr)
+        for problem in error.problems:
+            print(visible(f"{error.source}: {problem}"), file=sys.stderr)
         return 2
     except (RunError, TrinityError, BaseExceptionGroup) as error:
         reason: BaseException = error
@@ -44,7 +46,7 @@ def ending_well(action: Callable[[], int]) -> int:
             reason = reason.exceptions[0]
         if not isinstance(reason, (RunError, TrinityError)):
             raise
-        print(f"trinity: {reason}", file=sys.stderr)
+        print(f"trinity: {visible(str(reason), layout=True)}", file=sys.stderr)
         return reason.code if isinstance(reason, RunError) else 1
     except BrokenPipeError:  # the reader of a pipe has seen enough
         with contextlib.suppress(OSError, ValueError):  # else Python complains when it flushes at its end

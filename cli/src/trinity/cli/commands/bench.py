@@ -7,7 +7,6 @@ first checkpoint, the base model alone is evaluated.
 """
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from trinity.cli.supervise.devices import place, visible_gpus
 from trinity.cli.supervise.display import Display, make_display
 from trinity.cli.supervise.preflight import check_inputs
 from trinity.cli.supervise.supervisor import ended_by_signals, open_nats
-from trinity.config import Config, Plan, expand, make_plan
+from trinity.config import Config, Plan, dump, expand, make_plan
 from trinity.config.run_record import Addresses
 from trinity.runtime import files, names, rpc
 from trinity.weights import Manifest, manifest_of_folder
@@ -104,7 +103,7 @@ async def _bench(plan: Plan, job: jobs.Job, candidates: list[Candidate], taken: 
         try:
             nats = await open_nats(job, others, stop)
             config_file, log_dir = plan.job_dir / "config.json", plan.job_dir / "log"
-            files.write_json(config_file, json.loads(plan.config.model_dump_json()), mode=0o600)
+            files.write_json(config_file, dump(plan.config), mode=0o600)
             children, addresses = services.infrastructure(plan, config_file, nats, log_dir, job.folder)
             placement = place(plan, visible_gpus(), taken)
             children.append(services.explorer(plan, config_file, nats, addresses, log_dir, placement))

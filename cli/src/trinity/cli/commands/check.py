@@ -16,7 +16,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.options import Arguments, ConfigOption, PluginDirs, command, group
 from trinity.cli.render import visible
 from trinity.cli.supervise.job import check_folder, make_folder
-from trinity.config import Config, expand, load, make_plan
+from trinity.config import Config, dump, expand, load, make_plan
 from trinity.config.devices import describe_sharing, detect_gpus
 from trinity.config.names import EXPERIENCE_OPERATORS, REWARD_FUNCTIONS, WORKFLOWS
 from trinity.data.task_pipeline import check_task_pipeline
@@ -92,7 +92,7 @@ def check(
     loaded = asked.load()
     if as_json:
         say_notices(loaded, sys.stderr)
-        print(json.dumps(json.loads(loaded.model_dump_json()), indent=1))
+        print(json.dumps(dump(loaded), indent=1))
         return 0
     stages = expand(loaded)
     if loaded.mode in ("bench", "serve"):  # about what the last stage made

@@ -13,6 +13,7 @@
 import os
 import re
 import socket
+import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,23 +160,39 @@ def make_folder(config: Config) -> Path:
 
 
 def check_folder(config: Config, source: str) -> None:
-    """Raise ConfigError unless the job folder is there, or can be made."""
-    folder = place = make_folder(config)
+    """Raise ConfigError unless the job folder, and those of stores, are there or can be made."""
+    places = [("checkpoint_root_dir", "the job folder", make_folder(config))]
+    stores = config.synchronizer.storage if config.mode in ("both", "train") else []
+    for index, entry in enumerate(stores):
+        if entry.startswith("/"):
+            places.append((f"synchronizer.storage.{index}", "the folder", Path(entry)))
+    problems = []
+    for key, what, folder in places:
+        if problem := _why_not(folder):
+            problems.append(
+                Problem(key, f"{what} {str(folder)[:200]!r} cannot be made: {problem}; give another folder")
+            )
+    if problems:
+        raise ConfigError(source, problems)
+
+
+def _why_not(folder: Path) -> str:
+    """Why a folder is not there and cannot be made; empty if it is or can."""
+    place = folder
     try:
         while not place.exists() and place != place.parent:
             place = place.parent
         if not place.is_dir():
-            problem = f"{place} is a file, no folder"
-        elif not os.access(place, os.W_OK | os.X_OK):
-            problem = f"there is no permission to write in {place}"
-        elif len(os.fsencode(folder)) > _LONGEST_PATH:
-            problem = f"its path has more than {_LONGEST_PATH} bytes"
-        else:
-            return
+            return f"{place} is a file, no folder"
+        if len(os.fsencode(folder)) > _LONGEST_PATH:
+            return f"its path has more than {_LONGEST_PATH} bytes"
+        # For root, permissions say nothing of /proc, of read-only mounts and of full disks.
+        os.rmdir(tempfile.mkdtemp(prefix=".trinity-check-", dir=place))
+    except PermissionError:
+        return f"there is no permission to write in {place}"
     except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-    what = f"the job folder {str(folder)[:200]!r} cannot be made: {problem}; give another folder"
-    raise ConfigError(source, [Problem("checkpoint_root_dir", what)])
+        return f"in {place}: {getattr(error, 'strerror', None) or error}"
+    return ""
 
 
 def read_records(folder: Path) -> dict[str, SupervisorRecord]:

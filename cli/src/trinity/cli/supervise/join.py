@@ -6,7 +6,6 @@ any time.
 
 import asyncio
 import contextlib
-import json
 import os
 import time
 
@@ -20,7 +19,7 @@ from trinity.cli.supervise.job import Job, SupervisorRecord, identify
 from trinity.cli.supervise.join_config import joined_config, local_addresses
 from trinity.cli.supervise.nats import NatsAccess
 from trinity.cli.supervise.supervisor import ended_by_signals
-from trinity.config import Config, ConfigError, Problem, make_plan
+from trinity.config import Config, ConfigError, Problem, dump, make_plan
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.runtime import files
 from trinity.runtime.errors import Unavailable
@@ -134,7 +133,7 @@ async def _explore(
     plan = make_plan(merged)
     name, addresses = config.explorer.name, local_addresses(job, about)
     config_file = plan.job_dir / "run" / f"{name}.config.json"
-    files.write_json(config_file, json.loads(merged.model_dump_json()), mode=0o600)
+    files.write_json(config_file, dump(merged), mode=0o600)
     placement = place(plan, visible_gpus(), job.taken_gpus())
     child = services.explorer(plan, config_file, nats, addresses, plan.job_dir / "log", placement)
     changed = asyncio.Event()

@@ -4,7 +4,6 @@ Beside a live run it follows the versions as they become LIVE; without one, the 
 """
 
 import asyncio
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from trinity.cli.supervise.join_config import check_identity, local_addresses, o
 from trinity.cli.supervise.nats import NatsAccess, wait_until_open
 from trinity.cli.supervise.preflight import check_inputs
 from trinity.cli.supervise.supervisor import ended_by_signals
-from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
+from trinity.config import Config, ConfigError, Plan, Problem, dump, expand, make_plan
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.runtime import files
 from trinity.runtime.process import free_port
@@ -105,7 +104,7 @@ def _child(plan: Plan, nats: NatsAccess, about: RunRecord | None, endpoint: str,
     if about is None:
         serving["SERVE_FOLDER"] = str(plan.job_dir)
     config_file = plan.job_dir / "run" / "serve.config.json"
-    files.write_json(config_file, json.loads(plan.config.model_dump_json()), mode=0o600)
+    files.write_json(config_file, dump(plan.config), mode=0o600)
     placement = place(plan, visible_gpus(), job.taken_gpus())
     log_dir = plan.job_dir / "log"
     return services.explorer(

@@ -1,7 +1,6 @@
 """One stage: start its processes, keep them running, show progress, and sum up when it is finished."""
 
 import asyncio
-import json
 import os
 import time
 from pathlib import Path
@@ -17,7 +16,7 @@ from trinity.cli.supervise.devices import Placement
 from trinity.cli.supervise.display import Display
 from trinity.cli.supervise.job import Job, SupervisorRecord
 from trinity.cli.supervise.nats import NatsAccess
-from trinity.config import Plan
+from trinity.config import Plan, dump
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.runtime import files, names
 from trinity.runtime.trust.roles import Role
@@ -52,7 +51,7 @@ class Stage:
     def prepare(self) -> None:
         """Write the stage's configuration and make its children; nothing is started."""
         config_file = self.folder / "config.json"
-        files.write_json(config_file, json.loads(self._plan.config.model_dump_json()), mode=0o600)
+        files.write_json(config_file, dump(self._plan.config), mode=0o600)
         log_dir = self.folder / "log"
         plan, broker = self._plan, self._broker
         self.children, addresses = services.infrastructure(plan, config_file, broker, log_dir, self._job.folder)

@@ -1,9 +1,9 @@
 """Trinity's YAML: load it, check it, expand its stages, derive its plan. Imports no torch."""
 
 from trinity.config.errors import ConfigError, Problem
-from trinity.config.load import load, parse
+from trinity.config.load import dump, load, parse
 from trinity.config.plan import Plan, make_plan
 from trinity.config.schema import Config
 from trinity.config.stages import expand
 
-__all__ = ["Config", "ConfigError", "Plan", "Problem", "expand", "load", "make_plan", "parse"]
+__all__ = ["Config", "ConfigError", "Plan", "Problem", "dump", "expand", "load", "make_plan", "parse"]

@@ -190,7 +190,8 @@ def argument_problems(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
         if kl.args.get("adaptive") and not (kl.args["target_kl"] and kl.args["horizon"]):
             yield f"{key}_args.adaptive", "is true, which needs target_kl and horizon above 0"
     mode = POLICY_LOSSES[name].args.get("loss_agg_mode")
-    if mode is not None and plan.loss_aggregation not in mode.choices:
+    own = "loss_agg_mode" in (config.policy_loss_fn_args or {}) and not config.loss_agg_mode  # said above
+    if mode is not None and plan.loss_aggregation not in mode.choices and not own:
         yield "loss_agg_mode", f"is {plan.loss_aggregation!r}; {name} takes {' or '.join(map(str, mode.choices))}"
     for key in ("sequence_cap", "geometric_range"):
         if name == "opmd_pairwise" and getattr(correction, key) is not None:

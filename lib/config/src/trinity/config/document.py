@@ -27,6 +27,7 @@ _TOO_LARGE = f"is too large; a YAML has at most {_LARGEST_BYTES // 1024} KiB"
 _DEEPEST = 32
 _LONGEST_NUMBER = 64
 _MOST_INTERPOLATIONS = 32
+_INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")  # \${ is text
 _YAML = "tag:yaml.org,2002:"
 _TAGS = {f"{_YAML}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "merge")}
 _KEY_TAGS = {f"{_YAML}str", f"{_YAML}merge"}
@@ -57,7 +58,8 @@ def read_text(path: str | Path) -> str:
     try:
         info = place.stat()
         if stat.S_ISREG(info.st_mode) and info.st_size <= _LARGEST_BYTES:
-            return place.read_text(encoding="utf-8-sig")
+            with place.open("rb") as file:  # those of /proc have no size, and may not end
+                return file.read(_LARGEST_BYTES + 1).decode("utf-8-sig")
         what = _TOO_LARGE if stat.S_ISREG(info.st_mode) else "is no file; give a YAML file"
     except FileNotFoundError:
         what = "no such file; give the path of a YAML"
@@ -217,8 +219,12 @@ def _other_name(path: str, node: yaml.Node) -> str:
 
 def _scalar_problem(node: yaml.ScalarNode) -> str:
     """Why a scalar is not taken; empty if it is."""
-    if (count := node.value.count("${")) > _MOST_INTERPOLATIONS:
+    if (count := len(_INTERPOLATION.findall(node.value))) > _MOST_INTERPOLATIONS:
         return f"has {count} interpolations, may have {_MOST_INTERPOLATIONS}"
+    if node.tag == f"{_YAML}bool" and node.value.lower() not in _Loader.bool_values:
+        return f"is {node.value!r}, must be true or false"
+    if node.tag == f"{_YAML}null" and node.value.lower() not in ("", "~", "null"):
+        return f"is {node.value!r} with the tag !!null; remove the tag"
     form = _NUMBERS.get(node.tag)
     if form is None:
         return ""
@@ -248,15 +254,26 @@ def _resolved(values: dict[str, Any], lines: Lines, source: str, overrides: Sequ
         if problems:
             raise ConfigError(source, problems)
         resolved: Any = OmegaConf.to_container(document, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
+        problem = next(_no_text(resolved, ""), None)
+    except (OmegaConfBaseException, RecursionError) as error:
         problem = resolution_problem(error)
-        raise ConfigError(source, [Problem(problem.path, problem.message, line_of(problem.path, lines))]) from None
+    if problem is not None:
+        raise ConfigError(source, [Problem(problem.path, problem.message, line_of(problem.path, lines))])
     return dict(resolved)
+
+
+def _no_text(value: Any, path: str) -> Iterator[Problem]:
+    """Bytes of environment variables and of the command line that are not UTF-8: no file takes them."""
+    if isinstance(value, dict | list):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _no_text(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, str) and not value.isascii() and (found := re.search("[\ud800-\udfff]", value)):
+        yield Problem(path, f"has {found[0]!r}, which is no UTF-8 text")
 
 
 def _override(document: Any, override: str, source: str) -> None:
     key, equals, text = override.partition("=")
-    if not equals or not all(key.split(".")):
+    if not equals or not all(key.split(".")) or key.count(".") > _DEEPEST:
         raise ConfigError(source, [Problem(override, "is no override; write key.path=value")])
     try:
         node = _compose(text, source)

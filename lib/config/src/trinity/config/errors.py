@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+_LONGEST_PATH, _LONGEST_MESSAGE = 200, 1_000
+_MOST_PROBLEMS = 50
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -12,8 +15,14 @@ class Problem:
     line: int = 0
 
     def __str__(self) -> str:
-        place = f"line {self.line}: " if self.line else ""
-        return f"{place}{self.path}: {self.message}" if self.path else f"{place}{self.message}"
+        place, message = f"line {self.line}: " if self.line else "", _short(self.message, _LONGEST_MESSAGE)
+        return f"{place}{_short(self.path, _LONGEST_PATH)}: {message}" if self.path else f"{place}{message}"
+
+
+def _short(text: str, longest: int) -> str:
+    """Without the middle of a text that a huge key or value makes too long."""
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 
 
 class ConfigError(ValueError):
@@ -21,5 +30,7 @@ class ConfigError(ValueError):
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
         self.source = source
-        self.problems = problems
-        super().__init__("\n".join(f"{source}: {problem}" for problem in problems))
+        self.problems = problems[:_MOST_PROBLEMS]
+        if more := len(problems) - _MOST_PROBLEMS:
+            self.problems += [Problem("", f"and {more} more problems", problems[-1].line)] if more > 0 else []
+        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))

@@ -65,7 +65,7 @@ def _cap(given: Mapping[str, Any], bypass: bool, result: Translated) -> None:
     level, threshold = given.get("rollout_is"), given.get("rollout_is_threshold", 2.0)
     if level is None:
         return
-    if level not in _CAPS:
+    if not isinstance(level, str) or level not in _CAPS:
         result.refused["rollout_is"] = f"must be one of {', '.join(_CAPS)}, or null"
     elif not _is_positive(threshold):
         result.refused["rollout_is_threshold"] = "must be a number above 0"

@@ -70,7 +70,9 @@ def describe(annotation: Any) -> str:
         *first, last = dict.fromkeys(kinds)
         return f"{', '.join(first)} or {last}" if first else last
     if get_origin(annotation) is list:
-        return f"a list of {_PLURALS.get(get_args(annotation)[0], 'mappings')}"
+        (inner,) = get_args(annotation)
+        inner = get_args(inner)[0] if hasattr(inner, "__metadata__") else inner
+        return f"a list of {_PLURALS.get(inner, 'mappings')}"
     if get_origin(annotation) is tuple:
         return f"a list of {len(get_args(annotation))} numbers"
     return _WORDS.get(annotation, "a mapping")

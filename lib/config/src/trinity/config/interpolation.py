@@ -27,8 +27,11 @@ def interpolation_problems(document: dict[str, Any]) -> Iterator[Problem]:
         yield refused.problem
 
 
-def resolution_problem(error: OmegaConfBaseException) -> Problem:
+def resolution_problem(error: OmegaConfBaseException | RecursionError) -> Problem:
     """What OmegaConf says of an interpolation that it cannot fill in."""
+    if isinstance(error, RecursionError):
+        found = re.search(r"full_key: (\S+)", str(error))
+        return Problem(found[1] if found else "", "has brackets inside of ${...} that are nested too deeply")
     path = str(getattr(error, "full_key", "") or "").replace("[", ".").replace("]", "").removeprefix(".")
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     if variable := _VARIABLE.search(message):

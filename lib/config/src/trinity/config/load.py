@@ -1,8 +1,10 @@
 """From a YAML file to a checked Config. Everything wrong is reported together, with line, key and the nearest name."""
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -15,7 +17,7 @@ from trinity.config.errors import ConfigError, Problem
 from trinity.config.hints import Location, annotation_at, sentence
 from trinity.config.schema import Config
 
-_MOST_PROBLEMS = 50
+_MOST_SENTENCES = 100  # a search for the nearest name takes milliseconds
 
 
 def load(
@@ -53,16 +55,21 @@ def parse(
     return config
 
 
+def dump(config: Config) -> dict[str, Any]:
+    """Plain values of JSON that `load` reads as this configuration again: what looks like ${...} is text by now."""
+    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\\\${", config.model_dump_json())
+    return dict(json.loads(escaped))
+
+
 def _problems(error: ValidationError, lines: Lines) -> Iterator[Problem]:
     """One for each key path: pydantic reports every alternative of a union by itself."""
     found: dict[Location, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         found.setdefault(_key_path(detail), []).append(detail)
-    for location, details in islice(found.items(), _MOST_PROBLEMS):
+    for number, (location, details) in enumerate(found.items()):
         path = ".".join(str(part) for part in location)
-        yield Problem(path, sentence(location, details), line_of(path, lines))
-    if len(found) > _MOST_PROBLEMS:
-        yield Problem("", f"and {len(found) - _MOST_PROBLEMS} more problems of this kind", max(lines.values()))
+        what = sentence(location, details) if number < _MOST_SENTENCES else "is wrong"
+        yield Problem(path, what, line_of(path, lines))
 
 
 def _key_path(detail: ErrorDetails) -> Location:

@@ -126,6 +126,7 @@ def _lake_problem(name: str, value: Any) -> str:
     return _problem("is_slippery", value, False) if name == "is_slippery" else _problem("max_turns", value, 8)
 
 
+_LARGEST = 1_000_000_000  # of turns, tokens, characters
 _OPTIONAL = {"max_response_tokens": int, "max_context_tokens": int, "system_prompt": str}
 
 
@@ -137,9 +138,11 @@ def _problem(name: str, value: Any, default: Any) -> str:
     if isinstance(default, StrEnum):
         return "" if value in list(type(default)) else f"is {value!r}, must be one of {', '.join(type(default))}"
     if name == "max_repeats":
-        return "" if type(value) is int and (value == 0 or value > 1) else f"is {value!r}, must be 0 or at least 2"
+        good = type(value) is int and (value == 0 or 1 < value <= _LARGEST)
+        return "" if good else f"is {value!r}, must be 0 or at least 2"
     if name.startswith("max_"):
-        return "" if type(value) is int and value >= 1 else f"is {value!r}, must be a whole number >= 1"
+        good = type(value) is int and 1 <= value <= _LARGEST
+        return "" if good else f"is {value!r}, must be a whole number from 1 to {_LARGEST:,}"
     if isinstance(default, float):
         good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
         return "" if good else f"is {value!r}, must be a number"
@@ -277,9 +280,24 @@ def _asking_problems(known: dict[str, type], args: dict[str, Any]) -> Iterator[t
     words = {str: "text", float: "a number >= 0", int: "a whole number >= 1", list: "a list of {description, weight}"}
     for name, kind in known.items():
         value = args.get(name)
+        if name not in args or (kind is list and value is None):
+            continue
         good = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-        if value is not None and not (good and (kind in (str, list) or value >= (kind is int))):
+        if not good or (kind not in (str, list) and not (kind is int) <= value <= _LARGEST) or value == []:
             yield name, f"is {value!r}, must be {words[kind]}"
+        elif kind is list:
+            yield from ((name, f"{name}.{i} {p}") for i, entry in enumerate(value) if (p := criterion_problem(entry)))
+
+
+def criterion_problem(entry: Any) -> str:
+    """What is wrong with an entry of a rubric; empty if nothing is."""
+    given = entry if isinstance(entry, dict) else {"description": entry}
+    description, weight = given.get("description"), given.get("weight", 1.0)
+    if not isinstance(description, str) or not description.strip():
+        return f"is {entry!r}, must be {{description: text, weight: a number above 0}}"
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= _LARGEST:
+        return f"has the weight {weight!r}, must be a number above 0"
+    return ""
 
 
 def workflow_problems(workflow: str, args: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -305,7 +323,7 @@ def is_one_sequence(workflow: str, args: dict[str, Any]) -> bool:
 
 def r3l_problems(args: dict[str, Any]) -> Iterator[tuple[str, str]]:
     tokens = args.get("max_reflection_tokens", LEAST_REFLECTION_TOKENS)
-    if type(tokens) is not int or tokens < LEAST_REFLECTION_TOKENS:
+    if type(tokens) is not int or not LEAST_REFLECTION_TOKENS <= tokens <= _LARGEST:
         yield "max_reflection_tokens", f"is {tokens!r}, must be a whole number >= {LEAST_REFLECTION_TOKENS}"
     if args.get("retry_from", "step") not in ("step", "start"):
         yield "retry_from", f"is {args['retry_from']!r}, must be step or start"
@@ -324,7 +342,7 @@ def tool_problems(args: dict[str, Any]) -> Iterator[tuple[str, str]]:
             known = ", ".join(plugins.TOOLS) or "none"
             if not isinstance(value, list):
                 yield name, f"is {value!r}, must be a list of names"
-            elif unknown := [tool for tool in value if tool not in plugins.TOOLS]:
+            elif unknown := [tool for tool in value if not isinstance(tool, str) or tool not in plugins.TOOLS]:
                 yield name, f"names {unknown[0]!r}, which no plugin registers; known: {known}"
         elif problem := _problem(name, value, TOOL_ARGS[name]):
             yield name, problem

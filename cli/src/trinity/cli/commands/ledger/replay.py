@@ -7,7 +7,6 @@ weights with the run's checkpoint of that step, if it keeps one: bit for bit.
 """
 
 import asyncio
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from trinity.cli.supervise import services
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import Placement, visible_gpus
 from trinity.cli.supervise.preflight import check_model_folder
-from trinity.config import Config, ConfigError, load, make_plan
+from trinity.config import Config, ConfigError, dump, load, make_plan
 from trinity.config.run_record import Addresses
 from trinity.runtime import files
 from trinity.weights.checkpoints import checkpoint_folder, complete_steps
@@ -71,7 +70,7 @@ def replay(
     check_model(job_stage, config)
     folder = new_folder(job_stage.folder, f"from_{first}")
     config_file = folder / "trainer.config.json"
-    files.write_json(config_file, json.loads(config.model_dump_json()), mode=0o600)
+    files.write_json(config_file, dump(config), mode=0o600)
     settings = {
         "REPLAY_FOLDER": str(folder),
         "REPLAY_FROM": str(first),

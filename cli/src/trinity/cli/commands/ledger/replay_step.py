@@ -5,7 +5,6 @@ on the command line, to see whether that mends it.
 """
 
 import asyncio
-import json
 import math
 from collections.abc import Callable
 from functools import partial
@@ -28,6 +27,7 @@ from trinity.cli.options import AsJson, Overrides, command, group
 from trinity.cli.render import table, to_json
 from trinity.cli.supervise import services
 from trinity.cli.supervise.children import stop_all
+from trinity.config import dump
 from trinity.config.run_record import Addresses
 from trinity.runtime import files
 from trinity.weights.checkpoints import complete_steps
@@ -63,7 +63,7 @@ def replay_step(
     check_model(job_stage, config)
     folder = new_folder(job_stage.folder, f"step_{step}")
     config_file = folder / "trainer.config.json"
-    files.write_json(config_file, json.loads(config.model_dump_json()), mode=0o600)
+    files.write_json(config_file, dump(config), mode=0o600)
     settings = {"REPLAY_FOLDER": str(folder), "REPLAY_BAD_STEP": str(step)}
     settings |= {"THREADS": str(threads)} if threads else {}
     child = services.trainer(config_file, Addresses(buffer="127.0.0.1:1"), folder / "log", placement, settings)

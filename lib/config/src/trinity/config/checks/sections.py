@@ -140,8 +140,9 @@ def _check_lengths(config: Config) -> Iterator[Problem]:
         )
     elif total is not None and max(prompt or 0, response or 0) >= total:
         yield Problem("model.max_model_len", f"is {total}, which leaves no token for the other part")
-    if model.min_response_tokens and response is not None and model.min_response_tokens > response:
-        problem = f"is {model.min_response_tokens}, more than max_response_tokens = {response}"
+    longest = response if response is not None else (total - prompt if prompt else total // 2) if total else None
+    if longest is not None and model.min_response_tokens > longest > 0:
+        problem = f"is {model.min_response_tokens}, more than max_response_tokens = {longest}"
         yield Problem("model.min_response_tokens", problem)
 
 
@@ -152,6 +153,9 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
     args = plan.sample_strategy.args
     if plan.sample_strategy.name == "mix":
         yield from _check_mix(config, args)
+    saved = config.data_processor.experience_pipeline.input_save_path
+    if saved is not None and not is_archive(saved):
+        yield Problem("data_processor.experience_pipeline.input_save_path", f"is {saved!r}, must be: {ARCHIVES}")
     source = inputs.experience_buffer
     if source is None:
         return
@@ -170,9 +174,6 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
         )
     if not learns_from_disk(config) and source.path is not None and not is_archive(source.path):
         yield Problem(f"{base}.path", f"is {source.path!r}, must be an archive: {ARCHIVES}")
-    saved = config.data_processor.experience_pipeline.input_save_path
-    if saved is not None and not is_archive(saved):
-        yield Problem("data_processor.experience_pipeline.input_save_path", f"is {saved!r}, must be: {ARCHIVES}")
 
 
 def _check_mix(config: Config, args: dict[str, Any]) -> Iterator[Problem]:

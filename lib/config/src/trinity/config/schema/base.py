@@ -1,6 +1,7 @@
 """What all sections share: unknown keys are errors, a value is never converted to another type, numbers have limits."""
 
 import re
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -49,6 +50,12 @@ def _safe_path(text: str) -> str:
         raise ValueError("must be a path without NUL")
     if "://" not in text and any(len(part.encode(errors="replace")) > 255 for part in text.split("/")):
         raise ValueError("must have parts of at most 255 bytes: no file system takes longer names")
+    if len(text.encode(errors="replace")) > 3_000:
+        raise ValueError("must have at most 3000 bytes")
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("must not begin with ~ and a name that is no user of this machine") from None
     return text
 
 

@@ -41,7 +41,7 @@ class GenerationConfig(Section):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=10_000_000)
     max_tokens: Tokens | None = Field(None, description="Longest response; null: model.max_response_tokens")
-    stop: list[str] = Field(default_factory=list, description="Strings that end a response")
+    stop: list[Name] = Field(default_factory=list, description="Strings that end a response")
 
 
 class SelectorConfig(Section):

@@ -1,5 +1,6 @@
 """explorer: rollout engines and workflows. synchronizer: when weights travel."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -9,6 +10,7 @@ from trinity.config.schema.base import (
     EnvironmentText,
     FolderName,
     NonNegativeInt,
+    OptionalPath,
     PositiveFloat,
     PositiveInt,
     Section,
@@ -16,6 +18,9 @@ from trinity.config.schema.base import (
     SmallInt,
     Tokens,
 )
+
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")
+_PORT = re.compile("[0-9]{1,5}")
 
 
 def _variable(name: str) -> str:
@@ -26,9 +31,15 @@ def _variable(name: str) -> str:
 
 def _provider(address: str) -> str:
     host, _, port = address.rpartition(":")
-    fits = host and "/" not in host and not any(map(str.isspace, host)) and port.isdecimal() and 0 < int(port) <= 65535
+    fits = _HOST.fullmatch(host) and _PORT.fullmatch(port) and 0 < int(port) <= 65535
     if address != "attached" and not fits:
         raise ValueError("must be host:port, or attached")
+    return address
+
+
+def _host(address: str) -> str:
+    if not _HOST.fullmatch(f"[{address}]" if ":" in address else address):
+        raise ValueError("must be the name or the IP address of a machine")
     return address
 
 
@@ -107,7 +118,9 @@ class ExplorerConfig(Section):
     env_vars: dict[Variable, EnvironmentText] = Field(
         default_factory=dict, description="Environment variables of the explorer"
     )
-    listen_address: str = Field("127.0.0.1", description="Mode serve: address of the OpenAI-compatible endpoint")
+    listen_address: Annotated[str, AfterValidator(_host)] = Field(
+        "127.0.0.1", description="Mode serve: address of the OpenAI-compatible endpoint"
+    )
     proxy_port: int = Field(8010, ge=0, le=65535, description="Mode serve: its port; 0: any free one")
     api_keys_file: AnyPath | Literal[""] = Field(
         "", description="Mode serve: file of the keys that clients must send, one a line; empty: one is made"
@@ -141,7 +154,7 @@ class SynchronizerConfig(Section):
     sync_interval: PositiveInt = Field(1, description="Optimizer steps between weight versions")
     sync_offset: NonNegativeInt = Field(0, description="Batches explorers may be ahead")
     sync_timeout: PositiveFloat = Field(3600, description="Longest wait for the other side, in seconds")
-    storage: list[str] = Field(
+    storage: list[OptionalPath] = Field(
         default_factory=lambda: ["folder"],
         description="Where versions are put: folder (in the job folder), a path, s3://bucket/prefix, jetstream "
         "(small models)",

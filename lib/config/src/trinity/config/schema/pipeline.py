@@ -35,7 +35,7 @@ class TaskPipelineConfig(Section):
         default_factory=list,
         description="Files in place of the training tasksets' paths, one each for several tasksets",
     )
-    output: str | None = Field(
+    output: OptionalPath | None = Field(
         None,
         description="File for the result (.jsonl, .parquet) or a folder; null: buffer/tasks.jsonl in the job folder",
     )
@@ -47,7 +47,7 @@ class TaskPipelineConfig(Section):
         description="Weights of difficulty, diversity, usage_frequency and quality, whose sum orders the rows, "
         "highest first",
     )
-    top_k: int = Field(-1, ge=-1, description="Rows kept after ordering; -1: all")
+    top_k: int = Field(-1, ge=-1, le=1_000_000_000, description="Rows kept after ordering; -1: all")
     min_score: float | None = Field(None, description="Rows below this weighted sum are left out")
     num_process: SmallInt = Field(4, description="Processes for operators of data-juicer")
 

@@ -13,10 +13,13 @@ from trinity.config.schema.model import ClusterConfig, ModelConfig
 from trinity.config.schema.pipeline import DataProcessorConfig
 from trinity.config.schema.trainer import TrainerConfig
 
+# Files and folders of the job itself, beside those of its stages.
+_OF_THE_JOB = ("bench", "identity", "log", "nats", "run", "slurm")
+
 
 def _not_of_the_job(name: str) -> str:
-    if name in ("nats", "run", "log"):
-        raise ValueError("must be another name: the job folder has a folder of its own called so")
+    if name in _OF_THE_JOB or name.startswith((".", "global_step_")) or name.endswith((".json", ".keys")):
+        raise ValueError("must be another name: the job folder has a file or folder of its own called so")
     return name
 
 

@@ -1,11 +1,11 @@
 """Rewards by an auxiliary model that reads the replies: by a rubric, or by comparing a group's replies (RULER)."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trinity.config.workflows import criterion_problem
 from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score, ScorerFailed
@@ -94,13 +94,10 @@ class RubricJudgeWorkflow(_Judged):
 
 
 def _criterion(entry: Any, place: str) -> Criterion:
-    description = entry.get("description") if isinstance(entry, dict) else entry
-    weight = entry.get("weight", 1.0) if isinstance(entry, dict) else 1.0
-    if not isinstance(description, str) or not description.strip():
-        raise InvalidInput(place, f"is {entry!r}, must be {{description: text, weight: a number above 0}}")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-        raise InvalidInput(f"{place}.weight", f"is {weight!r}, must be a number above 0")
-    return Criterion(description, float(weight))
+    if problem := criterion_problem(entry):
+        raise InvalidInput(place, problem)
+    given = entry if isinstance(entry, dict) else {"description": entry}
+    return Criterion(given["description"], float(given.get("weight", 1.0)))
 
 
 class MathRulerWorkflow(_Judged):
