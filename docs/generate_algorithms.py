@@ -42,9 +42,11 @@ def _tables() -> Iterator[str]:
     yield from header("", "advantage", "value, float64")
     for name in plain_advantages.REFERENCES:
         yield f"| `{name}` | {power(of_advantage(name))} |"
-    yield from header("", "name", "whose", "settings here", "largest difference", "without these settings, and why")
+    columns = ("whose", "settings here", "largest difference", "without these settings, and why")
+    yield from header("", "policy loss", *columns)
     for peer in peer_algorithms.LOSSES:
         yield _row(peer, _against(peer.name, peer.theirs, peer.settings, [peer.mode], torch.float64)[1])
+    yield from header("", "advantage", *columns)
     for peer in peer_algorithms.ADVANTAGES:
         yield _row(peer, _advantage(peer.name, peer.theirs, peer.settings))
 
@@ -101,7 +103,7 @@ def of_advantage(name: str) -> float:
 def _advantage(name: str, loop: Callable[..., Any], args: Mapping[str, Any], own: bool = False) -> float:
     differences = [0.0]
     for seed in range(BATCHES):
-        rollouts = rollouts_of(seed, seed % 2 > 0 and own, seed % 3 > 0 and own)
+        rollouts = rollouts_of(seed, seed % 2 > 0 and own, seed % 3 > 0 and (own or name == "ppo"))
         found = compute(name, {**ADVANTAGES[name].defaults, **args}, rollouts)
         wanted = loop(rollouts, **(args if own else {}))
         for tokens, mask, numbers in zip(found.tokens, rollouts.masks, wanted, strict=True):

@@ -1,7 +1,8 @@
 """What veRL, TRL, Trinity-RFT, R3L and M2PO's authors compute, as loops in plain floats, to be compared with ours.
 
 Read in: veRL of 2026-01-29 (verl/trainer/ppo/core_algos.py), TRL of 2026-07-24 (trl/trainer/grpo_trainer.py,
-trl/experimental/gkd), Trinity-RFT 0.6.0 (trinity/algorithm), R3L of 2026-04-06, Infini-AI-Lab/M2PO.
+trl/experimental/gkd) and 1.16 (rloo, dpo and gmpo), Trinity-RFT 0.6.0 (trinity/algorithm), R3L of 2026-04-06,
+Infini-AI-Lab/M2PO.
 """
 
 import math
@@ -9,9 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.losses import plain_advantages as plain
 from support.losses.loss_cases import Case, Reference, Rows
-from support.losses.plain_advantages import Tokens, constant, deviation, mean, members, returns, teacher
-from support.losses.plain_losses import by_token, clip
+from support.losses.plain_advantages import (
+    Tokens,
+    constant,
+    deviation,
+    mean,
+    members,
+    returns,
+    teacher,
+    token_rewards,
+    whitened,
+)  # fmt: skip
+from support.losses.plain_losses import by_token, clip, covariances, sft_like
 from trinity.trainer.algorithms.advantages import Rollouts
 
 
@@ -57,14 +69,14 @@ SAPO = by_token(lambda lp, sg, lo, a, gap: -a * gate(math.exp(lp - lo), a))
 GATED = by_token(lambda lp, sg, lo, a, gap: -a * gate(math.exp(sg - lo), a) * lp)
 
 
-def geo_mean(case: Case, lp: Rows, sg: Rows) -> float:
-    """Of log-ratios clipped at 0.2; the mean is over sequences with tokens."""
+def geo_mean(case: Case, lp: Rows, sg: Rows, bound: float = 0.2) -> float:
+    """Of log-ratios clipped at `bound`; the mean is over sequences with tokens."""
     total, count = 0.0, 0
     for row, old, advantages in zip(lp, case.rows("old_logprobs"), case.rows("advantages"), strict=True):
         if row:
             signs = [math.copysign(1, a) for a in advantages]
             gaps = [v - o for v, o in zip(row, old, strict=True)]
-            inside = [s * min(s * d, s * clip(d, -0.2, 0.2)) for s, d in zip(signs, gaps, strict=True)]
+            inside = [s * min(s * d, s * clip(d, -bound, bound)) for s, d in zip(signs, gaps, strict=True)]
             total -= sum(advantages) / len(row) * math.exp(sum(inside) / len(row))
             count += 1
     return total / max(count, 1)
@@ -88,6 +100,75 @@ def m2po(case: Case, lp: Rows, sg: Rows) -> float:
     return by_token(loss, "token-mean")(case, lp, sg)
 
 
+def clip_cov(case: Case, lp: Rows, sg: Rows) -> float:
+    """Every token whose covariance is between 1 and 5 and that PPO does not clip, with a ratio of 1."""
+    old, advantages = case.rows("old_logprobs"), case.rows("advantages")
+    inside = {(b, t) for cov, b, t in covariances(case, sg) if 1 < cov < 5}
+    losses: Rows = []
+    for b, row in enumerate(lp):
+        losses.append([])
+        for t, v in enumerate(row):
+            a, r, now = advantages[b][t], math.exp(v - old[b][t]), math.exp(sg[b][t] - old[b][t])
+            clipped = -a * clip(now, 0.8, 1.2) > -a * now
+            held = (b, t) in inside and not clipped
+            losses[-1].append(0.0 if held else max(-a * r, -a * clip(r, 0.8, 1.2)))
+    return case.mean(losses)
+
+
+def kl_cov(case: Case, lp: Rows, sg: Rows) -> float:
+    """|lp - lo| is added at the largest covariance; of 5,000 tokens there would be a second."""
+    old, advantages = case.rows("old_logprobs"), case.rows("advantages")
+    held = max(covariances(case, sg), key=lambda item: item[0], default=(0.0, -1, -1))[1:]
+    losses: Rows = []
+    for b, row in enumerate(lp):
+        both = zip(row, old[b], advantages[b], strict=True)
+        losses.append([abs(v - o) * ((b, t) == held) - a * math.exp(v - o) for t, (v, o, a) in enumerate(both)])
+    return case.mean(losses)
+
+
+def whole_ratio(case: Case, lp: Rows, sg: Rows) -> float:
+    """exp of a sequence's mean of lp - lo at each of its tokens, clipped at 0.2; the mean over sequences' means."""
+    old, advantages, losses = case.rows("old_logprobs"), case.rows("advantages"), []
+    for row, before, given in zip(lp, old, advantages, strict=True):
+        s = math.exp(sum(v - o for v, o in zip(row, before, strict=True)) / max(len(row), 1))
+        losses.append([max(-a * s, -a * clip(s, 0.8, 1.2)) for a in given])
+    return case.mean(losses, "seq-mean-token-mean")
+
+
+def with_experts(phi: bool) -> Reference:
+    """0.9 of the PPO of what was rolled out, and 0.1 of the SFT of the experts."""
+
+    def loss(case: Case, lp: Rows, sg: Rows) -> float:
+        expert = [bool(flag) for flag in case.x.expert_B]  # type: ignore[union-attr]
+        old, advantages, rolled_out, taught = case.rows("old_logprobs"), case.rows("advantages"), [], []
+        for b, row in enumerate(lp):
+            both = zip(row, old[b], advantages[b], strict=True)
+            values = [(-a * math.exp(v - o), -a * clip(math.exp(v - o), 0.8, 1.2), a) for v, o, a in both]
+            rolled_out.append([min(max(x, y), -3 * a) if a < 0 else max(x, y) for x, y, a in values])
+            p = [math.exp(s) for s in sg[b]]
+            taught.append([-v * (q * (1 - q) if phi else 1) for v, q in zip(row, p, strict=True)])
+        own = case.mean(rolled_out, "token-mean", [not flag for flag in expert])
+        return 0.9 * own + 0.1 * case.mean(taught, "token-mean", expert)
+
+    return loss
+
+
+def dpo(together: bool) -> Reference:
+    """beta 0.1. together: all pairs of a micro-batch in one logit."""
+
+    def loss(case: Case, lp: Rows, sg: Rows) -> float:
+        reference = case.rows("reference_logprobs")
+        gains = [sum(v - r for v, r in zip(*both, strict=True)) for both in zip(lp, reference, strict=True)]
+        pairs = range(1, max(case.numbers) + 1)
+        logits = [0.1 * (gains[case.numbers.index(k)] - gains[case.numbers.index(-k)]) for k in pairs]
+        logits = [sum(logits)] if together else logits
+        return sum(math.log1p(math.exp(-z)) for z in logits) / len(logits)
+
+    return loss
+
+
+# Losses that none of them has, in these releases.
+NOWHERE = ("dppo_tv", "opmd_kimi", "opmd_pairwise")
 LOSSES = (
     Peer("ppo", "veRL", ppo(dual=3.0)),
     Peer("ppo", "TRL", ppo(), {"clip_ratio_c": 1e9}, why="no dual clip there; here no extreme token decides a step"),
@@ -101,6 +182,15 @@ LOSSES = (
         "clips at 0.2 there; the paper's are 0.0003 and 0.0004",
     ),
     Peer("gspo", "Trinity-RFT", of_sequences(3e-4, 4e-4), mode="seq-mean-token-mean"),
+    Peer(
+        "gspo",
+        "TRL",
+        whole_ratio,
+        {"clip_range": 0.2, "clip_range_low": None, "clip_range_high": None},
+        "seq-mean-token-mean",
+        "clips at 0.2 there; a token's advantage weighs the gradient of all tokens of its sequence there, of its own "
+        "here (GSPO-token): the same where a sequence has one advantage, as TRL's have",
+    ),
     Peer(
         "cispo",
         "veRL",
@@ -133,6 +223,15 @@ LOSSES = (
         "seq-mean-token-sum",
         "clips at 0.2 there; the paper's are 0.4",
     ),
+    Peer("gmpo", "TRL", lambda case, lp, sg: geo_mean(case, lp, sg, 0.4), mode="seq-mean-token-sum"),
+    Peer(
+        "clip_cov",
+        "veRL",
+        clip_cov,
+        {"clip_cov_ratio": 1.0},
+        why="draws other tokens of those in the band there; a ratio of 1 draws all",
+    ),
+    Peer("kl_cov", "veRL", kl_cov),
     Peer(
         "topr",
         "Trinity-RFT",
@@ -146,7 +245,14 @@ LOSSES = (
     Peer("opmd", "Trinity-RFT", by_token(lambda lp, sg, lo, a, gap: -a * lp / 2)),
     Peer("opmd", "veRL (gpg)", by_token(lambda lp, sg, lo, a, gap: -a * lp), {"tau": 0}, why="no regularization there"),
     Peer("importance_sampling", "Trinity-RFT", by_token(lambda lp, sg, lo, a, gap: -a * math.exp(lp - lo))),
-    Peer("sft", "Trinity-RFT", by_token(lambda lp, sg, lo, a, gap: -lp)),
+    Peer("rec", "Trinity-RFT", by_token(lambda lp, sg, lo, a, gap: -a * lp)),
+    *(Peer("sft", whose, by_token(lambda lp, sg, lo, a, gap: -lp)) for whose in ("veRL", "TRL", "Trinity-RFT")),
+    Peer("sft_is", "Trinity-RFT", sft_like(lambda lp, sg: -lp * math.exp(sg))),
+    Peer("sft_phi", "Trinity-RFT", sft_like(lambda lp, sg: -lp * math.exp(sg) * (1 - math.exp(sg)))),
+    Peer("mix", "Trinity-RFT", with_experts(False), why="of each micro-batch there, which depends on the split"),
+    Peer("mix_chord", "Trinity-RFT", with_experts(True), why="as `mix`"),
+    Peer("dpo", "TRL", dpo(False)),
+    Peer("dpo", "Trinity-RFT", dpo(True), why="adds the pairs of a micro-batch up in one logit there"),
     Peer("m2po", "its authors", m2po, why="of each micro-batch there, which depends on the split"),
 )
 
@@ -189,7 +295,77 @@ def jsd(r: Rollouts) -> Tokens:
     return [[term(t, s) for t, s in teacher(r, index)] for index in range(len(r))]
 
 
+def in_places(r: Rollouts, index: int) -> tuple[list[bool], list[float]]:
+    """Of every token of a response, observations too: whether it is an action, and its reward."""
+    rewards = iter(token_rewards(r, index))
+    mask = [bool(flag) for flag in r.masks[index]]
+    return mask, [next(rewards) if flag else 0.0 for flag in mask]
+
+
+def gae(skips: bool) -> Callable[[Rollouts], Tokens]:
+    """With gamma and lam of 1. skips: observations are left out."""
+
+    def tokens(r: Rollouts) -> Tokens:
+        found = []
+        for index in range(len(r)):
+            mask, rewards = in_places(r, index)
+            values = [0.0] * len(mask) if r.values is None else [float(value) for value in r.values[index]]
+            after, total, row = 0.0, 0.0, []
+            for t in reversed(range(len(mask))):
+                if mask[t] or not skips:
+                    total, after = rewards[t] + after - values[t] + total, values[t]
+                row.append(total)
+            found.append([value for value, flag in zip(row[::-1], mask, strict=True) if flag])
+        return whitened(found)
+
+    return tokens
+
+
+def to_go(stops: bool) -> Callable[[Rollouts], Tokens]:
+    """stops: the return begins anew before an observation."""
+
+    def tokens(r: Rollouts) -> Tokens:
+        found = []
+        for index in range(len(r)):
+            mask, rewards = in_places(r, index)
+            total, row = 0.0, []
+            for t in reversed(range(len(mask))):
+                total += rewards[t]
+                row.append(total)
+                total = 0.0 if stops and not mask[t] else total
+            found.append([value for value, flag in zip(row[::-1], mask, strict=True) if flag])
+        return whitened(found)
+
+    return tokens
+
+
 ADVANTAGES = (
+    Peer("ppo", "veRL", gae(True)),
+    Peer("ppo", "Trinity-RFT", gae(False), why="over observations too there: the same with `gamma` and `lam` of 1"),
+    Peer(
+        "reinforceplusplus",
+        "veRL",
+        to_go(True),
+        why="an observation ends the return there: actions before it get none of the reward",
+    ),
+    Peer("reinforceplusplus", "Trinity-RFT", to_go(False)),
+    Peer("reinforce", "Trinity-RFT", lambda r: constant(r, returns(r))),
+    *(
+        Peer("remax", whose, plain.remax, why="from a rollout beside the group there, of `repeat_times` here")
+        for whose in ("veRL", "Trinity-RFT")
+    ),
+    Peer("opmd", "Trinity-RFT", lambda r: constant(r, group_scores(r, 0, False))),
+    Peer("asymre", "Trinity-RFT", plain.asymre),
+    Peer("rec", "Trinity-RFT", lambda r: constant(r, group_scores(r, 0, False)), why="fails in a group of one there"),
+    Peer("step_wise_grpo", "Trinity-RFT", plain.step_wise),
+    Peer(
+        "gigpo",
+        "Trinity-RFT",
+        lambda r: plain.gigpo(r, state_scope="batch"),
+        {"state_scope": "batch"},
+        why="compares steps of all tasks there, of one in the paper",
+    ),
+    Peer("rloo", "TRL", rloo),
     Peer("grpo", "veRL", grpo(1e-6)),
     Peer("grpo", "veRL, norm_adv_by_std_in_grpo off", centred, {"std_cal_level": "none"}),
     Peer("grpo", "TRL", grpo(1e-4), {"epsilon": 1e-4}, why="1e-4 there"),

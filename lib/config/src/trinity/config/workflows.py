@@ -279,7 +279,7 @@ def ignored_args(workflow: str, args: dict[str, Any]) -> list[str]:
 def _asking_problems(known: dict[str, type], args: dict[str, Any]) -> Iterator[tuple[str, str]]:
     words = {str: "text", float: "a number >= 0", int: "a whole number >= 1", list: "a list of {description, weight}"}
     for name, kind in known.items():
-        value = args.get(name)
+        value: Any = args.get(name)
         if name not in args or (kind is list and value is None):
             continue
         good = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
