@@ -250,7 +250,7 @@ def asked_model(workflow: str, args: dict[str, Any]) -> str | None:
         return str(args["reward_model"])
     if workflow not in _ASKING:
         return None
-    return str(args.get(next(iter(_ASKING[workflow])), ""))
+    return str(args.get(next(iter(_ASKING[workflow]))) or "")
 
 
 def scores_by_name(workflow: str) -> bool:
