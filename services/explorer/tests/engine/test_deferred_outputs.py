@@ -10,6 +10,7 @@ import pytest
 import torch
 from vllm import SamplingParams as VllmSampling
 from vllm.engine.arg_utils import EngineArgs
+from vllm.logprobs import FlatLogprobs
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
@@ -23,7 +24,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from trinity.explorer.engine import scheduler as scheduler_module
-from trinity.explorer.engine.scheduler import DeferredOutputs, make_scheduler
+from trinity.explorer.engine.scheduler import DeferredOutputs, WholeLogprobs, make_scheduler
 from trinity.explorer.engine.start import config_of
 from trinity.explorer.types import EngineOptions
 
@@ -125,6 +126,20 @@ def test_a_streaming_request_gets_every_token_at_once() -> None:
     found = step(holding(dict(readers)), [-1.0, -2.0, -3.0], dict.fromkeys(readers, 1))
     assert [found[name].logprobs.tolist() for name in readers] == [[[-1.0]], [[-2.0]], [[-3.0]]]
     assert found["wants the best five"].sampled_token_ranks.tolist() == [0], "the loads before it, not vLLM's rank"
+
+
+def test_the_loads_before_a_token_outlast_vllms_joining_of_outputs() -> None:
+    """The sampled token is the second best: joined as dictionaries, its rank would be 2."""
+    sampling = VllmSampling(logprobs=2, flat_logprobs=True)
+    asked: Any = SimpleNamespace(sampling_params=sampling)
+    processor = WholeLogprobs.from_new_request(None, asked)
+    values = np.array([[-2.0, -1.0, -2.0]], np.float32)
+    for loads in (4, 5):
+        processor._update_sample_logprobs(LogprobsLists(np.array([[7, 6, 7]]), values, np.array([loads]), None))
+    joined = FlatLogprobs()
+    joined.extend(processor.logprobs)
+    assert [joined.ranks[start] for start in joined.start_indices] == [4, 5]
+    assert [joined.token_ids[start] for start in joined.start_indices] == [7, 7]
 
 
 def test_a_request_without_logprobs_is_passed_on_unchanged() -> None:

@@ -197,12 +197,20 @@ def _has_content(of_client: Any) -> bool:
 
 class WholeLogprobs(LogprobsProcessor):
     """For the process that asked. vLLM's processor works token by token; this one handles all at once where no text is
-    decoded."""
+    decoded.
+
+    Where a client wants the best tokens too, all entries of a position have the rank of the sampled one: vLLM joins
+    the outputs that a reader did not take yet as dictionaries, in which a later entry of the same token replaces it.
+    """
 
     def _update_sample_logprobs(self, logprobs_lists: LogprobsLists) -> None:
         found: Any = self.logprobs
         if self.tokenizer is not None or logprobs_lists.logprobs.shape[1] != 1 or not hasattr(found, "start_indices"):
+            before = len(found)
             super()._update_sample_logprobs(logprobs_lists)
+            if hasattr(found, "start_indices"):
+                for start, end in zip(found.start_indices[before:], found.end_indices[before:], strict=True):
+                    found.ranks[start:end] = [found.ranks[start]] * (end - start)
             return
         begin, count = len(found.logprobs), len(logprobs_lists.logprobs)
         found.start_indices.extend(range(begin, begin + count))
