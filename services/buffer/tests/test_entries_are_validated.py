@@ -202,6 +202,18 @@ def agree(group: experience_pb2.Group) -> None:
     assert passes_fast == passes_slowly or (doubts and not passes_fast)
 
 
+@pytest.mark.parametrize("value", ['"x"', "[1]", "{}", "NaN", "1e400", "9" * 400])
+def test_what_the_advantage_calculates_with_is_a_number(value: str) -> None:
+    group, limits = sound(), replace(LIMITS, numbers=("step_reward",))
+    put("e.info_json", f'{{"step_reward": {value}}}')(group)
+    with pytest.raises(InvalidInput, match=r"experiences\[0\]\.info_json: has .* for 'step_reward', must be a finite"):
+        summarise(1, group, limits)
+    summarise(1, group, LIMITS)
+    for good in ("null", "true", "-2.5", "3"):
+        put("e.info_json", f'{{"step_reward": {good}}}')(group)
+        summarise(1, group, limits)
+
+
 def test_a_sound_group_with_a_teacher_is_taken() -> None:
     group = sound()
     logprob(-0.5, "teacher_logprobs")(group)

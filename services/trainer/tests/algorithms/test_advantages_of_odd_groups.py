@@ -105,6 +105,14 @@ def test_others_are_trained_again_in_their_place_the_same_for_the_same_step() ->
     assert nothing.copies_N.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("reward", ["x", [1], {}, float("nan"), 10**400])
+def test_a_step_reward_that_is_no_number_is_seen_in_the_advantage_of_its_group(reward: Any) -> None:
+    facts = [{"step_reward": 1.0}, {"step_reward": reward}, {"step_reward": 1.0}, {"step_reward": None}]
+    found = of("gigpo", rollouts_of([1.0, 2.0, 3.0, 4.0], [0, 0, 1, 1], facts=facts))
+    assert found.scores_N[:2].isnan().all()
+    assert found.scores_N[2:].isfinite().all()
+
+
 def test_the_greedy_rollout_is_a_baseline_and_not_trained() -> None:
     facts = [{}, {"greedy": 1.0}, {}, {"greedy": 0.0}]
     found = of("remax", rollouts_of([1.0, 0.25, 0.0, 2.0], [0, 0, 0, 1], facts=facts))

@@ -116,10 +116,14 @@ def _json_object(text: str, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run allows of one experience: `tokens` in all, and token ids below `vocabulary`. 0: not known."""
+    """What a run allows of one experience: `tokens` in all, and token ids below `vocabulary`. 0: not known.
+
+    `numbers`: entries of info that are numbers where they are given, since the advantage calculates with them.
+    """
 
     tokens: int = 0
     vocabulary: int = 0
+    numbers: tuple[str, ...] = ()
 
     @property
     def ids_below(self) -> int:
@@ -199,7 +203,11 @@ class Experience:
         for part, value in (("reward", self.reward), *((f"metrics[{key!r}]", v) for key, v in self.metrics.items())):
             if not is_number(value):
                 raise InvalidInput(f"{name}.{part}", f"is {value}, must be finite and fit into float32")
-        _json_object(self.info_json, f"{name}.info_json")
+        info = _json_object(self.info_json, f"{name}.info_json")
+        for key in limits.numbers:
+            value = info.get(key, 0.0)
+            if not isinstance(value, int | float | None) or not is_number(value or 0.0):
+                raise InvalidInput(f"{name}.info_json", f"has {value!r:.100} for {key!r}, must be a finite number")
         self._check_spans(name, length)
 
     def _check_logprobs(self, name: str, part: str, length: int) -> None:

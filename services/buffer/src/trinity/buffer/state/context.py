@@ -114,7 +114,10 @@ class RunContext:
     @cached_property
     def limits(self) -> Limits:
         """What a group of this run may hold. Reads the model's config.json once, if this machine has it."""
-        return Limits(self.plan.lengths.model, vocabulary_of(self.plan.config.model.model_path))
+        advantage = self.plan.algorithm.advantage
+        read = advantage.args.get("step_reward_key") if advantage is not None else None
+        vocabulary = vocabulary_of(self.plan.config.model.model_path)
+        return Limits(self.plan.lengths.model, vocabulary, (read,) if isinstance(read, str) else ())
 
     @property
     def live_step(self) -> int:

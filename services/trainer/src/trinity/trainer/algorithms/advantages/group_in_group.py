@@ -57,9 +57,9 @@ def gigpo(
 
 def _step_rewards(rollouts: Rollouts, steps: list[int], key: str) -> list[float]:
     """With the KL penalties of each step's tokens taken off, if there are any."""
-    found = [rollouts.fact(index, key) for index in steps]
+    found = [rollouts.number(index, key) for index in steps]
     if any(reward is not None for reward in found):
-        rewards = [float(reward or 0.0) for reward in found]
+        rewards = [reward or 0.0 for reward in found]
     else:
         rewards = [0.0] * (len(steps) - 1) + [float(rollouts.rewards_N[steps[-1]])]
     taken = rollouts.rewards_N - rollouts.returns_N

@@ -1,5 +1,6 @@
 """Inputs and outputs of advantage functions. N sequences in groups; R response tokens, ragged."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,13 @@ class Rollouts:
     def fact(self, index: int, key: str) -> Any:
         """An entry of the experience's info or metrics; None without it."""
         return self.facts[index].get(key) if self.facts is not None else None
+
+    def number(self, index: int, key: str) -> float | None:
+        """The same as a number; NaN for anything else, so that the step is bad and names the group."""
+        value = self.fact(index, key)
+        if value is None:
+            return None
+        return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else math.nan
 
     def trajectories(self) -> list[list[int]]:
         """Indices of the sequences of each trajectory, by step."""
