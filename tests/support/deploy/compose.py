@@ -1,11 +1,12 @@
-"""compose.yaml without Docker: its services as containers of this machine (containers.py).
+"""Files of compose without Docker: its services as containers of this machine (containers.py).
 
     with Project(file, {"TRINITY_CONFIG": ..., "TRINITY_DATA": ...}, folder) as project:
         project.up("nats", "buffer")
-        project.scale("explorer", 2)
+        project.up("explorer-2")
 
-Read from the file: command, environment, volumes, published ports, healthcheck, restart, stop_grace_period. An image is
-its Dockerfile's ENTRYPOINT and CMD, with the packages of this test's Python; nats is the nats-server of the tests.
+Read from the file: command, environment, volumes, published ports, healthcheck, restart, stop_grace_period,
+profiles. An image is its Dockerfile's ENTRYPOINT and CMD, with the packages of this test's Python; nats is the
+nats-server of the tests, Prometheus the machine's. All services are in one network.
 """
 
 import json
@@ -32,6 +33,8 @@ from support.deploy.containers import (
 )
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
+# Images of other projects, and the programs that stand for them where this machine has them.
+_PROGRAMS = {"nats": "nats-server", "prom/prometheus": "prometheus"}
 _FIELD = re.compile(r"([\w./@]+)=('[^']*'|\S+)")
 # moby: the pause before a restart doubles, and is short again after a process that lived so long.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS, _LIVED_SECONDS = 0.1, 60.0, 10.0
@@ -74,6 +77,8 @@ class Service:
         self._ended = threading.Event()
 
     def start(self) -> None:
+        self._stopping, self.code = False, None
+        self._ended.clear()
         self.container.start()
         threading.Thread(target=self._keep, daemon=True).start()
 
@@ -121,26 +126,28 @@ class Service:
 
 
 class Project:
-    """A context manager; at its end nothing runs any more."""
+    """A context manager; at its end nothing runs any more. `network`: that of another project, which both use."""
 
-    def __init__(self, file: Path, given: Mapping[str, str], folder: Path) -> None:
-        self.network = Network()
-        self._file, self._folder = file, folder
+    def __init__(self, file: Path, given: Mapping[str, str], folder: Path, network: Network | None = None) -> None:
+        self._makes_network, self.network = network is None, network or Network()
+        self.file, self._folder = file, folder
         self._given = dict(given)
         self.services: dict[str, Service] = {}
         self._listeners: list[socket.socket] = []
         self._outsiders: list[Container] = []
 
     def __enter__(self) -> "Project":
-        self.network.__enter__()
+        if self._makes_network:
+            self.network.__enter__()
         self._given.setdefault("TRINITY_HOST", self.network.address)
         self._given.setdefault("TRINITY_USER", f"{os.getuid()}:{os.getgid()}")
-        read = yaml.safe_load(self._file.read_text())
+        read = yaml.safe_load(self.file.read_text())
         self._about: dict[str, Any] = json.loads(json.dumps(read["services"]), object_hook=self._interpolated)
         self._volumes = read.get("volumes", {})
         for name, about in self._about.items():
-            if "profiles" not in about:
-                self._add(name, name, f"{name}-1")
+            image = about["image"].partition(":")[0]
+            if "build" in about or (image in _PROGRAMS and Path(program(_PROGRAMS[image])).is_absolute()):
+                self._add(name, about)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -150,7 +157,8 @@ class Project:
             service.destroy()
         for container in self._outsiders:
             container.destroy()
-        self.network.__exit__()
+        if self._makes_network:
+            self.network.__exit__()
 
     def _interpolated(self, found: dict[str, Any]) -> dict[str, Any]:
         def of(value: Any) -> Any:
@@ -160,33 +168,30 @@ class Project:
 
         return {key: of(value) for key, value in found.items()}
 
-    def _add(self, instance: str, name: str, host: str) -> Service:
-        about = self._about[name]
+    def _add(self, name: str, about: Mapping[str, Any]) -> None:
         command = self._command(about)
         environment = {
             **image_environment(),
             **about.get("environment", {}),
         }
         volumes = [*image_volumes(), *(self._volume(text) for text in about.get("volumes", []) if ":" in text)]
-        folder = self._folder / instance
-        aliases = [name] if instance == name else []
+        if "build" not in about and not Path(command[0]).is_relative_to("/usr"):
+            volumes.append((Path(command[0]).parent, str(Path(command[0]).parent), True))
         user, _, group = about.get("user", "0:0").partition(":")
-        spec = Spec(host, command, environment, volumes, aliases, (int(user), int(group)))
-        container = Container(self.network, spec, folder)
-        self.services[instance] = service = Service(container, about)
-        for port in about.get("ports", []) if instance == name else []:
+        spec = Spec(f"{name}-1", command, environment, volumes, [name], (int(user), int(group)))
+        container = Container(self.network, spec, self._folder / name)
+        self.services[name] = Service(container, about)
+        for port in about.get("ports", []) if "profiles" not in about else []:
             host_address, outer, inner = port.rsplit(":", 2)
             self._publish((host_address, int(outer)), (container.address, int(inner)))
-        return service
 
     def _command(self, about: Mapping[str, Any]) -> list[str]:
         if "build" in about:
-            dockerfile = self._file.parent / about["build"]["context"] / about["build"]["dockerfile"]
+            dockerfile = self.file.parent / about["build"]["context"] / about["build"]["dockerfile"]
             lines = dict(re.findall(r"^(ENTRYPOINT|CMD) (.*)$", dockerfile.read_text(), re.MULTILINE))
             entry, default = json.loads(lines["ENTRYPOINT"]), json.loads(lines["CMD"])
             return [program(entry[0]), *entry[1:], *about.get("command", default)]
-        assert about["image"].startswith("nats:"), about["image"]
-        return [program("nats-server"), *about["command"]]
+        return [program(_PROGRAMS[about["image"].partition(":")[0]]), *about["command"]]
 
     def _volume(self, text: str) -> tuple[Path, str, bool]:
         source, path, *mode = text.split(":")
@@ -194,7 +199,7 @@ class Project:
             kept = self._folder / "volumes" / source
             kept.mkdir(parents=True, exist_ok=True)
             return kept, path, False
-        return (self._file.parent / source).resolve(), path, mode == ["ro"]
+        return (self.file.parent / source).resolve(), path, mode == ["ro"]
 
     def _publish(self, outer: tuple[str, int], inner: tuple[str, int]) -> None:
         """As docker-proxy does: connections to this machine's address go to the container."""
@@ -203,24 +208,24 @@ class Project:
         threading.Thread(target=forward, args=(listener, inner), daemon=True).start()
 
     def up(self, *names: str) -> None:
-        for name in names or self.services:
+        for name in names or [name for name in self.services if "profiles" not in self._about[name]]:
             self.services[name].start()
 
-    def scale(self, name: str, count: int) -> Service:
-        """One more of a service: its newest container. It has another host name, and publishes no port."""
-        service = self._add(f"{name}-{count}", name, f"{name}-{count}")
-        service.start()
-        return service
+    def outsider(
+        self, name: str, identity: Path, *command: str, files: Mapping[Path, str] | None = None, **given: str
+    ) -> Container:
+        """Another machine of the network, with an identity, files by their place there, and environment variables.
 
-    def outsider(self, name: str, identity: Path, data: Path | None = None) -> Container:
-        """Another machine of the network, with the files of an identity alone: for `execute`."""
+        It runs a command of an image; without one it is for `execute`.
+        """
         environment = dict(self.services["buffer"].container.spec.environment)
         environment = {key: value for key, value in environment.items() if not key.startswith("TRINITY_")}
         environment["TRINITY_IDENTITY"] = "/identity"
-        volumes = [*image_volumes(), (identity, "/identity", True), *([(data, "/data", True)] if data else [])]
-        container = Container(
-            self.network, Spec(name, ["/bin/sleep", "100000"], environment, volumes), self._folder / name
-        )
+        shared = [(path, place, False) for path, place in (files or {}).items()]
+        volumes = [*image_volumes(), (identity, "/identity", True), *shared]
+        run = [program(command[0]), *command[1:]] if command else ["/bin/sleep", "100000"]
+        spec = Spec(name, run, {**environment, **given}, volumes)
+        container = Container(self.network, spec, self._folder / name)
         self._outsiders.append(container)
         container.start()
         return container

@@ -229,7 +229,7 @@ class Container:
     def beside(self, command: Sequence[str]) -> list[str]:
         """The command line that runs a command in the container's namespaces, as its user."""
         user, group = self.spec.user
-        where = ["-t", str(self.pid), "-n", "-m", "-u", "-p", "-i", "--root", "--wd=/"]
+        where = ["-t", str(self.pid), "-n", "-m", "-u", "-p", "-i", "--root", "--wd"]
         return ["nsenter", *where, f"--setgid={group}", f"--setuid={user}", *command]
 
     def output(self) -> str:
