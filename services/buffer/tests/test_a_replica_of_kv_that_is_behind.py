@@ -29,8 +29,9 @@ class Replica:
         is_behind = time.monotonic() < self.led_at + LAG_SECONDS
         return Entry(encode(self._before if is_behind else self._now), 1 if is_behind else 2)
 
-    async def wait_for_leader(self) -> None:
-        self.led_at = time.monotonic()
+    async def leader_sequence(self) -> int:
+        self.led_at = min(self.led_at, time.monotonic())
+        return 7
 
 
 def versions_of(replica: Replica) -> LiveVersions:
@@ -47,6 +48,15 @@ async def test_a_gate_whose_version_was_rejected_is_known_before_a_group_is_refu
     versions = versions_of(Replica(Live(1, 1, 1), Live(1, 1, 2)))
     assert await versions.meets(1, 2)
     assert not await versions.meets(1, 3)
+
+
+async def test_groups_that_are_refused_hold_up_the_log_once_for_each_write() -> None:
+    versions = versions_of(Replica(Live(1, 1, 1), Live(2, 2, 2)))
+    assert not await versions.was_live(3)
+    begin = time.monotonic()
+    for version in range(4, 24):
+        assert not await versions.was_live(version)
+    assert time.monotonic() - begin < 20 * LAG_SECONDS, "one wait takes ten times as long"
 
 
 async def test_the_pointer_does_not_go_back() -> None:

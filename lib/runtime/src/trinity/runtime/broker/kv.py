@@ -103,9 +103,14 @@ class Bucket:
             return ABSENT
         return Entry(entry.value or b"", entry.revision or 0)
 
-    async def wait_for_leader(self) -> None:
-        """Until the bucket has a leader that answers: reads ask any replica. Unavailable after half a minute."""
-        await self._broker.state(f"KV_{self.name}")
+    async def leader_sequence(self) -> int | None:
+        """Of the newest write, as the bucket's leader says; None where one server has it alone.
+
+        Reads ask any replica, which may be behind the leader. Unavailable if there is none for half a minute.
+        """
+        if self._broker.usual_replicas == 1:
+            return None
+        return (await self._broker.state(f"KV_{self.name}")).last_sequence
 
     async def put_if(self, key: str, value: bytes, revision: int) -> int:
         """Write if the key is still at `revision` (0: absent); returns the new revision. SequenceConflict otherwise."""

@@ -148,6 +148,7 @@ class LiveVersions:
         self._versions = versions
         self._rejected: set[int] = set()
         self._revision = 0
+        self._caught_up_at: int | None = None  # sequence of the bucket that every replica has had the time to hear of
 
     async def look(self) -> Live:
         """The pointer as KV has it now."""
@@ -204,15 +205,21 @@ class LiveVersions:
         return await self._is_soon(is_passed_over)
 
     async def _is_soon(self, holds: Callable[[], Awaitable[bool]]) -> bool:
-        """Whether something that KV says holds. Any replica answers, and one may be behind until there is a leader."""
+        """Whether something that KV says holds. Any replica answers, and one may be behind until there is a leader.
+
+        Waits at most once for each write to the bucket: groups that are refused do not hold up the log.
+        """
         if await holds():
             return True
-        await self._versions.wait_for_leader()
+        newest = await self._versions.leader_sequence()
+        if newest == self._caught_up_at:
+            return await holds()
         deadline = time.monotonic() + _BEHIND_SECONDS
-        while time.monotonic() < deadline:
+        while newest is not None and time.monotonic() < deadline:
             await asyncio.sleep(_AGAIN_SECONDS)
             if await holds():
                 return True
+        self._caught_up_at = newest
         return False
 
     def _passed_over(self, gate_step: int) -> bool:
