@@ -10,7 +10,7 @@ pytestmark = pytest.mark.extended
 
 TABLES = {
     "buffer.py": ("throughput", "latency", "restart", "memory", "nats-py", "sqlite", "asyncio.Queue"),
-    "buffer.py tls": ("mTLS", "ratios of the pairs"),
+    "buffer.py tls": ("mTLS", "ratios of the rounds"),
     "environment.py": ("steps/s", "attached, through the environment service", "50 episodes open at once", "engines"),
     "rollout.py": ("limit", "of plain"),
     "trainer.py": ("packing", "packed", "memory", "growth"),
