@@ -52,6 +52,7 @@ from trinity.runtime.trust.subjects import Grants
 
 _STEP_SECONDS = 180.0
 _TASK_SECONDS = 180.0
+_GARBAGE = 100  # messages that the attacks leave on tasks, at most
 _CALL_SECONDS = 20.0
 _EPISODE_SECONDS = 120.0  # a worker process imports the environment's library first
 _SERVICES = ("buffer", "sync")
@@ -102,13 +103,16 @@ class Target:
 
     async def task(self) -> task_pb2.Task:
         """The newest that is outstanding: no explorer has answered it yet. Tasks of the attacks are none."""
+        stream = self.names.tasks_stream
         async with asyncio.timeout(_TASK_SECONDS):
             while True:
-                with contextlib.suppress(NotFound, DecodeError):
-                    found = await self.broker.last(self.names.tasks_stream, self.names.subjects("tasks"))
-                    task = task_pb2.Task.FromString(found.data)
-                    if task.task_id:
-                        return task
+                with contextlib.suppress(NotFound):
+                    newest = (await self.broker.last(stream, self.names.subjects("tasks"))).sequence
+                    for sequence in range(newest, max(newest - _GARBAGE, 0), -1):
+                        with contextlib.suppress(NotFound, DecodeError):
+                            task = task_pb2.Task.FromString((await self.broker.get(stream, sequence)).data)
+                            if task.task_id:
+                                return task
                 await asyncio.sleep(0.01)
 
     async def group(self, change: Callable[[experience_pb2.Group], None]) -> None:

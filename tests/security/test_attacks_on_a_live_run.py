@@ -51,13 +51,13 @@ async def test_a_run_under_attack_goes_on(
     async def train() -> None:
         for step in range(1, STEPS + 1):
             await trainer.batch(step, seconds=60)
-            await asyncio.sleep(0.1)  # so that tasks are outstanding when they are answered by others
 
     try:
         await trainer.begin()
         claim = sync_pb2.ClaimRequest(run=run.run, trainer_id="trainer", pid=1, host="here")
         await trainer.sync.Claim(claim, timeout=20)
-        async with explorer(run.nats.url, run.run):
+        # So slowly that tasks are outstanding until the attacks end.
+        async with explorer(run.nats.url, run.run, tasks_at_once=1, seconds=0.05):
             training = asyncio.create_task(train())
             rows = await attacks.attack(tmp_path / "job")
             assert not training.done()

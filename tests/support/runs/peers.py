@@ -45,15 +45,17 @@ async def explorer(
     on_wait: Callable[[bool], None] = lambda _: None,
     drains: bool = False,
     tasks_at_once: int = 16,
+    seconds: float = 0.0,
 ) -> AsyncIterator[None]:
     """The explorer's own leases and log, without an engine. drains: its tasks are handed back in the end.
 
-    Where `answer` is None, it acknowledges the task without a result.
+    Where `answer` is None, it acknowledges the task without a result. A task takes `seconds`.
     """
     run_names = names.RunNames(run)
     async with await connect(url, "tester", creds=_explorers(run)) as broker:
 
         async def work(task: Task, message: Message) -> None:
+            await asyncio.sleep(seconds)
             outcome = answer(task, message.deliveries)
             if outcome is None:
                 await message.ack()
