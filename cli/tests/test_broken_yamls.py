@@ -227,6 +227,7 @@ FOLDERS = [
     ("data_processor.task_pipeline", "{output: '~no-such-user/x.jsonl'}", "no user of this machine"),
     ("synchronizer.storage", "[/etc/hostname]", "is a file"),
     ("synchronizer.storage", "[/proc/x]", "cannot be made"),
+    ("data_processor.task_pipeline", "{output: /proc/x.jsonl}", "the folder '/proc' cannot be made"),
     ("synchronizer.storage", '["s3://bucket/\\0"]', "without NUL"),
     ("checkpoint_root_dir", '"a\\0b"', "NUL"),
     ("checkpoint_root_dir", "''", "must not be empty"),

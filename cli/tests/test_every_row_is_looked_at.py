@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from support.data.tokenizer_folder import make_tokenizer_folder
 from trinity.cli.main import app
 from trinity.cli.supervise import preflight
 from trinity.data.datasets import read
@@ -173,19 +174,7 @@ def test_a_split_that_is_no_name_is_one_sentence(tmp_path: Path, names: dict[str
 
 @pytest.fixture
 def tokenizer_folder(tmp_path: Path) -> Path:
-    """A model folder whose tokenizer has a token for each character."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    folder = tmp_path / "with_tokenizer"
-    vocabulary = {piece: index for index, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="!")
-    made.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    made.save_pretrained(folder)
-    (folder / "config.json").write_text("{}")
-    return folder
+    return make_tokenizer_folder(tmp_path / "with_tokenizer")
 
 
 @pytest.mark.parametrize("depth", [700, 3000])  # json reads the one, and writes neither

@@ -1,6 +1,7 @@
 """Reading data: every form, and what is wrong by file and line."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.datasets import DatasetError, read, sft_format
+from trinity.runtime.process import free_port
 
 pytestmark = pytest.mark.core
 
@@ -136,6 +138,18 @@ def test_a_hub_name_without_the_datasets_library_says_what_to_install() -> None:
     assert done.returncode == 0, done.stderr
     assert "'openai/gsm8k' is no file or folder here" in done.stdout
     assert "pip install -e '.[hub]', or give a local path" in done.stdout
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    code = (
+        "from trinity.data.datasets import DatasetError, read\n"
+        "try:\n    read('openai/gsm8k', 'train', 'main')\nexcept DatasetError as error:\n    print(error.message)"
+    )
+    environment = {**os.environ, "HF_ENDPOINT": address}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert f"the hub at {address} (HF_ENDPOINT) does not answer; give a local path" in done.stdout, done.stderr
+    assert "Retrying" not in done.stderr
 
 
 def test_a_subset_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:

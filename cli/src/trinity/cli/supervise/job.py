@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trinity.cli.errors import RunError
 from trinity.cli.supervise.nats import NatsAccess
-from trinity.config import Config, ConfigError, Problem, make_plan
+from trinity.config import Config, ConfigError, Problem, expand, make_plan
 from trinity.runtime import files
 from trinity.runtime.logs import bare_url
 from trinity.runtime.names import run_id
@@ -160,8 +161,8 @@ def make_folder(config: Config) -> Path:
 
 
 def check_folder(config: Config, source: str) -> None:
-    """Raise ConfigError unless the job folder, and those of stores, are there or can be made."""
-    places = [("checkpoint_root_dir", "the job folder", make_folder(config))]
+    """Raise ConfigError unless the folders of the job, of stores and of task pipelines are there or can be made."""
+    places = [("checkpoint_root_dir", "the job folder", make_folder(config)), *_outputs(config)]
     stores = config.synchronizer.storage if config.mode in ("both", "train") else []
     for index, entry in enumerate(stores):
         if entry.startswith("/"):
@@ -174,6 +175,16 @@ def check_folder(config: Config, source: str) -> None:
             )
     if problems:
         raise ConfigError(source, problems)
+
+
+def _outputs(config: Config) -> Iterator[tuple[str, str, Path]]:
+    """Folders of what task pipelines write, where it is not there yet."""
+    for stage in expand(config) if config.mode in ("both", "train") else []:
+        pipeline = stage.data_processor.task_pipeline
+        output = Path(pipeline.output).expanduser().absolute() if pipeline and pipeline.output else None
+        if output is not None and not os.path.exists(output):
+            folder = output.parent if output.suffix else output
+            yield "data_processor.task_pipeline.output", "the folder", folder
 
 
 def _why_not(folder: Path) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity.cli.supervise.task_rows import check_prompts, check_providers, check_tasks, check_text
+from trinity.cli.supervise.rendered_rows import check_rendering
+from trinity.cli.supervise.task_rows import check_providers, check_tasks, check_text
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
 from trinity.config.checks.lora import modules_of, select
 from trinity.config.checks.weights import S3
@@ -15,7 +16,10 @@ from trinity.data.datasets import DatasetError, Row, features, read, read_buffer
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.process import time_limit
 from trinity.weights import manifest_of_folder
+
+_MOST_REGEX_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,12 @@ def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
     """
     read_rows = [(d.key, d.config, read(d.config.path, d.config.split, d.config.subset_name))
                  for d in _datasets(plan) if isinstance(d.config, TasksetConfig)]  # fmt: skip
+    buffers = [(d.key, d.config.format, read_buffer(d.config))
+               for d in _datasets(plan) if isinstance(d.config, ExperienceBufferConfig)]  # fmt: skip
+    examples = [(key, form, rows) for key, form, rows in buffers if "token_ids" not in rows[0]]
     from trinity.cli.supervise.task_environments import check_environments  # those and their scorers load sympy
 
-    found = [*check_prompts(plan, read_rows), *check_environments(plan, read_rows, job)]
+    found = [*check_rendering(plan, read_rows, examples), *check_environments(plan, read_rows, job)]
     if problems := [one for one in found if isinstance(one, Problem)]:
         raise ConfigError(source, problems)
     return [*(str(one) for one in found), *check_providers(plan)]
@@ -132,7 +139,12 @@ def _check_lora(plan: Plan) -> list[Problem]:
         tensors = manifest_of_folder("base", 0, folder, checksums=False).tensors
     except InvalidInput as error:
         return [Problem("model.model_path", f"adapters are merged with its safetensors files: {error}")]
-    return select(lora, modules_of((tensor.name, len(tensor.shape)) for tensor in tensors))[1]
+    try:
+        with time_limit(_MOST_REGEX_SECONDS):
+            return select(lora, modules_of((tensor.name, len(tensor.shape)) for tensor in tensors))[1]
+    except TimeoutError:
+        what = f"or exclude_modules is a regex that does not end within {_MOST_REGEX_SECONDS:g} s; give names of layers"
+        return [Problem("model.lora_configs.0.target_modules", what)]
 
 
 def _check_stores(plan: Plan) -> list[Problem]:

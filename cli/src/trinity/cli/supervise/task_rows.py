@@ -4,21 +4,15 @@ import json
 import math
 import socket
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 from trinity.config import Plan, Problem
 from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, reward_functions, workflows
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import reads_prompt, scored_by
 from trinity.data.datasets import DatasetError, Row, features
-from trinity.data.templates import chat_template, template_key
-from trinity.runtime.errors import InvalidInput
 
 # Built-in reward functions that compare a reply with the row's reference answer.
 _COMPARING = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_reward")
-_MOST_MEASURED = 2_000
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> list[Problem]:
@@ -74,68 +68,6 @@ def _text(row: Row, number: int, column: str, what: str) -> None:
     if missing or isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
         found = f"{value!r:.200}" if column in row else "missing"
         raise DatasetError(f"row {number}: {column!r} is {found}, must be text: {what}")
-
-
-def check_prompts(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequence[Row]]]) -> Iterator[Problem | str]:
-    """Prompts by the model's tokenizer: problems, and sentences on prompts that are cut. Nothing without transformers.
-
-    At most 2,000 rows of a taskset are measured, evenly spread. A workflow's own system prompt comes on top.
-    """
-    model = plan.config.model
-    if not Path(model.model_path).expanduser().is_dir():
-        return
-    try:
-        from transformers import AutoTokenizer
-
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            Path(model.model_path).expanduser(), trust_remote_code=model.trust_remote_code
-        )
-    except ImportError:
-        return
-    except Exception as error:  # files of a tokenizer may hold anything; who has none here is told by the explorer
-        if any((Path(model.model_path).expanduser() / name).exists() for name in _TOKENIZER_FILES):
-            yield Problem("model.model_path", f"its tokenizer cannot be read: {type(error).__name__}: {error}")
-        return
-    try:
-        tokenizer.chat_template = chat_template(model, tokenizer.chat_template)
-        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
-    except InvalidInput as error:
-        yield Problem(template_key(model), str(error))
-        return
-    except Exception as error:  # Jinja templates raise what they like
-        if type(error).__name__ == "TemplateSyntaxError":
-            yield Problem(template_key(model), f"does not compile: {error}")
-            return
-    for key, taskset, rows in tasksets:
-        measured = [row for row in rows[:: max(1, len(rows) // _MOST_MEASURED)] if taskset.format.prompt_key in row]
-        try:
-            lengths = [_length(tokenizer, taskset, row) for row in measured]
-        except _NotRendered as error:
-            what = f"renders no prompt of {key}: {error}"
-            asked = reads_prompt(names_for(plan, key, taskset)[0])
-            yield Problem(template_key(model), what) if asked else f"{template_key(model)}: {what}"
-            continue
-        cut = sum(length > plan.lengths.prompt for length in lengths)
-        if cut and cut == len(lengths):
-            what = f"is {plan.lengths.prompt}; every prompt of {key} is longer ({min(lengths)} tokens at least)"
-            yield Problem("model.max_prompt_tokens", f"{what}, and cut prompts are not trained; give more")
-        elif cut:
-            yield f"{key}: {cut} of {len(lengths)} measured prompts are longer than {plan.lengths.prompt} tokens; " \
-                  "they are cut and not trained"  # fmt: skip
-
-
-class _NotRendered(Exception):
-    """What the chat template said of a prompt."""
-
-
-def _length(tokenizer: Any, taskset: TasksetConfig, row: Row) -> int:
-    system = [{"role": "system", "content": taskset.format.system_prompt}] if taskset.format.system_prompt else []
-    messages = [*system, {"role": "user", "content": str(row[taskset.format.prompt_key])}]
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template that takes no system prompt, say
-        raise _NotRendered(f"{type(error).__name__}: {error}") from None
-    return len(tokenizer.encode(text, add_special_tokens=False))
 
 
 def check_providers(plan: Plan, seconds: float = 3) -> Iterator[str]:

@@ -265,7 +265,12 @@ def _read_parquet(file: Path) -> list[Row]:
 
 
 def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
+    """Of a hub that cannot be reached, what the datasets library has in its cache."""
     try:
+        from huggingface_hub import constants
+
+        reached = _hub_answers(constants.ENDPOINT)
+        constants.HF_HUB_OFFLINE = not reached  # else each request is tried six times, in 25 s
         import datasets
     except ImportError:
         raise DatasetError(
@@ -275,4 +280,18 @@ def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
     try:
         return [dict(row) for row in datasets.load_dataset(path, subset, split=split)]
     except Exception as error:  # datasets raises anything, from ConnectionError to ValueError
+        if not reached:
+            what = f"is no file or folder here, and the hub at {constants.ENDPOINT} (HF_ENDPOINT) does not answer"
+            raise DatasetError(f"{path!r} {what}; give a local path") from None
         raise DatasetError(f"{path!r}: the datasets library cannot load it: {error}") from None
+
+
+def _hub_answers(endpoint: str, seconds: float = 5) -> bool:
+    """By the hub's own client, which knows of proxies and of HF_HUB_OFFLINE."""
+    from huggingface_hub import get_session
+
+    try:
+        get_session().head(endpoint, timeout=seconds)
+    except Exception:  # of the client's library, which may change
+        return False
+    return True

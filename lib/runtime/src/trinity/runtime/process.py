@@ -182,3 +182,25 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 if __name__ == "__main__":  # see `tied`: the request survives exec, and the pid stays the same
     die_with_parent()
     os.execv(sys.argv[1], sys.argv[1:])
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """TimeoutError in this block after `seconds`, also in a regex or a template's loop. Not within another such block.
+
+    Threads other than the main one have no limit: signals do not reach them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> NoReturn:
+        raise TimeoutError(f"not done within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

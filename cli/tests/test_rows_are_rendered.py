@@ -1,0 +1,87 @@
+"""`trinity check --deep` renders rows with the model's template, and ends whatever the template or a regex does."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from support.data.tokenizer_folder import make_tokenizer_folder
+from trinity.cli.main import app
+from trinity.cli.supervise import preflight, rendered_rows
+
+pytestmark = pytest.mark.core
+
+_NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+_STRICT = "{% if messages[0].content == 'no' %}{{ raise_exception('not this') }}{% endif %}{{ messages[0].content }}"
+
+
+def check(folder: Path, algorithm: str, rows: list[dict[str, Any]], **model: Any) -> tuple[int, str]:
+    """Exit code and output for a dataset of an offline algorithm."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = {
+        "name": "rows",
+        "path": str(folder / "rows.jsonl"),
+        "format": {"prompt_key": "question", "response_key": "answer"},
+    }
+    config = {
+        "mode": "train",
+        "checkpoint_root_dir": str(folder / "jobs"),
+        "model": {"model_path": str(make_tokenizer_folder(folder / "model")), "max_model_len": 16, **model},
+        "algorithm": {"algorithm_type": algorithm},
+        "buffer": {"train_batch_size": 1, "trainer_input": {"experience_buffer": dataset}},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    done = CliRunner().invoke(app, ["check", "--deep", str(folder / "run.yaml")])
+    assert "Traceback" not in done.output
+    return done.exit_code, done.output
+
+
+def rows_of(algorithm: str, *questions: str) -> list[dict[str, Any]]:
+    replies = {"chosen": "yes", "rejected": "no"} if algorithm == "dpo" else {"answer": "2"}
+    return [{"question": question, **replies} for question in questions]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo"])
+@pytest.mark.parametrize(
+    ("questions", "code", "said"),
+    [
+        (("1+1", "no"), 2, "refuses row 1 of buffer.trainer_input.experience_buffer: TemplateError: not this"),
+        (("1+1", "x" * 16), 0, "1 of 2 measured prompts have 16 tokens or more (model.max_model_len)"),
+        (("x" * 16, "x" * 20), 2, "model.max_model_len: is 16; every prompt"),
+        (("1+1", "2+2"), 0, "model and data are there"),
+    ],
+)
+def test_examples_are_rendered(
+    tmp_path: Path, algorithm: str, questions: tuple[str, ...], code: int, said: str
+) -> None:
+    found, text = check(tmp_path, algorithm, rows_of(algorithm, *questions), custom_chat_template=_STRICT)
+    assert (found, said in text) == (code, True), text
+
+
+def test_plain_text_needs_no_template(tmp_path: Path) -> None:
+    code, text = check(tmp_path, "cpt", [{"question": "a text"}], custom_chat_template="{% if %}")
+    assert code == 0, text
+
+
+@pytest.mark.parametrize("only", ["", "{% if messages[0].content == 'no' %}"])
+def test_a_template_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str) -> None:
+    monkeypatch.setattr(rendered_rows, "_MOST_SECONDS", 0.2)
+    template = f"{only}{_NESTED}{'{% endif %}' if only else ''}{{{{ messages[0].content }}}}"
+    code, text = check(tmp_path, "sft", rows_of("sft", "no"), custom_chat_template=template)
+    assert (code, "does not render one conversation within 0.2 s" in text) == (2, True), text
+
+
+def test_a_regex_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "_MOST_REGEX_SECONDS", 0.2)
+    make_tokenizer_folder(tmp_path / "model")
+    name = f"model.layers.0.{'a' * 40}_proj.weight"
+    header = json.dumps({name: {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + bytes(16)
+    (tmp_path / "model/model.safetensors").write_bytes(content)
+    lora = [{"lora_rank": 2, "target_modules": ".*(a+)+b"}]
+    code, text = check(tmp_path, "sft", rows_of("sft", "1+1"), lora_configs=lora)
+    assert (code, "is a regex that does not end within 0.2 s; give names of layers" in text) == (2, True), text
