@@ -1,5 +1,6 @@
 """Rows and arguments reach only the addresses and modules that the operator of the environment service allows."""
 
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -46,6 +47,15 @@ def test_the_settings_are_the_services_own() -> None:
         "http://[::ffff:10.0.0.1]",
         "http://[::1",
         "http://",
+        "http://0",
+        "http://127.1",
+        "http://0x7f000001",
+        "http://localhost.",
+        "http://127.0.0.1:99999",
+        "http://127.0.0.1/a b",
+        "http://127.0.0.1/\r\nHost: 10.0.0.1",
+        "http://127.0.0.1\n.example.com",
+        "http://127.0.0.1/\u00e9",
     ],
 )
 def test_other_addresses_than_this_machines_are_refused(url: str) -> None:
@@ -100,6 +110,37 @@ def test_a_redirect_is_not_followed(elsewhere: str) -> None:
     if find_spec("websockets"):
         with pytest.raises(Unavailable, match=r"redirect|302"):
             play(ENVIRONMENTS["openenv"](), [], {}, {"url": elsewhere, "action_field": "x", "timeout_seconds": 5})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"no http\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
+    ],
+    ids=["no http", "a long header", "no chunk", "deep json"],
+)
+def test_a_server_that_answers_nonsense_is_named(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises((Unavailable, InvalidInput), match=f"{url}/create"):
+            play(ENVIRONMENTS["webshop"](), [], {"session_id": 1}, {"backend": "http", "url": url})
+
+
+@pytest.mark.skipif(find_spec("gymnasium") is None, reason="gymnasium is not installed: pip install -e '.[gym]'")
+@pytest.mark.skipif(find_spec("pygame") is not None, reason="pygame is installed")
+def test_a_way_to_render_that_is_not_installed_is_the_tasks_mistake() -> None:
+    assert "can reset" in refused("gymnasium", {"id": "CartPole-v1"}, {"make_args": {"render_mode": "human"}})
 
 
 def test_a_shop_that_is_allowed_is_played() -> None:

@@ -16,7 +16,8 @@ ADDRESSES_VARIABLE = "TRINITY_ENVIRONMENT_ALLOWED_ADDRESSES"
 MODULES_VARIABLE = "TRINITY_ENVIRONMENT_ALLOWED_MODULES"
 LOOPBACK = "localhost,127.0.0.1,[::1]"
 # No user, no escapes: parsers of URLs differ in what such a name means.
-_NETLOC = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?", re.ASCII)
+_NETLOC = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(:(\d{1,5}))?", re.ASCII)
+_VISIBLE = re.compile(r"[!-~]+")  # parsers drop or refuse the rest, each in its own way
 
 
 def check_address(url: str, field: str) -> None:
@@ -25,9 +26,10 @@ def check_address(url: str, field: str) -> None:
         netloc = urlsplit(url).netloc.lower()
     except ValueError:
         netloc = ""
-    found = _NETLOC.fullmatch(netloc)
-    if found is None:
-        raise InvalidInput(field, f"is {url[:200]!r}, must be a URL with a host, and a port if it has one")
+    found = _NETLOC.fullmatch(netloc) if _VISIBLE.fullmatch(url) else None
+    if found is None or int(found[3] or 0) > 65535:
+        what = "must be a URL with a host, and a port if it has one, in printable ASCII"
+        raise InvalidInput(field, f"is {url[:200]!r}, {what}")
     allowed = _names(ADDRESSES_VARIABLE, LOOPBACK)
     if netloc not in allowed and found[1] not in allowed:
         raise InvalidInput(

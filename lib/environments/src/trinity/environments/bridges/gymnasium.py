@@ -108,7 +108,10 @@ class Gymnasium(TextGame):
         names = args.get("action_names", None)
         self.game = self._make(gymnasium, name, options, args)
         self._names = self._name_actions(gymnasium, names, args)
-        observation, _ = self.game.reset(seed=task.integer("seed", seed) % 2**31)
+        try:
+            observation, _ = self.game.reset(seed=task.integer("seed", seed) % 2**31)
+        except gymnasium.error.Error as error:  # a package that only some ways to render need
+            raise args.wrong("id", name, f"an environment that gymnasium can reset ({error})") from None
         self.goal = f"Play {name}."
         return self._text(observation)
 

@@ -1,6 +1,7 @@
 """WebShop behind HTTP, by the protocol of AgentGym's server: one environment number per visit."""
 
 import json
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
@@ -64,13 +65,13 @@ class HttpShop:
             raise TimedOut(f"webshop: {request.full_url} took longer than {self._timeout:g} s") from None
         except HTTPError as error:
             raise Unavailable(f"webshop: {request.full_url} answered {error.code} {error.reason}") from None
-        except (URLError, OSError) as error:
+        except (URLError, OSError, HTTPException) as error:
             raise Unavailable(f"webshop: {request.full_url} does not answer: {error}") from None
         if len(text) > MAX_RESPONSE_BYTES:
             raise InvalidInput("webshop", f"{request.full_url} answered more than {MAX_RESPONSE_BYTES} bytes")
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InvalidInput("webshop", f"{request.full_url} did not answer JSON: {text[:80]!r}") from None
 
 
