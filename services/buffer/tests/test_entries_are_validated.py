@@ -109,6 +109,7 @@ WRONG: list[tuple[str, Change]] = [
     (f"{FIRST}.logprobs.dtype", put("e.logprobs.dtype", "float16")),
     (f"{FIRST}.action_mask.dtype", put("e.action_mask.dtype", "int32")),
     (f"{FIRST}.action_mask.data", put("e.action_mask.data", b"\1")),
+    (f"{FIRST}.action_mask.data", put("e.action_mask.data", b"\2\xff" * 6)),
     (f"{FIRST}.teacher_logprobs", logprob(float("nan"), "teacher_logprobs")),
     (f"{FIRST}.teacher_logprobs.dtype", as_float64),
     (f"{FIRST}.reward", put("e.reward", float("nan"))),

@@ -62,7 +62,14 @@ def from_tensor(tensor: tensor_pb2.Tensor, field: str, dtype: str, ndim: int = 1
     expected = math.prod(shape) * _DTYPES[dtype].itemsize
     if len(tensor.data) != expected:
         raise InvalidInput(f"{field}.data", f"has {len(tensor.data)} bytes; {dtype}{list(shape)} needs {expected}")
+    if dtype == "bool" and not is_boolean(tensor.data):
+        raise InvalidInput(f"{field}.data", "has bytes other than 0 and 1")
     return np.frombuffer(tensor.data, dtype=_DTYPES[dtype]).reshape(shape)
+
+
+def is_boolean(data: bytes) -> bool:
+    """Whether numpy and torch read these bytes alike as bool: other values than 0 and 1 have no defined meaning."""
+    return not data.translate(None, b"\0\1")
 
 
 def sampling_from_proto(message: task_pb2.SamplingParams) -> SamplingParams:

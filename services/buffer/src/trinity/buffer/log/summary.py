@@ -12,7 +12,7 @@ import numpy as np
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.state.window import StoredGroup
 from trinity.data.experience import UNLIMITED, Limits, check_header, check_rollouts, is_number
-from trinity.data.wire import TRUNCATIONS, group_from_proto, task_from_proto
+from trinity.data.wire import TRUNCATIONS, group_from_proto, is_boolean, task_from_proto
 
 _ANY_LENGTH = 2**31
 
@@ -85,6 +85,7 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
     sampled = np.frombuffer(b"".join(all_logprobs), np.float32)[np.frombuffer(b"".join(all_masks), bool)]
     # NaN fails both comparisons.
     plausible = ((sampled <= 1e-4) & (sampled > -np.inf)).all()
+    plausible &= is_boolean(b"".join(all_masks))
     joined = np.frombuffer(b"".join(all_tokens), np.int32)
     return bool(plausible and joined.min() >= 0 and joined.max() < limits.ids_below)
 
