@@ -11,6 +11,7 @@ from trinity.runtime.broker import StoredMessage
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.runtime.names import RunNames
 
+_READ_AHEAD = 256
 _Found = tuple[StoredMessage, experience_pb2.AttemptFailure]
 
 
@@ -80,7 +81,7 @@ class DeadLetters:
         """Those of a subject, or all. What is no letter is stepped over."""
         found: list[_Found] = []
         subject = subject or self._context.names.subjects("deadletters")
-        async for message in on_subject(self._context.broker, self._stream, subject):
+        async for message in on_subject(self._context.broker, self._stream, subject, read_ahead=_READ_AHEAD):
             if (letter := letter_in(self._context.names, message)) is not None:
                 found.append((message, letter))
             if len(found) == limit:

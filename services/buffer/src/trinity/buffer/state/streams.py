@@ -36,12 +36,17 @@ def stream_specs(names: RunNames, *, log_bytes: int, replicas: int) -> list[Stre
     ]
 
 
-async def on_subject(broker: Broker, stream: str, subject: str, from_sequence: int = 1) -> AsyncIterator[StoredMessage]:
-    """The messages of a stream under a subject that are there now, oldest first."""
+async def on_subject(
+    broker: Broker, stream: str, subject: str, from_sequence: int = 1, read_ahead: int = 0
+) -> AsyncIterator[StoredMessage]:
+    """The messages of a stream under a subject that are there now, oldest first. `read_ahead`: where many are."""
     with contextlib.suppress(NotFound):
         while True:
             message = await broker.next(stream, subject, from_sequence)
             yield message
+            ahead = await broker.several(stream, message.sequence + 1, read_ahead, subject) if read_ahead else []
+            for message in ahead:
+                yield message
             from_sequence = message.sequence + 1
 
 
