@@ -40,7 +40,7 @@ PROMPT, TINY_PROMPT = 256, 1024  # tokens; the quickstart's model has one for ea
 WARMUP = 5
 TRL_ROWS = 32  # of a micro-batch: with 16 it took 30 steps where it takes 35
 RUN_SECONDS, JUDGE_SECONDS = 900.0, 280.0
-WORDS = {"same": "templates of the training", "new": "templates it never saw"}
+LABELS = {"same": "templates of the training", "new": "templates it never saw"}
 PARTS = ("wait", "buffer", "step", "publish", "save")
 TRL_MORE_SECONDS = 150.0  # than its last step may need to begin
 _RESAMPLES = 2000
@@ -237,7 +237,7 @@ def tables(folder: Path, runs: dict[str, Part]) -> tuple[Table, Table]:
     judged = {path.stem.removeprefix("judged-"): json.loads(path.read_text()) for path in folder.glob("judged-*.json")}
     learnt = Table("accuracy of greedy replies, counted by plain vLLM on the folders; [95 % over templates]",
                    ("", "before", "after", "gain", "limit", "more than TRL"))  # fmt: skip
-    for split, label in WORDS.items():
+    for split, label in LABELS.items():
         for name in (name for name in runs if name in judged):
             found, before, peer = (judged.get(who, {}).get(split) for who in (name, "before", "trl"))
             more = gain(found, before)
@@ -281,7 +281,7 @@ def draw(folder: Path, target: Path) -> None:
             points = sorted((e["step"], e["accuracy"]) for e in run.get("curve", ()) if e["split"] == split)
             if points:
                 left.plot(
-                    *zip(*points, strict=True), style, color=f"C{index}", markersize=4, label=f"{name}, {WORDS[split]}"
+                    *zip(*points, strict=True), style, color=f"C{index}", markersize=4, label=f"{name}, {LABELS[split]}"
                 )
         steps = run.get("steps", ())
         right.plot([s["seconds"] / 60 for s in steps], [s["reward"] for s in steps], color=f"C{index}", linewidth=1.2,

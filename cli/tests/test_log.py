@@ -75,7 +75,7 @@ def test_two_rotations_between_two_looks_lose_nothing(tmp_path: Path) -> None:
     assert list(growing.backwards())[::-1][-1] == b"4"
 
 
-def test_a_file_that_is_truncated_or_made_anew_is_read_from_its_start(tmp_path: Path) -> None:
+def test_a_file_that_is_truncated_or_replaced_is_read_from_its_start(tmp_path: Path) -> None:
     path = write(tmp_path / "a.log", "1\n", "2\n")
     growing = GrowingFile(path)
     path.write_text("3\n")

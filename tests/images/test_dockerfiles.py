@@ -130,10 +130,10 @@ def _arguments(parser: DockerfileParser) -> dict[str, str]:
 def _installed(parser: DockerfileParser, device: str) -> list[str]:
     """The requirements that install.sh gets, with the defaults of the build arguments."""
     (command,) = [value for value in _instructions(parser, "RUN") if "install.sh" in value]
-    words = command.partition("install.sh ")[2].replace('"', "").split()
+    parts = command.partition("install.sh ")[2].replace('"', "").split()
     given = {**_arguments(parser), "DEVICE": device}
     given["ENVIRONMENTS:+,${ENVIRONMENTS}"] = "," + given.get("ENVIRONMENTS", "")
-    filled = [re.sub(r"\$\{(ENVIRONMENTS:\+,\$\{ENVIRONMENTS\}|\w+)\}", lambda m: given[m[1]], word) for word in words]
+    filled = [re.sub(r"\$\{(ENVIRONMENTS:\+,\$\{ENVIRONMENTS\}|\w+)\}", lambda m: given[m[1]], part) for part in parts]
     assert filled[0] in ("none", device)
     return filled[1:]
 
@@ -145,7 +145,7 @@ def test_what_is_installed_is_copied_and_declared_and_complete(
     """Extras are those of a pyproject.toml; a part of Trinity that another requires is installed with it."""
     name, parser = dockerfile
     requirements = _installed(parser, device)
-    copied = [source for words in map(str.split, _instructions(parser, "COPY")) for source in words[:-1]]
+    copied = [source for one in _instructions(parser, "COPY") for source in one.split()[:-1]]
     of_root = {extra for extras in EXTRAS.values() for extra in extras}
     installed, needed = set(), set()
     for requirement in requirements:

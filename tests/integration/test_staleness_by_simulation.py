@@ -239,7 +239,7 @@ class Simulation:
         rollback = self._live.rollback
         number = rollback.number if rollback else 0
         if number != self.knows_rollback and self._happens(0.5):
-            # It goes on from the older weights. The version that it could not publish meanwhile is made of them: the
+            # It continues from the older weights. The version that it could not publish meanwhile is made of them: the
             # next batch may wait for it.
             self.knows_rollback = number
             interval = self.plan.staleness.interval

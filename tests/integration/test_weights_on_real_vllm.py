@@ -266,7 +266,7 @@ async def test_version_0_comes_back_from_the_base_models_own_files(pool: EngineP
 async def test_a_canary_catches_tied_embeddings_that_are_not_reloaded(
     quickstart_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM on a CPU goes on with the old output head; the worker repairs that. Without the repair the canary fails."""
+    """vLLM on a CPU keeps using the old output head; the worker repairs that. Without the repair the canary fails."""
     base = make_weights(tmp_path / "base", quickstart_model, 0, tied=True)
     new = make_weights(tmp_path / "new", base.folder, 5)
     (tmp_path / "unrepaired_worker.py").write_text(

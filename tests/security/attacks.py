@@ -1,4 +1,4 @@
-"""Attacks that once ended a run, on a live one: no process restarts, and the run goes on.
+"""Attacks that once ended a run, on a live one: no process restarts, and the run continues.
 
     python tests/security/attacks.py --job checkpoints/quickstart/arithmetic
 
@@ -212,7 +212,7 @@ def _join(folder: Path, theirs: Config, nats_url: str, creds: Path | None, ident
 
 
 def _changes(run: str, service: str) -> list[tuple[str, Any]]:
-    """Calls that change a run. All were once answered with OK, whatever the caller."""
+    """Calls that change a run. All were once answered with OK, for any caller."""
     if service == "buffer":
         return [
             ("Fence", buffer_pb2.FenceRequest(run=run, versions=range(1, 5000))),
@@ -358,7 +358,7 @@ async def _attack(target: Target) -> list[Row]:
 
 
 async def _goes_on(target: Target, restarts: dict[str, int], first: int) -> Row:
-    row = Row("the run goes on")
+    row = Row("the run continues")
     step = (await target.stats()).ledger_step
     deadline = time.monotonic() + _STEP_SECONDS
     while (now := await target.stats()).ledger_step < min(step + 3, now.last_step) and time.monotonic() < deadline:

@@ -313,7 +313,7 @@ async def fuzz_subjects(run: BufferRun, messages: int, maker: Maker) -> list[Row
             if not run.buffer.is_running():
                 row.problems.append("the buffer has ended")
             rows.append(row)
-        row = Row("the run goes on")
+        row = Row("the run continues")
         for step in range(1, _STEPS + 1):
             if step == _STEPS - 1:
                 run.buffer.kill()

@@ -150,7 +150,7 @@ async def test_a_rollback_fences_what_no_ledger_entry_has_yet(case: Case) -> Non
 
 
 async def test_after_a_rollback_staleness_counts_the_steps_that_the_weights_have_behind_them(case: Case) -> None:
-    """The trainer goes on from version 0 with its step count: what step 5 updates is version 0 itself."""
+    """The trainer continues from version 0 with its step count: what step 5 updates is version 0 itself."""
     written = (await case.trainer.stats()).ledger_step
     await case.roll_back()
     ledger = await finish(case, version=0)

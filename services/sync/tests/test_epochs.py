@@ -53,7 +53,7 @@ async def test_who_joins_leaves_or_is_excluded_changes_it(run: Run) -> None:
     assert (await form(run)).number == 3
 
 
-async def test_a_member_that_started_anew_is_another_one(run: Run) -> None:
+async def test_a_member_that_restarted_is_another_one(run: Run) -> None:
     await ready(run, "a")
     assert (await form(run)).number == 1
     await ready(run, "a")

@@ -322,7 +322,7 @@ def gae(skips: bool) -> Callable[[Rollouts], Tokens]:
 
 
 def to_go(stops: bool) -> Callable[[Rollouts], Tokens]:
-    """stops: the return begins anew before an observation."""
+    """stops: the return starts again before an observation."""
 
     def tokens(r: Rollouts) -> Tokens:
         found = []

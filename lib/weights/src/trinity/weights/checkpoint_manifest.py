@@ -2,7 +2,7 @@
 
 It is written after the files, and checked before any of them is loaded. It finds damage, a mixture of two checkpoints,
 and files that were replaced or added. It is no signature: who may write the folder may write the manifest too. So no
-file of a checkpoint is read in a way that runs code, whatever its manifest says.
+file of a checkpoint is read in a way that runs code, even if it agrees with its manifest.
 """
 
 import hashlib

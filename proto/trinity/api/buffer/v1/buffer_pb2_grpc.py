@@ -120,7 +120,7 @@ class BufferServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Rewind(self, request, context):
-        """The trainer goes on from the checkpoint at `step`: says whether every later step it will ask for can be served.
+        """The trainer continues from the checkpoint at `step`: says whether every later step it will ask for can be served.
         DATA_LOSS if the ledger or the log no longer hold one of them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -177,7 +177,7 @@ class SyncServiceServicer(object):
 
     def Rollback(self, request, context):
         """An older version LIVE again on every explorer; all newer ones are REJECTED as withdrawn. The buffer fences their
-        experience out of later batches and the trainer goes on from the older weights; both hear of it in KV.
+        experience out of later batches and the trainer continues from the older weights; both hear of it in KV.
         Idempotent: rolling back to what is LIVE changes nothing. FAILED_PRECONDITION for a version that never was LIVE
         or whose files are gone.
         """

@@ -26,7 +26,7 @@ class Reporter:
 
     def __init__(self, plan: Plan, tasks: Mixture | None) -> None:
         self._plan = plan
-        self.monitor: Monitor | None = None  # set once it is known where the run goes on
+        self.monitor: Monitor | None = None  # set once it is known where the run continues
         self._tasks = tasks
         self.pipeline: Pipeline | None = None
         self._pending: dict[int, _Values] = {}

@@ -159,7 +159,7 @@ class Run:
         )  # fmt: skip
 
     async def rewind(self, step: int) -> None:
-        """The trainer goes on after `step`. DataLoss unless every later entry can still be served."""
+        """The trainer continues after `step`. DataLoss unless every later entry can still be served."""
         newest = self.ledger.newest_step
         if step > newest:
             raise DataLoss(

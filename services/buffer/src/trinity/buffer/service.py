@@ -74,7 +74,7 @@ class BufferService:
         return await asyncio.to_thread(ReadOnlyRun, context, self._settings)
 
     async def drain(self, grace_seconds: float) -> None:
-        """Nothing to hand back: whatever is half done is done again from the log."""
+        """Nothing to return: unfinished work is repeated from the log."""
 
 
 def record(plan: Plan, run: str, address: str, settings: BufferSettings) -> RunRecord:

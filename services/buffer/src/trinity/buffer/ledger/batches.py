@@ -58,7 +58,7 @@ class BatchServer:
     async def _parts(self, from_step: int) -> AsyncIterator[pb.BatchPart]:
         step, waited = from_step, False
         while not self._context.last_step or step <= self._context.last_step:
-            await self._context.want(step, anew=step == from_step and not waited)
+            await self._context.want(step, first_request=step == from_step and not waited)
             waited = True
             if not await self._context.changed.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
                 yield pb.BatchPart(waiting=self.waiting(step))

@@ -34,7 +34,7 @@ def summarise(
 
 
 def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
-    """Of a group that is no good any more, whatever it holds."""
+    """Of a group that failed validation, with any content."""
     experiences = message.experiences
     versions = [span.version for experience in experiences for span in experience.version_spans] or [0]
     return StoredGroup(

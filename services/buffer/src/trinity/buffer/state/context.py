@@ -101,9 +101,9 @@ class RunContext:
     capacity: LogCapacity = field(default_factory=LogCapacity)
     changed: ChangeEvent = field(default_factory=ChangeEvent)
 
-    async def want(self, step: int, anew: bool = False) -> None:
-        """The trainer waits for a step; `anew`: it has just begun to ask."""
-        if step > self.wanted_step or (anew and step == self.wanted_step):
+    async def want(self, step: int, first_request: bool = False) -> None:
+        """The trainer waits for a step; `first_request`: its stream has just begun."""
+        if step > self.wanted_step or (first_request and step == self.wanted_step):
             self.wanted_step, self.wanted_since = step, time.monotonic()
             await self.changed.notify()
 

@@ -241,7 +241,7 @@ class Window:
     def next_batch(
         self, step: int, now: float = 0.0, partial: bool = False, lineage: Lineage = NOTHING_WITHDRAWN
     ) -> list[StoredGroup] | None:
-        """The groups of a step; None while there are too few. `partial`: whatever there is, but not nothing."""
+        """The groups of a step; None while there are too few. `partial`: all groups there are, at least one."""
         if self.policy.kind == "replay":
             return self._by_priority(step, now, partial)
         self._drop_refused(step, lineage)

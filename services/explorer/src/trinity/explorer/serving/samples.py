@@ -27,7 +27,7 @@ class Said:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "Said":
-        """Of a message of chat completions, in whatever form a client sends it back."""
+        """Of a message of chat completions, in any form in which a client returns it."""
         calls = message.get("tool_calls")
         functions = [call.get("function") or {} for call in calls if isinstance(call, Mapping)] if calls else []
         named = tuple((str(f.get("name", "")), _sorted(f.get("arguments"))) for f in functions)

@@ -176,7 +176,7 @@ class Player:
             episode.end = End.TURN_LIMIT
             return
         news = list(messages) or [{"role": "user", "content": self.cut(episode.observation)}]
-        if begins_anew(episode.info):
+        if starts_conversation(episode.info):
             self._begin_again(episode)
             told = Conversation(tuple(self._tools.prompt([*episode.messages, *news])))
         elif self._rewritten:
@@ -211,7 +211,7 @@ class Player:
         return all(turn.action == action for turn in episode.turns[-(limit - 1) :])
 
 
-def begins_anew(info: dict[str, Any]) -> bool:
+def starts_conversation(info: dict[str, Any]) -> bool:
     """Whether the observation does not continue the conversation before it (info.conversation)."""
     return info.get("conversation") == "new"
 

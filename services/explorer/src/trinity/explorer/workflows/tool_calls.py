@@ -17,7 +17,7 @@ from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.conversation import Conversation
-from trinity.explorer.workflows.player import begins_anew, seed_of
+from trinity.explorer.workflows.player import seed_of, starts_conversation
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.runtime.errors import InvalidInput
 
@@ -94,7 +94,7 @@ class EnvironmentTools:
         text = json.dumps({"name": call.name, "arguments": call.arguments})
         step = await self._episode.step(f"<tool_call>{text}</tool_call>")
         self._over = step.done
-        if begins_anew(step.info):
+        if starts_conversation(step.info):
             raise InvalidInput("workflow_args.environment", "names one that begins a new conversation in its episode")
         before, self._errors = self._errors, step.metrics.get("tool_errors", 0.0)
         found = step.observation.strip().removeprefix("<tool_response>").removesuffix("</tool_response>")

@@ -127,7 +127,7 @@ class CheckpointStore:
 class Checkpoints:
     """resume -> (save | save_if_due)* -> settle, on every rank together.
 
-    Training goes on once the files are written: a thread of rank 0 waits for the disk, computes the checksums, gives
+    Training continues once the files are written: a thread of rank 0 waits for the disk, computes the checksums, gives
     the folder its name and reports it. Until then it is no checkpoint; `settle` waits for that.
 
     commit(step, oldest kept step) reports a durable checkpoint; rank 0 alone has it, and no replay. rollback(): number
