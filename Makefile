@@ -75,7 +75,6 @@ docs: $(BIN)/.installed ## write what follows from the sources into docs/ again
 	$(BIN)/python docs/generate_algorithms.py
 	$(BIN)/python docs/generate_metrics.py
 	$(BIN)/python docs/count_ways.py
-	cd tests && ../$(BIN)/python -m support.symbols.when_vllm_moves
 
 clean: ## remove what was made (not the checkpoints)
 	rm -rf .venv build

@@ -3,17 +3,19 @@
 A test compares the files with what this writes.
 """
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from textwrap import wrap
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trinity.config.compatibility.foreign_keys import IGNORED, RENAMED, SAME, UNSUPPORTED, VALUES
+from trinity.config.compatibility.foreign_keys import RENAMED, SAME, UNSUPPORTED, VALUES
 from trinity.config.foreign_correction import MEANINGS
 from trinity.config.names import MONITOR_ARGS
 from trinity.config.schema import Config
@@ -34,6 +36,10 @@ FOREIGN = """## Keys of Trinity-RFT and veRL
 YAMLs of Trinity-RFT are read unchanged ([compatibility.md](compatibility.md)). These keys are taken beside those above.
 Below, `<taskset>` is any taskset of `buffer.explorer_input`, `<buffer>` the experience buffer or an auxiliary one,
 `<engine>` the rollout model or an auxiliary one, and `<verl>` is `trainer.trainer_config`.
+"""
+WITHOUT_EFFECT = """`trinity check` names every such key of a YAML, and says why it has no effect.
+[foreign_keys.py](../lib/config/src/trinity/config/compatibility/foreign_keys.py) lists them. Some take certain values
+alone:
 """
 # What several sections share, as it is written here.
 _PLACES = (
@@ -57,9 +63,12 @@ def _sections(model: type[BaseModel], path: str, seen: dict[type, str]) -> Itera
     """A list for a section, then for those inside it; a class that came before is referred to."""
     seen[model] = path
     doc = (model.__doc__ or "").strip().replace("\n    ", "\n")
-    inherited = next((base for base in model.__bases__ if issubclass(base, BaseModel) and base in seen), None)
-    more = f"\n\nThe keys of `{seen[inherited]}`, and:" if inherited else ""
-    fields = {name: f for name, f in model.model_fields.items() if not inherited or name not in inherited.model_fields}
+    shared = {name for base in model.__bases__ if issubclass(base, BaseModel) for name in base.model_fields}
+    sibling = next(
+        (seen[other] for other in seen if other is not model and shared and shared <= other.model_fields.keys()), ""
+    )
+    more = f"\n\nBeside these, the keys of `{sibling}` from `engine_num` to `engine_args`." if sibling else ""
+    fields = {name: field for name, field in model.model_fields.items() if not sibling or name not in shared}
     lines = "\n".join(_lines(fields, path, seen))
     yield f"## {path or 'Top level'}\n\n{doc}{more}\n\n{lines}\n"
     for name, field in fields.items():
@@ -161,9 +170,11 @@ def _foreign() -> Iterator[str]:
     for key, (values, _) in SAME.items():
         same[values].append(key)
     only = [
-        f"- refused unless {' or '.join(f'`{one}`' for one in values)}: {_keys(keys)}" for values, keys in same.items()
+        line
+        for values, keys in same.items()
+        for line in _wrapped(f"- {_keys(keys)}: refused unless {' or '.join(f'`{one}`' for one in values)}")
     ]
-    yield "\n".join(["### Without effect\n", "`trinity check` says why.\n", *only, *_by_section(IGNORED), ""])
+    yield "\n".join(["### Without effect\n", WITHOUT_EFFECT, *only, ""])
     yield "\n".join(
         ["### Refused, unless the value means off\n", "The error says what to use.\n", *_by_section(UNSUPPORTED)]
     )
@@ -189,6 +200,10 @@ def _renamed(targets: dict[str, list[str]]) -> Iterator[str]:
 def _by_section(keys: Iterable[str]) -> Iterator[str]:
     for one in _shown(keys):
         yield f"- {one}"
+
+
+def _wrapped(text: str) -> list[str]:
+    return wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _keys(keys: Iterable[str]) -> str:
@@ -247,8 +262,26 @@ def _subjects() -> Iterator[str]:
         rows[", ".join(publish) or "-", ", ".join(subscribe) or "-"].append(f"`{subject}`")
     yield "\n| subjects | roles that may publish | roles that may subscribe |\n|---|---|---|\n"
     for (publish_roles, subscribe_roles), names in rows.items():
-        yield f"| {', '.join(names)} | {publish_roles} | {subscribe_roles} |\n"
+        yield f"| {', '.join(_alike(names))} | {publish_roles} | {subscribe_roles} |\n"
     yield "\n"
+
+
+def _alike(subjects: list[str]) -> Iterator[str]:
+    """Subjects that differ in the name of a stream alone, and then in one part before it, are one: `a.{b,c}.d`."""
+    by_stream = _folded(subjects, r"(.*TRINITY_)([A-Z_]+)(_<run>.*)")
+    yield from _folded(by_stream, r"(`\$JS\.API\.[A-Z]+\.)([A-Z]+)(\.[^.].*)")
+
+
+def _folded(subjects: Iterable[str], pattern: str) -> list[str]:
+    """The middle groups of the pattern in braces, of subjects whose other groups are equal."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for subject in subjects:
+        match = re.fullmatch(pattern, subject)
+        found[(match[1], match[3]) if match else (subject, "")].append(match[2] if match else "")
+    return [
+        f"{before}{{{','.join(middle)}}}{after}" if len(middle) > 1 else before + middle[0] + after
+        for (before, after), middle in found.items()
+    ]
 
 
 def _permissions() -> Iterator[str]:

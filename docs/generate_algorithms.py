@@ -6,7 +6,8 @@ Each loss and advantage is held against a loop in plain floats (tests/support), 
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ TARGET = ROOT / "docs/algorithms_measured.md"
 BEGIN, END = "<!-- measured tables: written by `make docs` -->", "<!-- end of the measured tables -->"
 BATCHES = 24
 NOTHING = 1e-13
+EQUAL = 1e-8  # of gradients of loops, which are taken by differences
 Pair = tuple[float, float]
 
 
@@ -35,20 +37,46 @@ def document() -> str:
 
 
 def _tables() -> Iterator[str]:
-    yield from header("policy loss", "value, float64", "gradient, float64", "value, float32", "gradient, float32")
-    for name in plain_losses.REFERENCES:
-        both = [of_loss(name, dtype) for dtype in (torch.float64, torch.float32)]
-        yield f"| `{name}` | {' | '.join(power(value) for pair in both for value in pair)} |"
-    yield from header("", "advantage", "value, float64")
-    for name in plain_advantages.REFERENCES:
-        yield f"| `{name}` | {power(of_advantage(name))} |"
-    columns = ("whose", "settings here", "largest difference", "without these settings, and why")
-    yield from header("", "policy loss", *columns)
-    for peer in peer_algorithms.LOSSES:
-        yield _row(peer, _against(peer.name, peer.theirs, peer.settings, [peer.mode], torch.float64)[1])
-    yield from header("", "advantage", *columns)
-    for peer in peer_algorithms.ADVANTAGES:
-        yield _row(peer, _advantage(peer.name, peer.theirs, peer.settings))
+    yield from header(
+        "", "largest difference to a loop", "value, float64", "gradient, float64", "value, float32", "gradient, float32"
+    )
+    losses = [
+        [number for dtype in (torch.float64, torch.float32) for number in of_loss(name, dtype)]
+        for name in plain_losses.REFERENCES
+    ]
+    largest = " | ".join(power(max(column)) for column in zip(*losses, strict=True))
+    yield f"| {len(losses)} policy losses | {largest} |"
+    advantages = [of_advantage(name) for name in plain_advantages.REFERENCES]
+    yield f"| {len(advantages)} advantages | {power(max(advantages))} | | | |"
+    yield from _to_peers("policy loss", peer_algorithms.LOSSES, _to_loss)
+    yield from _to_peers("advantage", peer_algorithms.ADVANTAGES, _to_advantage)
+
+
+def _to_loss(peer: peer_algorithms.Peer) -> float:
+    return _against(peer.name, peer.theirs, peer.settings, [peer.mode], torch.float64)[1]
+
+
+def _to_advantage(peer: peer_algorithms.Peer) -> float:
+    return _advantage(peer.name, peer.theirs, peer.settings)
+
+
+def _to_peers(
+    kind: str, peers: Iterable[peer_algorithms.Peer], measure: Callable[[peer_algorithms.Peer], float]
+) -> Iterator[str]:
+    """Those that are the same with the defaults in one row; a row for each of the others."""
+    equal: dict[str, list[str]] = defaultdict(list)
+    largest, rest = 0.0, []
+    for peer in peers:
+        difference = measure(peer)
+        if peer.settings or peer.why or difference > EQUAL:
+            rest.append(_row(peer, difference))
+        else:
+            equal[peer.whose].append(f"`{peer.name}`")
+            largest = max(largest, difference)
+    yield from header("", kind, "whose", "settings here", "largest difference", "without these settings, and why")
+    for whose, names in equal.items():
+        yield f"| {', '.join(names)} | {whose} | defaults | {power(largest)} | the same |"
+    yield from rest
 
 
 def header(*names: str) -> Iterator[str]:

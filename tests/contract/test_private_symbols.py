@@ -1,6 +1,6 @@
 """vLLM, DeepSpeed and the libraries below them have every name that the product takes, and the list of them is whole.
 
-The list is support/symbols/private_symbols.py; docs/development/when_vllm_moves.md shows it, and says what to do.
+The list is support/symbols/private_symbols.py; docs/development/when_vllm_moves.md says what to do.
 """
 
 import ast
@@ -12,7 +12,6 @@ import pytest
 
 from support.symbols.private_symbols import BORDERS, Border
 from support.symbols.symbols_in_sources import Name, installed, names_taken, own_names, parse, problem_of
-from support.symbols.when_vllm_moves import HEADING, PAGE, section
 
 pytestmark = pytest.mark.core
 
@@ -136,9 +135,3 @@ def test_a_name_that_is_gone_is_found(text: str) -> None:
 def test_versions_are_those_of_the_list() -> None:
     assert [parse("vllm:x since 0.29").exists_in(v) for v in ("0.28.1", "0.29.0", "0.32.0+cpu")] == [False, True, True]
     assert [parse("vllm:x until 0.28").exists_in(v) for v in ("0.26.0", "0.28.1", "0.29.0")] == [True, True, False]
-
-
-def test_the_page_shows_the_list() -> None:
-    """Line breaks aside: paths in both may be renamed by the same tool."""
-    _, heading, shown = PAGE.read_text(encoding="utf-8").partition(HEADING)
-    assert (heading + shown).split() == section().split(), "run `make docs`"

@@ -1,4 +1,4 @@
-"""Bytes that are no message, messages that are too large, calls that do not exist: refused, the server keeps serving."""
+"""Bytes that are no message, too large messages, calls that do not exist: refused, and the server keeps serving."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

@@ -4,8 +4,8 @@ One `Border` for each purpose: where the names are used, what to look at when on
 is "module:attribute.path", with the parameters that are passed in brackets, and with the versions that have it where
 not all supported ones do. "module:*.name" is set on objects of any class in that module.
 
-tests/contract/test_private_symbols.py holds the installed versions and the sources of the product against this list;
-`make docs` writes it into docs/development/when_vllm_moves.md.
+tests/contract/test_private_symbols.py holds the installed versions and the sources of the product against this list.
+docs/development/when_vllm_moves.md says how to use it.
 """
 
 from dataclasses import dataclass
