@@ -8,6 +8,7 @@ An explorer without an engine judges what is published, as a test tells it to.
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -106,6 +107,8 @@ def main() -> None:
     if ranks.is_first:
         buffer = ScriptedBuffer(folder, job["steps"])
         publisher = make_publisher(plan, settings, engine)
+        if job["dies_after"]:
+            _die_after(publisher, job["dies_after"])
     loop = make_loop(plan, settings, ranks, engine, control, buffer, publisher)  # type: ignore[arg-type]
     error = ""
     try:
@@ -122,6 +125,20 @@ def main() -> None:
         np.savez(folder / "final.npz", **weights)
         publisher.close()
     engine.close()
+
+
+def _die_after(publisher: Any, part: str, version: int = 2) -> None:
+    """kill -9 of this process at the begin of `publish`, or the end of another part, of a version."""
+    owner = publisher._stores if part == "put" else publisher
+    work = getattr(owner, part)
+
+    def dies(first: Any, *given: Any) -> Any:
+        found = None if part == "publish" else work(first, *given)
+        if version == (first if isinstance(first, int) else first.version):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return work(first, *given) if part == "publish" else found
+
+    setattr(owner, part, dies)
 
 
 class Trainer:
@@ -142,6 +159,7 @@ class Trainer:
         config["trainer"] |= {"deepspeed": {"zero_stage": zero, "dtype": "float32"}, **(trainer or {})}
         config["synchronizer"] = {"sync_method": "checkpoint", **(synchronizer or {})}
         self._job = {"config": config, "folder": str(folder), "sync": sync, "nats": nats, "steps": steps}
+        self._job["dies_after"] = ""
         self._processes: list[ForkedModule] = []
         self.plan: Plan = make_plan(Config.model_validate(config))
         self.run = names.run_id(self.plan.config.project, self.plan.config.name, self.plan.config.group)
@@ -158,7 +176,9 @@ class Trainer:
         """Other settings, from the next start on."""
         self._job["config"]["synchronizer"] |= synchronizer
 
-    def start(self) -> "Trainer":
+    def start(self, dies_after: str = "") -> "Trainer":
+        """`dies_after`: a part of publishing version 2, such as `_write`; the process ends there as by kill -9."""
+        self._job["dies_after"] = dies_after
         (self.folder / "result.json").unlink(missing_ok=True)
         job = self.folder / "job.json"
         job.write_text(json.dumps(self._job))
@@ -178,6 +198,10 @@ class Trainer:
         result = self.folder / "result.json"
         assert result.exists(), self.tail()
         return dict(json.loads(result.read_text()))
+
+    def until_killed(self, seconds: float = 120) -> None:
+        """Until rank 0 has ended by SIGKILL."""
+        assert self._processes[0].wait(timeout=seconds) == -signal.SIGKILL, self.tail()
 
     def kill(self) -> None:
         """kill -9 of every rank."""

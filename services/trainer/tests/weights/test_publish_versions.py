@@ -313,3 +313,24 @@ def test_what_was_staged_before_a_crash_goes_live_after_it(
     assert known.states()[3] == "LIVE"
     steps = [json.loads(line)["step"] for line in (trainer.job / "monitor/batches.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("part", ["publish", "_write", "put", "_announce"])
+def test_a_trainer_that_dies_while_it_publishes_in_the_background_loses_no_version(
+    model: Path, sync: ForkedService, nats_url: str, tmp_path: Path, part: str
+) -> None:
+    """It dies before any file, with whole files, with full stores, or once sync has the version; step 3 may train."""
+    trainer = Trainer(tmp_path / "run", model, sync.address, nats_url, steps=3, trainer={"save_interval": 1})
+    known = Sync(sync.address, trainer.run)
+    with JudgingExplorer(sync.address, trainer.run):
+        trainer.allow(3)
+        trainer.start(dies_after=part).until_killed()
+        assert (2 in known.states()) is (part == "_announce")
+        assert trainer.start().wait()["error"] == ""
+    plain = Trainer(tmp_path / "plain", model, sync.address, nats_url, steps=3)
+    with JudgingExplorer(sync.address, plain.run):
+        plain.allow(3)
+        assert plain.start().wait()["error"] == ""
+    assert known.states() == {0: "RETIRED", 1: "RETIRED", 2: "RETIRED", 3: "LIVE"}
+    for version in (2, 3):
+        assert known.manifest(version).files == Sync(sync.address, plain.run).manifest(version).files

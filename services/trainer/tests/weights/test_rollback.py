@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,7 @@ def test_weights_of_a_withdrawn_version_are_never_published(
         for step in (1, 2):
             trainer.allow(step)
             until_live(trainer, known, step)
+        time.sleep(3)  # the trainer polls for version 2, finds it LIVE, and asks no more
         known.roll_back(1)
         trainer.allow(3)
         trainer.until(lambda: trainer.events("trainer.rolled_back"), "the rollback")

@@ -255,7 +255,7 @@ def _pack(bucket: Bucket, weights: Iterator[tuple[str, torch.Tensor]], buffer: t
             raise InvalidInput("weights", f"{info.name} is due, {name} {list(tensor.shape)} {tensor.dtype} came")
         if info.size_bytes:
             raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            buffer[slot.offset : slot.offset + info.size_bytes].copy_(raw)
+            buffer[slot.offset : slot.offset + info.size_bytes].copy_(raw, non_blocking=True)
 
 
 def receive(group: Group, tensors: Sequence[TensorInfo], size: int) -> Iterator[tuple[str, torch.Tensor]]:

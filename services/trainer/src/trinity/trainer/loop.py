@@ -41,7 +41,10 @@ class Trainer(Protocol):
 
 
 class Versions(Protocol):
-    """Weight versions. `publish` does nothing for a step whose version is not due, or went out before a crash."""
+    """Weight versions. `publish` does nothing for a step whose version is not due, or went out before a crash.
+
+    A version goes out a little later; `finish` and `close` wait for that.
+    """
 
     def open(self, step: int, rollback: int) -> None: ...
     def observe(self, batch: TrainBatch) -> None: ...
@@ -49,6 +52,7 @@ class Versions(Protocol):
     def rollback_is_due(self, step: int) -> bool: ...
     def roll_back(self) -> None: ...
     def finish(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class CheckpointWriter(Protocol):
@@ -90,6 +94,7 @@ class TrainLoop:
                 observer.begin(step)
             self._loop(step)
         finally:
+            self.versions.close()
             for observer in self.observers:
                 observer.close()
 

@@ -1,17 +1,23 @@
 """Weight versions for the training loop, on every rank; rank 0 publishes them.
 
-    open -> (observe -> publish)* , with a roll_back between steps where `poll` asks for one -> finish
+    open -> (observe -> publish)* , with a roll_back between steps where `poll` asks for one -> finish -> close
+
+A step's weights are copied to host memory, and a thread publishes the copy while the next step trains or waits for its
+batch. One version is published at a time. Until sync has it, the version does not exist: after a crash the weights of
+the same step are published, from the checkpoint or trained again.
 
 NoVersions takes its place where no process follows the weights.
 """
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
+import torch
 
 from trinity.config import Plan
 from trinity.runtime import files
@@ -34,7 +40,8 @@ from trinity.trainer.weights.canary import (
 )
 from trinity.trainer.weights.publisher import Publisher
 from trinity.trainer.weights.shards import Weights
-from trinity.weights import Canary
+from trinity.trainer.weights.snapshot import Snapshot
+from trinity.weights import Canary, TensorInfo
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +56,7 @@ class NoVersions:
     def publish(self, step: int) -> None: ...
     def roll_back(self) -> None: ...
     def finish(self) -> None: ...
+    def close(self) -> None: ...
 
     def poll(self, step: int) -> bool:
         return False
@@ -69,6 +77,12 @@ class VersionPublisher:
     times: StepTimes
     rollback: int = field(default=0, init=False)
     _probe: Tokens = field(default=(), init=False)
+    _snapshot: Snapshot = field(init=False)
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publish"), init=False)
+    _publishing: "Future[None] | None" = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._snapshot = Snapshot(self.engine.device)
 
     def open(self, step: int, rollback: int) -> None:
         """Resume the run at its newest versions; in a new run the base model becomes version 0.
@@ -101,37 +115,50 @@ class VersionPublisher:
             self._probe = probe_of_batch(batch)
 
     def publish(self, step: int) -> None:
-        """Publish the weights of a step if their version is due, unless a crash happened after that.
+        """Begin to publish the weights of a step if their version is due, unless it was published before a crash.
 
-        For other steps only lost files are written again.
+        For other steps only lost files are written again. Waits for the version before, and raises what it failed by.
         """
         begin = time.monotonic()
+        self._settle()
         due = self.plan.staleness.publishes(step, self.control.progress.last_step)
         if not self.exchange.share(self.publisher is not None and self.publisher.wants(step, due)):
             return
         canary = self._canary(self._probe or pseudo_random_probe(self.engine.vocabulary), step)
-        weights, again = self.engine.weights(), False
-        if self.publisher is not None:
-            with self._reporting_end():
-                again = self.publisher.publish(step, self.engine.layout(), weights, canary)
-        read_all(weights)
-        if self.exchange.share(again):
-            self._broadcast()
-        self._show()
-        if self.exchange.is_first:
-            files.write_atomic(self.plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())
-        seconds = time.monotonic() - begin
-        SECONDS.labels("publish").observe(seconds)
-        self.times.spent("publish", seconds)
+        if self.publisher is None:
+            read_all(self.engine.weights())
+        else:
+            layout = self.engine.layout()
+            weights = self._snapshot.take(layout, self.engine.weights())
+            self._publishing = self._thread.submit(self._publish, self.publisher, step, layout, weights, canary)
+        self.times.spent("publish", time.monotonic() - begin)
 
-    def _broadcast(self) -> None:
-        """Broadcast the weights to the collective group. Every rank iterates over all of them, even after an error."""
-        weights = self.engine.weights()
+    def _publish(
+        self, publisher: Publisher, step: int, layout: Sequence[TensorInfo], weights: Snapshot, canary: Canary | None
+    ) -> None:
+        """In the thread, with a stream of its own: the next step's kernels are not waited for."""
+        begin, device = time.monotonic(), self.engine.device
+        with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext():
+            if publisher.publish(step, layout, weights, canary):
+                publisher.broadcast(weights)
+        files.write_atomic(self.plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())
+        SECONDS.labels("publish_in_background").observe(time.monotonic() - begin)
+
+    def _settle(self) -> None:
+        """Wait until no version is being published. Raises what the newest one failed by."""
+        publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            with self._reporting_end():
+                publishing.result()
+            self._show()
+
+    def close(self) -> None:
+        """Wait for a version that is being published; what it fails by is logged."""
         try:
-            if self.publisher is not None:
-                self.publisher.broadcast(weights)
-        finally:
-            read_all(weights)
+            self._settle()
+        except Exception as error:
+            log.error("trainer.version.not_published", reason=str(error))
+        self._thread.shutdown()
 
     def _canary(self, probe: Tokens, step: int) -> Canary | None:
         if not self.plan.config.synchronizer.canary or not probe:
@@ -151,6 +178,10 @@ class VersionPublisher:
         if self.publisher is None:
             return False
         with self._reporting_end():
+            self.publisher.check()
+            if self._publishing is not None and not self._publishing.done() and self.publisher.due_rollback is None:
+                return False  # the thread polls itself
+            self._settle()
             self.publisher.poll()
         self._show()
         due = self.publisher.due_rollback
@@ -190,9 +221,10 @@ class VersionPublisher:
         return self.engine.base_weights() if version == 0 else self.publisher.read(version)
 
     def finish(self) -> None:
-        """All steps are done: wait for the last version's verification while an explorer can do it."""
+        """All steps are done: wait for the last version, and for its verification while an explorer can do it."""
         if self.publisher is None:
             return
+        self._settle()
         with self._reporting_end():
             self.publisher.settle(self.plan.config.synchronizer.sync_timeout, lambda: self.control.stopping)
         self._show()

@@ -6,17 +6,17 @@ polled later, between steps (verification.py). Versions never change: the weight
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
-import torch
 
 from trinity.runtime.errors import Conflict, TrinityError
 from trinity.trainer.weights.canary import Tokens, probe_of_versions
 from trinity.trainer.weights.claim import Claim
 from trinity.trainer.weights.collective import CollectiveSender
 from trinity.trainer.weights.shards import Weights, read_version, write_shards
+from trinity.trainer.weights.snapshot import Snapshot
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
 from trinity.weights import Canary, FileInfo, Lora, Manifest, TensorInfo, VersionState
@@ -178,12 +178,16 @@ class Publisher:
             self._forget_lost(step)
         return taken and self._newest is not None and self._newest.collective is not None
 
-    def broadcast(self, weights: Iterator[tuple[str, torch.Tensor]]) -> None:
+    def broadcast(self, weights: Weights) -> None:
         """Send the last published version to its collective group."""
         assert self._collective is not None and self._newest is not None
-        self._collective.send(self._newest, weights)
+        self._collective.send(self._newest, iter(weights))
 
-    def read(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+    def check(self) -> None:
+        """Raise the error that ended the claim. For any thread, at any time."""
+        self._claim.check()
+
+    def read(self, version: int) -> Weights:
         """The weights of an older version. Raises Conflict if no store has its files undamaged."""
         manifest = self._client.ask(calls.version(version)).manifest
         if not manifest.files:
@@ -234,7 +238,7 @@ class Publisher:
         for left in root.glob(".v*.partial"):
             shutil.rmtree(left, ignore_errors=True)
         try:
-            tensors, infos = write_shards(weights, layout, partial, _FILES)
+            tensors, infos = write_shards(weights, layout, partial, _FILES, all_stay=isinstance(weights, Snapshot))
         except FileNotFoundError:  # a successor has removed the partial files: raise that it has the claim
             self._claim.renew()
             raise

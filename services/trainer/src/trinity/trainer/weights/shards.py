@@ -36,12 +36,19 @@ def describe(name: str, dtype: torch.dtype, shape: Sequence[int]) -> TensorInfo:
 
 
 def write_shards(
-    weights: Weights, layout: Sequence[TensorInfo], folder: Path, pattern: str, shard_bytes: int = SHARD_BYTES
+    weights: Weights,
+    layout: Sequence[TensorInfo],
+    folder: Path,
+    pattern: str,
+    shard_bytes: int = SHARD_BYTES,
+    *,
+    all_stay: bool = False,
 ) -> tuple[list[TensorInfo], list[FileInfo]]:
     """Write tensors in order into files of about `shard_bytes`; `pattern` names them, as "part-{:05d}.safetensors".
 
     `layout` describes `weights`. Raises InvalidInput if they differ. A CPU tensor is written before the next one is
-    requested; a shard of GPU tensors is copied to the host, and written while the next ones come.
+    requested, unless `all_stay` as they are: then files are written side by side. A shard of GPU tensors is copied to
+    the host, and written while the next ones come.
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = iter(weights)
@@ -51,10 +58,11 @@ def write_shards(
         for shard in _shards(layout, shard_bytes):
             path, parts = folder / pattern.format(len(written)), _parts(shard, given)
             first = next(parts)
-            if _is_away(first):
+            if all_stay or _is_away(first):
                 if len(written) >= at_once:
                     written[-at_once].result()
-                written.append(writers.submit(_write, path, shard, _held(shard, chain([first], parts))))
+                held = [first, *parts] if all_stay else _held(shard, chain([first], parts))
+                written.append(writers.submit(_write, path, shard, held))
             else:
                 written.append(Future())
                 written[-1].set_result(_write(path, shard, chain([first], parts)))
