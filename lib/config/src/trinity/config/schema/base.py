@@ -21,6 +21,15 @@ Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Range = Annotated[tuple[NonNegativeFloat, NonNegativeFloat], Strict(False)]  # a YAML has lists, no tuples
 
 
+def _as_engines_sample(temperature: float) -> float:
+    if 0 < temperature < 0.01:
+        raise ValueError("must be 0 or at least 0.01: vLLM samples at 0.01 below that, and the trainer would not know")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_as_engines_sample)]
+
+
 def _safe_parts(text: str) -> str:
     """Parts of a path below another: they cannot lead out of it, and every file system takes them."""
     for part in text.split("/"):

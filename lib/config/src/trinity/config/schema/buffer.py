@@ -14,6 +14,7 @@ from trinity.config.schema.base import (
     Section,
     Seed,
     SmallInt,
+    Temperature,
     Tokens,
 )
 
@@ -37,7 +38,7 @@ class FormatConfig(Section):
 class GenerationConfig(Section):
     """rollout_args: sampling of one taskset; null inherits from `model`."""
 
-    temperature: float | None = Field(None, ge=0, le=100)
+    temperature: Temperature | None = None
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=10_000_000)
     max_tokens: Tokens | None = Field(None, description="Longest response; null: model.max_response_tokens")

@@ -4,7 +4,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from trinity.config.schema.base import NonNegativeInt, OptionalPath, PositiveFloat, Section, SmallInt, Tokens
+from trinity.config.schema.base import (
+    NonNegativeInt,
+    OptionalPath,
+    PositiveFloat,
+    Section,
+    SmallInt,
+    Temperature,
+    Tokens,
+)
 
 
 class LoraConfig(Section):
@@ -35,7 +43,7 @@ class ModelConfig(Section):
         None, description="File with the chat template; wins over the string"
     )
     enable_thinking: bool | None = Field(None, description="Variable of the chat template; null: not set")
-    temperature: float = Field(1.0, ge=0, le=100, description="Rollout temperature")
+    temperature: Temperature = Field(1.0, description="Rollout temperature")
     top_p: float = Field(1.0, gt=0, le=1, description="Rollout nucleus mass")
     top_k: int = Field(-1, ge=-1, le=10_000_000, description="Rollout top-k; -1: off")
     repetition_penalty: PositiveFloat = Field(1.0, description="Rollout repetition penalty; 1: off")

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from trinity.plugins import NonNegative, advantage
+from trinity.plugins import Positive, advantage
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, groups, mean_of, spread
 
 
@@ -13,7 +13,7 @@ from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts,
 def rec(
     rollouts: Rollouts,
     *,
-    epsilon: NonNegative = 1e-6,
+    epsilon: Positive = 1e-6,
     std_normalize: bool = False,
     drop: Literal["balance"] | None = None,
 ) -> Advantages:

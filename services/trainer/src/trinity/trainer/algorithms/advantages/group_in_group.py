@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from trinity.plugins import Fraction, NonNegative, advantage, algorithm
+from trinity.plugins import Fraction, Positive, advantage, algorithm
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, mean_and_std, spread
 
 
@@ -16,7 +16,7 @@ def gigpo(
     omega: float = 1.0,
     gamma: Fraction = 1.0,
     fnorm: Literal["none", "std"] = "none",
-    epsilon: NonNegative = 1e-6,
+    epsilon: Positive = 1e-6,
     step_reward_key: str = "step_reward",
     env_state_hash_key: str = "env_state_hash",
     state_scope: Literal["task", "batch"] = "task",

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from trinity.plugins import Fraction, NonNegative, advantage, algorithm
+from trinity.plugins import Fraction, Positive, advantage, algorithm
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, groups, mean_and_std, spread
 
 StdLevel = Literal["group", "batch", "none"]
@@ -45,7 +45,7 @@ def grpo(
 def of_grpo(
     rollouts: Rollouts,
     *,
-    epsilon: NonNegative = 1e-6,
+    epsilon: Positive = 1e-6,
     std_threshold: float | None = None,
     duplicate_experiences: bool = False,
     rank_penalty: Fraction | None = None,

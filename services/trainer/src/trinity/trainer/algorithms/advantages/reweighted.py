@@ -6,7 +6,7 @@ alpha in its documentation.
 
 import torch
 
-from trinity.plugins import NonNegative, advantage, algorithm
+from trinity.plugins import NonNegative, Positive, advantage, algorithm
 from trinity.trainer.algorithms.advantages.group_relative import StdLevel, grpo
 from trinity.trainer.algorithms.advantages.mirror_descent import Baseline, opmd_scores
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, spread
@@ -30,7 +30,7 @@ def opmd_reweight_adv(
 def grpo_reweight_adv(
     rollouts: Rollouts,
     *,
-    epsilon: NonNegative = 1e-6,
+    epsilon: Positive = 1e-6,
     std_cal_level: StdLevel = "group",
     alpha: NonNegative = 3.0,
     best: float = 1.0,

@@ -2,7 +2,7 @@
 
 import torch
 
-from trinity.plugins import NonNegative, advantage, algorithm
+from trinity.plugins import Positive, advantage, algorithm
 from trinity.trainer.algorithms.advantages.group_relative import StdLevel, grpo, without_spread
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, spread
 
@@ -11,7 +11,7 @@ from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts,
 def step_wise_grpo(
     rollouts: Rollouts,
     *,
-    epsilon: NonNegative = 1e-6,
+    epsilon: Positive = 1e-6,
     enable_step_norm: bool = False,
     std_threshold: float | None = None,
     std_cal_level: StdLevel = "group",
