@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from trinity.cli.supervise.endpoint import api_keys
 from trinity.cli.supervise.job import Job
-from trinity.cli.supervise.serve import api_keys
 from trinity.config import Config, ConfigError
 
 pytestmark = pytest.mark.core

@@ -21,6 +21,7 @@ from trinity.sdk.environment import AsyncEnvironment, Description, Environment, 
 from trinity.sdk.errors import InvalidInput
 from trinity.sdk.scoring import ScoreItem, ScoreResult
 from trinity.sdk.serve import serve, serve_async, serving
+from trinity.sdk.sessions import Session, SessionRefused, open_session
 
 __all__ = [
     "AsyncEnvironment",
@@ -31,10 +32,13 @@ __all__ = [
     "Observation",
     "ScoreItem",
     "ScoreResult",
+    "Session",
+    "SessionRefused",
     "Tls",
     "attach",
     "attach_async",
     "attaching",
+    "open_session",
     "serve",
     "serve_async",
     "serving",

@@ -18,7 +18,8 @@ from starlette.routing import Route
 
 from trinity.data.experience import SamplingParams, VersionSpan
 from trinity.explorer.serving import endpoint
-from trinity.explorer.serving.gateway import LARGEST_BODY, Gateway
+from trinity.explorer.serving.asgi import LARGEST_BODY
+from trinity.explorer.serving.gateway import Gateway
 from trinity.explorer.serving.sessions import CALL, Session, SessionFailed, Sessions
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import InvalidInput

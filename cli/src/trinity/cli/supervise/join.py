@@ -15,6 +15,7 @@ from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.client import Watcher
 from trinity.cli.supervise.devices import place, visible_gpus
 from trinity.cli.supervise.display import Display, make_display
+from trinity.cli.supervise.endpoint import endpoint_settings
 from trinity.cli.supervise.job import Job, SupervisorRecord, identify
 from trinity.cli.supervise.join_config import joined_config, local_addresses
 from trinity.cli.supervise.nats import NatsAccess
@@ -135,7 +136,8 @@ async def _explore(
     config_file = plan.job_dir / "run" / f"{name}.config.json"
     files.write_json(config_file, dump(merged), mode=0o600)
     placement = place(plan, visible_gpus(), job.taken_gpus())
-    child = services.explorer(plan, config_file, nats, addresses, plan.job_dir / "log", placement)
+    serving = endpoint_settings(config, job, str(config_file))
+    child = services.explorer(plan, config_file, nats, addresses, plan.job_dir / "log", placement, serving)
     changed = asyncio.Event()
     child.start()
     keeper = asyncio.create_task(child.keep_running(changed))

@@ -5,7 +5,6 @@ Beside a live run it follows the versions as they become LIVE; without one, the 
 
 import asyncio
 import os
-from pathlib import Path
 from typing import Any
 
 from trinity.cli.errors import RunError
@@ -13,6 +12,7 @@ from trinity.cli.supervise import services
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import place, visible_gpus
 from trinity.cli.supervise.display import make_display
+from trinity.cli.supervise.endpoint import endpoint_settings
 from trinity.cli.supervise.job import Job, SupervisorRecord, identify
 from trinity.cli.supervise.join import look_for_run
 from trinity.cli.supervise.join_config import check_identity, local_addresses, own_model
@@ -22,11 +22,7 @@ from trinity.cli.supervise.supervisor import ended_by_signals
 from trinity.config import Config, ConfigError, Plan, Problem, dump, expand, make_plan
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.runtime import files
-from trinity.runtime.process import free_port
-from trinity.runtime.settings import LOOPBACK
-from trinity.runtime.trust.keys import make_key_file
 
-_KEYS = "TRINITY_EXPLORER_API_KEYS_FILE"
 _STOP_SECONDS = 6.0
 _POLL_SECONDS = 0.5
 
@@ -44,10 +40,13 @@ async def _serve(config: Config, source: str) -> None:
         nats, about = await look_for_run(job)
         plan = _plan(config, about)
         check_inputs(plan, source)
-        port = config.explorer.proxy_port or free_port()
-        endpoint = f"{config.explorer.listen_address}:{port}"
-        keys = api_keys(config, job, source)
-        child = _child(plan, nats, about, endpoint, keys, job)
+        if config.explorer.record and about is None:
+            problem = "is true, and no run is live whose experience could be recorded; start one, or set it to false"
+            raise ConfigError(source, [Problem("explorer.record", problem)])
+        settings = endpoint_settings(config, job, source)
+        endpoint, keys = settings["SERVE_LISTEN"], settings["API_KEYS_FILE"]
+        port = int(endpoint.rpartition(":")[2])
+        child = _child(plan, nats, about, settings, job)
         followed = f"the live run {about.run}" if about is not None else f"the checkpoints in {plan.job_dir}"
         display.say(f"starting {plan.config.model.model_path}; following {followed}; log in {child.log_file}")
         child.start()
@@ -81,25 +80,8 @@ def _plan(config: Config, about: RunRecord | None) -> Plan:
     return make_plan(stage.model_copy(update={**changes, "explorer": explorer, "stages": []}))
 
 
-def api_keys(config: Config, job: Job, source: str) -> Path:
-    """The file of keys that clients must send. One is made where only this machine reaches the endpoint."""
-    explorer = config.explorer
-    if given := os.environ.get(_KEYS) or explorer.api_keys_file:
-        path = Path(given).expanduser().absolute()
-        if not path.is_file():
-            raise ConfigError(
-                source, [Problem("explorer.api_keys_file", f"{path} is no file; write a key on each line")]
-            )
-        return path
-    if explorer.listen_address not in LOOPBACK:
-        what = f"is empty, and explorer.listen_address is {explorer.listen_address}: other machines could use the model"
-        fix = f"name a file with a key on each line here or in {_KEYS}"
-        raise ConfigError(source, [Problem("explorer.api_keys_file", f"{what}; {fix}")])
-    return make_key_file(job.folder / "serve.keys")
-
-
-def _child(plan: Plan, nats: NatsAccess, about: RunRecord | None, endpoint: str, keys: Path, job: Job) -> Child:
-    serving = {"SERVE_LISTEN": endpoint, "API_KEYS_FILE": str(keys)}
+def _child(plan: Plan, nats: NatsAccess, about: RunRecord | None, settings: dict[str, str], job: Job) -> Child:
+    serving = dict(settings)
     addresses = local_addresses(job, about) if about is not None else Addresses()
     if about is None:
         serving["SERVE_FOLDER"] = str(plan.job_dir)

@@ -14,6 +14,7 @@ from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.client import View, Watcher, every_prompt_is_cut, prompts_cut
 from trinity.cli.supervise.devices import Placement
 from trinity.cli.supervise.display import Display
+from trinity.cli.supervise.endpoint import endpoint_settings
 from trinity.cli.supervise.job import Job, SupervisorRecord
 from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Plan, dump
@@ -61,7 +62,11 @@ class Stage:
         services.announce(self.children[0], self._addresses)
         if not plan.offline and plan.config.mode == "both":
             args = (plan, config_file, broker, self._addresses, log_dir, self._placement)
-            self.children.append(services.explorer(*args))
+            serving = endpoint_settings(plan.config, self._job, str(config_file))
+            self.children.append(services.explorer(*args, serving))
+            if serving:
+                url = f"http://{serving['SERVE_LISTEN']}/v1"
+                self._display.say(f"agents open sessions at {url} (API key in {serving['API_KEYS_FILE']})")
         self.children.append(trainer)
 
     async def run(self, others: list[Child], stop: asyncio.Event) -> dict[str, Any]:

@@ -221,6 +221,7 @@ WORKFLOWS: tuple[str, ...] = (
     "on_policy_distill_workflow",
     "on_policy_distill_math_workflow",
     "tool_call_workflow",
+    "external_agent_workflow",
     *EPISODE_WORKFLOWS,
     *R3L_WORKFLOWS,
 )

@@ -27,15 +27,17 @@ from trinity.api.common.v1 import task_pb2 as trinity_dot_api_dot_common_dot_v1_
 from trinity.api.common.v1 import tensor_pb2 as trinity_dot_api_dot_common_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&trinity/api/explorer/v1/explorer.proto\x12\x17trinity.api.explorer.v1\x1a&trinity/api/common/v1/experience.proto\x1a trinity/api/common/v1/task.proto\x1a\"trinity/api/common/v1/tensor.proto\"d\n\x0fGenerateRequest\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\x05\x12\x37\n\x08sampling\x18\x02 \x01(\x0b\x32%.trinity.api.common.v1.SamplingParams\"L\n\x10GenerateResponse\x12\x38\n\x0b\x63ompletions\x18\x01 \x03(\x0b\x32#.trinity.api.explorer.v1.Completion\"\xcf\x01\n\nCompletion\x12\x30\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12/\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x39\n\rversion_spans\x18\x03 \x03(\x0b\x32\".trinity.api.common.v1.VersionSpan\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\"]\n\x0b\x43hatRequest\x12\x15\n\rmessages_json\x18\x01 \x01(\t\x12\x37\n\x08sampling\x18\x02 \x01(\x0b\x32%.trinity.api.common.v1.SamplingParams\"b\n\x0c\x43hatResponse\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\x05\x12\x38\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32#.trinity.api.explorer.v1.Completion\"%\n\x0c\x44rainRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\"3\n\rDrainResponse\x12\x10\n\x08\x66inished\x18\x01 \x01(\x05\x12\x10\n\x08returned\x18\x02 \x01(\x05\"\x0f\n\rStatusRequest\"\xcc\x02\n\x0eStatusResponse\x12\x13\n\x0b\x65xplorer_id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x35\n\x05state\x18\r \x01(\x0e\x32&.trinity.api.explorer.v1.ExplorerState\x12\x16\n\x0eweight_version\x18\x04 \x01(\x03\x12\x13\n\x0bweight_step\x18\x05 \x01(\x03\x12\x15\n\rrunning_tasks\x18\x06 \x01(\x05\x12\x15\n\rgroups_stored\x18\x07 \x01(\x03\x12\x17\n\x0f\x66\x61iled_attempts\x18\x08 \x01(\x03\x12\x18\n\x10tokens_generated\x18\t \x01(\x03\x12\x19\n\x11tokens_per_second\x18\n \x01(\x01\x12\x16\n\x0eweight_updates\x18\x0b \x01(\x03\x12\x1a\n\x12last_pause_seconds\x18\x0c \x01(\x01J\x04\x08\x03\x10\x04*\xc6\x02\n\rExplorerState\x12\x1e\n\x1a\x45XPLORER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45XPLORER_STATE_STARTING\x10\x01\x12\x1a\n\x16\x45XPLORER_STATE_RUNNING\x10\x02\x12\x1a\n\x16\x45XPLORER_STATE_WAITING\x10\x03\x12\"\n\x1e\x45XPLORER_STATE_WAITING_FOR_LOG\x10\x04\x12\x1b\n\x17\x45XPLORER_STATE_UPDATING\x10\x05\x12\x1d\n\x19\x45XPLORER_STATE_EVALUATING\x10\x06\x12\x1a\n\x16\x45XPLORER_STATE_SERVING\x10\x07\x12\x1b\n\x17\x45XPLORER_STATE_DRAINING\x10\x08\x12\'\n#EXPLORER_STATE_WAITING_FOR_PROVIDER\x10\t2\xfa\x02\n\x0f\x45xplorerService\x12_\n\x08Generate\x12(.trinity.api.explorer.v1.GenerateRequest\x1a).trinity.api.explorer.v1.GenerateResponse\x12S\n\x04\x43hat\x12$.trinity.api.explorer.v1.ChatRequest\x1a%.trinity.api.explorer.v1.ChatResponse\x12V\n\x05\x44rain\x12%.trinity.api.explorer.v1.DrainRequest\x1a&.trinity.api.explorer.v1.DrainResponse\x12Y\n\x06Status\x12&.trinity.api.explorer.v1.StatusRequest\x1a\'.trinity.api.explorer.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&trinity/api/explorer/v1/explorer.proto\x12\x17trinity.api.explorer.v1\x1a&trinity/api/common/v1/experience.proto\x1a trinity/api/common/v1/task.proto\x1a\"trinity/api/common/v1/tensor.proto\"d\n\x0fGenerateRequest\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\x05\x12\x37\n\x08sampling\x18\x02 \x01(\x0b\x32%.trinity.api.common.v1.SamplingParams\"L\n\x10GenerateResponse\x12\x38\n\x0b\x63ompletions\x18\x01 \x03(\x0b\x32#.trinity.api.explorer.v1.Completion\"\xcf\x01\n\nCompletion\x12\x30\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12/\n\x08logprobs\x18\x02 \x01(\x0b\x32\x1d.trinity.api.common.v1.Tensor\x12\x39\n\rversion_spans\x18\x03 \x03(\x0b\x32\".trinity.api.common.v1.VersionSpan\x12\x15\n\rfinish_reason\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\"]\n\x0b\x43hatRequest\x12\x15\n\rmessages_json\x18\x01 \x01(\t\x12\x37\n\x08sampling\x18\x02 \x01(\x0b\x32%.trinity.api.common.v1.SamplingParams\"b\n\x0c\x43hatResponse\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\x05\x12\x38\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32#.trinity.api.explorer.v1.Completion\"c\n\x12OpenSessionRequest\x12\x0f\n\x07taskset\x18\x01 \x01(\t\x12\x0f\n\x07task_id\x18\x02 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\x12\x15\n\rlimit_seconds\x18\x04 \x01(\x01\"\xba\x01\n\x13OpenSessionResponse\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x10\n\x08\x62\x61se_url\x18\x02 \x01(\t\x12\x0f\n\x07task_id\x18\x03 \x01(\t\x12\x0f\n\x07taskset\x18\x04 \x01(\t\x12\x10\n\x08row_json\x18\x05 \x01(\t\x12\x0f\n\x07rollout\x18\x06 \x01(\x05\x12\x14\n\x0crepeat_times\x18\x07 \x01(\x05\x12\x12\n\nevaluation\x18\x08 \x01(\x08\x12\x15\n\rlimit_seconds\x18\t \x01(\x01\"\xaf\x01\n\x13\x43loseSessionRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07rewards\x18\x02 \x03(\x01\x12J\n\x07metrics\x18\x03 \x03(\x0b\x32\x39.trinity.api.explorer.v1.CloseSessionRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"X\n\x14\x43loseSessionResponse\x12\x10\n\x08\x62ranches\x18\x01 \x01(\x05\x12\x16\n\x0esampled_tokens\x18\x02 \x01(\x03\x12\x16\n\x0etrained_tokens\x18\x03 \x01(\x03\"4\n\x15\x41\x62\x61ndonSessionRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x18\n\x16\x41\x62\x61ndonSessionResponse\"%\n\x0c\x44rainRequest\x12\x15\n\rgrace_seconds\x18\x01 \x01(\x01\"3\n\rDrainResponse\x12\x10\n\x08\x66inished\x18\x01 \x01(\x05\x12\x10\n\x08returned\x18\x02 \x01(\x05\"\x0f\n\rStatusRequest\"\xfd\x02\n\x0eStatusResponse\x12\x13\n\x0b\x65xplorer_id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x35\n\x05state\x18\r \x01(\x0e\x32&.trinity.api.explorer.v1.ExplorerState\x12\x16\n\x0eweight_version\x18\x04 \x01(\x03\x12\x13\n\x0bweight_step\x18\x05 \x01(\x03\x12\x15\n\rrunning_tasks\x18\x06 \x01(\x05\x12\x15\n\rgroups_stored\x18\x07 \x01(\x03\x12\x17\n\x0f\x66\x61iled_attempts\x18\x08 \x01(\x03\x12\x18\n\x10tokens_generated\x18\t \x01(\x03\x12\x19\n\x11tokens_per_second\x18\n \x01(\x01\x12\x16\n\x0eweight_updates\x18\x0b \x01(\x03\x12\x1a\n\x12last_pause_seconds\x18\x0c \x01(\x01\x12\x18\n\x10sessions_waiting\x18\x0e \x01(\x05\x12\x15\n\rsessions_open\x18\x0f \x01(\x05J\x04\x08\x03\x10\x04*\xc6\x02\n\rExplorerState\x12\x1e\n\x1a\x45XPLORER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x45XPLORER_STATE_STARTING\x10\x01\x12\x1a\n\x16\x45XPLORER_STATE_RUNNING\x10\x02\x12\x1a\n\x16\x45XPLORER_STATE_WAITING\x10\x03\x12\"\n\x1e\x45XPLORER_STATE_WAITING_FOR_LOG\x10\x04\x12\x1b\n\x17\x45XPLORER_STATE_UPDATING\x10\x05\x12\x1d\n\x19\x45XPLORER_STATE_EVALUATING\x10\x06\x12\x1a\n\x16\x45XPLORER_STATE_SERVING\x10\x07\x12\x1b\n\x17\x45XPLORER_STATE_DRAINING\x10\x08\x12\'\n#EXPLORER_STATE_WAITING_FOR_PROVIDER\x10\t2\xc4\x05\n\x0f\x45xplorerService\x12_\n\x08Generate\x12(.trinity.api.explorer.v1.GenerateRequest\x1a).trinity.api.explorer.v1.GenerateResponse\x12S\n\x04\x43hat\x12$.trinity.api.explorer.v1.ChatRequest\x1a%.trinity.api.explorer.v1.ChatResponse\x12h\n\x0bOpenSession\x12+.trinity.api.explorer.v1.OpenSessionRequest\x1a,.trinity.api.explorer.v1.OpenSessionResponse\x12k\n\x0c\x43loseSession\x12,.trinity.api.explorer.v1.CloseSessionRequest\x1a-.trinity.api.explorer.v1.CloseSessionResponse\x12q\n\x0e\x41\x62\x61ndonSession\x12..trinity.api.explorer.v1.AbandonSessionRequest\x1a/.trinity.api.explorer.v1.AbandonSessionResponse\x12V\n\x05\x44rain\x12%.trinity.api.explorer.v1.DrainRequest\x1a&.trinity.api.explorer.v1.DrainResponse\x12Y\n\x06Status\x12&.trinity.api.explorer.v1.StatusRequest\x1a\'.trinity.api.explorer.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trinity.api.explorer.v1.explorer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXPLORERSTATE']._serialized_start=1207
-  _globals['_EXPLORERSTATE']._serialized_end=1533
+  _globals['_CLOSESESSIONREQUEST_METRICSENTRY']._loaded_options = None
+  _globals['_CLOSESESSIONREQUEST_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_EXPLORERSTATE']._serialized_start=1894
+  _globals['_EXPLORERSTATE']._serialized_end=2220
   _globals['_GENERATEREQUEST']._serialized_start=177
   _globals['_GENERATEREQUEST']._serialized_end=277
   _globals['_GENERATERESPONSE']._serialized_start=279
@@ -46,14 +48,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATREQUEST']._serialized_end=660
   _globals['_CHATRESPONSE']._serialized_start=662
   _globals['_CHATRESPONSE']._serialized_end=760
-  _globals['_DRAINREQUEST']._serialized_start=762
-  _globals['_DRAINREQUEST']._serialized_end=799
-  _globals['_DRAINRESPONSE']._serialized_start=801
-  _globals['_DRAINRESPONSE']._serialized_end=852
-  _globals['_STATUSREQUEST']._serialized_start=854
-  _globals['_STATUSREQUEST']._serialized_end=869
-  _globals['_STATUSRESPONSE']._serialized_start=872
-  _globals['_STATUSRESPONSE']._serialized_end=1204
-  _globals['_EXPLORERSERVICE']._serialized_start=1536
-  _globals['_EXPLORERSERVICE']._serialized_end=1914
+  _globals['_OPENSESSIONREQUEST']._serialized_start=762
+  _globals['_OPENSESSIONREQUEST']._serialized_end=861
+  _globals['_OPENSESSIONRESPONSE']._serialized_start=864
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=1050
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=1053
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=1228
+  _globals['_CLOSESESSIONREQUEST_METRICSENTRY']._serialized_start=1182
+  _globals['_CLOSESESSIONREQUEST_METRICSENTRY']._serialized_end=1228
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1230
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1318
+  _globals['_ABANDONSESSIONREQUEST']._serialized_start=1320
+  _globals['_ABANDONSESSIONREQUEST']._serialized_end=1372
+  _globals['_ABANDONSESSIONRESPONSE']._serialized_start=1374
+  _globals['_ABANDONSESSIONRESPONSE']._serialized_end=1398
+  _globals['_DRAINREQUEST']._serialized_start=1400
+  _globals['_DRAINREQUEST']._serialized_end=1437
+  _globals['_DRAINRESPONSE']._serialized_start=1439
+  _globals['_DRAINRESPONSE']._serialized_end=1490
+  _globals['_STATUSREQUEST']._serialized_start=1492
+  _globals['_STATUSREQUEST']._serialized_end=1507
+  _globals['_STATUSRESPONSE']._serialized_start=1510
+  _globals['_STATUSRESPONSE']._serialized_end=1891
+  _globals['_EXPLORERSERVICE']._serialized_start=2223
+  _globals['_EXPLORERSERVICE']._serialized_end=2931
 # @@protoc_insertion_point(module_scope)

@@ -76,6 +76,79 @@ class ChatResponse(_message.Message):
     completions: _containers.RepeatedCompositeFieldContainer[Completion]
     def __init__(self, prompt_token_ids: _Optional[_Iterable[int]] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ...) -> None: ...
 
+class OpenSessionRequest(_message.Message):
+    __slots__ = ("taskset", "task_id", "wait_seconds", "limit_seconds")
+    TASKSET_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    taskset: str
+    task_id: str
+    wait_seconds: float
+    limit_seconds: float
+    def __init__(self, taskset: _Optional[str] = ..., task_id: _Optional[str] = ..., wait_seconds: _Optional[float] = ..., limit_seconds: _Optional[float] = ...) -> None: ...
+
+class OpenSessionResponse(_message.Message):
+    __slots__ = ("key", "base_url", "task_id", "taskset", "row_json", "rollout", "repeat_times", "evaluation", "limit_seconds")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BASE_URL_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    TASKSET_FIELD_NUMBER: _ClassVar[int]
+    ROW_JSON_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    REPEAT_TIMES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    base_url: str
+    task_id: str
+    taskset: str
+    row_json: str
+    rollout: int
+    repeat_times: int
+    evaluation: bool
+    limit_seconds: float
+    def __init__(self, key: _Optional[str] = ..., base_url: _Optional[str] = ..., task_id: _Optional[str] = ..., taskset: _Optional[str] = ..., row_json: _Optional[str] = ..., rollout: _Optional[int] = ..., repeat_times: _Optional[int] = ..., evaluation: bool = ..., limit_seconds: _Optional[float] = ...) -> None: ...
+
+class CloseSessionRequest(_message.Message):
+    __slots__ = ("key", "rewards", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REWARDS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    rewards: _containers.RepeatedScalarFieldContainer[float]
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, key: _Optional[str] = ..., rewards: _Optional[_Iterable[float]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class CloseSessionResponse(_message.Message):
+    __slots__ = ("branches", "sampled_tokens", "trained_tokens")
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    branches: int
+    sampled_tokens: int
+    trained_tokens: int
+    def __init__(self, branches: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., trained_tokens: _Optional[int] = ...) -> None: ...
+
+class AbandonSessionRequest(_message.Message):
+    __slots__ = ("key", "reason")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    reason: str
+    def __init__(self, key: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AbandonSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ("grace_seconds",)
     GRACE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -95,7 +168,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("explorer_id", "run", "state", "weight_version", "weight_step", "running_tasks", "groups_stored", "failed_attempts", "tokens_generated", "tokens_per_second", "weight_updates", "last_pause_seconds")
+    __slots__ = ("explorer_id", "run", "state", "weight_version", "weight_step", "running_tasks", "groups_stored", "failed_attempts", "tokens_generated", "tokens_per_second", "weight_updates", "last_pause_seconds", "sessions_waiting", "sessions_open")
     EXPLORER_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +181,8 @@ class StatusResponse(_message.Message):
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_UPDATES_FIELD_NUMBER: _ClassVar[int]
     LAST_PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_OPEN_FIELD_NUMBER: _ClassVar[int]
     explorer_id: str
     run: str
     state: ExplorerState
@@ -120,4 +195,6 @@ class StatusResponse(_message.Message):
     tokens_per_second: float
     weight_updates: int
     last_pause_seconds: float
-    def __init__(self, explorer_id: _Optional[str] = ..., run: _Optional[str] = ..., state: _Optional[_Union[ExplorerState, str]] = ..., weight_version: _Optional[int] = ..., weight_step: _Optional[int] = ..., running_tasks: _Optional[int] = ..., groups_stored: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_updates: _Optional[int] = ..., last_pause_seconds: _Optional[float] = ...) -> None: ...
+    sessions_waiting: int
+    sessions_open: int
+    def __init__(self, explorer_id: _Optional[str] = ..., run: _Optional[str] = ..., state: _Optional[_Union[ExplorerState, str]] = ..., weight_version: _Optional[int] = ..., weight_step: _Optional[int] = ..., running_tasks: _Optional[int] = ..., groups_stored: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., weight_updates: _Optional[int] = ..., last_pause_seconds: _Optional[float] = ..., sessions_waiting: _Optional[int] = ..., sessions_open: _Optional[int] = ...) -> None: ...

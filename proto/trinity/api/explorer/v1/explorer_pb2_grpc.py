@@ -45,6 +45,21 @@ class ExplorerServiceStub(object):
                 request_serializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.ChatRequest.SerializeToString,
                 response_deserializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.ChatResponse.FromString,
                 _registered_method=True)
+        self.OpenSession = channel.unary_unary(
+                '/trinity.api.explorer.v1.ExplorerService/OpenSession',
+                request_serializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.OpenSessionRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.OpenSessionResponse.FromString,
+                _registered_method=True)
+        self.CloseSession = channel.unary_unary(
+                '/trinity.api.explorer.v1.ExplorerService/CloseSession',
+                request_serializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.CloseSessionRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.CloseSessionResponse.FromString,
+                _registered_method=True)
+        self.AbandonSession = channel.unary_unary(
+                '/trinity.api.explorer.v1.ExplorerService/AbandonSession',
+                request_serializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.AbandonSessionRequest.SerializeToString,
+                response_deserializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.AbandonSessionResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/trinity.api.explorer.v1.ExplorerService/Drain',
                 request_serializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.DrainRequest.SerializeToString,
@@ -70,6 +85,29 @@ class ExplorerServiceServicer(object):
 
     def Chat(self, request, context):
         """Applies the model's chat template to messages, then completes; returns the prompt's token ids as well.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenSession(self, request, context):
+        """Opens a session of an agent outside: a rollout of a leased task of the workflow external_agent_workflow. Waits for
+        one. UNAVAILABLE: no rollout waits for an agent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseSession(self, request, context):
+        """Ends a session with its reward. Its group is stored once all sessions of the group are closed. INVALID_ARGUMENT: a
+        reward that cannot be trained on, and FAILED_PRECONDITION: a session that failed; the attempt at the task has failed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbandonSession(self, request, context):
+        """Ends a session without a reward: the attempt at its task has failed, for this reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,6 +139,21 @@ def add_ExplorerServiceServicer_to_server(servicer, server):
                     servicer.Chat,
                     request_deserializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.ChatRequest.FromString,
                     response_serializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.ChatResponse.SerializeToString,
+            ),
+            'OpenSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenSession,
+                    request_deserializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.OpenSessionRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.OpenSessionResponse.SerializeToString,
+            ),
+            'CloseSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseSession,
+                    request_deserializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.CloseSessionRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.CloseSessionResponse.SerializeToString,
+            ),
+            'AbandonSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbandonSession,
+                    request_deserializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.AbandonSessionRequest.FromString,
+                    response_serializer=trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.AbandonSessionResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -168,6 +221,87 @@ class ExplorerService(object):
             '/trinity.api.explorer.v1.ExplorerService/Chat',
             trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.ChatRequest.SerializeToString,
             trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.explorer.v1.ExplorerService/OpenSession',
+            trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.OpenSessionRequest.SerializeToString,
+            trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.OpenSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.explorer.v1.ExplorerService/CloseSession',
+            trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.CloseSessionRequest.SerializeToString,
+            trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.CloseSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbandonSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trinity.api.explorer.v1.ExplorerService/AbandonSession',
+            trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.AbandonSessionRequest.SerializeToString,
+            trinity_dot_api_dot_explorer_dot_v1_dot_explorer__pb2.AbandonSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

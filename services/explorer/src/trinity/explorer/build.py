@@ -17,7 +17,7 @@ from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
-from trinity.explorer.serving.agents import AgentGateway
+from trinity.explorer.serving.agents import AgentGateway, OpenTo
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.collective import CollectiveMember
@@ -25,6 +25,7 @@ from trinity.explorer.weights.follower import Activity, WeightFollower
 from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime.broker import Broker
 from trinity.runtime.names import RunNames
+from trinity.runtime.trust.keys import KeyFile
 from trinity.weights.client import Membership
 from trinity.weights.stores.cache import WeightCache
 
@@ -97,8 +98,10 @@ class ExplorerBuilder:
         cache = WeightCache(cache_folder, self._run_id, stores, self._settings.nats_url)
         return WeightFollower(self._settings.sync_address, membership, pool, cache, activity, collective)
 
-    async def tools(self, options: EngineOptions, pool: EnginePool, tokenizer: ChatTokenizer) -> ExplorerTools:
-        """What workflows work with. Starts the auxiliary models."""
+    async def tools(
+        self, options: EngineOptions, pool: EnginePool, tokenizer: ChatTokenizer, keys: KeyFile | None = None
+    ) -> ExplorerTools:
+        """What workflows work with. Starts the auxiliary models. `keys`: of the endpoint, if it is to record."""
         refuse_rewritten_history(self._plan, tokenizer.history_problem)
         auxiliary = await AuxiliaryModels.start(self._explorer.auxiliary_models, options, self._cards)
         given = self._explorer.environments
@@ -112,7 +115,8 @@ class ExplorerBuilder:
         parsers = ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
         parsers += ["--reasoning-parser", model.reasoning_parser] if model.reasoning_parser else []
         rewrites = bool(tokenizer.history_problem)
-        gateway = AgentGateway(pool, options.model, tokenizer.template, rewrites, parsers)
+        open_to = OpenTo(self._settings.serve_listen, keys, self._config.name) if keys is not None else None
+        gateway = AgentGateway(pool, options.model, tokenizer.template, rewrites, parsers, open_to)
         return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway)
 
     def loop(

@@ -18,18 +18,24 @@ from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.servicer import ExplorerServicer
 from trinity.explorer.serving import endpoint
+from trinity.explorer.serving.outside import OutsideSessions
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.fetch import cache_folder
 from trinity.explorer.weights.follower import Activity, WeightFollower
 from trinity.runtime import names, process
 from trinity.runtime.broker import connect
+from trinity.runtime.errors import InvalidInput
 from trinity.runtime.metrics import sample
 from trinity.weights import ExplorerState
 
 log = structlog.get_logger(__name__)
 
 _HEALTH_SECONDS = 5.0
+_UNRECORDABLE = (
+    "is true, which needs TRINITY_EXPLORER_API_KEYS_FILE, and a run to store experience in: "
+    "TRINITY_EXPLORER_SERVE_FOLDER must be empty"
+)
 
 
 class ExplorerService:
@@ -50,6 +56,9 @@ class ExplorerService:
         self.tokenizer: ChatTokenizer | None = None
         self.follower: WeightFollower | None = None
         listen, keys = settings.serve_listen, settings.api_keys_file
+        self._records = config.explorer.record and bool(listen)
+        if self._records and (keys is None or settings.serve_folder is not None):
+            raise InvalidInput("explorer.record", _UNRECORDABLE)
         self._api_keys = endpoint.open_keys(listen, keys) if listen else None
         self._tools: ExplorerTools | None = None
         self._loop: RolloutLoop | None = None
@@ -64,7 +73,7 @@ class ExplorerService:
             return ExplorerState.STARTING
         if progress.draining:
             return ExplorerState.DRAINING
-        if self._settings.serve_listen:
+        if self._settings.serve_listen and not self._records:
             return ExplorerState.SERVING
         if progress.waits_for_log:
             return ExplorerState.WAITING_FOR_LOG
@@ -89,7 +98,7 @@ class ExplorerService:
                 return
             with cache_folder(self._settings.cache_dir, self.explorer_id) as cache:
                 self.follower = self._build.follower(options, self.pool, self._activity(self.pool), address, cache)
-                if self._settings.serve_listen:
+                if self._settings.serve_listen and not self._records:
                     await self._run(self.follower, partial(self._serve, self.pool, options), ready)
                 else:
                     await self._explore(self.follower, options, self.pool, self.tokenizer, ready)
@@ -112,13 +121,24 @@ class ExplorerService:
         tokenizer: ChatTokenizer,
         ready: asyncio.Event,
     ) -> None:
-        self._tools = await self._build.tools(options, pool, tokenizer)
+        self._tools = await self._build.tools(options, pool, tokenizer, self._api_keys if self._records else None)
         try:
             async with await connect(self._settings.nats_url, f"trinity-explorer-{self.explorer_id}") as broker:
                 self._loop = self._build.loop(broker, pool, self._tools, follower, self.progress)
-                await self._run(follower, self._loop.run, ready)
+                await self._run(follower, partial(self._work_on_tasks, self._loop, self._tools), ready)
         finally:
             await self._tools.close()
+
+    async def _work_on_tasks(self, loop: RolloutLoop, tools: ExplorerTools) -> None:
+        if self._records and tools.gateway is not None:
+            tools.gateway.start()
+        await loop.run()
+
+    @property
+    def outside(self) -> OutsideSessions | None:
+        """Sessions of agents outside; None before this explorer works on tasks."""
+        gateway = self._tools.gateway if self._tools is not None else None
+        return gateway.outside if gateway is not None else None
 
     async def _serve(self, pool: EnginePool, options: EngineOptions) -> None:
         assert self.tokenizer is not None

@@ -13,6 +13,8 @@ from trinity.data.experience import Limits, SamplingParams
 from trinity.data.wire import sampling_from_proto, to_tensor
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.serving.front import told
+from trinity.explorer.serving.outside import OutsideSessions
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import InvalidInput, Unavailable
 from trinity.runtime.messages import to_message
@@ -55,6 +57,31 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
         completions = await pool.generate(prompt, _sampling(request.sampling))
         return pb.ChatResponse(prompt_token_ids=prompt, completions=[_completion(c, tokenizer) for c in completions])
 
+    def _outside(self) -> OutsideSessions:
+        if self._service.outside is None:
+            raise Unavailable("the explorer is still starting, or works on no tasks")
+        return self._service.outside
+
+    async def OpenSession(
+        self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
+    ) -> pb.OpenSessionResponse:
+        outside = self._outside()
+        offer = await outside.open(request.taskset, request.task_id, request.wait_seconds, request.limit_seconds)
+        answer = told(offer, offer.agent.base_url)
+        return pb.OpenSessionResponse(row_json=json.dumps(answer.pop("row")), **answer)
+
+    async def CloseSession(
+        self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CloseSessionResponse:
+        closed = self._outside().close(request.key, list(request.rewards), dict(request.metrics))
+        return to_message(closed, pb.CloseSessionResponse)
+
+    async def AbandonSession(
+        self, request: pb.AbandonSessionRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AbandonSessionResponse:
+        self._outside().abandon(request.key, request.reason)
+        return pb.AbandonSessionResponse()
+
     async def Drain(self, request: pb.DrainRequest, context: grpc.aio.ServicerContext) -> pb.DrainResponse:
         if request.grace_seconds < 0:
             raise InvalidInput("grace_seconds", f"is {request.grace_seconds}, must be >= 0")
@@ -79,6 +106,8 @@ class ExplorerServicer(explorer_pb2_grpc.ExplorerServiceServicer):
             tokens_per_second=pool.tokens_per_second() if pool else 0.0,
             weight_updates=follower.updates if follower else 0,
             last_pause_seconds=follower.last_pause_seconds if follower else 0.0,
+            sessions_waiting=service.outside.waiting if service.outside else 0,
+            sessions_open=service.outside.open_now if service.outside else 0,
         )
 
 

@@ -118,12 +118,15 @@ class ExplorerConfig(Section):
     env_vars: dict[Variable, EnvironmentText] = Field(
         default_factory=dict, description="Environment variables of the explorer"
     )
-    listen_address: Annotated[str, AfterValidator(_host)] = Field(
-        "127.0.0.1", description="Mode serve: address of the OpenAI-compatible endpoint"
+    record: bool = Field(
+        False, description="Agents outside open sessions at the endpoint, and what they sample is the run's experience"
     )
-    proxy_port: int = Field(8010, ge=0, le=65535, description="Mode serve: its port; 0: any free one")
+    listen_address: Annotated[str, AfterValidator(_host)] = Field(
+        "127.0.0.1", description="Mode serve, or record: address of the OpenAI-compatible endpoint"
+    )
+    proxy_port: int = Field(8010, ge=0, le=65535, description="Mode serve, or record: its port; 0: any free one")
     api_keys_file: AnyPath | Literal[""] = Field(
-        "", description="Mode serve: file of the keys that clients must send, one a line; empty: one is made"
+        "", description="Mode serve, or record: file of the keys that clients must send, one a line; empty: one is made"
     )
     rollout_model: PolicyEngineConfig = Field(default_factory=PolicyEngineConfig)
     auxiliary_models: list[AuxiliaryModelConfig] = Field(default_factory=list, description="Judges and reward models")

@@ -15,7 +15,7 @@ class Role(StrEnum):
     TRAINER = "trainer"
     SYNC = "sync"
     ENVIRONMENT = "environment"
-    PROVIDER = "provider"  # of environments: attaches to the environment service
+    PROVIDER = "provider"  # of environments, which attaches them; of agents, which opens sessions at explorers
     OPERATOR = "operator"  # the command line
     READER = "reader"  # dashboards, and commands that only look
 
@@ -25,6 +25,7 @@ _LOOKS = frozenset({Role.OPERATOR, Role.READER})
 _OPERATOR = frozenset({Role.OPERATOR})
 _TRAINER = frozenset({Role.TRAINER})
 _EXPLORER = frozenset({Role.EXPLORER})
+_PROVIDER = frozenset({Role.PROVIDER})
 
 _SERVICES: Mapping[str, Mapping[str, frozenset[Role]]] = {
     "trinity.api.buffer.v1.BufferService": {
@@ -44,11 +45,14 @@ _SERVICES: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Describe": _LOOKS | _EXPLORER,
         "Episode": _EXPLORER,
         "Score": _EXPLORER,
-        "Attach": frozenset({Role.PROVIDER}),
+        "Attach": _PROVIDER,
     },
     "trinity.api.explorer.v1.ExplorerService": {
         "Generate": _OPERATOR,
         "Chat": _OPERATOR,
+        "OpenSession": _OPERATOR | _PROVIDER,
+        "CloseSession": _OPERATOR | _PROVIDER,
+        "AbandonSession": _OPERATOR | _PROVIDER,
         "Drain": _OPERATOR,
         "Status": _LOOKS,
     },

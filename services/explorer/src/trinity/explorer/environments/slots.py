@@ -59,6 +59,17 @@ def attempt(timeout: asyncio.Timeout, seconds: float) -> Iterator[None]:
         _current.reset(token)
 
 
+@contextlib.contextmanager
+def limit_suspended() -> Iterator[None]:
+    """The time limit of the attempt does not run in the body, unless the attempt has begun to play; then it does."""
+    owner = _current.get() or Attempt()
+    owner.suspend_limit()
+    try:
+        yield
+    finally:
+        owner.resume_limit(True)
+
+
 class EpisodeSlots:
     """The slots of one environment, summed over its providers."""
 

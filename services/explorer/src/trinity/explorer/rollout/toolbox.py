@@ -30,7 +30,7 @@ class ExplorerTools:
         max_model_tokens: int,
         gateway: AgentGateway | None = None,
     ) -> None:
-        self._gateway = gateway
+        self.gateway = gateway
         self._auxiliary = auxiliary
         self._pool = pool
         self._tokenizer = tokenizer
@@ -41,12 +41,12 @@ class ExplorerTools:
     async def check(self) -> None:
         """Raises EngineFailed if an auxiliary model's engine or the gateway of agents is gone."""
         await self._auxiliary.check()
-        if self._gateway is not None:
-            await self._gateway.check()
+        if self.gateway is not None:
+            await self.gateway.check()
 
     async def close(self) -> None:
-        if self._gateway is not None:
-            await self._gateway.close()
+        if self.gateway is not None:
+            await self.gateway.close()
         await self._environment.close()
         self._auxiliary.close()
 
@@ -73,9 +73,14 @@ class ExplorerTools:
             return await self._pool.generate(prompt_token_ids, sampling)
 
     def openai_client(self, task: Task) -> AbstractAsyncContextManager[AgentSession]:
-        if self._gateway is None:
+        if self.gateway is None:
             raise InvalidInput("task.workflow", "asks for an OpenAI client, and this toolbox has no gateway")
-        return self._gateway.session(task.sampling, task.timeout_seconds)
+        return self.gateway.session(task.sampling, task.timeout_seconds)
+
+    async def outside_agent(self, task: Task, agent: AgentSession) -> float | Sequence[float]:
+        if self.gateway is None:
+            raise InvalidInput("task.workflow", "asks for an agent outside, and this toolbox has no gateway")
+        return await self.gateway.outside.offer(task, agent)
 
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
         with tracing.span("auxiliary.judge", model=model, n=sampling.n):

@@ -13,10 +13,15 @@ import structlog
 from trinity.data.experience import Experience, SamplingParams
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.serving import endpoint
+from trinity.explorer.serving.asgi import App
+from trinity.explorer.serving.front import Front
 from trinity.explorer.serving.gateway import Gateway
+from trinity.explorer.serving.outside import OutsideSessions
 from trinity.explorer.serving.sessions import Session, SessionFailed, Sessions
 from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.settings import split_address
+from trinity.runtime.trust.keys import KeyFile
 
 if TYPE_CHECKING:
     import openai
@@ -24,8 +29,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _MODEL = "policy"
-_HOST = "127.0.0.1"
+_HOST, _EVERYWHERE = "127.0.0.1", "0.0.0.0"
 _BACKLOG = 1024
+
+
+@dataclass(frozen=True)
+class OpenTo:
+    """Programs outside: at `listen` (host:port), with `keys`. `model`: the policy's name in calls of no session."""
+
+    listen: str
+    keys: KeyFile
+    model: str
 
 
 @dataclass
@@ -41,6 +55,8 @@ class AgentSession:
     timeout_seconds: float
     clients: "_Clients"
     reward: float | Sequence[float] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    rollout: int = 0  # in its group
     model: str = _MODEL
 
     @cached_property
@@ -100,12 +116,22 @@ class AgentGateway:
     """Sessions on this explorer's engines. `options` are further ones of `vllm serve`, such as the tool parser."""
 
     def __init__(
-        self, pool: EnginePool, model: str, chat_template: str, rewrites_history: bool, options: Sequence[str] = ()
+        self,
+        pool: EnginePool,
+        model: str,
+        chat_template: str,
+        rewrites_history: bool,
+        options: Sequence[str] = (),
+        open_to: OpenTo | None = None,
     ) -> None:
+        """`open_to`: for programs outside, whom `start` lets in."""
+        self._open_to = open_to
         self._client = endpoint.PooledClient(pool, rewrites_history)
-        self._options = ["--model", model, "--served-model-name", _MODEL, *options]
+        served = [_MODEL, *([open_to.model] if open_to is not None else [])]
+        self._options = ["--model", model, "--served-model-name", *served, *options]
         self._template = chat_template
         self._sessions = Sessions()
+        self.outside = OutsideSessions(self._sessions)
         self._clients = _Clients()
         self._socket: socket.socket | None = None
         self._server: asyncio.Task[None] | None = None
@@ -124,12 +150,27 @@ class AgentGateway:
         finally:
             self._sessions.close(session)
 
+    def start(self) -> None:
+        """Listen; the socket does at once, and who calls before vLLM's application is made waits for it.
+
+        Raises InvalidInput if the address cannot be listened on.
+        """
+        if self._socket is not None:
+            return
+        listen = self._open_to.listen if self._open_to is not None else f"{_HOST}:0"
+        try:
+            address = split_address(listen, "TRINITY_EXPLORER_SERVE_LISTEN")
+            self._socket = socket.create_server(address, backlog=_BACKLOG)
+        except OSError as error:
+            raise InvalidInput("TRINITY_EXPLORER_SERVE_LISTEN", f"{listen} cannot be listened on: {error}") from error
+        self._server = asyncio.get_running_loop().create_task(self._serve(self._socket))
+
     def _base_url(self) -> str:
-        """The socket listens at once: who calls before vLLM's application is made waits for it."""
-        if self._socket is None:
-            self._socket = socket.create_server((_HOST, 0), backlog=_BACKLOG)
-            self._server = asyncio.get_running_loop().create_task(self._serve(self._socket))
-        return f"http://{_HOST}:{self._socket.getsockname()[1]}/v1"
+        """As agents on this machine reach it."""
+        self.start()
+        assert self._socket is not None
+        host, port = self._socket.getsockname()[:2]
+        return f"http://{_HOST if host == _EVERYWHERE else host}:{port}/v1"
 
     async def _serve(self, listening: socket.socket) -> None:
         try:
@@ -138,7 +179,10 @@ class AgentGateway:
             raise InvalidInput("explorer.rollout_model", f"vLLM refuses {self._options}: {error}") from error
         address = ":".join(map(str, listening.getsockname()))
         log.info("explorer.gateway.serving", address=f"http://{address}/v1")
-        await endpoint.run(Gateway(app, self._sessions, _MODEL), [listening])
+        gateway: App = Gateway(app, self._sessions, _MODEL)
+        if self._open_to is not None:
+            gateway = Front(gateway, self.outside, app, self._open_to.keys)
+        await endpoint.run(gateway, [listening])
 
     async def check(self) -> None:
         """Raises EngineFailed if the server is gone, InvalidInput if vLLM refused its options."""

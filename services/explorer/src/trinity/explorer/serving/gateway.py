@@ -6,18 +6,18 @@ the session: one that is cut, that hangs, that is too large, or whose history ca
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
+from trinity.explorer.serving.asgi import App, Receive, Refused, Send, key_of, read_json, send_error
 from trinity.explorer.serving.replies import READERS, Events, Reader
 from trinity.explorer.serving.sessions import CALL, Call, Session, SessionFailed, Sessions
 
 log = structlog.get_logger(__name__)
 
-LARGEST_BODY = 8 * 2**20  # bytes of a request
 _READ_SECONDS = 60.0  # for the body of a request, and for each part of an answer to be taken
 _MODELS = "/v1/models"
 # Of vLLM's own fields: those that change what a prompt is, or where it comes from.
@@ -26,18 +26,6 @@ _REFUSED = (
     "kv_transfer_params", "logprob_token_ids", "previous_input_messages", "previous_response_id", "priority",
     "prompt_embeds", "truncate_prompt_tokens", "use_beam_search",
 )  # fmt: skip
-
-App = Callable[[Any, Any, Any], Awaitable[None]]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-
-class _Refused(Exception):
-    """A call that is answered with an error. `fails`: the session cannot be trained on after it."""
-
-    def __init__(self, status: int, code: str, message: str, param: str | None = None, fails: bool = False) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param, self.fails = status, code, param, fails
 
 
 class Gateway:
@@ -60,49 +48,25 @@ class Gateway:
                 return
             if scope["method"] != "POST" or scope["path"] not in READERS:
                 known = ", ".join(READERS)
-                raise _Refused(404, "unknown_url", f"a session answers {known} and {_MODELS}, not {scope['path']}")
-            body = await self._body(scope, receive)
+                raise Refused(404, "unknown_url", f"a session answers {known} and {_MODELS}, not {scope['path']}")
+            body = await read_json(receive, self._read_seconds)
             _check(body, session)
             body = {**body, "model": self._model, **_defaults(body, session)}
             await self._answer(session, body, scope, receive, send)
-        except _Refused as refused:
+        except Refused as refused:
             if session is not None and refused.fails:
                 session.fail(SessionFailed(str(refused)))
-            await _send_error(send, refused, scope["path"])
+            await send_error(send, refused, scope["path"])
 
     def _session_of(self, scope: Any) -> Session:
-        session, closed = self._sessions.find(_key(scope))
+        session, closed = self._sessions.find(key_of(scope))
         if session is not None and session.failure is not None:
-            raise _Refused(403, "session_failed", f"the session has failed: {session.failure}")
+            raise Refused(403, "session_failed", f"the session has failed: {session.failure}")
         if closed:
-            raise _Refused(403, "session_closed", "the session is closed")
+            raise Refused(403, "session_closed", "the session is closed")
         if session is None:
-            raise _Refused(401, "invalid_api_key", "send the key of a session as `Authorization: Bearer <key>`")
+            raise Refused(401, "invalid_api_key", "send the key of a session as `Authorization: Bearer <key>`")
         return session
-
-    async def _body(self, scope: Any, receive: Receive) -> dict[str, Any]:
-        parts, size, more = [], 0, True
-        try:
-            async with asyncio.timeout(self._read_seconds):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise _Refused(400, "call_cut", "the client left before the request was complete", fails=True)
-                    parts.append(message.get("body", b""))
-                    size, more = size + len(parts[-1]), message.get("more_body", False)
-                    if size > LARGEST_BODY:
-                        problem = f"the request has more than {LARGEST_BODY} bytes"
-                        raise _Refused(413, "request_too_large", problem, fails=True)
-        except TimeoutError:
-            problem = f"the request was not complete after {self._read_seconds:g} s"
-            raise _Refused(408, "request_timeout", problem, fails=True) from None
-        try:
-            body = json.loads(b"".join(parts))
-        except (ValueError, RecursionError) as error:
-            raise _Refused(400, "invalid_json", f"the request is not JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise _Refused(400, "invalid_json", "the request must be a JSON object")
-        return body
 
     async def _answer(self, session: Session, body: dict[str, Any], scope: Any, receive: Receive, send: Send) -> None:
         """Let vLLM answer, in a task that ends with the session."""
@@ -118,13 +82,13 @@ class Gateway:
             session.calls.discard(task)
         if task.cancelled():
             if not answer.begun:
-                raise _Refused(403, "session_closed", "the session was closed before the call was answered")
+                raise Refused(403, "session_closed", "the session was closed before the call was answered")
             return
         error = task.exception()
         if error is not None:
             session.fail(error if isinstance(error, Exception) else SessionFailed(repr(error)))
             if not answer.begun:
-                raise _Refused(500, "server_error", str(session.failure))
+                raise Refused(500, "server_error", str(session.failure))
         elif answer.status is None or answer.status >= 500 or (answer.status == 200 and not call.complete):
             session.fail(SessionFailed(f"a call was cut before its answer was complete (HTTP {answer.status})"))
 
@@ -183,15 +147,6 @@ async def _run(app: App, call: Call, scope: Any, receive: Receive, send: Send) -
     await app(scope, receive, send)
 
 
-def _key(scope: Any) -> str:
-    """OpenAI's clients send `Authorization: Bearer`, Anthropic's `x-api-key`."""
-    headers = dict(scope["headers"])
-    scheme, _, key = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-    if scheme.lower() == "bearer":
-        return str(key.strip())
-    return str(headers.get(b"x-api-key", b"").decode("latin-1"))
-
-
 def _headers(scope: Any, body: dict[str, Any]) -> list[tuple[bytes, bytes]]:
     """Without the key, which is of no use to what is called from here."""
     dropped = (b"authorization", b"x-api-key", b"content-length", b"transfer-encoding", b"content-type")
@@ -216,13 +171,13 @@ def _replayed(body: dict[str, Any], receive: Receive) -> Receive:
 def _check(body: dict[str, Any], session: Session) -> None:
     for name in _REFUSED:
         if body.get(name):
-            raise _Refused(400, "unsupported_parameter", f"{name} cannot be recorded; leave it out", name)
+            raise Refused(400, "unsupported_parameter", f"{name} cannot be recorded; leave it out", name)
     session.tools.update(_names(body.get("tools")))
     for where, calls in _calls(body):
         for name in _names(calls):
             if name not in session.tools:
                 problem = f"the history calls {name!r:.100}, a tool that the session was never offered"
-                raise _Refused(400, "unknown_tool", problem, where, fails=True)
+                raise Refused(400, "unknown_tool", problem, where, fails=True)
 
 
 def _calls(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -261,20 +216,3 @@ def _defaults(body: dict[str, Any], session: Session) -> dict[str, Any]:
     if task.stop:
         values["stop"] = values["stop_sequences"] = list(task.stop)
     return {name: value for name, value in values.items() if body.get(name) is None}
-
-
-async def _send_error(send: Send, refused: _Refused, path: str) -> None:
-    """In OpenAI's form, or Anthropic's."""
-    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
-    error = {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}
-    of_anthropic = {"type": "error"} if path == "/v1/messages" else {}
-    body = json.dumps({**of_anthropic, "error": error}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"connection", b"close"),
-    ]
-    if refused.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

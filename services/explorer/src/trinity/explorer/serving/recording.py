@@ -20,7 +20,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "bad_words": (None, []),
     "allowed_token_ids": (None,),
-    "structured_outputs": (None,),
 }
 
 
@@ -77,7 +76,10 @@ class Recording:
         self._call = call
         self._parts: dict[int, _Part] = {}
         task = call.session.sampling
-        self._trained = is_trained(sampling, task)
+        reason = untrained_reason(sampling, task)
+        self._trained = not reason
+        if reason:
+            call.session.untrained.add(reason)
         sampling.max_tokens = min(sampling.max_tokens or task.max_tokens, task.max_tokens)
         sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
         sampling.logprobs = sampling.logprobs or 0
@@ -124,10 +126,14 @@ class _Sampled:
         self.ranks: list[int] = []
 
 
-def is_trained(sampling: Any, task: SamplingParams) -> bool:
-    """Whether vLLM's parameters give the distribution that the trainer computes with: the task's, and no constraint."""
-    top_k = max(sampling.top_k, 0) == max(task.top_k, 0)
-    same = all(
-        getattr(sampling, name) == getattr(task, name) for name in ("temperature", "top_p", "repetition_penalty")
-    )
-    return top_k and same and all(getattr(sampling, name, ok[0]) in ok for name, ok in _NEUTRAL.items())
+def untrained_reason(sampling: Any, task: SamplingParams) -> str:
+    """Which of vLLM's parameters gives another distribution than the trainer computes with: the task's, and no
+    constraint. Empty if none does."""
+    if max(sampling.top_k, 0) != max(task.top_k, 0):
+        return f"top_k is {sampling.top_k}, the task's {task.top_k}"
+    for name in ("temperature", "top_p", "repetition_penalty"):
+        if getattr(sampling, name) != getattr(task, name):
+            return f"{name} is {getattr(sampling, name):g}, the task's {getattr(task, name):g}"
+    if getattr(sampling, "structured_outputs", None) is not None:
+        return "a constraint: response_format, or tool_choice required or of a name"
+    return next((f"{name} is set" for name, ok in _NEUTRAL.items() if getattr(sampling, name, ok[0]) not in ok), "")

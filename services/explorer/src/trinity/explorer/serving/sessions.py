@@ -11,20 +11,27 @@ import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+
+import structlog
 
 from trinity.data.experience import Experience, SamplingParams, is_number
 from trinity.explorer.serving.samples import Place, Said, SampleTree
 from trinity.explorer.types import Completion
-from trinity.runtime.errors import InvalidInput, TrinityError
+from trinity.runtime.errors import Conflict, InvalidInput
+
+log = structlog.get_logger(__name__)
 
 _PREFIX = "session-"
 _CLOSED = 10_000  # of the newest of these, a call is told that its session is closed
 
 
-class SessionFailed(TrinityError):
+_warned: set[tuple[str, ...]] = set()
+
+
+class SessionFailed(Conflict):
     """An agent's session ended without a reward that can be trained on."""
 
 
@@ -38,12 +45,17 @@ class Session:
     tree: SampleTree = field(default_factory=SampleTree)
     tools: set[str] = field(default_factory=set)  # offered so far
     calls: set["asyncio.Task[None]"] = field(default_factory=set)  # that are being answered
+    untrained: set[str] = field(default_factory=set)  # reasons why replies are not trained
     failure: Exception | None = None
     closed: bool = False
+    on_failure: Callable[[Exception], None] | None = field(default=None, repr=False)
 
     def fail(self, error: Exception) -> None:
         """The first failure is the cause."""
-        self.failure = self.failure or error
+        if self.failure is None:
+            self.failure = error
+            if self.on_failure is not None:
+                self.on_failure(error)
 
     def finish(self, rollout: int, reward: float | Sequence[float]) -> list[Experience]:
         """One experience for each branch, `step` being its number. `reward`: of the session, or of each branch.
@@ -70,7 +82,15 @@ class Session:
             metrics = {"turns": float(branch.turns), "branches": float(len(branches))}
             metrics["response_tokens"] = float(branch.sampled_tokens)
             made.append(replace(branch.experience(rollout, float(value)), step=step, metrics=metrics))
+        self._warn_untrained(made)
         return made
+
+    def _warn_untrained(self, made: Sequence[Experience]) -> None:
+        """Once for the same reasons: a run whose sessions train nothing would only be seen not to learn."""
+        reasons = tuple(sorted(self.untrained))
+        if not any(experience.action_mask.any() for experience in made) and reasons not in _warned:
+            _warned.add(reasons)
+            log.warning("explorer.session.untrained", session=self.name, reasons="; ".join(reasons))
 
     def close(self) -> None:
         """Answer no further call, and end those that run."""
@@ -112,7 +132,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: dict[str, Session] = {}
-        self._closed: OrderedDict[str, bytes] = OrderedDict()
+        self._closed: OrderedDict[str, Session] = OrderedDict()  # without what they sampled
 
     def open(self, sampling: SamplingParams) -> tuple[Session, str]:
         """A new session and its key."""
@@ -123,17 +143,20 @@ class Sessions:
     def close(self, session: Session) -> None:
         session.close()
         if self._open.pop(session.name, None) is not None:
-            self._closed[session.name] = session.digest
+            failure = SessionFailed(str(session.failure)) if session.failure is not None else None
+            kept = Session(session.name, session.digest, session.sampling, failure=failure, closed=True)
+            self._closed[session.name] = kept
             while len(self._closed) > _CLOSED:
                 self._closed.popitem(last=False)
 
     def find(self, key: str) -> tuple[Session | None, bool]:
-        """(the open session with this key, whether the key is one of a session that is closed)."""
+        """(the session with this key, whether it is closed); of a closed one its failure alone is kept."""
         name, _, secret = key.removeprefix(_PREFIX).partition(".")
-        session = self._open.get(name)
-        digest = session.digest if session is not None else self._closed.get(name, b"")
+        session = self._open.get(name) or self._closed.get(name)
+        digest = session.digest if session is not None else b""
         right = key.startswith(_PREFIX) and hmac.compare_digest(_digest(secret), digest)
-        return (session if right else None), right and (session is None or session.closed)
+        found = session if right else None
+        return found, found is not None and found.closed
 
 
 def _digest(secret: str) -> bytes:

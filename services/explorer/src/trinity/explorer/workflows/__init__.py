@@ -1,6 +1,7 @@
 """Workflows by name."""
 
 from trinity import plugins
+from trinity.explorer.workflows.agents import ExternalAgentWorkflow
 from trinity.explorer.workflows.base import Toolbox, Workflow
 from trinity.explorer.workflows.distill import DistillMathWorkflow, DistillWorkflow
 from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS
@@ -32,6 +33,7 @@ WORKFLOWS: dict[str, type[Workflow]] = {
     "on_policy_distill_workflow": DistillWorkflow,
     "on_policy_distill_math_workflow": DistillMathWorkflow,
     "tool_call_workflow": ToolCallWorkflow,
+    "external_agent_workflow": ExternalAgentWorkflow,
     **ENVIRONMENT_WORKFLOWS,
     **R3L_WORKFLOWS,
 }

@@ -32,19 +32,30 @@ class AgentWorkflow(SimpleWorkflow):
 
     async def _session(self, rollout: int) -> list[Experience]:
         async with self.tools.openai_client(self.task) as agent:
+            agent.rollout = rollout
             played = await self.play(agent)
             score = played if isinstance(played, Score) else Score(0.0, {})
             agent.reward = score.reward if isinstance(played, Score) else played
-            made = [self._told(experience, score) for experience in agent.experiences(rollout)]
+            metrics = {**score.metrics, **agent.metrics}
+            made = [self._told(experience, metrics) for experience in agent.experiences(rollout)]
         return made[-1:] if self.task.kind is TaskKind.EVALUATION else made  # an evaluation counts rollouts
 
-    def _told(self, experience: Experience, score: Score) -> Experience:
+    def _told(self, experience: Experience, metrics: dict[str, float]) -> Experience:
         prompt, response = np.split(experience.token_ids, [experience.prompt_length])
-        metrics = {**experience.metrics, **score.metrics}
         texts = self.tools.text(prompt), self.tools.text(response)
-        return replace(experience, metrics=metrics, prompt_text=texts[0], response_text=texts[1])
+        return replace(
+            experience, metrics={**experience.metrics, **metrics}, prompt_text=texts[0], response_text=texts[1]
+        )
 
     async def score(self, answer: str) -> Score:
         """Of an agent's last word, by the taskset's reward function."""
         (score,) = await self.scores([Answer(self.column("prompt_key"), answer, self.truth(), False, 0, ())])
         return score
+
+
+class ExternalAgentWorkflow(AgentWorkflow):
+    """`repeat_times` sessions that programs outside open and end, with rewards of theirs: see docs/agents.md."""
+
+    async def play(self, agent: Any) -> float | Sequence[float]:
+        rewards: float | Sequence[float] = await self.tools.outside_agent(self.task, agent)
+        return rewards

@@ -51,6 +51,9 @@ class Toolbox(Protocol):
     def openai_client(self, task: Task) -> Any:
         """A session of an agent, as an asynchronous context: see trinity.explorer.serving.agents.AgentSession."""
 
+    async def outside_agent(self, task: Task, agent: Any) -> float | Sequence[float]:
+        """Have a program outside play a session; returns its reward, or one of each branch."""
+
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
         """`sampling.n` replies of a judge model; empty name: the first one."""
 

@@ -1,0 +1,117 @@
+"""Sessions of agents outside: a program plays rollouts of a live run with its own agent, and says what they earned.
+
+with open_session("http://127.0.0.1:8010/v1", key, wait_seconds=60) as session:
+    answer = my_agent(OpenAI(base_url=session.base_url, api_key=session.key), session.row["question"])
+    session.reward = float(answer == session.row["answer"])
+"""
+
+import contextlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from trinity.sdk.errors import TrinityError
+
+_ANSWER_SECONDS = 60.0  # beyond what is waited for
+
+
+class SessionRefused(TrinityError):
+    """The explorer refused a call about a session. `status` is HTTP's; `reason` is the code in the answer, such as
+    no_rollout_waits (503: try again), session_ended or invalid_value."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+@dataclass
+class Session:
+    """An open session of one rollout. `row`: the task's. `reward` or `rewards`, one of each branch, must be set before
+    the session ends; without, it is abandoned. `limit_seconds`: time that the session may take."""
+
+    base_url: str
+    key: str = field(repr=False)
+    task_id: str
+    taskset: str
+    row: dict[str, Any]
+    rollout: int
+    repeat_times: int
+    evaluation: bool
+    limit_seconds: float
+    reward: float | None = None
+    rewards: Sequence[float] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    ended: bool = False
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that OpenAI's and Anthropic's clients read, for an agent in a process of its own."""
+        openai = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.key}
+        root = self.base_url.removesuffix("/v1")
+        return {**openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.key}
+
+    def close(self) -> dict[str, int]:
+        """End the session with its rewards; returns branches, sampled_tokens and trained_tokens. Raises SessionRefused:
+        the attempt at the task has failed then."""
+        self.ended = True
+        given = {"reward": self.reward} if self.reward is not None else {"rewards": list(self.rewards)}
+        answer: dict[str, int] = _post(f"{self.base_url}/sessions/close", self.key, {**given, "metrics": self.metrics})
+        return answer
+
+    def abandon(self, reason: str) -> None:
+        """End the session without a reward: the attempt at the task fails for this reason."""
+        self.ended = True
+        _post(f"{self.base_url}/sessions/abandon", self.key, {"reason": reason})
+
+
+@contextlib.contextmanager
+def open_session(
+    base_url: str,
+    key: str,
+    *,
+    taskset: str = "",
+    task_id: str = "",
+    wait_seconds: float = 0.0,
+    limit_seconds: float = 0.0,
+) -> Iterator[Session]:
+    """A session of a rollout that waits, closed at the end of the context, and abandoned where the body raises.
+
+    `base_url` and `key`: of the endpoint of a run with `explorer.record: true`, "http://host:port/v1". `taskset`,
+    `task_id`: of these alone. `wait_seconds`: longest wait for a rollout, 0 to 60. `limit_seconds`: that the session
+    may take, at most the task's. Raises SessionRefused, and OSError where nothing answers.
+    """
+    asked = {"taskset": taskset, "task_id": task_id, "wait_seconds": wait_seconds, "limit_seconds": limit_seconds}
+    session = Session(**_post(f"{base_url.rstrip('/')}/sessions", key, asked, wait_seconds))
+    try:
+        yield session
+    except BaseException as error:
+        if not session.ended:
+            with contextlib.suppress(SessionRefused, OSError):
+                session.abandon(f"{type(error).__name__}: {error}")
+        raise
+    if session.ended:
+        return
+    if session.reward is None and not session.rewards:
+        session.abandon("its program set no reward")
+    else:
+        session.close()
+
+
+def _post(url: str, key: str, body: Mapping[str, Any], wait_seconds: float = 0.0) -> Any:
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=wait_seconds + _ANSWER_SECONDS) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            told = json.loads(error.read())["error"]
+            raise SessionRefused(error.code, str(told["code"]), str(told["message"])) from None
+        raise SessionRefused(error.code, "", f"{url} answered HTTP {error.code}") from None
