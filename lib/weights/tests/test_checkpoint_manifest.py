@@ -1,6 +1,7 @@
 """Of a checkpoint only files that its trainer wrote are loaded: every other difference is named."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,9 +54,27 @@ def linked(folder: Path) -> None:
     (folder / "actor/deepspeed/more").symlink_to(folder / "actor/huggingface")
 
 
+def nowhere(folder: Path) -> None:
+    (folder / SHARD).unlink()
+    (folder / SHARD).symlink_to(folder / "not there")
+
+
+def in_a_circle(folder: Path) -> None:
+    (folder / SHARD).unlink()
+    (folder / SHARD).symlink_to(folder / SHARD)
+
+
+def replaced_by_a_pipe(folder: Path) -> None:
+    (folder / SHARD).unlink()
+    os.mkfifo(folder / SHARD)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (nowhere, "rank_0.pt: is no file, and manifest.json lists it"),
+        (in_a_circle, "rank_0.pt: is no file, and manifest.json lists it"),
+        (replaced_by_a_pipe, "rank_0.pt: is no file, and manifest.json lists it"),
         (changed, r"rank_0.pt: has SHA-256 [0-9a-f]{64}, manifest.json says [0-9a-f]{64}"),
         (longer, r"rank_0.pt: has 14 bytes, manifest.json says 5"),
         (removed, r"rank_0.pt: is missing, and manifest.json lists it"),

@@ -61,6 +61,8 @@ def verify(checkpoint: Path, below: Iterable[str] = (".",)) -> None:
     if added := sorted(there - expected.keys()):
         raise InvalidInput(str(checkpoint / added[0]), f"is not in {MANIFEST}: the trainer did not write it{_FIX}")
     for name, entry in expected.items():
+        if not (checkpoint / name).is_file():  # a pipe never ends, and a link may lead nowhere
+            raise InvalidInput(str(checkpoint / name), f"is no file, and {MANIFEST} lists it{_FIX}")
         if (size := (checkpoint / name).stat().st_size) != entry["size"]:
             raise InvalidInput(str(checkpoint / name), f"has {size} bytes, {MANIFEST} says {entry['size']}{_FIX}")
     with ThreadPoolExecutor(_HASHED_TOGETHER) as threads:
