@@ -72,6 +72,8 @@ def test_services_get_the_path_of_their_credentials_and_no_secret(
     settings = access.settings(Role.EXPLORER, "a-run", "one")
     path = Path(settings["NATS_CREDS"])
     assert (path.stat().st_mode & 0o777, nats_users.read_user(path).name) == (0o600, "explorer/one")
+    above = [path.parent, path.parent.parent, access.users]
+    assert {place.stat().st_mode & 0o777 for place in above} == {0o700}
     seeds = [file.read_text() for file in access.users.glob("*.seed")]
     shown = json.dumps([child.command, dict(child.environment), settings]) + (tmp_path / "nats/nats.conf").read_text()
     assert len(seeds) == 3

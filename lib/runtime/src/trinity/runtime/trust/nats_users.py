@@ -93,7 +93,8 @@ def user_file(folder: Path, role: Role, name: str, run: str) -> Path:
     connects, and what several processes write at the same time would not fit together.
     """
     path = folder / "users" / ("all" if run == ALL_RUNS else run) / f"{role}-{token(name)}.creds"
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for place in (path.parent.parent, path.parent):  # `parents` would give the upper one the usual mode
+        place.mkdir(exist_ok=True, mode=0o700)
     issued = issue_user(folder, role, name, run)
     if not path.exists() or _grant(path.read_text()) != _grant(issued):
         files.write_atomic(path, issued.encode(), durable=False, mode=_SECRET)
