@@ -11,7 +11,7 @@ from support.engines.toolbox import Toolbox, make_episode_task
 from support.environments.in_process import InProcess
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.log.summary import summarise
+from trinity.buffer.log.validator import summarise
 from trinity.buffer.report import Reporter
 from trinity.buffer.state.wire import group_to_proto
 from trinity.cli.commands.results import collect

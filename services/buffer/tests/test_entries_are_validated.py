@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from support.data.experience import make_group, make_task
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.log.summary import _plausible, summarise
-from trinity.buffer.log.validator import MOST_FENCED, check_fence
+from trinity.buffer.log.validator import MOST_FENCED, _plausible, check_fence, summarise
 from trinity.buffer.state.policy import Policy
 from trinity.buffer.state.window import Window
 from trinity.data.experience import Limits

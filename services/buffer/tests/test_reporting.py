@@ -9,7 +9,7 @@ from support.data.experience import make_group, make_task
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.evaluation.tally import Tally
-from trinity.buffer.log.summary import without_check
+from trinity.buffer.log.validator import without_check
 from trinity.buffer.report import Reporter
 from trinity.buffer.state.wire import group_to_proto
 from trinity.config import make_plan

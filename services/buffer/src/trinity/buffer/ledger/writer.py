@@ -13,8 +13,7 @@ from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.failures import Failures, about_drops
 from trinity.buffer.log.dead_letters import letter_in
-from trinity.buffer.log.summary import without_check
-from trinity.buffer.log.validator import EntryValidator
+from trinity.buffer.log.validator import EntryValidator, without_check
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.policy import policy_of
 from trinity.buffer.state.window import Dropped, StoredGroup, Verdict, Window
