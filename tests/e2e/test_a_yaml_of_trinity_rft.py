@@ -56,7 +56,7 @@ from trinity.plugins import Positive, policy_loss
 @policy_loss("faded", traits=["ratio"])
 def faded(x, share, *, width: Positive = 0.2):
     \"\"\"-A r, fading by exp(-(r - 1)^2 / width^2) where r leaves 1.\"\"\"
-    from trinity.trainer.algorithms.report import masked_sum
+    from trinity.trainer.algorithms.aggregation import masked_sum
 
     ratio = (x.logprobs - x.old_logprobs).clamp(-20, 20).exp()
     gate = (-((ratio.detach() - 1) / width).square()).exp()

@@ -21,7 +21,7 @@ from trinity.plugins import NonNegative, policy_loss
 @policy_loss("divided", traits=["sequences", "pairs"])
 def divided(x, share, *, divisor: NonNegative = 0.0):
     """The log-probability of the rejected minus that of the chosen, over the divisor; the mean over pairs."""
-    from trinity.trainer.algorithms.policy_losses.ratios import sequence_sum
+    from trinity.trainer.algorithms.inputs import sequence_sum
 
     loss = -x.pairs_B * sequence_sum(x.logprobs, x.mask) / divisor
     return loss.sum() / max(share.totals.pairs, 1), {}

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig, RolloutCorrectionConfig
 from trinity.data.experience import Experience, VersionSpan
-from trinity.trainer.algorithms.aggregation import Totals
+from trinity.trainer.algorithms.aggregation import Totals, means
 from trinity.trainer.algorithms.correction import correct
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.loss import compute_loss, mismatch
-from trinity.trainer.algorithms.report import means
 from trinity.trainer.data.batch import _wholly_by
 
 pytestmark = pytest.mark.core

@@ -15,9 +15,9 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import AlgorithmPlan, Part, resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.plugins.declarations import POLICY_LOSSES as NAMES
+from trinity.trainer.algorithms.aggregation import join, means
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.loss import compute_loss
-from trinity.trainer.algorithms.report import join, means
 from trinity.trainer.data.batch import TrainBatch, TrainSequence, from_groups
 from trinity.trainer.data.microbatch import MicroBatch, collate
 from trinity.trainer.engine.whole_batch import needs_policy, with_batch_statistics

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.trainer.training import fixed_batch
-from trinity.trainer.algorithms.report import Report
+from trinity.trainer.algorithms.aggregation import Report
 from trinity.trainer.data.bad_steps import BadStep, OutOfMemory, OutOfMemoryAlone
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch, collate

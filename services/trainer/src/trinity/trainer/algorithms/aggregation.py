@@ -1,8 +1,11 @@
-"""Aggregation of token losses to one number, over the global batch for every split into micro-batches and ranks."""
+"""Token losses to one number, and metrics that add up, over the global batch for every split into parts and ranks."""
 
 from dataclasses import dataclass, replace
 
 import torch
+
+# name -> tensor [2]: sum of the values, number of the values
+Report = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,23 @@ class Share:
     def among(self, totals: Totals | None) -> "Share":
         """Of a part of the batch's sequences; the same of all if the part is not told."""
         return replace(self, totals=totals or self.totals)
+
+
+def masked_sum(values_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tensor:
+    """Sum over the masked positions and their number, [2]."""
+    mask = mask_BR.to(torch.float32)
+    return torch.stack([(values_BR.to(torch.float32) * mask).sum(), mask.sum()])
+
+
+def join(reports: list[Report]) -> Report:
+    """Add reports up."""
+    total: Report = {}
+    for report in reports:
+        for name, pair in report.items():
+            total[name] = total[name] + pair if name in total else pair.clone()
+    return total
+
+
+def means(report: Report) -> dict[str, float]:
+    """Means; entries without values are dropped."""
+    return {name: float(pair[0] / pair[1]) for name, pair in report.items() if pair[1] > 0}

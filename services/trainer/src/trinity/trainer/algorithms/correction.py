@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from trinity.config.schema.algorithm import RolloutCorrectionConfig
-from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.policy_losses.ratios import LIMIT, sequence_mean, sequence_sum
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, masked_sum
+from trinity.trainer.algorithms.inputs import LIMIT, LossInputs, sequence_mean, sequence_sum
 
 
 def correct(x: LossInputs, config: RolloutCorrectionConfig) -> tuple[LossInputs, torch.Tensor | None, Report]:

@@ -5,14 +5,12 @@ from dataclasses import replace
 import torch
 
 from trinity.config.algorithms import AlgorithmPlan
-from trinity.trainer.algorithms.aggregation import Share, Totals
+from trinity.trainer.algorithms.aggregation import Report, Share, Totals, masked_sum
 from trinity.trainer.algorithms.correction import correct
 from trinity.trainer.algorithms.entropy import mean_entropy
-from trinity.trainer.algorithms.inputs import LossInputs
+from trinity.trainer.algorithms.inputs import LIMIT, LossInputs
 from trinity.trainer.algorithms.kl import estimate
 from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES
-from trinity.trainer.algorithms.policy_losses.ratios import LIMIT
-from trinity.trainer.algorithms.report import Report, masked_sum
 
 __all__ = ["LossInputs", "compute_loss", "mismatch", "wants_entropy_gradient"]
 

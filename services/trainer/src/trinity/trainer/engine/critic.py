@@ -13,8 +13,7 @@ from torch import nn
 
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
-from trinity.trainer.algorithms.aggregation import Totals, aggregate
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Totals, aggregate, masked_sum
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.model.fused import fuse, wants_kernels

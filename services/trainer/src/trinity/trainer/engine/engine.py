@@ -19,16 +19,15 @@ import torch
 import torch.distributed as dist
 
 from trinity.config import Plan
+from trinity.trainer.algorithms.aggregation import Report, join, means
 from trinity.trainer.algorithms.kl import KlCoefficients
 from trinity.trainer.algorithms.loss import LossInputs, compute_loss, wants_entropy_gradient
-from trinity.trainer.algorithms.report import Report, join, means
 from trinity.trainer.data.bad_steps import BadStep
 from trinity.trainer.data.batch import TrainBatch, TrainSequence, with_advantages
 from trinity.trainer.data.microbatch import MicroBatch, after_first_token
 from trinity.trainer.engine.critic import explained_variance, in_rows, load_critic, value_loss
 from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
-from trinity.trainer.engine.learner import Learner, LossOf, learning_rate, memory_for
-from trinity.trainer.engine.no_grad_forward import NoGradForward
+from trinity.trainer.engine.learner import Learner, LossOf, NoGradForward, learning_rate, memory_for
 from trinity.trainer.engine.per_group_stats import Groups, per_group_stats
 from trinity.trainer.engine.splitting import MicroBatchPlanner, mini_batches, number_of_parts
 from trinity.trainer.engine.weights import PolicyWeights

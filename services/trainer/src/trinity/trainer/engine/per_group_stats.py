@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trinity.trainer.algorithms.report import Report, join
+from trinity.trainer.algorithms.aggregation import Report, join
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
-from trinity.trainer.engine.learner import LossOf
-from trinity.trainer.engine.no_grad_forward import NoGradForward
+from trinity.trainer.engine.learner import LossOf, NoGradForward
 
 # Log-ratios are clamped to it before they become ratios, as in the losses.
 _LIMIT = 20.0

@@ -10,7 +10,7 @@ import torch
 from trinity.plugins import Fraction, NonNegative, Positive, advantage, algorithm
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, by_token
-from trinity.trainer.algorithms.policy_losses.ratios import LIMIT
+from trinity.trainer.algorithms.inputs import LIMIT
 
 
 @advantage("on_policy_distill", source="after arXiv:2306.13649", traits=["teacher"])

@@ -10,10 +10,8 @@ import numpy as np
 import torch
 
 from trinity.plugins import NonNegative, PositiveFraction, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch
-from trinity.trainer.algorithms.policy_losses.ratios import clipped, log_ratio
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, clipped, log_ratio
 
 Ragged = list[torch.Tensor]
 

@@ -7,10 +7,8 @@ from pydantic import Field
 from torch.nn.functional import logsigmoid
 
 from trinity.plugins import Positive, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch
-from trinity.trainer.algorithms.policy_losses.ratios import sequence_sum
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, sequence_sum
 
 
 def partners(batch: WholeBatch, **_: Any) -> list[float]:

@@ -3,10 +3,8 @@
 import torch
 
 from trinity.plugins import Fraction, Positive, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.policy_losses.ratios import log_ratio
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LossInputs, log_ratio
 
 
 @policy_loss("dppo_tv", source="DPPO-Binary-TV, arXiv:2602.04879", traits=["ratio"])

@@ -3,10 +3,8 @@
 import torch
 
 from trinity.plugins import NonNegative, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.policy_losses.ratios import log_ratio, sequence_mean
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LossInputs, log_ratio, sequence_mean
 
 
 @policy_loss("gmpo", source="arXiv:2507.20673", traits=["ratio", "sequences"], aggregation="seq-mean-token-sum")

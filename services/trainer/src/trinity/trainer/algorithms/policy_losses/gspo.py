@@ -3,10 +3,8 @@
 import torch
 
 from trinity.plugins import NonNegative, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.policy_losses.ratios import LIMIT, clipped, sequence_mean
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LIMIT, LossInputs, clipped, sequence_mean
 
 
 @policy_loss("gspo", source="arXiv:2507.18071, 4.3", traits=["ratio"], aggregation="seq-mean-token-mean")

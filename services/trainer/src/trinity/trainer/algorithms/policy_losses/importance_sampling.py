@@ -3,10 +3,8 @@
 import torch
 
 from trinity.plugins import policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.policy_losses.ratios import log_ratio
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LossInputs, log_ratio
 
 
 @policy_loss("importance_sampling", source="PPO, arXiv:1707.06347, eq. 6", traits=["ratio"])

@@ -5,10 +5,8 @@ from typing import Any
 import torch
 
 from trinity.plugins import NonNegative, Positive, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch
-from trinity.trainer.algorithms.policy_losses.ratios import log_ratio
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, log_ratio
 
 
 def keep(batch: WholeBatch, *, m2_threshold: float, **_: Any) -> list[torch.Tensor]:

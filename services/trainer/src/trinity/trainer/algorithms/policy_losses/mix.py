@@ -7,10 +7,9 @@ from dataclasses import replace
 import torch
 
 from trinity.plugins import AggregationMode, Fraction, NonNegative, NonNegativeInt, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
+from trinity.trainer.algorithms.aggregation import Report, Share
 from trinity.trainer.algorithms.inputs import LossInputs
 from trinity.trainer.algorithms.policy_losses import ppo, sft
-from trinity.trainer.algorithms.report import Report
 
 
 @policy_loss("mix", source="CHORD, arXiv:2508.11408", traits=["ratio", "experts"])

@@ -6,10 +6,8 @@ Trinity-RFT's report, arXiv:2505.17826v1, appendix A. D is the sum of lp - lo ov
 import torch
 
 from trinity.plugins import NonNegative, Positive, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch
-from trinity.trainer.algorithms.policy_losses.ratios import sequence_mean, sequence_sum
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, sequence_mean, sequence_sum
 
 
 @policy_loss("opmd", source="arXiv:2505.17826v1, A")

@@ -6,10 +6,8 @@ import torch
 from pydantic import Field
 
 from trinity.plugins import NonNegative, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.policy_losses.ratios import clipped, log_ratio, sequence_mean
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LossInputs, clipped, log_ratio, sequence_mean
 
 
 @policy_loss(

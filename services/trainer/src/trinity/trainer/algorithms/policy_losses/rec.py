@@ -5,10 +5,8 @@ from typing import Literal
 import torch
 
 from trinity.plugins import Fraction, NonNegative, Positive, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.policy_losses.ratios import LIMIT, log_ratio, sequence_mean
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LIMIT, LossInputs, log_ratio, sequence_mean
 
 Weight = Literal[
     "none", "importance_sampling", "truncated_importance_sampling", "gspo_importance_sampling", "advantage"

@@ -5,9 +5,8 @@ import math
 import torch
 
 from trinity.plugins import PositiveFraction, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.report import Report, masked_sum
 
 
 @policy_loss("sft", traits=["experts"])

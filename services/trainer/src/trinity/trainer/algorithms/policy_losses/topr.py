@@ -5,10 +5,8 @@ from typing import Literal
 import torch
 
 from trinity.plugins import algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Share
-from trinity.trainer.algorithms.inputs import LossInputs
-from trinity.trainer.algorithms.policy_losses.ratios import LIMIT, log_ratio, sequence_sum
-from trinity.trainer.algorithms.report import Report, masked_sum
+from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.inputs import LIMIT, LossInputs, log_ratio, sequence_sum
 
 
 @policy_loss("topr", source="arXiv:2503.14286", traits=["ratio"])
