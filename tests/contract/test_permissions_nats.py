@@ -160,7 +160,7 @@ PUBLISH = {
     f"$JS.API.CONSUMER.CREATE.{RUN.experiences_stream}": {Role.BUFFER},
     f"$JS.API.CONSUMER.MSG.NEXT.{RUN.tasks_stream}.explorers": {Role.EXPLORER},
     f"$JS.API.CONSUMER.DURABLE.CREATE.{RUN.tasks_stream}.explorers": {Role.BUFFER},
-    f"$JS.ACK.{RUN.tasks_stream}.explorers.1.2.3.4.5": {Role.EXPLORER},
+    f"$JS.ACK.{RUN.tasks_stream}.explorers.1.2.3.4.5": {Role.BUFFER, Role.EXPLORER},
     f"$JS.API.DIRECT.GET.{RUN.lines_stream}": {Role.BUFFER, Role.OPERATOR, Role.READER},
     f"$JS.API.STREAM.PURGE.{RUN.lines_stream}": set(),
     f"$JS.API.STREAM.CREATE.{RUN.tasks_stream}": {Role.BUFFER},

@@ -23,7 +23,7 @@ from trinity.runtime.broker import connect
 from trinity.runtime.names import RunNames
 
 GROUPS, REPEAT = 4, 2
-_BATCH_SECONDS = 180.0  # what a server that dies was delivering comes again after its lease, 30 s
+_BATCH_SECONDS = 180.0  # longer than the lease of a task, 30 s, more than once
 
 
 class TaskRun(WeightsRun):

@@ -34,9 +34,10 @@ from trinity.config.service import monitor_fields
 from trinity.data.experience import TaskKind
 from trinity.data.selectors import DifficultyBased
 from trinity.runtime import files
-from trinity.runtime.broker import Bucket
+from trinity.runtime.broker import Bucket, return_undelivered
 from trinity.runtime.errors import Conflict, DataLoss, NotFound
 from trinity.runtime.monitor import MonitorOptions, open_monitor
+from trinity.runtime.names import TASKS_CONSUMER
 
 log = structlog.get_logger(__name__)
 
@@ -134,8 +135,11 @@ class Run:
         if self.writer and self.feeder and self.retention and self.fences:
             loops += [self.writer.run(), self.feeder.run(), self.feeder.clear(), self.retention.run()]
             loops += [self.fences.run(), self._offer_unreported(self.writer, self.feeder)]
+            loops.append(return_undelivered(self.context.broker, self.context.names.tasks_stream, TASKS_CONSUMER))
         if self.evaluator:
             loops += [self.evaluator.feed(), self.evaluator.collect(), self._offer_unevaluated(self.evaluator)]
+            queue = self.context.names.evaluation_tasks_stream
+            loops.append(return_undelivered(self.context.broker, queue, TASKS_CONSUMER))
         try:
             async with asyncio.TaskGroup() as group:
                 for loop in loops:

@@ -15,6 +15,7 @@ from trinity.runtime.broker.connection import (
 from trinity.runtime.broker.consume import Gap, Message, PullConsumer, ensure_consumer, tail
 from trinity.runtime.broker.kv import ABSENT, Bucket, Change, Changes, Entry
 from trinity.runtime.broker.streams import StreamSpec, check_stream, ensure_streams
+from trinity.runtime.broker.undelivered import return_undelivered
 
 __all__ = [
     "ABSENT",
@@ -37,5 +38,6 @@ __all__ = [
     "ensure_consumer",
     "ensure_streams",
     "is_cancelled",
+    "return_undelivered",
     "tail",
 ]

@@ -69,6 +69,7 @@ _Parts = tuple[Iterable[str], Iterable[str]]
 def _buffer(run: RunNames, _: str) -> _Parts:
     tailed = (run.experiences_stream, run.evaluations_stream)
     queues = (run.tasks_stream, run.evaluation_tasks_stream)
+    acks = [f"$JS.ACK.{stream}.{names.TASKS_CONSUMER}.>" for stream in queues]  # hears them, and returns tasks
     publish = [
         run.control,
         run.line(Role.BUFFER, "*"),
@@ -83,13 +84,14 @@ def _buffer(run: RunNames, _: str) -> _Parts:
         *(f"{_API}.CONSUMER.{verb}.{stream}{rest}" for stream in tailed for verb, rest in _TAIL),
         *(f"{_API}.CONSUMER.DURABLE.CREATE.{stream}.{names.TASKS_CONSUMER}" for stream in queues),
         *(f"{_API}.CONSUMER.INFO.{stream}.{names.TASKS_CONSUMER}" for stream in queues),
+        *acks,
         *_bucket(names.VERSIONS_BUCKET, f"{run.run}.>"),
         *_bucket(names.RUNS_BUCKET, run.commit_key),
         f"$KV.{names.RUNS_BUCKET}.{run.commit_key}",
         *_makes(names.ANNOUNCEMENTS_BUCKET),
         f"$KV.{names.ANNOUNCEMENTS_BUCKET}.{run.announcement_key}",
     ]
-    return publish, [f"$KV.{names.VERSIONS_BUCKET}.{run.live_key}"]
+    return publish, [f"$KV.{names.VERSIONS_BUCKET}.{run.live_key}", *acks]
 
 
 def _explorer(run: RunNames, owner: str) -> _Parts:

@@ -168,12 +168,12 @@ class TaskQueue:
 
 @contextlib.asynccontextmanager
 async def _lease_heartbeat(message: Message) -> AsyncIterator[None]:
-    """Renew the lease of a message while the body runs."""
+    """Renew the lease of a message while the body runs. The first renewal tells the buffer that it was received."""
 
     async def extend() -> None:
         while True:
-            await asyncio.sleep(TASK_LEASE_SECONDS / 3)
             await message.extend()
+            await asyncio.sleep(TASK_LEASE_SECONDS / 3)
 
     extending = asyncio.create_task(extend())
     try:
