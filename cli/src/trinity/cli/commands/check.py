@@ -44,6 +44,7 @@ class Request:
             ("workflow", plugins.WORKFLOWS, WORKFLOWS),
             ("reward function", plugins.REWARD_FUNCTIONS, REWARD_FUNCTIONS),
             ("experience operator", plugins.EXPERIENCE_OPERATORS, EXPERIENCE_OPERATORS),
+            ("environment", plugins.ENVIRONMENTS, _environments() if plugins.ENVIRONMENTS else ()),
         ]
         for kind, own, builtin in kinds:
             for name in sorted(own.keys() & {*builtin}):
@@ -52,6 +53,13 @@ class Request:
         config = load(self.config, self.overrides, checks=[check_task_pipeline])
         check_folder(config, str(self.config))
         return config
+
+
+def _environments() -> Collection[str]:
+    """Imported where a plugin has some: they take a while."""
+    from trinity.environments import ENVIRONMENTS
+
+    return {*ENVIRONMENTS, *installed_environments()}
 
 
 def request(config: Path | None, arguments: list[str] | None, plugin_dirs: list[Path] | None) -> Request:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trinity import plugins
 from trinity.cli.supervise.client import try_provider
 from trinity.cli.supervise.job import read_records
 from trinity.cli.supervise.task_rows import names_for
@@ -63,7 +64,7 @@ def _environment(
     plan: Plan, key: str, name: str, place: str, args: dict[str, Any], row: Row, job: Path
 ) -> Iterator[Problem | str]:
     there = f"{key}.workflow_args.environment"
-    here = {**installed_environments(), **ENVIRONMENTS}
+    here = {**plugins.ENVIRONMENTS, **installed_environments(), **ENVIRONMENTS}
     provided = {one.name for one in plan.config.explorer.environments}
     if name in provided:
         yield from _provided(plan, key, name, f"workflow_args.{place}", args, row, job)

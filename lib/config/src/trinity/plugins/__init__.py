@@ -26,13 +26,18 @@ A tool is a function that the policy may call in tool_call_workflow; it runs in 
     @tool("weather", "The weather of a place.", {"place": {"type": "string"}})
     def weather(place):
         return f"It is sunny in {place}."
+
+An environment is a class that derives from trinity.sdk.Environment; the environment service plays it as its own:
+
+    @environment("guess")
+    class Guess(Environment): ...
 """
 
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +50,7 @@ from trinity.plugins.arguments import (
     Positive,
     PositiveFraction,
 )
+from trinity.plugins.contract import environment_problem
 from trinity.plugins.declarations import (
     advantage,
     algorithm,
@@ -67,6 +73,7 @@ __all__ = [
     "advantage",
     "algorithm",
     "entropy_loss",
+    "environment",
     "experience_operator",
     "kl_function",
     "load",
@@ -80,6 +87,7 @@ __all__ = [
 
 REWARD_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 WORKFLOWS: dict[str, type] = {}
+ENVIRONMENTS: dict[str, Any] = {}
 EXPERIENCE_OPERATORS: dict[str, Callable[..., Any]] = {}
 
 
@@ -94,6 +102,7 @@ class Tool:
 TOOLS: dict[str, Tool] = {}
 _TOOL_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
+_Kind = TypeVar("_Kind", bound=type)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -114,6 +123,23 @@ workflow = _decorator(WORKFLOWS, "Register a workflow, a class, for the YAML's d
 experience_operator = _decorator(
     EXPERIENCE_OPERATORS, "Register an operator for the YAML's data_processor.experience_pipeline.operators."
 )
+
+
+def environment(name: str) -> Callable[[_Kind], _Kind]:
+    """Register an environment, a class, for the `environment` of workflow_args. Its description gets this name."""
+
+    def register(kind: _Kind) -> _Kind:
+        if problem := environment_problem(kind):
+            raise PluginError(f"{name!r} is registered for {kind!r}, which {problem}")
+        if other := [known for known, one in ENVIRONMENTS.items() if one is kind and known != name]:
+            raise PluginError(
+                f"{name!r} is registered for {kind!r}, which is {other[0]!r} already; derive another class"
+            )
+        _add(ENVIRONMENTS, name, kind)
+        kind.description = replace(kind.description, name=name)  # type: ignore[attr-defined]
+        return kind
+
+    return register
 
 
 def tool(name: str, description: str, parameters: dict[str, Any]) -> Callable[[_Function], _Function]:

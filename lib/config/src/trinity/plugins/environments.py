@@ -12,6 +12,7 @@ import importlib.metadata
 from typing import Any
 
 from trinity.plugins.arguments import PluginError
+from trinity.plugins.contract import environment_problem
 
 GROUP = "trinity.environments"
 
@@ -27,10 +28,8 @@ def installed_environments() -> dict[str, Any]:
         except (Exception, SystemExit) as error:  # a package may raise anything
             reason = " ".join(str(error).split())
             raise PluginError(f"{where}: {type(error).__name__}: {reason}; mend or remove {package}") from error
-        if not isinstance(kind, type) or not all(hasattr(kind, name) for name in ("reset", "step", "close")):
-            raise PluginError(f"{where} is no class with reset, step and close; derive it from trinity.sdk.Environment")
-        if missing := sorted(getattr(kind, "__abstractmethods__", ())):
-            raise PluginError(f"{where} does not define {', '.join(missing)}")
+        if problem := environment_problem(kind):
+            raise PluginError(f"{where} {problem}")
         described = getattr(getattr(kind, "description", None), "name", None)
         if described != entry.name:
             raise PluginError(f"{where} describes itself as {described!r}; give class and entry point one name")

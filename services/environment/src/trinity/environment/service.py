@@ -53,11 +53,14 @@ class EnvironmentService:
 
 
 def environments() -> dict[str, EnvironmentClass]:
-    """The built-in ones and those of installed packages. Raises PluginError."""
-    installed = installed_environments()
-    if taken := sorted(installed.keys() & ENVIRONMENTS.keys()):
-        raise plugins.PluginError(f"an installed package offers {taken[0]!r}, the name of a built-in environment")
-    return ENVIRONMENTS | installed
+    """The built-in ones, those of installed packages and those of plugins. Raises PluginError."""
+    found: dict[str, EnvironmentClass] = dict(ENVIRONMENTS)
+    for place, added in (("an installed package", installed_environments()), ("a plugin", plugins.ENVIRONMENTS)):
+        if taken := sorted(added.keys() & found.keys()):
+            other = "a built-in environment" if taken[0] in ENVIRONMENTS else "an environment of an installed package"
+            raise plugins.PluginError(f"{place} offers {taken[0]!r}, the name of {other}")
+        found |= added
+    return found
 
 
 def _scorers() -> dict[str, Scorer]:
