@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from typer.testing import CliRunner
 
+from support.data.deep_check import check, play
 from support.services.service import ServiceProcess
 from trinity import plugins
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
-from trinity.cli.main import app
 from trinity.cli.supervise import task_environments
 from trinity.runtime import rpc
 from trinity.runtime.errors import InvalidInput
@@ -28,6 +26,8 @@ from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tokens import make_tokens
 
 pytestmark = pytest.mark.core
+
+ROW = {"question": "?", "answer": "2"}
 
 TASKSET = "buffer.explorer_input.taskset"
 
@@ -88,31 +88,6 @@ def until_offered(address: str, identity: Identity | None) -> None:
     raise AssertionError("no provider offers it")
 
 
-def check(folder: Path, *overrides: str, question: str = "?", **taskset: Any) -> tuple[int, str]:
-    """Exit code and output of `check --deep`."""
-    (folder / "model").mkdir(exist_ok=True)
-    (folder / "model/config.json").write_text("{}")
-    (folder / "rows.jsonl").write_text(4 * (json.dumps({"question": question, "answer": "2"}) + "\n"))
-    columns = {"prompt_key": "question", "response_key": "answer"}
-    dataset = {"name": "rows", "path": str(folder / "rows.jsonl"), "format": columns, **taskset}
-    config = {
-        "project": "tests",
-        "name": "job",
-        "checkpoint_root_dir": str(folder),
-        "model": {"model_path": str(folder / "model"), "max_model_len": 64},
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
-        "buffer": {"batch_size": 2, "total_epochs": 1, "explorer_input": {"taskset": dataset}},
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    done = CliRunner().invoke(app, ["check", "--deep", str(folder / "run.yaml"), *overrides])
-    return done.exit_code, done.output
-
-
-def play(environment: str, **args: Any) -> dict[str, Any]:
-    rules = {"environment": environment, "environment_args": args}
-    return {"default_workflow_type": "environment_workflow", "workflow_args": rules}
-
-
 def limited(item: Any, args: dict[str, Any]) -> float:
     return float(len(item.response) < args["limit"])
 
@@ -148,7 +123,7 @@ def test_a_reward_function_of_a_plugin_scores_two_replies(
     said: str,
 ) -> None:
     monkeypatch.setitem(plugins.REWARD_FUNCTIONS, "mine", function)
-    found, text = check(tmp_path, default_reward_fn_type="mine", reward_fn_args=args)
+    found, text = check(tmp_path, ROW, default_reward_fn_type="mine", reward_fn_args=args)
     assert (found, said in text) == (code, True), text
     assert said or "mine" not in text.replace("'mine'", ""), text
 
@@ -157,7 +132,7 @@ def test_a_reward_function_that_hangs_is_named(tmp_path: Path, monkeypatch: pyte
     released = threading.Event()
     monkeypatch.setitem(plugins.REWARD_FUNCTIONS, "mine", lambda *_: released.wait(60))
     monkeypatch.setattr(task_environments, "_MOST_SECONDS", 0.1)
-    code, text = check(tmp_path, default_reward_fn_type="mine")
+    code, text = check(tmp_path, ROW, default_reward_fn_type="mine")
     released.set()
     assert (code, "mine scored no reply within 0.1 s" in text) == (0, True), text
 
@@ -181,7 +156,7 @@ def test_an_environment_of_an_installed_package_begins_an_episode(
 ) -> None:
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.delitem(sys.modules, "die_games", raising=False)
-    found, text = check(tmp_path, question=question, **play("die", **args))
+    found, text = check(tmp_path, {**ROW, "question": question}, **play("die", **args))
     assert (found, said in text) == (code, True), text
     assert said or "episode" not in text, text
 
@@ -202,14 +177,14 @@ def test_the_provider_at_an_address_begins_an_episode(
     address = f"127.0.0.1:{free_port()}"
     with provider(site, f"sdk.serve(Die, address={address!r}, scorers={{'far': far}})"):
         until_offered(address, None)
-        found, text = check(tmp_path, f"explorer.environments=[{{name: {name}, address: '{address}'}}]", **taskset)
+        found, text = check(tmp_path, ROW, f"explorer.environments=[{{name: {name}, address: '{address}'}}]", **taskset)
     assert (found, said in text) == (code, True), text
     assert said or "refused" not in text, text
 
 
 def test_a_provider_that_is_away_is_said_once(tmp_path: Path) -> None:
     provided = f"explorer.environments=[{{name: die, address: '127.0.0.1:{free_port()}'}}]"
-    code, text = check(tmp_path, provided, **play("die"))
+    code, text = check(tmp_path, ROW, provided, **play("die"))
     assert (code, text.count("does not answer"), text.count("refused by")) == (0, 1, 0), text
 
 
@@ -217,7 +192,7 @@ ATTACHED = "explorer.environments=[{name: die, address: attached}]"
 
 
 def test_without_a_live_run_nothing_is_asked_of_who_will_attach(tmp_path: Path) -> None:
-    code, text = check(tmp_path, ATTACHED, **play("die", sides="8"))
+    code, text = check(tmp_path, ROW, ATTACHED, **play("die", sides="8"))
     assert (code, "die attaches to a live run" in text) == (0, True), text
 
 
@@ -233,9 +208,9 @@ def test_in_a_live_run_who_attached_begins_an_episode(tmp_path: Path, site: Path
     try:
         with provider(site, f"sdk.attach(Die, address={service.address!r}, token='secret')"):
             until_offered(service.address, Identity(Role.EXPLORER, job / "identity"))
-            good = check(tmp_path, ATTACHED, **play("die", sides=8))
-            bad = check(tmp_path, ATTACHED, **play("die", sides="8"))
-        away = check(tmp_path, ATTACHED, **play("die", sides="8"))
+            good = check(tmp_path, ROW, ATTACHED, **play("die", sides=8))
+            bad = check(tmp_path, ROW, ATTACHED, **play("die", sides="8"))
+        away = check(tmp_path, ROW, ATTACHED, **play("die", sides="8"))
     finally:
         service.kill()
     assert (good[0], "refused" in good[1]) == (0, False), good[1]

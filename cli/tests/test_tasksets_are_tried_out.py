@@ -1,16 +1,13 @@
 """`trinity check --deep` begins an episode and scores a reply: bad arguments, rows and missing extras are said."""
 
-import json
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from typer.testing import CliRunner
 
-from trinity.cli.main import app
+from support.data.deep_check import check, play
 from trinity.cli.supervise import task_environments
 from trinity.environments import ENVIRONMENTS
 
@@ -18,29 +15,6 @@ pytestmark = pytest.mark.core
 
 PUZZLE = {"question": "?", "answer": "2", "nums": [10, 4, 4], "target": 24}
 TASKSET = "buffer.explorer_input.taskset"
-
-
-def check(folder: Path, row: dict[str, Any], *overrides: str, **taskset: Any) -> tuple[int, str]:
-    """Exit code and output of `check --deep`."""
-    (folder / "model").mkdir()
-    (folder / "model/config.json").write_text("{}")
-    (folder / "rows.jsonl").write_text(4 * (json.dumps({**PUZZLE, **row}) + "\n"))
-    columns = {"prompt_key": "question", "response_key": "answer"}
-    dataset = {"name": "rows", "path": str(folder / "rows.jsonl"), "format": columns, **taskset}
-    config = {
-        "checkpoint_root_dir": str(folder / "jobs"),
-        "model": {"model_path": str(folder / "model"), "max_model_len": 64},
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
-        "buffer": {"batch_size": 2, "total_epochs": 1, "explorer_input": {"taskset": dataset}},
-    }
-    (folder / "run.yaml").write_text(yaml.safe_dump(config))
-    done = CliRunner().invoke(app, ["check", "--deep", str(folder / "run.yaml"), *overrides])
-    return done.exit_code, done.output
-
-
-def play(environment: str, **args: Any) -> dict[str, Any]:
-    rules = {"environment": environment, "environment_args": args}
-    return {"default_workflow_type": "environment_workflow", "workflow_args": rules}
 
 
 @pytest.mark.parametrize(
@@ -87,14 +61,14 @@ def play(environment: str, **args: Any) -> dict[str, Any]:
 def test_what_a_taskset_gives_is_tried_out(
     tmp_path: Path, row: dict[str, Any], taskset: dict[str, Any], code: int, said: str
 ) -> None:
-    found, text = check(tmp_path, row, **taskset)
+    found, text = check(tmp_path, {**PUZZLE, **row}, **taskset)
     assert (found, said in text) == (code, True), text
     assert said or "countdown" not in text.replace("countdown_", ""), text
 
 
 def test_a_missing_extra_is_said_with_its_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnasium", None)  # so that its import fails
-    code, text = check(tmp_path, {}, **play("gymnasium", id="Taxi-v3"))
+    code, text = check(tmp_path, PUZZLE, **play("gymnasium", id="Taxi-v3"))
     assert (code, "'gymnasium' cannot be played here" in text, "pip install -e '.[gym]'" in text) == (2, True, True)
 
 
@@ -102,14 +76,14 @@ def test_an_environment_that_hangs_is_named_and_the_check_ends(tmp_path: Path, m
     released = threading.Event()
     monkeypatch.setattr(ENVIRONMENTS["countdown"], "reset", lambda *_, **__: released.wait(60))
     monkeypatch.setattr(task_environments, "_MOST_SECONDS", 0.1)
-    code, text = check(tmp_path, {}, **play("countdown"))
+    code, text = check(tmp_path, PUZZLE, **play("countdown"))
     released.set()
     assert (code, "no episode of 'countdown' began within 0.1 s" in text) == (0, True), text
 
 
 def test_an_environment_of_a_provider_is_left_to_it(tmp_path: Path) -> None:
     provided = "explorer.environments=[{name: countdown, address: attached}]"
-    code, text = check(tmp_path, {}, provided, **play("countdown", anything=1))
+    code, text = check(tmp_path, PUZZLE, provided, **play("countdown", anything=1))
     assert (code, "anything" in text) == (0, False), text
 
 
@@ -119,5 +93,5 @@ def test_an_environment_of_a_provider_is_left_to_it(tmp_path: Path) -> None:
 def test_the_last_line_is_about_what_the_mode_does(tmp_path: Path, mode: str, said: str) -> None:
     evaluated = f"buffer.explorer_input.eval_tasksets=[{{name: test, path: {tmp_path}/rows.jsonl, format: "
     evaluated += "{prompt_key: question, response_key: answer}}]"
-    code, text = check(tmp_path, {}, f"mode={mode}", evaluated)
+    code, text = check(tmp_path, PUZZLE, f"mode={mode}", evaluated)
     assert (code, said in text) == (0, True), text
