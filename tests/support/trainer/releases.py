@@ -127,9 +127,34 @@ def main() -> None:
     engine.close()
 
 
+def _die_after_a_file(version: int) -> None:
+    """Files of 10 kB. Threads write several of them at once."""
+    from trinity.trainer.weights import publisher, shards
+
+    whole, one = publisher.write_shards, shards._write
+
+    def write_shards(*given: Any, **options: Any) -> Any:
+        return whole(*given, shard_bytes=10_000, **options)
+
+    def write(path: Path, *given: Any) -> Any:
+        found = one(path, *given)
+        if path.parent.name.startswith(f".v{version}."):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    publisher.write_shards = write_shards
+    shards._write = write
+
+
 def _die_after(publisher: Any, part: str, version: int = 2) -> None:
-    """kill -9 of this process at the begin of `publish`, or the end of another part, of a version."""
-    owner = publisher._stores if part == "put" else publisher
+    """kill -9 of this process at the begin of `publish`, or the end of another part, of a version.
+
+    `file`: the first of several files of the version is written.
+    """
+    if part == "file":
+        _die_after_a_file(version)
+        return
+    owner = publisher._stores if part in ("put", "seal") else publisher
     work = getattr(owner, part)
 
     def dies(first: Any, *given: Any) -> Any:

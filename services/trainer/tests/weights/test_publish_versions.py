@@ -315,16 +315,22 @@ def test_what_was_staged_before_a_crash_goes_live_after_it(
     assert steps == [1, 2, 2, 3]
 
 
-@pytest.mark.parametrize("part", ["publish", "_write", "put", "_announce"])
+@pytest.mark.parametrize("part", ["publish", "file", "_write", "put", "seal", "_announce"])
 def test_a_trainer_that_dies_while_it_publishes_in_the_background_loses_no_version(
     model: Path, sync: ForkedService, nats_url: str, tmp_path: Path, part: str
 ) -> None:
-    """It dies before any file, with whole files, with full stores, or once sync has the version; step 3 may train."""
+    """It dies before any file, with some files, whole files, full stores, sealed ones, or once sync has the version.
+
+    Step 3 may train meanwhile.
+    """
     trainer = Trainer(tmp_path / "run", model, sync.address, nats_url, steps=3, trainer={"save_interval": 1})
     known = Sync(sync.address, trainer.run)
     with JudgingExplorer(sync.address, trainer.run):
         trainer.allow(3)
         trainer.start(dies_after=part).until_killed()
+        if part == "file":
+            (partial,) = (tmp_path / "run").rglob(".v2.*.partial")
+            assert list(partial.iterdir()) and len(known.manifest(1).files) > 1
         assert (2 in known.states()) is (part == "_announce")
         assert trainer.start().wait()["error"] == ""
     plain = Trainer(tmp_path / "plain", model, sync.address, nats_url, steps=3)

@@ -152,6 +152,21 @@ def test_the_next_step_trains_while_a_version_is_published_and_does_not_tear_it(
     versions.close()
 
 
+def test_the_test_before_sees_a_snapshot_that_is_no_copy(
+    versions: VersionPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, publisher = parts(versions)
+    engine.tensors["w"].fill_(1)
+    monkeypatch.setattr(Snapshot, "take", lambda _, layout, weights: list(weights))
+    versions.publish(1)
+    assert publisher.begun.wait(20)
+    engine.tensors["w"][::2] = 2
+    publisher.go.set()
+    versions.finish()
+    assert publisher.published == {1: [1.0, 2.0]}, "torn"
+    versions.close()
+
+
 def test_one_version_is_published_at_a_time(versions: VersionPublisher) -> None:
     _, publisher = parts(versions)
     versions.publish(1)
