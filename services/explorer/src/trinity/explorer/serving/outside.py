@@ -45,7 +45,7 @@ class Offer:
     def fail(self, error: Exception) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
-            self.ended.exception()  # whoever waited may be gone
+            self.ended.exception()  # no caller may be left to read it
 
 
 @dataclass(frozen=True)
