@@ -214,6 +214,17 @@ def test_what_the_advantage_calculates_with_is_a_number(value: str) -> None:
         summarise(1, group, limits)
 
 
+def test_what_an_advantage_compares_with_a_teacher_has_one() -> None:
+    group, limits = sound(), replace(LIMITS, teacher=True)
+    with pytest.raises(InvalidInput, match=r"experiences\[0\]\.teacher_logprobs: is missing"):
+        summarise(1, group, limits)
+    for experience in group.experiences:
+        experience.teacher_logprobs.CopyFrom(experience.logprobs)
+    group.experiences[1].ClearField("teacher_logprobs")  # a prompt that was cut: nothing of it is trained
+    group.experiences[1].action_mask.data = bytes(12)
+    assert summarise(1, group, limits).num_experiences == 4
+
+
 def test_a_sound_group_with_a_teacher_is_taken() -> None:
     group = sound()
     logprob(-0.5, "teacher_logprobs")(group)

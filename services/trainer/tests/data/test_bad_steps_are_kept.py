@@ -88,8 +88,8 @@ class Observer:
     def close(self) -> None: ...
 
 
-def trainer_of(problem: Exception, policy: str, folder: Path) -> StepTrainer:
-    config = {**BASE, "model": {**BASE["model"], "model_path": "m"}, "checkpoint_root_dir": str(folder)}
+def trainer_of(problem: Exception, policy: str, folder: Path, **changes: Any) -> StepTrainer:
+    config = {**BASE, **changes, "model": {**BASE["model"], "model_path": "m"}, "checkpoint_root_dir": str(folder)}
     plan = make_plan(Config.model_validate({**config, "trainer": {"on_bad_step": policy}}))
     engine: Any = Engine(problem)
     return StepTrainer(plan, engine, True, folder, lambda step: step)
@@ -178,6 +178,15 @@ def test_a_group_that_cannot_be_decoded_is_named_with_its_explorer(tmp_path: Pat
     assert quarantine.read_batch(tmp_path, STEP).groups == raw.groups
     report = json.loads((tmp_path / f"bad_steps/step_{STEP}/report.json").read_text())
     assert report["blamed"] == [{"group": 1, "task_id": task, "log_sequence": 11}]
+
+
+def test_what_an_advantage_cannot_use_is_a_bad_step(tmp_path: Path) -> None:
+    """The buffer refuses such groups; those of an older log may be without a teacher all the same."""
+    trainer = trainer_of(AssertionError("asked"), "skip", tmp_path, algorithm={"algorithm_type": "jsd"})
+    done = trainer.train(raw_batch())
+    assert done.metrics == {"bad_step": 1.0}
+    report = json.loads((tmp_path / f"bad_steps/step_{STEP}/report.json").read_text())
+    assert "jsd cannot use an experience: experience.teacher_logprobs: is missing" in report["problem"]
 
 
 def test_a_step_that_an_operator_skips_is_passed_untrained(tmp_path: Path) -> None:

@@ -119,11 +119,13 @@ class Limits:
     """What a run allows of one experience: `tokens` in all, and token ids below `vocabulary`. 0: not known.
 
     `numbers`: entries of info that are numbers where they are given, since the advantage calculates with them.
+    `teacher`: the advantage compares each sampled token with a teacher.
     """
 
     tokens: int = 0
     vocabulary: int = 0
     numbers: tuple[str, ...] = ()
+    teacher: bool = False
 
     @property
     def ids_below(self) -> int:
@@ -200,6 +202,9 @@ class Experience:
             raise InvalidInput(f"{name}.action_mask", problem)
         for part in ("logprobs", "teacher_logprobs"):
             self._check_logprobs(name, part, length)
+        if limits.teacher and self.teacher_logprobs is None and self.action_mask.any():
+            problem = "is missing; the run's advantage needs a teacher's log-probabilities, which its workflow asks for"
+            raise InvalidInput(f"{name}.teacher_logprobs", problem)
         for part, value in (("reward", self.reward), *((f"metrics[{key!r}]", v) for key, v in self.metrics.items())):
             if not is_number(value):
                 raise InvalidInput(f"{name}.{part}", f"is {value}, must be finite and fit into float32")

@@ -152,7 +152,7 @@ class Evaluator:
             check_owner(self._context.names, message.subject, found)
             await self._check_fed(outcome.task)
             if isinstance(outcome, Group):
-                outcome.check(self._context.limits)
+                outcome.check(replace(self._context.limits, teacher=False))
             return outcome
         except InvalidInput as error:
             log.warning("buffer.evaluation.refused", sequence=message.sequence, reason=str(error))

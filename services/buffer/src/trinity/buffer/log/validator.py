@@ -202,8 +202,8 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
             return False
         if experience.rollout < 0 or experience.step < 0 or experience.truncation not in TRUNCATIONS:
             return False
-        if experience.HasField("teacher_logprobs") or not _is_json_object(experience.info_json):
-            return False  # the first is rare
+        if limits.teacher or experience.HasField("teacher_logprobs") or not _is_json_object(experience.info_json):
+            return False  # teachers are rare
         if limits.numbers and experience.info_json:
             return False
         if not all(map(is_number, experience.metrics.values())):

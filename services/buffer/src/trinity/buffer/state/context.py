@@ -117,7 +117,9 @@ class RunContext:
         advantage = self.plan.algorithm.advantage
         read = advantage.args.get("step_reward_key") if advantage is not None else None
         vocabulary = vocabulary_of(self.plan.config.model.model_path)
-        return Limits(self.plan.lengths.model, vocabulary, (read,) if isinstance(read, str) else ())
+        numbers = (read,) if isinstance(read, str) else ()
+        teacher = "teacher" in self.plan.algorithm.advantage_traits
+        return Limits(self.plan.lengths.model, vocabulary, numbers, teacher)
 
     @property
     def live_step(self) -> int:

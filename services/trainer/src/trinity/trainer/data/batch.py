@@ -215,7 +215,10 @@ def with_advantages(
         return list(sequences)
     _refuse("reward", [s.group for s in rolled_out if not np.isfinite(s.reward)], step)
     rollouts = _rollouts(rolled_out, step, penalties, values)
-    found = advantages.compute(plan.advantage.name, plan.advantage.args, rollouts)
+    try:
+        found = advantages.compute(plan.advantage.name, plan.advantage.args, rollouts)
+    except InvalidInput as error:  # of what an experience lacks
+        raise Undecodable(f"{plan.advantage.name} cannot use an experience: {error}", step) from error
     bad = [s.group for s, tokens in zip(rolled_out, found.tokens, strict=True) if not torch.isfinite(tokens).all()]
     _refuse("advantage", bad, step)
     result, copies = [], []

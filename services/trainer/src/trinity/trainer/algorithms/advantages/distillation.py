@@ -54,6 +54,8 @@ def _both(rollouts: Rollouts, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Teacher's and sampler's log-probabilities of the action tokens. Raises InvalidInput without a teacher's."""
     mask = rollouts.masks[index]
     found = rollouts.teachers[index] if rollouts.teachers is not None else None
+    if found is None and not mask.any():  # a prompt that was cut
+        found = torch.zeros(len(mask))
     if found is None or len(found) != len(mask):
         problem = "is missing" if found is None else f"has {len(found)} numbers, the response has {len(mask)} tokens"
         what = f"{problem}; group {int(rollouts.groups_N[index])}. The workflow records them, as on_policy_distill does"
