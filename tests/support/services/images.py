@@ -28,6 +28,8 @@ mount -o remount,bind,ro $root
 mount -t tmpfs tmpfs $root/tmp
 mount --rbind /dev $root/dev
 mount --rbind /proc $root/proc
+mount --bind /sys $root/sys
+mount -o remount,bind,ro $root/sys
 while [ "$1" != -- ]; do mount --bind "$1" "$root$2"; shift 2; done
 shift
 user=$1; shift
