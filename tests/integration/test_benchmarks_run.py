@@ -13,6 +13,7 @@ TABLES = {
     "buffer.py tls": ("mTLS", "ratios of the rounds"),
     "environment.py": ("steps/s", "attached, through the environment service", "50 episodes open at once", "engines"),
     "rollout.py": ("limit", "of plain"),
+    "agents.py": ("tools.generate", "session, streamed", "limit"),
     "trainer.py": ("packing", "packed", "memory", "growth"),
     "sync.py tls": ("pause, with mTLS and without", "ratios of the pairs"),
     "sync.py": ("pause, requests running", "bare load", "difference, 1% changed", "publish + fetch", "ratio"),

@@ -72,8 +72,9 @@ class Gateway:
         """Let vLLM answer, in a task that ends with the session."""
         call = Call(session)
         answer = _Answer(call, READERS[scope["path"]](), send, self._read_seconds)
-        scope = {**scope, "headers": _headers(scope, body)}
-        task = asyncio.create_task(_run(self._app, call, scope, _replayed(body, receive), answer.send))
+        data = json.dumps(body).encode()
+        scope = {**scope, "headers": _headers(scope, len(data))}
+        task = asyncio.create_task(_run(self._app, call, scope, _replayed(data, receive), answer.send))
         session.calls.add(task)
         try:
             await asyncio.wait([task])
@@ -147,20 +148,16 @@ async def _run(app: App, call: Call, scope: Any, receive: Receive, send: Send) -
     await app(scope, receive, send)
 
 
-def _headers(scope: Any, body: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+def _headers(scope: Any, length: int) -> list[tuple[bytes, bytes]]:
     """Without the key, which is of no use to what is called from here."""
     dropped = (b"authorization", b"x-api-key", b"content-length", b"transfer-encoding", b"content-type")
     kept = [(name, value) for name, value in scope["headers"] if name not in dropped]
-    return [*kept, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(_encoded(body)))]
+    return [*kept, (b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
 
 
-def _encoded(body: dict[str, Any]) -> bytes:
-    return json.dumps(body).encode()
-
-
-def _replayed(body: dict[str, Any], receive: Receive) -> Receive:
+def _replayed(body: bytes, receive: Receive) -> Receive:
     """The request as it is passed on, and then what the client does."""
-    first: list[dict[str, Any]] = [{"type": "http.request", "body": _encoded(body), "more_body": False}]
+    first: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> dict[str, Any]:
         return first.pop() if first else await receive()
