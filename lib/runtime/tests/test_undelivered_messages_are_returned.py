@@ -17,6 +17,7 @@ from trinity.runtime.broker import (
     ensure_streams,
     return_undelivered,
 )
+from trinity.runtime.broker.undelivered import _Queue
 
 pytestmark = [pytest.mark.core, pytest.mark.slow]
 
@@ -48,6 +49,24 @@ async def test_only_what_no_process_received_is_returned(kills_leader: bool, tmp
                     pytest.fail(f"{await _take(consumer, 1)} was leased")
             assert not returning.done()
             returning.cancel()
+
+
+async def test_what_was_heard_of_finished_messages_is_forgotten_on_one_server_too(nats_url: str) -> None:
+    async with await connect(nats_url, "explorer") as explorer, await connect(nats_url, "buffer") as buffer:
+        await ensure_streams(buffer, [StreamSpec("TASKS", ("t.>",))])
+        await ensure_consumer(buffer, "TASKS", "workers", lease_seconds=LEASE_SECONDS)
+        queue = _Queue(buffer, "TASKS", "workers")
+        await buffer.client.subscribe(f"{queue.subject}.>", cb=queue.hear)
+        consumer = await PullConsumer.open(explorer, "TASKS", "workers")
+        for index in range(MESSAGES):
+            await buffer.publish("t.x", b"work", message_id=str(index))
+        for message in await _take(consumer, MESSAGES):
+            assert await (message.extend() if message.sequence == MESSAGES else message.ack())
+        async with asyncio.timeout(30):
+            while len(queue._heard) < MESSAGES:
+                await asyncio.sleep(0.05)
+        await queue.look(await buffer.js.consumer_info("TASKS", "workers"))
+        assert queue._heard == {MESSAGES}, "only what is still leased"
 
 
 async def _take(consumer: PullConsumer, number: int) -> list[Message]:

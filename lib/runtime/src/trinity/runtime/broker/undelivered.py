@@ -53,11 +53,13 @@ class _Queue:
         self._heard.add(sequence_of(raw.subject))
 
     async def look(self, info: ConsumerInfo) -> None:
-        if info.cluster is None or not info.cluster.leader or info.delivered is None or info.ack_floor is None:
+        if info.delivered is None or info.ack_floor is None:
             return
-        leader = info.cluster.leader
         self._heard_from = max(self._heard_from, info.ack_floor.stream_seq)
         self._heard = {sequence for sequence in self._heard if sequence > self._heard_from}
+        if info.cluster is None or not info.cluster.leader:
+            return
+        leader = info.cluster.leader
         self._delivered.append(info.delivered.stream_seq)
         if not self._leader:
             self._heard_from = info.delivered.stream_seq
