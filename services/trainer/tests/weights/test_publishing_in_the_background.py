@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from trinity.runtime.errors import Conflict
 from trinity.trainer.process.control import Control
@@ -205,12 +206,11 @@ def test_a_rollback_waits_for_the_version_that_is_being_published(versions: Vers
     versions.close()
 
 
-def test_the_end_waits_for_a_version_and_raises_nothing(
-    versions: VersionPublisher, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_end_waits_for_a_version_and_raises_nothing(versions: VersionPublisher) -> None:
     _, publisher = parts(versions)
     publisher.error = Conflict("no store takes it")
     versions.publish(1)
     threading.Timer(0.2, publisher.go.set).start()
-    versions.close()
-    assert "no store takes it" in capsys.readouterr().out
+    with capture_logs() as said:
+        versions.close()
+    assert [line["reason"] for line in said] == ["no store takes it"]
