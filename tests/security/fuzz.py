@@ -48,6 +48,8 @@ from trinity.environments.scorers import SCORERS
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.rollout.loop import Progress
 from trinity.explorer.servicer import ExplorerServicer
+from trinity.explorer.serving.outside import OutsideSessions
+from trinity.explorer.serving.sessions import Sessions
 from trinity.explorer.types import Completion
 from trinity.runtime import headers, names, rpc
 from trinity.runtime.broker import connect
@@ -89,7 +91,10 @@ _KNOWN: dict[str, dict[str, list[Any]]] = {
     },
 }  # fmt: skip
 # They wait by their contract: for room, for the log, for the end of a step or of running tasks.
-_MAY_WAIT = ("PublishTasks", "Fence", "Drain", "StreamBatches", "Watch", "Attach", "Episode", "Pause", "Checkpoint")
+_MAY_WAIT = (
+    "PublishTasks", "Fence", "Drain", "StreamBatches", "Watch", "Attach", "Episode", "Pause", "Checkpoint",
+    "OpenSession",
+)  # fmt: skip
 
 
 @dataclass
@@ -392,6 +397,7 @@ class _Explorer:
 
     def __init__(self, model: Path) -> None:
         self.pool = self
+        self.outside = OutsideSessions(Sessions())
         self.tokenizer = ChatTokenizer(ModelConfig(model_path=str(model)))
 
     def tokens_per_second(self) -> float:
