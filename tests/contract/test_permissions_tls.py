@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from support.services.certificates import identity_of, make_certificates, tls_settings
+from support.services.certificates import authority_of, identity_of, make_certificates, signed_by, tls_settings
 from support.services.nats import NatsServer
 from support.services.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
@@ -84,11 +84,38 @@ async def test_expired_nameless_and_unknown_roles_are_no_callers(
     service: ServiceProcess, certificates: Path, role: str, days: float
 ) -> None:
     """The caller's own checks are bypassed: only the server's count."""
-    authority = ca.Pair((certificates / "ca/ca.crt").read_bytes(), (certificates / "ca/ca.key").read_bytes())
+    authority = authority_of(certificates)
     pair = ca.issue(authority, "other", role=role, hosts=["localhost"], days=days)
     shown = grpc.ssl_channel_credentials(authority.certificate, pair.key, pair.certificate)
     code, _ = await called(grpc.aio.secure_channel(service.address, shown), HEALTH)
     assert code is (GONE if days < 0 else grpc.StatusCode.UNAUTHENTICATED)
+
+
+@pytest.mark.parametrize("role", ["explorer", ""])
+async def test_a_holder_of_a_certificate_is_no_authority(
+    service: ServiceProcess, certificates: Path, role: str
+) -> None:
+    """TLS alone takes both: it does not look at the path length that the authority's certificate allows."""
+    authority = authority_of(certificates)
+    holder = signed_by(authority, role, "gpu-7", may_sign=True)
+    forged = signed_by(holder, "operator", "operator", may_sign=False)
+    for chain, key in ((holder.certificate, holder.key), (forged.certificate + holder.certificate, forged.key)):
+        shown = grpc.ssl_channel_credentials(authority.certificate, key, chain)
+        code, reason = await called(grpc.aio.secure_channel(service.address, shown), HEALTH)
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert "certificate: CN=gpu-7 names a holder and is a CA's (CA:TRUE)" in reason
+
+
+async def test_a_certificate_that_is_none_does_not_attach_by_a_token(
+    service: ServiceProcess, certificates: Path
+) -> None:
+    """Attach takes callers without an identity of the run; a false one is worse than none."""
+    holder = signed_by(authority_of(certificates), "provider", "gpu-7", may_sign=True)
+    shown = grpc.ssl_channel_credentials(authority_of(certificates).certificate, holder.key, holder.certificate)
+    async with grpc.aio.secure_channel(service.address, shown) as channel:
+        call = channel.stream_stream("/trinity.api.environment.v1.EnvironmentService/Attach")(timeout=20)
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "is a CA's" in str(await call.details())
 
 
 async def test_a_token_does_not_replace_a_certificate(service: ServiceProcess, tmp_path: Path) -> None:
@@ -148,13 +175,21 @@ async def test_a_provider_attaches_by_its_certificate_and_token(service: Service
             {"TLS_CERT": "{old}/tls.crt", "TLS_KEY": "{old}/tls.key"},
             "TRINITY_ENVIRONMENT_TLS_CERT: {old}/tls.crt expired at",
         ),
+        (
+            {"TLS_CERT": "{signs}/tls.crt", "TLS_KEY": "{signs}/tls.key"},
+            "TRINITY_ENVIRONMENT_TLS_CERT: {signs}/tls.crt is a certificate: CN=signs names a holder and is a CA's",
+        ),
     ],
 )
 def test_a_service_refuses_certificates_that_it_cannot_use(
     certificates: Path, tmp_path: Path, changes: dict[str, str | None], says: str
 ) -> None:
     certs.issue("environment", "old", certificates, days=-1)
-    places = {"sync": str(certificates / "sync"), "old": str(certificates / "old")}
+    certs.issue("environment", "signs", certificates)
+    pair = signed_by(authority_of(certificates), "environment", "signs", may_sign=True)
+    (certificates / "signs/tls.crt").write_bytes(pair.certificate)
+    (certificates / "signs/tls.key").write_bytes(pair.key)
+    places = {name: str(certificates / name) for name in ("sync", "old", "signs")}
     settings = {**tls_settings(certificates, "environment"), **changes}
     given = {name: value.format(**places) for name, value in settings.items() if value is not None}
     process = ServiceProcess("environment", tmp_path, **given).start(wait_seconds=0)

@@ -1,8 +1,14 @@
 """Certificates as `trinity certs` writes them, for services and callers of a test."""
 
+import datetime
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from trinity.cli.commands.certs import certs
+from trinity.runtime.trust import ca
 from trinity.runtime.trust.identity import Identity, of_certificate
 from trinity.runtime.trust.tls import TlsFiles, TlsIdentity
 
@@ -22,3 +28,33 @@ def tls_settings(folder: Path, name: str) -> dict[str, str]:
 
 def identity_of(folder: Path, name: str) -> Identity:
     return of_certificate(TlsIdentity(TlsFiles(*map(Path, tls_settings(folder, name).values()))))
+
+
+def authority_of(folder: Path) -> ca.Pair:
+    return ca.Pair((folder / "ca/ca.crt").read_bytes(), (folder / "ca/ca.key").read_bytes())
+
+
+def signed_by(issuer: ca.Pair, role: str, name: str, *, may_sign: bool) -> ca.Pair:
+    """A holder's certificate that another authority than that of `trinity certs` could make: one that may sign."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    names: list[x509.GeneralName] = [x509.DNSName("localhost")]
+    if role:
+        names.append(x509.UniformResourceIdentifier(ca.identity_uri(role, name)))
+    signer = serialization.load_pem_private_key(issuer.key, password=None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.load_pem_x509_certificate(issuer.certificate).subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=may_sign, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return ca.Pair(ca.pem(certificate), secret)

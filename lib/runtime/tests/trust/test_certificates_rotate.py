@@ -10,8 +10,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from trinity.runtime.errors import Unauthenticated
 from trinity.runtime.trust import ca
-from trinity.runtime.trust.tls import TlsFiles, TlsIdentity, peer_identity, server_credentials
+from trinity.runtime.trust.tls import TlsFiles, TlsIdentity, peer_of, server_credentials
 from trinity.runtime.trust.tls_channel import BlockingTlsChannel, TlsChannel
 
 pytestmark = pytest.mark.core
@@ -43,7 +44,8 @@ class Echo:
         self.go = asyncio.Semaphore(0)
 
     async def who(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        return repr(peer_identity(context.auth_context())).encode()
+        peer = peer_of(context.auth_context())
+        return repr(peer and (peer.role, peer.name)).encode()
 
     async def count(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         for number in range(3):
@@ -174,9 +176,11 @@ def test_files_that_cannot_be_used_replace_nothing(tmp_path: Path, authority: ca
 
 
 def test_a_certificate_that_expired_on_an_open_connection_counts_no_more(authority: ca.Pair) -> None:
-    for days, found in ((1, ("explorer", "gpu-7")), (-1, None)):
-        pair = ca.issue(authority, "gpu-7", role="explorer", days=days)
-        assert peer_identity({"x509_pem_cert": [pair.certificate]}) == found
-    assert peer_identity({}) is None
-    nameless = ca.issue(authority, "nats", hosts=["nats"], days=1)
-    assert peer_identity({"x509_pem_cert": [nameless.certificate]}) is None
+    valid, old = (ca.issue(authority, "gpu-7", role="explorer", days=days).certificate for days in (1, -1))
+    peer = peer_of({"x509_pem_cert": [valid]})
+    assert peer is not None and (peer.role, peer.name) == ("explorer", "gpu-7")
+    assert peer_of({}) is None
+    nameless = ca.issue(authority, "nats", hosts=["nats"], days=1).certificate
+    for shown, problem in ((old, "expired at"), (nameless, "has 0 URIs"), (b"no PEM", "the caller's ")):
+        with pytest.raises(Unauthenticated, match=problem):
+            peer_of({"x509_pem_cert": [shown]})

@@ -95,6 +95,17 @@ def identity_of(certificate: x509.Certificate) -> tuple[str, str]:
     return role, name
 
 
+def check_signers(chain: Sequence[x509.Certificate]) -> None:
+    """InvalidInput if the first certificate, a holder's, may sign others, or another of its chain is a holder's.
+
+    TLS takes a holder's certificate that may sign for an authority: who has it could make every role.
+    """
+    for number, certificate in enumerate(chain):
+        if _signs(certificate) and (number == 0 or _alternative_names(certificate) is not None):
+            name = certificate.subject.rfc4514_string()
+            raise InvalidInput("certificate", f"{name} names a holder and is a CA's (CA:TRUE), must be one of them")
+
+
 def hosts_of(certificate: x509.Certificate) -> list[str]:
     """The DNS names and IP addresses of its subjectAltName."""
     names = _alternative_names(certificate)
@@ -121,6 +132,13 @@ def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternative
         return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return None
+
+
+def _signs(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except x509.ExtensionNotFound:
+        return False
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from trinity.runtime.errors import InvalidInput, PermissionDenied
+from trinity.runtime.errors import InvalidInput, PermissionDenied, Unauthenticated
 from trinity.runtime.settings import is_loopback, split_address
 from trinity.runtime.trust.roles import Role
-from trinity.runtime.trust.tls import TlsIdentity, peer_identity
+from trinity.runtime.trust.tls import TlsIdentity, peer_of
 from trinity.runtime.trust.tokens import OwnToken
 
 
@@ -75,9 +75,13 @@ def of_certificate(tls: TlsIdentity) -> Identity:
 
 
 def caller_of_certificate(auth_context: Mapping[str, Iterable[bytes]]) -> Caller | None:
-    """The caller that a verified certificate names; None without one that is valid now."""
-    role, name = peer_identity(auth_context) or ("", "")
-    return Caller(Role(role), name) if role in list(Role) else None
+    """The caller that a verified certificate names; None without one. Unauthenticated if it cannot be used."""
+    peer = peer_of(auth_context)
+    if peer is None:
+        return None
+    if peer.role not in list(Role):
+        raise Unauthenticated(f"the caller's certificate names the role {peer.role!r}, which is none")
+    return Caller(Role(peer.role), peer.name)
 
 
 def check_name(field: str, name: str) -> None:

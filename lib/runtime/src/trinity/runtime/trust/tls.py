@@ -18,7 +18,7 @@ import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from trinity.runtime.errors import InvalidInput
+from trinity.runtime.errors import InvalidInput, Unauthenticated
 from trinity.runtime.trust import ca
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,8 @@ class TlsFiles:
         if self.key.stat().st_mode & _READABLE_BY_OTHERS:
             mode = f"{self.key.stat().st_mode & 0o777:04o}"
             raise self._invalid("KEY", self.key, f"has mode {mode} and can be read by others; chmod 600 {self.key}")
-        certificate = self._certificates("CERT", self.cert, chain)[0]
+        certificates = self._certificates("CERT", self.cert, chain)
+        certificate = certificates[0]
         self._certificates("CA", self.ca, roots)
         try:
             private = serialization.load_pem_private_key(key, password=None)
@@ -92,6 +93,7 @@ class TlsFiles:
             )
         try:
             role, name = ca.identity_of(certificate)
+            ca.check_signers(certificates)
         except InvalidInput as error:
             raise self._invalid("CERT", self.cert, f"is a {error}; `trinity certs issue` writes one") from None
         return Material(chain, key, roots, role, name, last, ca.expires_soon(certificate))
@@ -180,22 +182,36 @@ def server_credentials(identity: TlsIdentity) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(configuration(served), changed, require_client_authentication=True)
 
 
+@dataclass(frozen=True)
+class Peer:
+    """Who a caller's certificate says it is."""
+
+    role: str
+    name: str
+    serial: int
+    not_after: datetime.datetime
+
+
 @functools.lru_cache(maxsize=4096)
-def _holder(pem: bytes) -> tuple[str, str, datetime.datetime]:
-    certificate = x509.load_pem_x509_certificate(pem)
-    return *ca.identity_of(certificate), certificate.not_valid_after_utc
+def _holder(pem: bytes, signers: bytes) -> Peer:
+    chain = x509.load_pem_x509_certificates(pem + signers)
+    ca.check_signers(chain)
+    return Peer(*ca.identity_of(chain[0]), chain[0].serial_number, chain[0].not_valid_after_utc)
 
 
-def peer_identity(auth_context: Mapping[str, Iterable[bytes]]) -> tuple[str, str] | None:
-    """Role and name of a caller, from `ServicerContext.auth_context()`; None without a usable certificate.
+def peer_of(auth_context: Mapping[str, Iterable[bytes]]) -> Peer | None:
+    """A caller, from `ServicerContext.auth_context()`; None if it shows no certificate.
 
-    The handshake has checked who signed it. One that expired since then counts no more, on an old connection too.
+    The handshake has checked that the authority signed it, and not who else signed in between. Raises Unauthenticated
+    for a certificate that names no caller, was signed by another holder, or has expired since the handshake.
     """
-    pem = next(iter(auth_context.get("x509_pem_cert", ())), b"")
+    pem, signers = (b"".join(auth_context.get(key, ())) for key in ("x509_pem_cert", "x509_pem_cert_chain"))
     if not pem:
         return None
     try:
-        role, name, not_after = _holder(pem)
-    except (InvalidInput, ValueError):
-        return None
-    return (role, name) if datetime.datetime.now(datetime.UTC) < not_after else None
+        peer = _holder(pem, signers)
+    except (InvalidInput, ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise Unauthenticated(f"the caller's {error}") from None
+    if datetime.datetime.now(datetime.UTC) >= peer.not_after:
+        raise Unauthenticated(f"the caller's certificate expired at {peer.not_after:%Y-%m-%d %H:%M} UTC")
+    return peer
