@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.main import app, use_identity
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import run_id
-from trinity.runtime.trust import ca
+from trinity.runtime.trust import ca, revoked
 from trinity.runtime.trust.nats_users import read_user
 from trinity.runtime.trust.tls import Material, TlsFiles
 
@@ -61,7 +62,8 @@ def test_secrets_are_for_the_owner_alone(folder: Path) -> None:
     modes = {path: path.stat().st_mode & 0o777 for path in [folder, *folder.rglob("*")]}
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
     assert {path.name for path, mode in modes.items() if mode == 0o644} == {
-        "ca.crt", "tls.crt", "issued.json", "accounts.conf", "account"
+        "ca.crt", "tls.crt", "issued.json", "accounts.conf", "account", "revoked",
+        *(f"{name}.json" for name in IdentityFolder(folder).names),
     }  # fmt: skip
     secrets = {path.name for path, mode in modes.items() if mode == 0o600}
     assert secrets == {"ca.key", "tls.key", "nats.creds", "account.seed", "operator.seed", "system.seed"}
@@ -143,6 +145,54 @@ def test_rotate_may_name_other_hosts_which_stay(folder: Path) -> None:
     assert "node1" in ca.hosts_of(certificate(folder, "buffer"))
 
 
+def test_revoke_names_all_that_a_name_was_issued(folder: Path) -> None:
+    certs.issue("explorer", "gpu-7", folder, run=RUN)
+    first = certificate(folder, "gpu-7").serial_number
+    certs.rotate(["gpu-7"], folder)
+    second = certificate(folder, "gpu-7").serial_number
+    accounts = (folder / "nats/accounts.conf").read_bytes()
+    said = certs.revoke(["gpu-7"], folder)
+    assert f"{first:040x} of gpu-7, {second:040x} of gpu-7; copy `revoked`" in said
+    lists = {path.parent.name: revoked.parse(path.read_text()) for path in folder.glob("*/revoked")}
+    assert lists == {name: {first, second} for name in ["ca", *IdentityFolder(folder).names]}
+    assert (folder / "nats/accounts.conf").read_bytes() == (folder / "ca/nats/accounts.conf").read_bytes() != accounts
+    rows = {row["name"]: row for row in json.loads(certs.show(folder, as_json=True))}
+    assert (rows["gpu-7"]["state"], rows["gpu-7"]["serial"]) == ("revoked", f"{second:040x}")
+    certs.rotate(None, folder)
+    assert certificate(folder, "gpu-7").serial_number == second, "a lost identity is not issued again among all"
+    certs.rotate(["gpu-7"], folder)
+    rows = {row["name"]: row for row in json.loads(certs.show(folder, as_json=True))}
+    assert rows["gpu-7"]["state"] == "valid", "but by its name"
+    assert first in revoked.parse((folder / "gpu-7/revoked").read_text())
+
+
+def test_revoke_takes_serial_numbers(folder: Path) -> None:
+    serial = certificate(folder, "sync").serial_number
+    colons = ":".join(f"{serial:040X}"[i : i + 2] for i in range(0, 40, 2))
+    certs.revoke([colons, "00" * 8 + "ab"], folder)  # the second is of an issuer such as cert-manager
+    assert revoked.parse((folder / "buffer/revoked").read_text()) == {serial, 0xAB}
+    with pytest.raises(RunError, match=r"^cafe is no identity of .* and no serial number"):
+        certs.revoke(["cafe"], folder)
+    with pytest.raises(RunError, match=r"^unknown is no identity"):
+        certs.revoke(["sync", "unknown"], folder)
+
+
+def test_a_folder_from_before_revoke_can_revoke(folder: Path) -> None:
+    for path in folder.glob("*/revoked"):
+        path.unlink()
+    shutil.rmtree(folder / "ca/earlier")
+    certs.revoke(["buffer"], folder)
+    assert revoked.parse((folder / "sync/revoked").read_text()) == {certificate(folder, "buffer").serial_number}
+
+
+def test_a_new_authority_does_not_wait_for_the_revoked(folder: Path) -> None:
+    certs.revoke(["explorer"], folder)
+    certs.rotate(None, folder, new_authority=True)
+    certs.rotate(None, folder)
+    certs.rotate(None, folder, drop_old=True)
+    assert not trusts(folder, "sync", "explorer")
+
+
 def test_kubernetes_secrets_hold_the_same_files(folder: Path) -> None:
     documents = list(yaml.safe_load_all(certs.issue("explorer", "gpu_7", folder, kubernetes_form=Form.SECRETS)))
     assert [(one["kind"], one["metadata"]["name"]) for one in documents] == [("Secret", "trinity-gpu-7")]
@@ -161,8 +211,8 @@ def test_cert_manager_is_told_role_and_hosts(tmp_path: Path) -> None:
     assert (spec["dnsNames"], spec["ipAddresses"]) == (["sync", "localhost"], ["127.0.0.1", "10.0.0.1"])
     assert (spec["duration"], spec["renewBefore"]) == ("720h", "240h")
     assert "uris" not in documents["Certificate", "trinity-nats"]["spec"]
-    assert list(documents["Secret", "trinity-sync-nats"]["data"]) == ["nats.creds"]
-    assert list(documents["Secret", "trinity-nats-nats"]["data"]) == ["account", "accounts.conf"]
+    assert list(documents["Secret", "trinity-sync-nats"]["data"]) == ["nats.creds", "revoked"]
+    assert list(documents["Secret", "trinity-nats-nats"]["data"]) == ["account", "accounts.conf", "revoked"]
     found = IdentityFolder(tmp_path / "identity")
     users = [one for (kind, name), one in documents.items() if kind == "Secret" and name != "trinity-ca"]
     assert list(yaml.safe_load_all(kubernetes.nats_secrets(found, found.names))) == users

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.core
 
 TOKEN = "for-attaching"
 HEALTH = "/grpc.health.v1.Health/Check"
+EPISODE = "/trinity.api.environment.v1.EnvironmentService/Episode"
 DESCRIBE = "/trinity.api.environment.v1.EnvironmentService/Describe"
 OK, DENIED, GONE = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE
 
@@ -89,6 +90,28 @@ async def test_expired_nameless_and_unknown_roles_are_no_callers(
     shown = grpc.ssl_channel_credentials(authority.certificate, pair.key, pair.certificate)
     code, _ = await called(grpc.aio.secure_channel(service.address, shown), HEALTH)
     assert code is (GONE if days < 0 else grpc.StatusCode.UNAUTHENTICATED)
+
+
+@pytest.mark.timeout(120)
+async def test_a_revoked_certificate_is_refused_and_others_are_not(service: ServiceProcess, certificates: Path) -> None:
+    for name in ("gpu-8", "gpu-9"):
+        certs.issue("explorer", name, certificates)
+    lost, kept = (rpc.channel(service.address, identity=identity_of(certificates, name)) for name in ("gpu-8", "gpu-9"))
+    streams = [channel.stream_stream(EPISODE)(timeout=60) for channel in (lost, kept)]
+    for channel in (lost, kept):
+        await channel.unary_unary(HEALTH)(b"", timeout=20)
+    certs.revoke(["gpu-8"], certificates)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"certificate [0-9a-f]{40} of gpu-8 is revoked") as refused:
+        await lost.unary_unary(HEALTH)(b"", timeout=20)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert await streams[0].code() is grpc.StatusCode.UNAUTHENTICATED, "on an open stream too"
+    await kept.unary_unary(HEALTH)(b"", timeout=20)
+    assert not streams[1].done()
+    streams[1].cancel()
+    certs.rotate(["gpu-8"], certificates)
+    await lost.unary_unary(HEALTH)(b"", timeout=20)
+    for channel in (lost, kept):
+        await channel.close()
 
 
 @pytest.mark.parametrize("role", ["explorer", ""])
@@ -166,6 +189,10 @@ async def test_a_provider_attaches_by_its_certificate_and_token(service: Service
             "TRINITY_ENVIRONMENT_TLS_KEY: {sync}/tls.key does not belong to the certificate",
         ),
         ({"TLS_CA": "/nowhere/ca.crt"}, "TRINITY_ENVIRONMENT_TLS_CA: /nowhere/ca.crt cannot be read: No such file"),
+        (
+            {"TLS_REVOKED": "/nowhere/list"},
+            "TRINITY_ENVIRONMENT_TLS_REVOKED: /nowhere/list cannot be read: No such file",
+        ),
         ({"TLS_KEY": None}, "TRINITY_ENVIRONMENT_TLS_KEY: is not set, but TRINITY_ENVIRONMENT_TLS_CERT is"),
         (
             {"TLS_CERT": "{sync}/tls.crt", "TLS_KEY": "{sync}/tls.key"},

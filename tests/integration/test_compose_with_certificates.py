@@ -34,6 +34,7 @@ pytestmark = pytest.mark.extended
 SERVICES = ("sync", "environment", "buffer")
 PORTS = {"environment": 7002, "sync": 7004, "trainer": 7005}
 STEPS = 2
+HEALTH = "/grpc.health.v1.Health/Check"
 
 
 class ComposedNats(NatsServer):
@@ -55,7 +56,7 @@ class ComposedNats(NatsServer):
             text = text.replace(there, here)
         self._config.write_text(text)
 
-    def read_certificate_again(self) -> None:
+    def read_files_again(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGHUP)
 
@@ -158,7 +159,7 @@ def _trinity(composed: Composed, *command: str) -> str:
 async def test_no_caller_without_an_identity_is_answered(composed: Composed) -> None:
     for service in composed.services.values():
         async with rpc.channel(service.address, identity=None) as channel:
-            code = await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=20).code()
+            code = await channel.unary_unary(HEALTH)(b"", timeout=20).code()
         assert code is grpc.StatusCode.UNAVAILABLE
     ca = composed.identity / "reader/ca.crt"
     with pytest.raises(Unauthenticated):
@@ -189,12 +190,36 @@ async def test_a_nats_server_of_another_authority_is_refused(composed: Composed,
 
 
 @pytest.mark.timeout(120)
+async def test_a_revoked_identity_is_out_of_nats_and_of_services(composed: Composed) -> None:
+    certs.issue("explorer", "gpu-7", composed.identity, run=composed.run.run)
+    lost, kept = (files_of_nats(composed, name) for name in ("gpu-7", "reader"))
+    sync = rpc.channel(composed.services["sync"].address, identity=identity_of(composed.identity, "gpu-7"))
+    async with await connect(composed.nats.url, "reader", **kept) as other:
+        async with await connect(composed.nats.url, "gpu-7", **lost) as broker:
+            assert await sync.unary_unary(HEALTH)(b"", timeout=20).code() is grpc.StatusCode.OK
+            certs.revoke(["gpu-7"], composed.identity)
+            assert await sync.unary_unary(HEALTH)(b"", timeout=20).code() is grpc.StatusCode.UNAUTHENTICATED
+            composed.nats.read_files_again()
+            async with asyncio.timeout(30):
+                while broker.client.is_connected:
+                    await asyncio.sleep(0.05)
+        with pytest.raises(Unauthenticated):
+            await connect(composed.nats.url, "gpu-7", **lost, wait_seconds=10)
+        await other.request(other.js.account_info, "account", 20)
+    certs.rotate(["gpu-7"], composed.identity)
+    async with await connect(composed.nats.url, "gpu-7", **lost) as broker:
+        await broker.request(broker.js.account_info, "account", 20)
+    assert await sync.unary_unary(HEALTH)(b"", timeout=20).code() is grpc.StatusCode.OK
+    await sync.close()
+
+
+@pytest.mark.timeout(120)
 async def test_nats_gets_another_certificate_while_clients_are_connected(composed: Composed) -> None:
     """Through a new authority too: a client that reconnects reads the bundle again."""
     async with await connect(composed.nats.url, "operator", **files_of_nats(composed, "operator")) as broker:
         certs.rotate(None, composed.identity, new_authority=True)
         certs.rotate(None, composed.identity)
-        composed.nats.read_certificate_again()
+        composed.nats.read_files_again()
         certs.rotate(None, composed.identity, drop_old=True)
         await _connected_with_new_certificate(composed)
         composed.nats.kill()

@@ -36,4 +36,22 @@ MUTATIONS = [
         "if False:",
         f"{_PERMISSIONS}::test_without_identities_a_service_is_for_this_machine_alone",
     ),
+    Mutation(
+        f"{_TRUST}/tls.py",
+        "    ca.check_signers(chain)\n",
+        "",
+        "tests/contract/test_permissions_tls.py::test_a_holder_of_a_certificate_is_no_authority",
+    ),
+    Mutation(
+        f"{_TRUST}/identity.py",
+        "if peer.serial in revoked:",
+        "if False:",
+        "tests/contract/test_permissions_tls.py::test_a_revoked_certificate_is_refused_and_others_are_not",
+    ),
+    Mutation(
+        f"{_TRUST}/revoked.py",
+        "if stamp != self._stamp:",
+        "if False:",
+        "tests/contract/test_permissions_tls.py::test_a_revoked_certificate_is_refused_and_others_are_not",
+    ),
 ]

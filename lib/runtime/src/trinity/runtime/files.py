@@ -46,6 +46,15 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """Changes when the file is replaced or rewritten, also behind the links that Kubernetes mounts; None without it."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside a folder durable."""
     handle = os.open(folder, os.O_RDONLY)

@@ -29,6 +29,7 @@ from trinity.runtime.errors import (
 )
 from trinity.runtime.settings import NatsSettings, ServiceSettings, is_loopback, reached_at, split_address
 from trinity.runtime.trust import identity as trust
+from trinity.runtime.trust import revoked
 from trinity.runtime.trust.gate import Gate
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
@@ -182,8 +183,14 @@ def identity_of(name: str, settings: ServiceSettings) -> Identity | None:
 def _gate(settings: ServiceSettings, host: str) -> Gate | None:
     """What callers must show. None, nothing, on the loopback alone, or where the settings say so."""
     local = is_loopback(host)
-    if settings.tls_cert is not None:
-        return Gate(None)  # certificates alone
+    prefix = str(settings.model_config.get("env_prefix", ""))
+    if settings.tls_ca is not None:  # certificates alone
+        path = settings.tls_revoked or settings.tls_ca.with_name(revoked.FILE)
+        must_exist = settings.tls_revoked is not None
+        return Gate(None, revoked.RevokedList(path, f"{prefix}TLS_REVOKED", must_exist=must_exist))
+    if settings.tls_revoked is not None:
+        problem = f"is {settings.tls_revoked}, but the service has no certificate; set {prefix}TLS_CERT, _KEY and _CA"
+        raise InvalidInput(f"{prefix}TLS_REVOKED", problem)
     if settings.identity_folder is not None:
         if not local:
             log.warning("service.tokens_unencrypted", listen=settings.listen, reason="tokens cross the network as text")

@@ -56,6 +56,11 @@ class ServiceSettings(BaseSettings):
     )
     tls_key: Path | None = Field(None, description="Private key of tls_cert; other users must not be able to read it")
     tls_ca: Path | None = Field(None, description="PEM certificates of the authorities whose certificates are trusted")
+    tls_revoked: Path | None = Field(
+        None,
+        description="Serial numbers of certificates that are refused, as `trinity certs revoke` writes them; empty: "
+        "the file `revoked` beside tls_ca, if there is one",
+    )
     insecure: bool = Field(
         False,
         description="Trust the network: listen where other machines reach it without an identity (then every caller "

@@ -114,6 +114,8 @@ def rotate(
 ) -> str:
     """Issue identities again, with the roles that they have, and their hosts unless --host names others.
 
+    All that are not revoked; one that is gets new files by its name.
+
     Services read the new files by themselves.
 
     A new authority takes three steps, and the files go to every machine after each: `--ca`, `rotate`, `--drop-old-ca`.
@@ -127,11 +129,31 @@ def rotate(
     if drop_old:
         found.drop_old_authorities()
         return f"{folder}: ca.crt of each identity trusts the newest CA alone"
-    chosen = names or found.names
+    chosen = names or [row.name for row in found.rows()[1:] if row.state != "revoked"]
     requests = {name: found.request(name) for name in chosen}
     for name, request in requests.items():
         found.issue(name, replace(request, hosts=tuple(host)) if host else request)
     return f"{folder}: issued again: {', '.join(chosen)}"
+
+
+@command(app, "revoke")
+def revoke(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="NAME|SERIAL...", help="Identities, or serial numbers of certificates")
+    ],
+    folder: Folder = _HERE,
+    kubernetes_form: Kubernetes = None,
+) -> str:
+    """Refuse certificates and NATS users before they expire: all that a name was issued, or one by its serial number.
+
+    Services read the file `revoked` again by themselves, nats-server accounts.conf on SIGHUP: both go to every machine.
+    """
+    found = IdentityFolder(folder)
+    done = f"{folder}: revoked: {', '.join(found.revoke(targets))}"
+    then = (
+        f"copy `revoked` of each identity to its machine, {NATS_SERVER}/accounts.conf too, and send nats-server SIGHUP"
+    )
+    return _report(f"{done}; {then}", found, found.names, kubernetes_form)
 
 
 def _run_id(run: str, config: Path | None, stage: str) -> str:

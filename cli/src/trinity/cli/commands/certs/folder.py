@@ -3,14 +3,18 @@
 ca/ca.crt, ca/ca.key            the authority; its key makes any identity, so no service mounts it
 ca/nats/                        keys of NATS's operator and account, as secret as ca.key (trust/nats_users.py)
 ca/issued.json                  what was issued, so that `rotate` can issue it again
+ca/earlier/<name>.json          what its files held before, for `revoke`
+ca/revoked                      serial numbers of revoked certificates
 <name>/tls.crt, tls.key, ca.crt what one process gets; the names are those of cert-manager's Secrets
+<name>/revoked                  a copy of ca/revoked
 <name>/nats.creds               its NATS user, with the subjects of its role in one run
 nats/accounts.conf              what nats-server includes, to know whose users are its own
 nats/account                    public key of the account, for programs that ask nats-server's monitor about it
 """
 
 import datetime
-from collections.abc import Sequence
+import time
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +22,8 @@ from cryptography import x509
 
 from trinity.cli.errors import RunError
 from trinity.runtime import files
-from trinity.runtime.trust import ca, nats_users
+from trinity.runtime.errors import InvalidInput
+from trinity.runtime.trust import ca, nats_users, revoked
 from trinity.runtime.trust.nats_users import ACCOUNTS_FILE
 from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.subjects import ALL_RUNS
@@ -27,6 +32,7 @@ AUTHORITY = "ca"
 AUTHORITY_DAYS = 3650.0
 NATS_SERVER = "nats"
 _SECRET, _PUBLIC = 0o600, 0o644
+_SHORTEST_SERIAL = 16  # characters: shorter ones are rather misspelt names
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,15 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Issued:
+    """What an identity's files held once."""
+
+    serial: str  # of the certificate, 40 hex digits
+    user: str  # public key of its NATS user; empty: it had none
+    until: float  # when both expire, Unix time
+
+
+@dataclass(frozen=True)
 class Row:
     """A certificate of the folder, as `trinity certs show` lists it."""
 
@@ -48,8 +63,9 @@ class Row:
     hosts: list[str]
     expires_seconds: float  # Unix time
     days_left: float
-    state: str  # valid, old CA, expires soon, expired
+    state: str  # valid, old CA, expires soon, expired, revoked
     old_ca: bool
+    serial: str  # 40 hex digits
 
 
 class IdentityFolder:
@@ -99,8 +115,12 @@ class IdentityFolder:
         accounts = self.path / AUTHORITY / "nats"
         pair = ca.issue(self.authority(), name, role=request.role, hosts=request.hosts, days=request.days)
         folder = self.path / name
+        earlier, now = self._ever(name), time.time()
+        self._earlier(name).parent.mkdir(mode=0o700, exist_ok=True)
+        files.write_json(self._earlier(name), [asdict(one) for one in earlier if one.until > now])
         folder.mkdir(mode=0o700, exist_ok=True)
         files.write_atomic(folder / "ca.crt", self._bundle(), mode=_PUBLIC)
+        files.write_atomic(folder / revoked.FILE, self._revoked().encode(), mode=_PUBLIC)
         files.write_atomic(folder / "tls.key", pair.key, mode=_SECRET)
         files.write_atomic(folder / "tls.crt", pair.certificate, mode=_PUBLIC)
         if not request.role:
@@ -111,8 +131,65 @@ class IdentityFolder:
             user = nats_users.issue_user(accounts, Role(request.role), name, run, request.days)
             files.write_atomic(folder / "nats.creds", user.encode(), mode=_SECRET)
         self._issued[name] = request
-        issued = {one: asdict(self._issued[one]) for one in self.names}
-        files.write_json(self.path / AUTHORITY / "issued.json", issued)
+        files.write_json(self.path / AUTHORITY / "issued.json", {one: asdict(self._issued[one]) for one in self.names})
+
+    def revoke(self, targets: Sequence[str]) -> list[str]:
+        """Refuse certificates before they expire: all that a name was ever issued, or the one with a serial number.
+
+        Their NATS users too, as far as the folder knows them. Returns what was revoked, one sentence for each.
+        RunError for a target that is neither.
+        """
+        found = [one for target in targets for one in self._sought(target)]
+        numbers = [(int(one.serial, 16), f"{name}, until {_date(one.until)}") for name, one in found]
+        text = revoked.add(self._revoked(), numbers)
+        files.write_atomic(self.path / AUTHORITY / revoked.FILE, text.encode(), mode=_PUBLIC)
+        for name in self.names:
+            files.write_atomic(self.path / name / revoked.FILE, text.encode(), mode=_PUBLIC)
+        if users := [one.user for _, one in found if one.user]:
+            self._revoke_users(users)
+        return [f"{one.serial} of {name}" for name, one in found]
+
+    def _revoke_users(self, users: Sequence[str]) -> None:
+        accounts = self.path / AUTHORITY / "nats"
+        nats_users.revoke_users(accounts, users)
+        for name, request in self._issued.items():
+            if not request.role:
+                content = (accounts / ACCOUNTS_FILE).read_bytes()
+                files.write_atomic(self.path / name / ACCOUNTS_FILE, content, mode=_PUBLIC)
+
+    def _sought(self, target: str) -> list[tuple[str, Issued]]:
+        """What a target of `revoke` means, each with its name."""
+        if target in self._issued:
+            return [(target, one) for one in self._ever(target)]
+        try:
+            serial = f"{revoked.parse_serial(target):040x}"
+        except InvalidInput:
+            serial = ""
+        if len(target) < _SHORTEST_SERIAL or not serial:
+            problem = f"is no identity of {self.path} ({', '.join(self.names)}) and no serial number of a certificate"
+            raise RunError(f"{target} {problem}; `trinity certs show --json` has them", 2)
+        known = [(name, one) for name in self.names for one in self._ever(name) if one.serial == serial]
+        return known or [("a certificate issued elsewhere", Issued(serial, "", 0.0))]
+
+    def _ever(self, name: str) -> list[Issued]:
+        """What a name was issued, with what its files hold now last."""
+        folder = self.path / name
+        if not (folder / "tls.crt").is_file():
+            return []
+        certificate = _certificates((folder / "tls.crt").read_bytes())[0]
+        credentials = folder / "nats.creds"
+        user = nats_users.user_key(credentials.read_text()) if credentials.is_file() else ""
+        now = Issued(f"{certificate.serial_number:040x}", user, certificate.not_valid_after_utc.timestamp())
+        earlier = [Issued(**one) for one in files.read_json(self._earlier(name)) or ()]
+        return [*(one for one in earlier if one != now), now]
+
+    def _earlier(self, name: str) -> Path:
+        """A file of each name: jobs of one run may issue different ones at the same time."""
+        return self.path / AUTHORITY / "earlier" / f"{name}.json"
+
+    def _revoked(self) -> str:
+        path = self.path / AUTHORITY / revoked.FILE
+        return path.read_text() if path.exists() else revoked.add("", ())
 
     def authority(self) -> ca.Pair:
         """The newest authority: the first of the bundle."""
@@ -126,8 +203,8 @@ class IdentityFolder:
         self._spread_bundle()
 
     def drop_old_authorities(self) -> None:
-        """Trust the newest authority alone. RunError while an identity has a certificate of an older one."""
-        old = [row.name for row in self.rows() if row.old_ca]
+        """Trust the newest authority alone. RunError while an identity that is not revoked has one of an older."""
+        old = [row.name for row in self.rows() if row.old_ca and row.state != "revoked"]
         if old:
             raise RunError(f"{', '.join(old)}: certificates of an old CA; `trinity certs rotate` first", 2)
         files.write_atomic(self.path / AUTHORITY / "ca.crt", self.authority().certificate, mode=_PUBLIC)
@@ -135,11 +212,11 @@ class IdentityFolder:
 
     def rows(self) -> list[Row]:
         """The authority, then all identities by name."""
-        newest = _certificates(self._bundle())[0]
-        found = [_row(AUTHORITY, "", newest, newest)]
+        newest, refused = _certificates(self._bundle())[0], revoked.parse(self._revoked())
+        found = [_row(AUTHORITY, "", newest, newest, refused)]
         for name in self.names:
             certificate = _certificates((self.path / name / "tls.crt").read_bytes())[0]
-            found.append(_row(name, self._issued[name].role, certificate, newest))
+            found.append(_row(name, self._issued[name].role, certificate, newest, refused))
         return found
 
     def _bundle(self) -> bytes:
@@ -161,12 +238,17 @@ def _certificates(bundle: bytes) -> Sequence[x509.Certificate]:
     return x509.load_pem_x509_certificates(bundle)
 
 
-def _row(name: str, role: str, certificate: x509.Certificate, newest: x509.Certificate) -> Row:
-    expires = certificate.not_valid_after_utc
+def _row(name: str, role: str, certificate: x509.Certificate, newest: x509.Certificate, refused: Container[int]) -> Row:
+    expires, serial = certificate.not_valid_after_utc, certificate.serial_number
     left = (expires - datetime.datetime.now(datetime.UTC)).total_seconds() / 86_400
     old = certificate.issuer != newest.subject
     state = "expires soon" if ca.expires_soon(certificate) else "old CA" if old else "valid"
-    return Row(name, role, ca.hosts_of(certificate), expires.timestamp(), left, state if left > 0 else "expired", old)
+    state = "revoked" if serial in refused else state if left > 0 else "expired"
+    return Row(name, role, ca.hosts_of(certificate), expires.timestamp(), left, state, old, f"{serial:040x}")
+
+
+def _date(seconds: float) -> str:
+    return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d}" if seconds else "its end"
 
 
 def role_or_host(text: str) -> str:

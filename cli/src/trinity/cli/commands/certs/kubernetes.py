@@ -38,12 +38,11 @@ def cert_manager(folder: IdentityFolder, names: Sequence[str], *, with_authority
 
 
 def nats_secrets(folder: IdentityFolder, names: Sequence[str]) -> str:
-    """A Secret `trinity-<name>-nats` for each identity that uses NATS, with all of its files but the certificate."""
+    """A Secret `trinity-<name>-nats` for each identity, with all of its files but the certificate."""
     documents = []
     for name in names:
         others = {file: content for file, content in folder.files_of(name).items() if file not in _CERTIFICATE_FILES}
-        if others:
-            documents.append(_secret(f"{_slug(name)}-nats", others))
+        documents.append(_secret(f"{_slug(name)}-nats", others))
     return yaml.safe_dump_all(documents, sort_keys=False)
 
 

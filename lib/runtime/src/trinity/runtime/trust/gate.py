@@ -1,5 +1,7 @@
 """What a server demands of a caller: an identity, and a role that may call the method."""
 
+from collections.abc import Container
+
 import grpc.aio
 
 from trinity.runtime.errors import PermissionDenied, Unauthenticated
@@ -11,12 +13,14 @@ from trinity.runtime.trust.tokens import KnownTokens
 class Gate:
     """Asked before each call. Certificates are verified by TLS before; tokens are compared here."""
 
-    def __init__(self, tokens: KnownTokens | None) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: KnownTokens | None, revoked: Container[int] = ()) -> None:
+        """`revoked`: serial numbers of certificates that are refused; asked at each call."""
+        self._tokens, self._revoked = tokens, revoked
 
     def admit(self, method: str, context: "grpc.aio.ServicerContext[object, object]") -> Caller:
         """Who calls `method` ("/package.Service/Method"). Raises Unauthenticated and PermissionDenied."""
-        caller = caller_of_certificate(context.auth_context()) or self._caller_of_token(method, context)
+        shown = caller_of_certificate(context.auth_context(), self._revoked)
+        caller = shown or self._caller_of_token(method, context)
         allowed = METHODS.get(method, frozenset())
         if caller.role not in allowed:
             may = ", ".join(sorted(allowed)) or "no role"

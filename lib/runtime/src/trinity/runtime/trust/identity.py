@@ -1,7 +1,7 @@
 """Who this process is to others, and who a caller is to it."""
 
 import contextvars
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,11 +74,16 @@ def of_certificate(tls: TlsIdentity) -> Identity:
     return Identity(Role(role), tls=tls)
 
 
-def caller_of_certificate(auth_context: Mapping[str, Iterable[bytes]]) -> Caller | None:
-    """The caller that a verified certificate names; None without one. Unauthenticated if it cannot be used."""
+def caller_of_certificate(auth_context: Mapping[str, Iterable[bytes]], revoked: Container[int] = ()) -> Caller | None:
+    """The caller that a verified certificate names; None without one. Unauthenticated if it cannot be used.
+
+    `revoked`: serial numbers of certificates that are refused.
+    """
     peer = peer_of(auth_context)
     if peer is None:
         return None
+    if peer.serial in revoked:
+        raise Unauthenticated(f"the caller's certificate {peer.serial:040x} of {peer.name} is revoked")
     if peer.role not in list(Role):
         raise Unauthenticated(f"the caller's certificate names the role {peer.role!r}, which is none")
     return Caller(Role(peer.role), peer.name)

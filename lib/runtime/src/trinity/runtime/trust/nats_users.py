@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,28 @@ def account_id(folder: Path) -> str:
     return _public(_account(folder))
 
 
+def revoke_users(folder: Path, users: Iterable[str]) -> None:
+    """Write accounts.conf again, so that the server refuses what these users were issued until now.
+
+    `users`: public keys. A server that reads the file again (SIGHUP) ends their connections too.
+    """
+    path, account = folder / ACCOUNTS_FILE, account_id(folder)
+    config = path.read_text()
+    jwt = config.split(f"  {account}: ")[1].split()[0]
+    nats = _claims(jwt)["nats"]
+    revoked = nats.get("revocations", {}) | dict.fromkeys(users, int(time.time()))
+    signed = _sign(_key(folder / "operator.seed"), _account(folder), account, {**nats, "revocations": revoked})
+    files.write_atomic(path, config.replace(jwt, signed).encode(), mode=0o644)
+
+
+def user_key(credentials: str) -> str:
+    """Public key of the user of a .creds file's text; "" for a text that holds no credentials."""
+    try:
+        return str(_claims(_jwt_of(credentials))["sub"])
+    except (IndexError, KeyError, ValueError):
+        return ""
+
+
 def issue_user(folder: Path, role: Role, name: str, run: str, days: float | None = None) -> str:
     """Credentials of a user with the subjects of its role, as the text of a .creds file. `days`: until they expire.
 
@@ -104,8 +127,7 @@ def user_file(folder: Path, role: Role, name: str, run: str) -> Path:
 def _grant(credentials: str) -> tuple[object, ...]:
     """Which account gave which user what; nothing for a text that holds no credentials."""
     try:
-        body = credentials.split("-----BEGIN NATS USER JWT-----")[1].split()[0].split(".")[1]
-        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        claims = _claims(_jwt_of(credentials))
         return claims["iss"], claims["name"], claims["nats"], claims.get("exp")
     except (IndexError, KeyError, ValueError):
         return ()
@@ -131,9 +153,7 @@ class User:
 def read_user(path: Path) -> User:
     """The user of a .creds file. InvalidInput for a file that is none; its content is not repeated."""
     try:
-        jwt = path.read_text().split("-----BEGIN NATS USER JWT-----")[1].split()[0]
-        body = jwt.split(".")[1]
-        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        claims = _claims(_jwt_of(path.read_text()))
         allowed = claims["nats"].get("sub", {}).get("allow", [])
         own = next((one.removesuffix(".>") for one in allowed if one.startswith("_INBOX_")), User.inbox)
         lines = (one.split(".") for one in claims["nats"].get("pub", {}).get("allow", []))
@@ -146,10 +166,24 @@ def read_user(path: Path) -> User:
 
 
 def _account(folder: Path) -> Any:
+    return _key(folder / _ACCOUNT)
+
+
+def _key(path: Path) -> Any:
     try:
-        return nkeys.from_seed((folder / _ACCOUNT).read_bytes())
+        return nkeys.from_seed(path.read_bytes())
     except OSError:
-        raise InvalidInput("folder", f"{folder} has no account of NATS; init_accounts makes one") from None
+        raise InvalidInput("folder", f"{path.parent} has no {path.name} of NATS; init_accounts makes it") from None
+
+
+def _jwt_of(credentials: str) -> str:
+    return credentials.split("-----BEGIN NATS USER JWT-----")[1].split()[0]
+
+
+def _claims(jwt: str) -> dict[str, Any]:
+    body = jwt.split(".")[1]
+    claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    return claims
 
 
 def _new_key(kind: str) -> Any:

@@ -6,7 +6,6 @@ A connection is checked when it is made. Servers use a changed certificate for t
 
 import datetime
 import functools
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from trinity.runtime.errors import InvalidInput, Unauthenticated
+from trinity.runtime.files import stamp
 from trinity.runtime.trust import ca
 
 log = structlog.get_logger(__name__)
@@ -99,8 +99,8 @@ class TlsFiles:
         return Material(chain, key, roots, role, name, last, ca.expires_soon(certificate))
 
     def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Changes when a file is replaced or rewritten, also behind the links that Kubernetes mounts."""
-        return tuple(_stamp(path) for path in self._paths)
+        """Changes when one of the files does."""
+        return tuple(stamp(path) for path in self._paths)
 
     @property
     def _paths(self) -> tuple[Path, Path, Path]:
@@ -120,14 +120,6 @@ class TlsFiles:
 
     def _invalid(self, name: str, path: Path, problem: str) -> InvalidInput:
         return InvalidInput(f"{self.prefix}TLS_{name}", f"{path} {problem}")
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 class TlsIdentity:
