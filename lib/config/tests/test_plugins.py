@@ -125,7 +125,7 @@ def test_two_plugins_cannot_register_one_name(folder: Path) -> None:
     )
     (folder / "b_rewards.py").write_text(text)
     said = refusal(folder)
-    assert said.startswith(f"{folder / 'b_rewards.py'}: ")
+    assert said.startswith(f"{folder / 'b_rewards.py'}:3: ")
     assert "'short_reward' is registered by a_rewards.short_reward already" in said
 
 
@@ -139,18 +139,19 @@ def test_a_mere_folder_of_the_same_name_where_a_process_runs_hides_nothing(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "line", "said"),
     [
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("def broken(:\n", "SyntaxError"),
-        ("import no_such_module_x", "ModuleNotFoundError: No module named 'no_such_module_x'"),
-        ("import sys\nsys.exit(0)", "SystemExit: 0"),
+        ("\n1 / 0", 2, "ZeroDivisionError: division by zero"),
+        ("\n\ndef broken(:\n", 3, "SyntaxError"),
+        ("import no_such_module_x", 1, "ModuleNotFoundError: No module named 'no_such_module_x'"),
+        ("import sys\nsys.exit(0)", 2, "SystemExit: 0"),
+        ("import json\n\ndef f():\n    json.loads('{')\n\nf()", 4, "JSONDecodeError"),
     ],
 )
-def test_a_plugin_that_raises_is_named_with_its_error(tmp_path: Path, text: str, said: str) -> None:
+def test_a_plugin_that_raises_is_named_with_line_and_error(tmp_path: Path, text: str, line: int, said: str) -> None:
     (tmp_path / "bad_plugin.py").write_text(text)
     message = refusal(tmp_path)
-    assert message.startswith(f"{tmp_path / 'bad_plugin.py'}: ")
+    assert message.startswith(f"{tmp_path / 'bad_plugin.py'}:{line}: ")
     assert said in message
 
 
@@ -188,7 +189,7 @@ def test_a_plugin_that_cannot_be_loaded_ends_check_in_one_sentence(tmp_path: Pat
     for arguments, environment in ((["--plugin-dir", str(place)], {}), ([], {"TRINITY_PLUGIN_DIRS": str(place)})):
         done = check(tmp_path, *arguments, **environment)
         assert done.returncode == 2
-        assert done.stderr == f"trinity: {place / 'broken_one.py'}: ZeroDivisionError: division by zero\n"
+        assert done.stderr == f"trinity: {place / 'broken_one.py'}:1: ZeroDivisionError: division by zero\n"
 
 
 def test_what_is_no_folder_of_plugins_is_one_sentence(tmp_path: Path) -> None:

@@ -88,5 +88,5 @@ IMPORTS = "from trinity.plugins import environment\nfrom trinity.sdk import Envi
 )
 def test_what_is_no_environment_is_refused(folder: Path, text: str, problem: str) -> None:
     (folder / "games_of_plugin.py").write_text(f"{IMPORTS}{text}\n")
-    with pytest.raises(PluginError, match=f"games_of_plugin.py: .*{problem}"):
+    with pytest.raises(PluginError, match=rf"games_of_plugin.py:\d+: .*{problem}"):
         plugins.load([folder])

@@ -162,4 +162,4 @@ def test_a_service_with_a_plugin_that_raises_does_not_start(tmp_path: Path) -> N
     service = ServiceProcess("environment", tmp_path, PLUGIN_DIRS=str(tmp_path / "plugins"))
     service.start(wait_seconds=0)
     assert service.wait(30) == EXIT_FOR_GOOD
-    assert "broken_one.py: ZeroDivisionError: division by zero" in service.tail()
+    assert "broken_one.py:1: ZeroDivisionError: division by zero" in service.tail()

@@ -36,6 +36,7 @@ An environment is a class that derives from trinity.sdk.Environment; the environ
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +76,7 @@ __all__ = [
     "entropy_loss",
     "environment",
     "experience_operator",
+    "failing_line",
     "kl_function",
     "load",
     "policy_loss",
@@ -178,8 +180,23 @@ def load(folders: Sequence[str | Path]) -> None:
             try:
                 importlib.import_module(path.stem)
             except (Exception, SystemExit) as error:  # a plugin may raise anything
-                what = "" if isinstance(error, PluginError) else f"{type(error).__name__}: "
-                raise PluginError(f"{path}: {what}{error}") from error
+                raise PluginError(f"{failing_line(error, place) or path}: {_described(error)}") from error
+
+
+def failing_line(error: BaseException, folder: Path) -> str:
+    """`file:line` of the last line of the folder's files that an exception passed; empty without one."""
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_relative_to(folder):
+        return f"{error.filename}:{error.lineno}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def _described(error: BaseException) -> str:
+    if isinstance(error, PluginError):
+        return str(error)
+    text = f"{type(error).__name__}: {error}"
+    foreign = isinstance(error, ImportError) and (error.name or "").startswith("trinity.")
+    return f"{text}; docs/from_trinity.md has the names of Trinity-RFT that can be imported" if foreign else text
 
 
 def _modules(folder: str | Path) -> tuple[Path, list[Path]]:
