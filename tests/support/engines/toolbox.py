@@ -41,6 +41,7 @@ def turns(tokens: Sequence[int]) -> list[tuple[str, str]]:
         if 1 <= token <= len(ROLES):
             found.append((ROLES[token - 1], []))
         elif token != END:
+            found = found or [("user", [])]  # a text without roles
             found[-1][1].append(token)
     return [(role, decode(text)) for role, text in found]
 
@@ -106,6 +107,12 @@ class Toolbox:
 
     def next_turn(self, messages: Any) -> list[int]:
         return [END, *render(messages), 1 + ROLES.index("assistant")]
+
+    def tokens(self, text: str) -> list[int]:
+        return encode(text)
+
+    async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
+        return np.array([-token / 1000 for token in token_ids[1:]], np.float32)
 
     def text(self, token_ids: Any) -> str:
         return decode([int(token) for token in token_ids])

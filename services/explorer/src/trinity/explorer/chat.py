@@ -72,6 +72,10 @@ class ChatTokenizer:
         """Token ids of a conversation that is over, for a reward model. InvalidInput if the template refuses it."""
         return self._encode(self._render(messages, ask=False))
 
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a text alone. InvalidInput if it has half of a surrogate pair."""
+        return self._encode(text)
+
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         """For scorers and people; never tokenised again."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

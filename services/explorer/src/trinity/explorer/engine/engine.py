@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -104,6 +104,12 @@ class Engine:
         """Wait for the load that is under way: a request that begins afterwards belongs to the new weights."""
         async with self._loading:
             pass
+
+    @contextlib.asynccontextmanager
+    async def no_load(self) -> AsyncIterator[None]:
+        """No load is under way, and none begins."""
+        async with self._loading:
+            yield
 
     @property
     def serial(self) -> int:

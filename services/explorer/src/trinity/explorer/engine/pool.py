@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.types import Completion, EngineOptions, EngineUsage
@@ -77,6 +79,14 @@ class EnginePool:
             completions = await engine.generate(prompt_token_ids, sampling)
         self._count(sum(len(c.token_ids) for c in completions))
         return [replace(c, version_spans=await self.loads.settle(c.version_spans)) for c in completions]
+
+    async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
+        """As Engine.logprobs, by weights that are not known to be wrong; a load waits until it has ended."""
+        while True:
+            await self.loads.usable()
+            async with self.least_busy() as engine, engine.no_load():
+                if self.loads.is_usable:  # a load that failed meanwhile leaves the engine paused
+                    return await engine.logprobs(token_ids)
 
     def count(self, engine: Engine, tokens: int) -> None:
         """Tokens of complete responses that were sampled past `generate`."""

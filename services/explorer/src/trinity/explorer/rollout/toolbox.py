@@ -65,12 +65,20 @@ class ExplorerTools:
     def next_turn(self, messages: Sequence[Message]) -> list[int]:
         return self._tokenizer.next_turn(messages)
 
+    def tokens(self, text: str) -> list[int]:
+        return self._tokenizer.tokens(text)
+
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         return self._tokenizer.text(token_ids)
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
         with tracing.span("engine.generate", prompt_tokens=len(prompt_token_ids), n=sampling.n):
             return await self._pool.generate(prompt_token_ids, sampling)
+
+    async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
+        if not 2 <= len(token_ids) < self.max_model_tokens:
+            raise InvalidInput("tokens", f"are {len(token_ids)}, must be 2 to {self.max_model_tokens - 1}")
+        return await self._pool.logprobs(token_ids)
 
     def openai_client(self, task: Task) -> AbstractAsyncContextManager[AgentSession]:
         if self.gateway is None:

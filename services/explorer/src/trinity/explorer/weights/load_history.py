@@ -115,6 +115,10 @@ class LoadHistory:
         """Versions with a load whose canary passed here and that the sync service has not verified yet."""
         return {load.version for load in self._loads if load.verdict is Verdict.OPEN and load.canary_passed}
 
+    @property
+    def is_usable(self) -> bool:
+        return self._usable.is_set()
+
     async def usable(self) -> None:
         """Wait until the engines hold weights that are not known to be wrong."""
         await self._usable.wait()

@@ -1,12 +1,16 @@
 """Workflows by name."""
 
+from typing import Any
+
 from trinity import plugins
+from trinity.common.workflows import Workflow as WorkflowOfTrinityRft
 from trinity.explorer.workflows.agents import ExternalAgentWorkflow
 from trinity.explorer.workflows.base import Toolbox, Workflow
 from trinity.explorer.workflows.distill import DistillMathWorkflow, DistillWorkflow
 from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS
 from trinity.explorer.workflows.judges import MathRulerWorkflow, RubricJudgeWorkflow
 from trinity.explorer.workflows.r3l import R3L_WORKFLOWS
+from trinity.explorer.workflows.rft import adapted
 from trinity.explorer.workflows.single_turn import (
     MathBoxedWorkflow,
     MathEvalWorkflow,
@@ -40,8 +44,9 @@ WORKFLOWS: dict[str, type[Workflow]] = {
 
 
 def find_workflow(name: str) -> type[Workflow] | None:
-    """A built-in workflow, or one of a plugin."""
-    return WORKFLOWS.get(name) or plugins.WORKFLOWS.get(name)
+    """A built-in workflow, or one of a plugin; one in Trinity-RFT's form is adapted."""
+    found: Any = WORKFLOWS.get(name) or plugins.WORKFLOWS.get(name)
+    return adapted(found) if found is not None and issubclass(found, WorkflowOfTrinityRft) else found
 
 
 __all__ = ["WORKFLOWS", "Toolbox", "Workflow", "find_workflow"]

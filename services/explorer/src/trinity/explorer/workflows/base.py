@@ -42,11 +42,17 @@ class Toolbox(Protocol):
     def next_turn(self, messages: Sequence[Message]) -> list[int]:
         """Token ids between a reply and the next one, with new messages; they begin with what ends a turn."""
 
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a text, without a chat template."""
+
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         """Token ids as text, special tokens left out."""
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
         """`sampling.n` completions."""
+
+    async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
+        """float32 [L - 1]: the policy's log-probabilities of each token after the first, at temperature 1."""
 
     def openai_client(self, task: Task) -> Any:
         """A session of an agent, as an asynchronous context: see trinity.explorer.serving.agents.AgentSession."""

@@ -103,7 +103,7 @@ class Conversation:
             logprobs=np.concatenate(logprobs),
             action_mask=np.concatenate(mask),
             reward=reward,
-            version_spans=_spans(ends),
+            version_spans=spans_of(ends),
             truncation=self.truncation,
         )
 
@@ -120,8 +120,8 @@ class Conversation:
         return Truncation.RESPONSE if cut else Truncation.NONE
 
 
-def _spans(ends: Sequence[tuple[int, int]]) -> tuple[VersionSpan, ...]:
-    """Each span begins where the previous one ended; adjacent spans of a version are merged."""
+def spans_of(ends: Sequence[tuple[int, int]]) -> tuple[VersionSpan, ...]:
+    """Of (version, end) of each: a span begins where the previous one ended; adjacent spans of a version are merged."""
     spans: list[VersionSpan] = []
     for version, end in ends:
         if spans and spans[-1].version == version:

@@ -1,0 +1,35 @@
+"""Workflows in Trinity-RFT's form."""
+
+from trinity.common.workflows.step_wise_workflow import (
+    AsyncRewardPropagationWorkflow,
+    AsyncStepWiseRewardWorkflow,
+    RewardPropagationWorkflow,
+    StepWiseRewardWorkflow,
+)
+from trinity.common.workflows.workflow import (
+    WORKFLOWS,
+    AsyncMathWorkflow,
+    AsyncSimpleWorkflow,
+    BaseSimpleWorkflow,
+    MathWorkflow,
+    MultiTurnWorkflow,
+    SimpleWorkflow,
+    Task,
+    Workflow,
+)
+
+__all__ = [
+    "WORKFLOWS",
+    "AsyncMathWorkflow",
+    "AsyncRewardPropagationWorkflow",
+    "AsyncSimpleWorkflow",
+    "AsyncStepWiseRewardWorkflow",
+    "BaseSimpleWorkflow",
+    "MathWorkflow",
+    "MultiTurnWorkflow",
+    "RewardPropagationWorkflow",
+    "SimpleWorkflow",
+    "StepWiseRewardWorkflow",
+    "Task",
+    "Workflow",
+]

@@ -1,0 +1,95 @@
+"""Files written for Trinity-RFT: imported without torch, known to `trinity check`, refused with line and page."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trinity import plugins
+from trinity.common.rewards import REWARD_FUNCTIONS, RewardFn
+from trinity.common.rewards.reward_fn import arguments_of
+
+pytestmark = pytest.mark.core
+
+ROOT = Path(__file__).parents[3]
+FILES = ROOT / "tests/support/rft"
+CODE = """
+import sys
+from trinity import plugins
+try:
+    plugins.load(sys.argv[1:])
+except plugins.PluginError as error:
+    print(error)
+else:
+    print(*sorted([*plugins.WORKFLOWS, *plugins.REWARD_FUNCTIONS]), "torch" in sys.modules)
+"""
+
+
+def loaded(folder: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", CODE, str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_files_are_imported_without_torch(tmp_path: Path) -> None:
+    for path in FILES.glob("*.py"):
+        if "import torch" not in (text := path.read_text()):
+            (tmp_path / path.name).write_text(text)
+    assert loaded(tmp_path) == "best_of_two hinted_sums history_agent last_number second_look False"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("from trinity.common.workflows import AgentScopeWorkflow", "cannot import name 'AgentScopeWorkflow'"),
+        ("from trinity.common.verl_config import veRLConfig", "No module named 'trinity.common.verl_config'"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_line_and_page(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "of_another.py").write_text(f"import json\n\n{text}\n")
+    message = loaded(tmp_path)
+    assert message.startswith(f"{tmp_path / 'of_another.py'}:3: ") and said in message
+    assert message.endswith("docs/from_trinity.md has the names of Trinity-RFT that can be imported")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("@WORKFLOWS.register_module('math_workflow')\nclass W(Workflow):\n    def run(self): ...", "is built in"),
+        ("@REWARD_FUNCTIONS.register_module('r')\nclass R: ...", "derive it from trinity.common.rewards.RewardFn"),
+        ("REWARD_FUNCTIONS.register_module('math_reward', module_cls=RewardFn, force=True)", "is built in"),
+        ("@WORKFLOWS.register_module('w')\nclass W(Workflow):\n    is_async = True", "defines no run_async()"),
+    ],
+)
+def test_what_cannot_be_registered_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    head = "from trinity.common.rewards import *\nfrom trinity.common.workflows import *\n"
+    (tmp_path / "registering.py").write_text(f"{head}{text}\n")
+    message = loaded(tmp_path)
+    assert message.startswith(f"{tmp_path / 'registering.py'}:3: ") and said in message
+
+
+def test_a_reward_function_gets_what_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(RewardFn):
+        def __init__(self, weight: float = 1.0) -> None:
+            self.weight = weight
+
+        def __call__(self, response: str, truth: str) -> dict[str, float]:
+            return {"same": self.weight * (response == truth)}
+
+    class Takes(RewardFn):
+        def __call__(self, **kwargs: object) -> dict[str, float]:
+            return dict.fromkeys(kwargs, 1.0)
+
+    monkeypatch.setattr(REWARD_FUNCTIONS, "modules", {})
+    item = SimpleNamespace(response="2", truth="2", prompt="1+1", task={"level": 3}, token_ids=(1,))
+    assert arguments_of(Named(), item) == {"response": "2", "truth": "2"}
+    REWARD_FUNCTIONS.register_module("named_of_test", Named)
+    try:
+        score = plugins.REWARD_FUNCTIONS["named_of_test"]
+        assert score(item, {"weight": 0.5}) == {"same": 0.5} and score(item, {}) == {"same": 1.0}
+        assert REWARD_FUNCTIONS.get("named_of_test") is Named
+    finally:
+        plugins.REWARD_FUNCTIONS.pop("named_of_test")
+    assert set(Takes()(**arguments_of(Takes(), item))) == {"response", "truth", "prompt", "task"}

@@ -1,0 +1,197 @@
+"""Runs workflows in Trinity-RFT's form (trinity.common.workflows) as workflows of Trinity.
+
+Each instance has a thread of its own, with a loop of its own if it is asynchronous, so that it may block. What it asks
+of its model, the explorer's loop answers. A thread that outlives its attempt ends at its next question.
+"""
+
+import asyncio
+import contextvars
+import inspect
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from trinity import plugins
+from trinity.common import workflows as rft
+from trinity.common.config import FormatConfig, GenerationConfig
+from trinity.common.experience import Experience as Made
+from trinity.common.models.model import ModelWrapper
+from trinity.common.refusals import NotMapped
+from trinity.common.rewards.reward_fn import REWARD_FUNCTIONS, RewardFn
+from trinity.data.experience import Experience, TaskKind
+from trinity.explorer.environments.client import Answer
+from trinity.explorer.workflows.base import Workflow, gather_rollouts
+from trinity.explorer.workflows.rft_model import PolicySampler
+from trinity.explorer.workflows.rft_trajectories import Reply, trajectory
+from trinity.runtime.errors import TrinityError
+
+_Result = TypeVar("_Result")
+
+
+class RftWorkflowFailed(TrinityError):
+    """A workflow in Trinity-RFT's form raised; the message has the line of its file."""
+
+
+class RftWorkflow(Workflow):
+    """One attempt at a task by `kind`."""
+
+    kind: ClassVar[type[rft.Workflow]]
+
+    async def run(self) -> list[Experience]:
+        times = self.task.repeat_times
+        if self.kind.can_repeat:
+            made = await self._played(times)
+            return self._counted(list(numbered(made, times)))
+        runs = await gather_rollouts(self._played(1) for _ in range(times))
+        of_runs = [[replace(e, rollout=run) for e in made] for run, made in enumerate(runs)]
+        return self._counted([e for made in of_runs for e in numbered(made)])
+
+    def _counted(self, made: list[Experience]) -> list[Experience]:
+        """All of them; an evaluation counts the last step of each rollout."""
+        if self.task.kind is not TaskKind.EVALUATION:
+            return made
+        return list({e.rollout: replace(e, step=0) for e in sorted(made, key=lambda e: e.step)}.values())
+
+    async def _played(self, times: int) -> list[Experience]:
+        """What one instance returns for `times` rollouts."""
+        loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            sampler = PolicySampler(self.task, self.tools, stack)
+            model = ModelWrapper(sampler, loop)
+            try:
+                made = await _in_thread(lambda: self._run(model, sampler, loop, times), self._place)
+            finally:
+                model.close()
+                sampler.check()
+            replies = sampler.replies
+            try:
+                return [trajectory(one, replies, f"experience {index}") for index, one in enumerate(made)]
+            except NotMapped as error:
+                code = (self.kind.run_async if self.kind.is_async else self.kind.run).__code__
+                raise RftWorkflowFailed(f"{code.co_filename}:{code.co_firstlineno}: {error}") from None
+
+    def _run(
+        self, model: ModelWrapper, sampler: PolicySampler, loop: asyncio.AbstractEventLoop, times: int
+    ) -> list[Made]:
+        """In the thread."""
+        instance = self.kind(task=self._task(sampler, loop), model=model, auxiliary_models=None)
+        if self.kind.can_repeat:
+            instance.set_repeat_times(times, 0)
+        made = asyncio.run(instance.run_async()) if self.kind.is_async else instance.run()
+        if not isinstance(made, Sequence) or not made or not all(isinstance(one, Made) for one in made):
+            raise NotMapped(
+                f"{self.kind.__name__} returned {made!r:.100}, must be a list of experiences", "experiences"
+            )
+        return list(made)
+
+    def _task(self, sampler: PolicySampler, loop: asyncio.AbstractEventLoop) -> rft.Task:
+        task, sampling = self.task, self.task.sampling
+        return rft.Task(
+            workflow=self.kind,
+            repeat_times=task.repeat_times,
+            format_args=FormatConfig(**self.format),
+            rollout_args=GenerationConfig(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_tokens=sampling.max_tokens,
+                repetition_penalty=sampling.repetition_penalty,
+            ),
+            workflow_args=task.workflow_args,
+            reward_fn_args=json.loads(task.reward_args_json or "{}"),
+            is_eval=task.kind is TaskKind.EVALUATION,
+            reward_fn=self._reward_function(sampler, loop),
+            raw_task=self.row,
+            task_id=task.task_id,
+            index={"taskset": task.taskset, "epoch": task.epoch, "row": task.row},
+        )
+
+    def _reward_function(self, sampler: PolicySampler, loop: asyncio.AbstractEventLoop) -> type[RewardFn] | None:
+        """The plugin's class, or one that asks the environment service for a function of another form."""
+        name = self.task.reward_function
+        if not name:
+            return None
+        if (kind := REWARD_FUNCTIONS.get(name)) is not None:
+            return kind
+        tools, row = self.tools, self.row
+
+        class Scored(RewardFn):
+            def __init__(self, **args: Any) -> None:
+                self._args = args
+
+            def __call__(self, *, response: str, truth: Any = None, prompt: str = "", **_: Any) -> dict[str, float]:
+                answer = _answer(response, "" if truth is None else str(truth), prompt, sampler.replies)
+                asked = tools.score(name, [answer], row, self._args)
+                (score,) = asyncio.run_coroutine_threadsafe(asked, loop).result()
+                parts = dict(score.metrics)
+                return parts if parts and abs(sum(parts.values()) - score.reward) < 1e-6 else {"reward": score.reward}
+
+        return Scored
+
+    def _place(self, error: BaseException) -> str:
+        return plugins.failing_line(error, Path(inspect.getfile(self.kind)).parent)
+
+
+def _answer(response: str, truth: str, prompt: str, replies: Sequence[Reply]) -> Answer:
+    """With tokens and length of the newest reply of that text; of other texts they are not known."""
+    reply = next((reply for reply in reversed(replies) if reply.text == response), None)
+    ids = tuple(reply.completion.token_ids.tolist()) if reply is not None else ()
+    return Answer(prompt, response, truth, reply is not None and reply.cut, len(ids), ids)
+
+
+def numbered(made: Sequence[Experience], times: int = 0) -> Iterator[Experience]:
+    """With a step of its own for each experience of a rollout.
+
+    `times` experiences without numbers (eid.run) are as many rollouts. Where two have one number, all of that rollout
+    are steps in the order given.
+    """
+    if len(made) == times and len({(e.rollout, e.step) for e in made}) == 1:
+        made = [replace(e, rollout=run) for run, e in enumerate(made)]
+    pairs = [(e.rollout, e.step) for e in made]
+    twice = {rollout for rollout, step in pairs if pairs.count((rollout, step)) > 1}
+    steps: dict[int, int] = {}
+    for experience in made:
+        step = steps.get(experience.rollout, 0)
+        steps[experience.rollout] = step + 1
+        yield replace(experience, step=step) if experience.rollout in twice else experience
+
+
+async def _in_thread(work: Callable[[], _Result], place: Callable[[BaseException], str]) -> _Result:
+    """What work returns, in a thread of its own. What a plugin raises becomes RftWorkflowFailed; errors of the
+    explorer, and a time limit, pass unchanged."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_Result] = loop.create_future()
+
+    def settle(result: _Result | None, error: Exception | None) -> None:
+        if done.done():  # the attempt is over
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: _Result | None = None
+        failure: Exception | None = None
+        try:
+            result = work()
+        except TrinityError as error:
+            failure = error
+        except BaseException as error:  # a plugin may raise anything
+            what = str(error) if isinstance(error, plugins.PluginError) else f"{type(error).__name__}: {error}"
+            failure = RftWorkflowFailed(f"{place(error) or 'the workflow'}: {what}")
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), name="rft-workflow", daemon=True).start()
+    return await done
+
+
+def adapted(kind: type[rft.Workflow]) -> type[Workflow]:
+    """A workflow of Trinity that runs this one."""
+    return type(kind.__name__, (RftWorkflow,), {"kind": kind})

@@ -1,0 +1,145 @@
+"""Experiences of workflows in Trinity-RFT's form, as trajectories: which replies of the engine their tokens are.
+
+A workflow may put experiences together as it likes. What is trained is found among the replies that were recorded: a
+reply stands where its tokens follow the tokens that it was sampled after. Log-probabilities and versions are the
+reply's; a trained token that is of no reply is refused.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trinity.common.experience import Experience as Made
+from trinity.common.refusals import NotMapped
+from trinity.data.experience import Experience, Truncation, VersionSpan
+from trinity.explorer.types import Completion
+from trinity.explorer.workflows.conversation import spans_of
+
+_REFUSED = (
+    "advantages",
+    "returns",
+    "token_level_reward",
+    "chosen",
+    "rejected",
+    "multi_modal_data",
+    "multi_modal_inputs",
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """`before`: the tokens that it was sampled after. `trained`: false if it was sampled from another distribution than
+    the trainer computes with."""
+
+    before: tuple[int, ...]
+    completion: Completion
+    text: str
+    trained: bool
+
+    @property
+    def cut(self) -> bool:
+        return self.completion.finish_reason == "length"
+
+    def experience(self, prompt_text: str = "") -> Made:
+        """As Trinity-RFT's model gives it: the prompt and the reply."""
+        return Made(
+            tokens=[*self.before, *self.completion.token_ids.tolist()],
+            prompt_length=len(self.before),
+            logprobs=self.completion.logprobs.tolist(),
+            prompt_text=prompt_text,
+            response_text=self.text,
+            truncate_status="response_truncated" if self.cut else None,
+        )
+
+
+def trajectory(made: Made, replies: Sequence[Reply], name: str) -> Experience:
+    """The trajectory of an experience called `name`. Raises NotMapped if it is none of these replies'."""
+    for part in _REFUSED:
+        if getattr(made, part) is not None:
+            raise NotMapped(f"{name} has {part}, which workflows cannot set", "experiences")
+    if made.reward is None:
+        raise NotMapped(f"{name} has no reward", "experiences")
+    tokens, mask = _array(made.tokens, np.int32), _array(made.action_mask, bool)
+    if not 1 <= made.prompt_length <= len(tokens):
+        raise NotMapped(f"{name} has prompt_length {made.prompt_length} and {len(tokens)} tokens", "experiences")
+    if len(mask) != len(tokens) - made.prompt_length:
+        problem = f"{name} has an action_mask of {len(mask)} for {len(tokens) - made.prompt_length} response tokens"
+        raise NotMapped(problem, "experiences")
+    found = _Found(made.prompt_length, len(mask))
+    told = None if made.logprobs is None else _array(made.logprobs, np.float32)
+    # Of equal replies, which were sampled in different ways, it is the one that the experience has the values of.
+    for reply in sorted(
+        replies, key=lambda reply: (len(reply.before), not _has_values(told, reply, made.prompt_length))
+    ):
+        found.add(reply, tokens)
+    if not found.spans or (mask & ~found.sampled).any():
+        at = int(np.argmax(mask & ~found.sampled))
+        problem = f"{name} trains response token {at}, which no reply of self.model has at that place"
+        raise NotMapped(problem, "experiences")
+    return Experience(
+        rollout=int(made.eid.run),
+        step=int(made.eid.step),
+        token_ids=tokens,
+        prompt_length=made.prompt_length,
+        logprobs=found.logprobs,
+        action_mask=mask & found.trained,
+        reward=float(made.reward),
+        version_spans=found.version_spans,
+        truncation=_truncation(made, found),
+        metrics={key: float(value) for key, value in made.metrics.items()},
+        info_json=json.dumps(made.info, default=str) if made.info else "",
+        prompt_text=made.prompt_text or "",
+        response_text=made.response_text or "",
+        teacher_logprobs=None if made.teacher_logprobs is None else _array(made.teacher_logprobs, np.float32),
+    )
+
+
+class _Found:
+    """What the replies say of the `length` response tokens after a prompt of `prompt_length`."""
+
+    def __init__(self, prompt_length: int, length: int) -> None:
+        self._begin, self._length, self._at = prompt_length, length, 0
+        self.logprobs = np.zeros(length, np.float32)
+        self.sampled, self.trained = np.zeros(length, bool), np.zeros(length, bool)
+        self.spans: list[tuple[int, int]] = []  # (version, end)
+        self.cut = False
+
+    def add(self, reply: Reply, tokens: np.ndarray) -> None:
+        """The reply, if it stands in these tokens after those that are found."""
+        ids = reply.completion.token_ids
+        begin = len(reply.before) - self._begin
+        end = begin + len(ids)
+        if begin < self._at or end > self._length:
+            return
+        if not np.array_equal(tokens[len(reply.before) : len(reply.before) + len(ids)], ids):
+            return
+        if not np.array_equal(tokens[: len(reply.before)], np.asarray(reply.before, np.int32)):
+            return
+        self.logprobs[begin:end] = reply.completion.logprobs
+        self.sampled[begin:end], self.trained[begin:end] = True, reply.trained
+        self.spans += [(span.version, begin + span.end) for span in reply.completion.version_spans]
+        self._at, self.cut = end, reply.cut
+
+    @property
+    def version_spans(self) -> tuple[VersionSpan, ...]:
+        """What stands between replies is in the span of the reply after it; what follows the last, in the last one."""
+        return spans_of([*self.spans[:-1], (self.spans[-1][0], self._length)])
+
+
+def _has_values(logprobs: np.ndarray | None, reply: Reply, prompt_length: int) -> bool:
+    begin, values = len(reply.before) - prompt_length, reply.completion.logprobs
+    return logprobs is not None and begin >= 0 and np.array_equal(logprobs[begin : begin + len(values)], values)
+
+
+def _truncation(made: Made, found: _Found) -> Truncation:
+    if made.truncate_status == "prompt_truncated":
+        return Truncation.PROMPT
+    return Truncation.RESPONSE if found.cut or made.truncate_status == "response_truncated" else Truncation.NONE
+
+
+def _array(values: Any, kind: Any) -> np.ndarray:
+    """Of a tensor, or of a list that the workflow put in its place."""
+    return np.asarray(values.tolist() if hasattr(values, "tolist") else values, kind).reshape(-1)

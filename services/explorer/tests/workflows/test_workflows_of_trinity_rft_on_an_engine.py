@@ -1,0 +1,150 @@
+"""Five workflows written for Trinity-RFT, on a real engine: what is trained is what it sampled, with its values."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM
+
+from support.engines.shared_engine import ENGINE_TESTS, MAX_LENGTH
+from support.engines.toolbox import make_episode_task
+from trinity import plugins
+from trinity.common.experience import Experience as Made
+from trinity.common.workflows import Workflow
+from trinity.config.schema.model import ModelConfig
+from trinity.data.experience import AttemptFailure, Experience, Group
+from trinity.explorer.chat import ChatTokenizer
+from trinity.explorer.engine.auxiliary import AuxiliaryModels
+from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.rollout import attempt
+from trinity.explorer.rollout.toolbox import ExplorerTools
+from trinity.explorer.serving.agents import AgentGateway
+
+pytestmark = [pytest.mark.extended, *ENGINE_TESTS]
+
+FILES = Path(__file__).parents[4] / "tests/support/rft"
+ASKED = [{"role": "user", "content": "1+1"}]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tools(pool: EnginePool, quickstart_model: Path) -> AsyncIterator[ExplorerTools]:
+    plugins.load([FILES])
+    tokenizer = ChatTokenizer(ModelConfig(model_path=str(quickstart_model)))
+    gateway = AgentGateway(pool, str(quickstart_model), tokenizer.template, bool(tokenizer.history_problem))
+    nowhere = EnvironmentClient("127.0.0.1:1")
+    made = ExplorerTools(pool, tokenizer, nowhere, AuxiliaryModels({}), MAX_LENGTH, MAX_LENGTH, gateway)
+    yield made
+    await made.close()
+
+
+async def explore(tools: ExplorerTools, workflow: str) -> Any:
+    row = json.dumps({"question": "1+1", "answer": "2"})
+    task = make_episode_task(
+        workflow=workflow,
+        row_json=row,
+        format={"prompt_key": "question", "response_key": "answer"},
+        reward_function="last_number",
+        timeout_seconds=300.0,
+        max_tokens=12,
+    )
+    return await attempt.explore(task, 1, "me", tools)
+
+
+def values(model: Any, experience: Experience) -> np.ndarray:
+    """Log-probabilities of the response, by transformers."""
+    ids = torch.from_numpy(experience.token_ids.astype(np.int64))[None]
+    with torch.no_grad():
+        logs = torch.log_softmax(model(ids).logits[0, :-1].double(), -1)
+    found: np.ndarray = logs.gather(1, ids[0, 1:, None])[experience.prompt_length - 1 :, 0].numpy()
+    return found
+
+
+async def test_every_form_of_workflow_makes_a_group_as_it_was_sampled(
+    tools: ExplorerTools, quickstart_model: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(quickstart_model, dtype=torch.float32).eval()
+    for workflow in ("hinted_sums", "best_of_two", "second_look", "history_agent", "stitched"):
+        group = await explore(tools, workflow)
+        assert isinstance(group, Group), (workflow, group)
+        assert [experience.rollout for experience in group.experiences] == [0, 1], workflow
+        for experience in group.experiences:
+            mask = experience.action_mask
+            assert mask.any(), workflow
+            np.testing.assert_allclose(experience.logprobs[mask], values(model, experience)[mask], atol=2e-4)
+
+
+async def test_an_agents_history_has_every_reply_with_its_prompt(
+    tools: ExplorerTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Agent(Workflow):
+        is_async = True
+
+        async def run_async(self) -> list[Made]:
+            client, messages = self.model.get_openai_async_client(), list[Any](ASKED)
+            assert client.model_path == "policy"  # type: ignore[attr-defined]
+            for _ in range(2):
+                done = await client.chat.completions.create(model=client.model_path, messages=messages)  # type: ignore
+                messages += [done.choices[0].message.model_dump(), *ASKED]
+            blocking = self.model.get_openai_client().chat.completions.create
+            blocking(model="any", messages=messages, temperature=0.5)  # type: ignore[call-overload]
+            made = self.model.extract_experience_from_history()
+            for experience in made:
+                experience.reward = 1.0
+            return made
+
+    monkeypatch.setitem(plugins.WORKFLOWS, "agent", Agent)
+    group = await explore(tools, "agent")
+    assert isinstance(group, Group), group
+    first, second, other = group.experiences[:3]
+    assert [(e.rollout, e.step) for e in group.experiences] == [(r, s) for r in (0, 1) for s in range(3)]
+    assert first.action_mask.all() and second.action_mask.all()
+    assert not other.action_mask.any(), "another temperature than the trainer's"
+    assert second.token_ids[: len(first.token_ids)].tolist() == first.token_ids.tolist(), "a reply is prefilled by id"
+
+
+async def test_log_probabilities_of_any_tokens_are_the_policys(
+    tools: ExplorerTools, quickstart_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[np.ndarray] = []
+
+    class Measures(Workflow):
+        can_repeat = True
+
+        def run(self) -> list[Made]:
+            made = self.model.generate(["1+1="], n=self.repeat_times)
+            for experience in made:
+                experience.reward = 0.0
+            found.append(self.model.logprobs(made[0].tokens).numpy()[made[0].prompt_length - 1 :])
+            return made
+
+    monkeypatch.setitem(plugins.WORKFLOWS, "measures", Measures)
+    group = await explore(tools, "measures")
+    assert isinstance(group, Group), group
+    np.testing.assert_allclose(found[0], group.experiences[0].logprobs, atol=2e-4)
+
+
+async def test_a_call_that_the_gateway_refuses_fails_the_attempt_though_the_agent_hides_it(
+    tools: ExplorerTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hides(Workflow):
+        def run(self) -> list[Made]:
+            client: Any = self.model.get_openai_client()
+            call = {"id": "a", "type": "function", "function": {"name": "launch", "arguments": "{}"}}
+            try:
+                client.chat.completions.create(
+                    model="any", messages=[*ASKED, {"role": "assistant", "tool_calls": [call]}]
+                )
+            except Exception:
+                (made,) = self.model.chat(ASKED)
+            made.reward = 1.0
+            return [made]
+
+    monkeypatch.setitem(plugins.WORKFLOWS, "hides", Hides)
+    failure = await explore(tools, "hides")
+    assert isinstance(failure, AttemptFailure) and "the history calls 'launch'" in failure.error
