@@ -14,8 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +24,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import forgeries
 import grpc.aio
+import nats
+import nats.errors
 from google.protobuf.message import DecodeError
 from rich.console import Console
 from rich.table import Table
@@ -36,25 +37,25 @@ from support.runs.peers import FakeTrainer
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
-from trinity.api.sync.v1 import sync_pb2
 from trinity.cli.supervise import run_record
 from trinity.cli.supervise.job import read_records
-from trinity.config import Config, load
+from trinity.config import load
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.data.wire import fill_group, task_from_proto
 from trinity.runtime import headers, names, rpc
-from trinity.runtime.broker import Broker, Bucket, connect
-from trinity.runtime.errors import NotFound
+from trinity.runtime.broker import Broker, Bucket, blobs, connect
+from trinity.runtime.errors import NotFound, PermissionDenied
 from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
-from trinity.runtime.trust.subjects import Grants
 
 _STEP_SECONDS = 180.0
 _TASK_SECONDS = 180.0
 _GARBAGE = 100  # messages that the attacks leave on tasks, at most
 _CALL_SECONDS = 20.0
 _EPISODE_SECONDS = 120.0  # a worker process imports the environment's library first
+_COUNTED_SECONDS = 20.0
+_TRIES = 3
 _SERVICES = ("buffer", "sync")
 _REFUSALS = ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "FAILED_PRECONDITION", "refused")
 OWNER = names.owner_of("tester")
@@ -67,6 +68,14 @@ class Row:
     attack: str
     outcome: str = ""
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """An entry that the buffer has to refuse: its counter grows by as much."""
+
+    counter: str
+    entries: int = 1
 
 
 class Target:
@@ -96,10 +105,12 @@ class Target:
             stub = buffer_pb2_grpc.BufferServiceStub(channel)
             return await stub.Stats(buffer_pb2.StatsRequest(run=self.record.run), timeout=_CALL_SECONDS)
 
-    async def send(self, subject: str, data: bytes, header: dict[str, str] | None = None) -> None:
+    async def send(
+        self, subject: str, data: bytes, header: dict[str, str] | None = None, broker: Broker | None = None
+    ) -> None:
         self._mark += 1
         message_id = f"attack/{time.time()}/{self._mark}"
-        await self.broker.publish(subject, data, message_id=message_id, headers=header or {})
+        await (broker or self.broker).publish(subject, data, message_id=message_id, headers=header or {})
 
     async def task(self) -> task_pb2.Task:
         """The newest that is outstanding: no explorer has answered it yet. Tasks of the attacks are none."""
@@ -115,21 +126,52 @@ class Target:
                                 return task
                 await asyncio.sleep(0.01)
 
-    async def group(self, change: Callable[[experience_pb2.Group], None]) -> None:
-        """A group of an outstanding task, changed."""
+    async def group(
+        self, change: Callable[[experience_pb2.Group], None], broker: Broker | None = None, owner: str = OWNER
+    ) -> Counted:
+        """A group of an outstanding task, changed, below the subject of an explorer."""
         task = await self.task()
         outcome = experience_pb2.Outcome()
         fill_group(outcome.group, make_group(task_from_proto(task), version=task.gate_step))
         change(outcome.group)
         header = {headers.ORDINAL: str(task.ordinal)}
-        await self.send(self.names.experience(OWNER, task.gate_step, task.taskset), outcome.SerializeToString(), header)
+        await self.send(
+            self.names.experience(owner, task.gate_step, task.taskset), outcome.SerializeToString(), header, broker
+        )
+        return Counted("dead_letters")
+
+    async def forged_reward(self) -> None:
+        """By who may publish as the explorer of the task: it is experience like any other."""
+        await self.group(forgeries.each(reward=1e6))
+
+    async def without_a_user(self) -> str:
+        """How NATS answers a group of who shows it no user; empty if it takes it."""
+        try:
+            client = await nats.connect(self.record.nats_url, allow_reconnect=False, connect_timeout=_CALL_SECONDS)
+        except (nats.errors.Error, OSError) as error:
+            return f"refused: {error}" if "authorization" in str(error).lower() else ""
+        await client.close()
+        return ""
+
+    async def below_another_explorer(self) -> str:
+        """How NATS answers a group that one explorer publishes as another; empty if it takes it."""
+        with tempfile.TemporaryDirectory() as folder:
+            own = Path(folder) / "explorer.creds"
+            accounts = Path(self.record.nats_users)
+            own.write_text(nats_users.issue_user(accounts, Role.EXPLORER, "mallory", self.record.run))
+            async with await connect(self.record.nats_url, "mallory", creds=own) as broker:
+                try:
+                    await self.group(forgeries.each(reward=1e6), broker)
+                except PermissionDenied as error:
+                    return f"refused: {error}"
+        return ""
 
     async def calls(self, role: Role | None, code: grpc.StatusCode, services: tuple[str, ...]) -> str:
         """What every call that changes a run is answered, by its code; empty if one is not answered with `code`."""
         shown = Identity(role, self.identities) if role is not None else None
         for service in services:
             async with rpc.channel(self.address(service), identity=shown) as channel:
-                for method, request in _changes(self.record.run, service):
+                for method, request in forgeries.calls_that_change(self.record.run, service):
                     call = channel.unary_unary(
                         f"/trinity.api.{service}.v1.{service.title()}Service/{method}",
                         request_serializer=lambda request: request.SerializeToString(),
@@ -158,7 +200,7 @@ class Target:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 given = Path(folder), theirs, self.record.nats_url, self._creds, self.identities, refused
-                return await asyncio.to_thread(_join, *given)
+                return await asyncio.to_thread(forgeries.join, *given)
         finally:
             if before.revision:
                 await bucket.update(key, lambda _: before.value)
@@ -177,10 +219,19 @@ class Target:
             await trainer.close()
         return ""
 
-    async def blob(self, **values: Any) -> None:
-        reference = experience_pb2.BlobReference(**{"key": "0" * 32, "size_bytes": 9, "chunks": 1, **values})
+    async def blob(self, reference: experience_pb2.BlobReference | None = None, **values: Any) -> Counted:
+        reference = reference or experience_pb2.BlobReference(
+            **{"key": "0" * 32, "size_bytes": 9, "chunks": 1, **values}
+        )
         data = experience_pb2.Outcome(blob=reference).SerializeToString()
         await self.send(self.names.experience(OWNER, 0, (await self.task()).taskset, blob=True), data)
+        return Counted("refused")
+
+    async def stored_blob(self, change: Callable[[experience_pb2.BlobReference], None], content: bytes) -> Counted:
+        """A reference to chunks that are there, changed."""
+        reference = await blobs.store(self.broker, self.names, OWNER, content)
+        change(reference)
+        return await self.blob(reference)
 
     async def reset(self, environment: str, task: dict[str, Any], args: dict[str, Any]) -> str:
         """How the environment service refuses a task; empty if it plays it."""
@@ -198,77 +249,18 @@ class Target:
             return f"{(await call.code()).name}: {await call.details()}" if answer is grpc.aio.EOF else ""
 
 
-def _join(folder: Path, theirs: Config, nats_url: str, creds: Path | None, identity: Path, refused: str) -> str:
-    """Joins as from another machine; the refusal, which names `refused`, empty if there is none."""
-    own = {"project": theirs.project, "group": theirs.group, "name": theirs.name, "mode": "explore",
-           "checkpoint_root_dir": str(folder / "jobs"), "model": {"model_path": theirs.model.model_path}}  # fmt: skip
-    (folder / "explorer.json").write_text(json.dumps({**own, "explorer": {"name": "elsewhere"}}))
-    command = [sys.executable, "-m", "trinity.cli.main", "run", "--config", str(folder / "explorer.json")]
-    environment = {**os.environ, "TRINITY_NATS_URL": nats_url, "TRINITY_IDENTITY_FOLDER": str(identity)}
-    environment |= {"TRINITY_NATS_CREDS": str(creds)} if creds is not None else {}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    ends = done.returncode in (1, 2) and refused in done.stderr and not list(folder.glob("**/*.config.json"))
-    return f"refused: {done.stderr.strip().splitlines()[-1]}" if ends else ""
+async def _blob_in_a_blob(target: Target) -> Counted:
+    inner = await blobs.store(target.broker, target.names, OWNER, b"the inner one")
+    outer = experience_pb2.Outcome(blob=inner).SerializeToString()
+    return await target.stored_blob(lambda _: None, outer)
 
 
-def _changes(run: str, service: str) -> list[tuple[str, Any]]:
-    """Calls that change a run. All were once answered with OK, for any caller."""
-    if service == "buffer":
-        return [
-            ("Fence", buffer_pb2.FenceRequest(run=run, versions=range(1, 5000))),
-            ("CommitStep", buffer_pb2.CommitStepRequest(run=run, step=10**6, oldest_kept_step=10**6)),
-            ("DropDeadLetters", buffer_pb2.DropDeadLettersRequest(run=run)),
-            ("SkipStep", buffer_pb2.SkipStepRequest(run=run, step=1, reason="an attack")),
-        ]
-    manifest = sync_pb2.Manifest(run=run, version=10**6, step=10**6)
-    return [
-        ("Publish", sync_pb2.PublishRequest(manifest=manifest)),
-        ("Claim", sync_pb2.ClaimRequest(run=run, trainer_id="attacker", pid=1, host="elsewhere")),
-        ("Rollback", sync_pb2.RollbackRequest(run=run, version=0, reason="an attack")),
-        ("Pin", sync_pb2.PinRequest(run=run, version=0, pinned=True)),
-    ]
-
-
-def _long(group: experience_pb2.Group) -> None:
-    first = group.experiences[0]
-    first.token_ids.data = bytes(4 * 900_000)
-    del first.token_ids.shape[:]
-    first.token_ids.shape.append(900_000)
-
-
-def _many(group: experience_pb2.Group) -> None:
-    for _ in range(5000):
-        group.experiences.add().CopyFrom(group.experiences[0])
-
-
-def _each(**values: Any) -> Callable[[experience_pb2.Group], None]:
-    def change(group: experience_pb2.Group) -> None:
-        for one in group.experiences:
-            for name, value in values.items():
-                setattr(one, name, value)
-
-    return change
-
-
-def _token(group: experience_pb2.Group) -> None:
-    data = bytearray(group.experiences[0].token_ids.data)
-    data[:4] = (2**31 - 1).to_bytes(4, "little")
-    group.experiences[0].token_ids.data = bytes(data)
-
-
-def _teacher(group: experience_pb2.Group) -> None:
-    group.experiences[0].teacher_logprobs.CopyFrom(group.experiences[0].token_ids)
-
-
-def _metrics(group: experience_pb2.Group) -> None:
-    group.experiences[0].metrics["reward"] = float("nan")
-
-
-async def _garbage(target: Target) -> None:
+async def _garbage(target: Target) -> Counted:
     one, taskset = target.names, (await target.task()).taskset
     for body in (b"", b"\xff\xfe", b"\x08\x01", bytes(range(200))):
         for subject in (one.task(taskset, 10**6), one.batch(1), one.batch(10**6), one.experience(OWNER, 0, taskset)):
             await target.send(subject, body)
+    return Counted("refused", 4)
 
 
 async def _evaluation(target: Target) -> None:
@@ -285,22 +277,25 @@ async def _live_key(target: Target) -> None:
 
 Attack = Callable[[Target], Awaitable[Any]]
 ATTACKS: dict[str, Attack] = {
-    "a group with info_json = not json": lambda t: t.group(_each(info_json="not json")),
-    "a group with truncation 9": lambda t: t.group(_each(truncation=9)),
-    "teacher_logprobs of another dtype": lambda t: t.group(_teacher),
-    "a token id of 2^31-1": lambda t: t.group(_token),
-    "5,000 rollouts more than asked for": lambda t: t.group(_many),
-    "900,000 tokens": lambda t: t.group(_long),
-    "NaN rewards": lambda t: t.group(_each(reward=float("nan"))),
-    "NaN metrics": lambda t: t.group(_metrics),
-    "a blob's wrong checksum": lambda t: t.blob(crc32=1),
+    "a group with info_json = not json": lambda t: t.group(forgeries.each(info_json="not json")),
+    "a group with truncation 9": lambda t: t.group(forgeries.each(truncation=9)),
+    "teacher_logprobs of another dtype": lambda t: t.group(forgeries.teacher),
+    "a token id of 2^31-1": lambda t: t.group(forgeries.token),
+    "5,000 rollouts more than asked for": lambda t: t.group(forgeries.many),
+    "900,000 tokens": lambda t: t.group(forgeries.long),
+    "NaN rewards": lambda t: t.group(forgeries.each(reward=float("nan"))),
+    "NaN metrics": lambda t: t.group(forgeries.metrics),
+    "a blob's wrong checksum": lambda t: t.stored_blob(forgeries.wrong_checksum, b"a blob"),
+    "a blob in a blob": _blob_in_a_blob,
+    "a blob that is not there": lambda t: t.blob(),
     "a blob key with a space": lambda t: t.blob(key="a b"),
     "a blob of 3,000,000 chunks": lambda t: t.blob(chunks=3_000_000),
     "a blob of 2^31-1 chunks": lambda t: t.blob(chunks=2**31 - 1, size_bytes=2**50),
     "any bytes on tasks, batches and experience": _garbage,
     "an evaluation with an unknown cause": _evaluation,
     "garbage in the live key": _live_key,
-    "a forged group with reward 1e6": lambda t: t.group(_each(reward=1e6)),
+    "a group in another explorer's name": lambda t: t.group(lambda group: None, owner=names.owner_of("mallory")),
+    "a forged group with reward 1e6": Target.forged_reward,
     "gymnasium imports a module": lambda t: t.reset("gymnasium", {"id": "antigravity:Env-v0"}, {}),
     "verifiers imports a module": lambda t: t.reset("verifiers", {"index": 0}, {"env_id": "antigravity"}),
     "webshop fetches any address": lambda t: t.reset(
@@ -321,40 +316,53 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
+OF_OWN_NATS: dict[str, Attack] = {  # of a run that has users on a NATS of its own
+    "a group of a stranger to NATS": Target.without_a_user,
+    "a group below another explorer's subject": Target.below_another_explorer,
+}
+
+
 async def attack(job: Path) -> list[Row]:
     """Every attack, and after them that steps still come from the same processes."""
     record = read_records(job)["main"]
     with tempfile.TemporaryDirectory() as folder:
-        creds = _may_do_everything(Path(record.nats_users), Path(folder)) if record.nats_users else None
+        creds = forgeries.may_do_everything(Path(record.nats_users), Path(folder)) if record.nats_users else None
         async with await connect(record.nats_url, "outsider", creds=creds) as broker:
             return await _attack(Target(job, broker, creds))
 
 
-def _may_do_everything(accounts: Path, folder: Path) -> Path:
-    """Credentials of a user of the run's own NATS."""
-    path = folder / "attacker.creds"
-    path.write_text(nats_users.issue(accounts, "attacker", Grants((">",), (">",))))
-    return path
-
-
 async def _attack(target: Target) -> list[Row]:
     before, restarts, rows = await target.stats(), target.restarts(), []
-    for name, work in ATTACKS.items():
+    for name, work in {**ATTACKS, **(OF_OWN_NATS if target.record.nats_users else {})}.items():
         was = await target.stats()
         row = Row(name)
-        refusal = await work(target)
-        await asyncio.sleep(1.0)
-        now = await target.stats()
-        if isinstance(refusal, str):
-            row.outcome = refusal
-            row.problem = "" if refusal.startswith(_REFUSALS) else f"it was not refused: {refusal[:300]}"
-        else:
-            fields = ("refused", "dead_letters", "duplicates_dropped", "stored")
-            grown = {field: getattr(now, field) - getattr(was, field) for field in fields}
-            row.outcome = ", ".join(f"{count} {field}" for field, count in grown.items() if count) or "nothing"
+        for _ in range(_TRIES):  # an explorer may have answered the task meanwhile
+            answer = await work(target)
+            expected = answer if isinstance(answer, Counted) else Counted("refused", 0)
+            grown = await _grown(target, was, expected)
+            if grown[expected.counter] >= expected.entries:
+                break
+        counted = ", ".join(f"{count} {field}" for field, count in grown.items() if count) or "nothing"
+        row.outcome = answer or "taken" if isinstance(answer, str) else counted
+        if grown[expected.counter] < expected.entries:
+            row.problem = f"{expected.counter} grew by {grown[expected.counter]}, not {expected.entries}: it was taken"
+        if isinstance(answer, str) and not answer.startswith(_REFUSALS):
+            row.problem = f"it was not refused: {answer[:300]}"
         rows.append(row)
     rows.append(await _goes_on(target, restarts, before.ledger_step))
     return rows
+
+
+async def _grown(target: Target, was: Any, expected: Counted) -> dict[str, int]:
+    """How the buffer's counters grew, once the expected one did."""
+    deadline = time.monotonic() + _COUNTED_SECONDS
+    while True:
+        await asyncio.sleep(1.0)
+        now = await target.stats()
+        fields = ("refused", "dead_letters", "duplicates_dropped", "stored")
+        grown = {field: getattr(now, field) - getattr(was, field) for field in fields}
+        if grown[expected.counter] >= expected.entries or time.monotonic() > deadline:
+            return grown
 
 
 async def _goes_on(target: Target, restarts: dict[str, int], first: int) -> Row:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,20 +31,28 @@ import attacks  # noqa: E402
 STEPS = 2000
 
 
-async def test_a_run_under_attack_goes_on(
-    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NatsServer]:
+    """NATS with users for each role, as `trinity run` has it."""
+    server = NatsServer(tmp_path / "nats", users=tmp_path / "job/identity/nats")
+    server.start()
+    monkeypatch.setenv("TRINITY_NATS_CREDS", str(server.admin()))  # of the test, and of its stand-ins
+    yield server
+    server.kill()
+
+
+async def test_a_run_under_attack_goes_on(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_SYNC_CLAIM_SECONDS", "3600")  # this trainer does not renew its claim
     identities = tmp_path / "job/identity"
     make_tokens(identities)
     run = BufferRun(
-        tmp_path, nats_server, steps=STEPS, identities=identities, explorer={"max_dead_letters_in_a_row": 0}
+        tmp_path, server, steps=STEPS, identities=identities, explorer={"max_dead_letters_in_a_row": 0}
     ).start()
     environment = ServiceProcess("environment", tmp_path, IDENTITY_FOLDER=str(identities)).start()
     trainer = run.trainer()
     services = {"buffer": run.buffer, "sync": run.sync, "environment": environment}
     processes = [ProcessRecord(name, name, one.pid, one.address) for name, one in services.items()]
-    record = SupervisorRecord(os.getpid(), "both", run.run, "", run.nats.url, processes)
+    record = SupervisorRecord(os.getpid(), "both", run.run, "", run.nats.url, processes, str(server.users))
     (tmp_path / "job/run").mkdir()
     (tmp_path / "job/run.yaml").write_text(run.config_file.read_text())
     (tmp_path / "job/run/main.json").write_text(json.dumps(asdict(record)))
@@ -68,7 +77,7 @@ async def test_a_run_under_attack_goes_on(
         environment.kill()
         run.stop()
     assert {row.attack: row.problem for row in rows if row.problem} == {}
-    assert len(rows) == len(attacks.ATTACKS) + 1
+    assert len(rows) == len(attacks.ATTACKS) + len(attacks.OF_OWN_NATS) + 1
     assert all(alive.values()), alive
     logs = "".join(path.read_text(errors="replace") for path in [*tmp_path.glob("*.log"), *tmp_path.glob("*.out")])
     assert logs
