@@ -1,7 +1,9 @@
 """The choice of the attention kernel on a GPU, with stand-in kernels that need no GPU."""
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -65,7 +67,28 @@ def package(request: pytest.FixtureRequest, torchs: list[int], monkeypatch: pyte
     cute.flash_attn_varlen_func = made  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     monkeypatch.setitem(sys.modules, "flash_attn.cute", cute)
+    monkeypatch.setattr(varlen, "_fault_elsewhere", lambda *_: None)  # another process has no stand-in
     return made
+
+
+@pytest.fixture
+def installed(tmp_path: Path, torchs: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A package on disk, for other processes too: its function's body, where q, k and v are given."""
+
+    def install(body: str) -> None:
+        cute = tmp_path / "flash_attn/cute"
+        cute.mkdir(parents=True)
+        (tmp_path / "flash_attn/__init__.py").touch()
+        (cute / "__init__.py").write_text(
+            f"import ctypes, os, time\n\ndef flash_attn_varlen_func(q, k, v, **given):\n    {body}\n"
+        )
+
+    monkeypatch.delitem(sys.modules, "flash_attn")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    yield install
+    for name in ("flash_attn", "flash_attn.cute"):
+        sys.modules.pop(name, None)
 
 
 def chosen(window: int | None = None) -> tuple[Any, dict[str, Any]]:
@@ -143,6 +166,28 @@ def test_key_heads_are_repeated_where_pytorch_does_not_share_them(
     q, k = torch.randn(5, HEADS, WIDTH), torch.randn(5, KEY_HEADS, WIDTH)
     ends = torch.tensor([0, 2, 5], dtype=torch.int32)
     torch.testing.assert_close(kernel(q, k, k, ends, 3, None, None), plain(q, k, k, ends, None))
+
+
+def test_a_fault_of_the_device_ends_another_process(installed: Callable[[str], None]) -> None:
+    installed("ctypes.string_at(0)")
+    kernel, said = chosen()
+    assert kernel is varlen.pytorch
+    assert "its trial ended with exit code -11" in said["not_by"]["FlashAttention 4"]
+
+
+def test_a_trial_without_an_end_is_stopped(installed: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "_TRIAL_SECONDS", 0.5)
+    installed("time.sleep(600)")
+    kernel, said = chosen()
+    assert kernel is varlen.pytorch
+    assert "did not end within 0.5 s" in said["not_by"]["FlashAttention 4"]
+
+
+def test_what_another_process_survives_is_compared_here(installed: Callable[[str], None]) -> None:
+    installed("return q * 1.0 + k.sum() * 0 + v.sum() * 0")
+    kernel, said = chosen()
+    assert kernel is varlen.pytorch
+    assert "output without gradients differs by" in said["not_by"]["FlashAttention 4"]
 
 
 def test_the_trial_is_not_part_of_the_layer_around_it(package: FlashAttn4) -> None:

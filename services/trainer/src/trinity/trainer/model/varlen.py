@@ -1,9 +1,12 @@
 """Attention kernels for GPUs, over packed sequences of different lengths.
 
 PyTorch has one. FlashAttention 4, where the package flash-attn-4 is installed, takes half its time on an H200. Each is
-tested once for a model's heads, on random numbers against a known result.
+tested once for a model's heads, on random numbers against a known result. FlashAttention 4 runs in another process
+first (`python -m trinity.trainer.model.varlen`): a fault of the device would make this one unable to use the GPU.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -18,6 +21,7 @@ log = structlog.get_logger(__name__)
 _LENGTHS = (3, 130, 1, 700)  # part of a kernel's tile, a single token, and more tiles than are prefetched
 _WINDOW = 40  # skips whole tiles
 _CLOSE = 0.02  # of the largest value: both kernels are accurate to about 0.005
+_TRIAL_SECONDS = 300.0  # in another process: torch is imported, and the kernel is compiled
 
 
 class Kernel(Protocol):
@@ -42,14 +46,16 @@ def kernel_for(q: torch.Tensor, k: torch.Tensor, window: int | None) -> Kernel:
 def _fastest(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, windowed: bool
 ) -> Kernel:
-    trial = partial(_trial, device, dtype, heads, key_heads, width, _WINDOW if windowed else None)
+    heads_and_window = heads, key_heads, width, _WINDOW if windowed else None
+    trial = partial(_trial, device, dtype, *heads_and_window)
     kernels: dict[str, Kernel] = {"FlashAttention 4": flash_attention_4, "PyTorch": pytorch}
     reasons: dict[str, str] = {}
     # In a separate thread: activation checkpointing of the surrounding layer must not see its saved tensors.
     with ThreadPoolExecutor(1) as apart:
         right = apart.submit(trial, pytorch_repeating).result()
         for name, kernel in kernels.items():
-            wrong = apart.submit(_what_is_wrong, partial(trial, kernel), right).result()
+            wrong = _fault_elsewhere(device, dtype, *heads_and_window) if kernel is flash_attention_4 else None
+            wrong = wrong or apart.submit(_what_is_wrong, partial(trial, kernel), right).result()
             if wrong is None:
                 log.info("trainer.attention.kernel", kernel=name, heads=heads, width=width, not_by=reasons)
                 return kernel
@@ -127,6 +133,32 @@ def _trial(
         return [looked, mixed.detach(), *torch.autograd.grad(mixed, leaves, weights)]
 
 
+def _fault_elsewhere(device: torch.device, dtype: torch.dtype, *heads_and_window: int | None) -> str | None:
+    """How another process ends that tries FlashAttention 4; None if it ends well. At most _TRIAL_SECONDS."""
+    try:
+        _flash_attn_4()
+    except Exception as error:  # not installed, or not for this Python or torch
+        return f"{type(error).__name__}: {error}"[:300]
+    given = str(device), str(dtype).removeprefix("torch."), *(str(number or "") for number in heads_and_window)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, *given], capture_output=True, text=True, timeout=_TRIAL_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"its trial did not end within {_TRIAL_SECONDS:g} s"
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return f"its trial ended with exit code {done.returncode}: {last}"[:300] if done.returncode else None
+
+
+def _try_flash_attention_4(device: str, dtype: str, *heads_and_window: str) -> None:
+    heads, key_heads, width, window = (int(number) if number else None for number in heads_and_window)
+    assert heads and key_heads and width
+    for tensor in _trial(
+        torch.device(device), getattr(torch, dtype), heads, key_heads, width, window, flash_attention_4
+    ):
+        tensor.sum().item()  # waits for the device
+
+
 def _what_is_wrong(trial: Callable[[], list[torch.Tensor]], right: list[torch.Tensor]) -> str | None:
     """The first mismatch as text; None if there is none."""
     try:
@@ -140,3 +172,7 @@ def _what_is_wrong(trial: Callable[[], list[torch.Tensor]], right: list[torch.Te
         if not most <= _CLOSE:  # also true for NaN
             return f"{name} differs by {float(most):.3g} of the largest"
     return None
+
+
+if __name__ == "__main__":
+    _try_flash_attention_4(*sys.argv[1:])
