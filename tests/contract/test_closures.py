@@ -19,6 +19,7 @@ LIGHT = {
     "sync": "trinity.sync.service",
     "cli": "trinity.cli.supervise.supervisor, trinity.cli.supervise.join, "
     "trinity.cli.commands.status, trinity.cli.commands.ledger.batch, trinity.cli.commands.ledger.replay",
+    "observe": "trinity.observe.main, trinity.observe.app",
     "config": "trinity.config",
 }
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")

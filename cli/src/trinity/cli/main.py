@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,11 +11,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from trinity.runtime.version import installed_version
 
-# The module whose `app` is the command or the group of commands, and what --help says of it.
+# The module whose `app` is the command or the group of commands, below trinity.cli or of another distribution, and what
+# --help says of it.
 _COMMANDS = {
     "run": ("commands.run", "Run what a YAML describes, or resume where it stopped."),
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
+    "ui": ("trinity.observe.main", "Show runs on a page: the ledger, groups, samples. It only reads."),
     "log": ("commands.log", "Show the log of a run, all processes in the order of time."),
     "view": ("commands.view", "Show the experiences that were trained."),
     "explorers": ("commands.weights.explorers", "List the explorers of a live run."),
@@ -48,10 +51,23 @@ class _OnDemand(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        module = importlib.import_module(f"trinity.cli.{_COMMANDS[str(name)][0]}")
+        module = _module(_COMMANDS[str(name)][0])
         found = typer.main.get_command(module.app)
         found.name = name
         return name, found, rest
+
+
+def _module(name: str) -> Any:
+    if not name.startswith("trinity."):
+        return importlib.import_module(f"trinity.cli.{name}")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not name.startswith(str(error.name)):
+            raise
+        distribution = "-".join(name.split(".")[:2])
+        print(f"trinity: this command is in {distribution}, which is not installed", file=sys.stderr)
+        sys.exit(2)
 
 
 app = typer.Typer(cls=_OnDemand, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

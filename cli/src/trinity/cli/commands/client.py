@@ -77,6 +77,15 @@ class Buffer(_Service):
         """The newest step with a ledger entry; 0 for none."""
         return int((await self._ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run))).ledger_step)
 
+    async def counts(self) -> Facts:
+        """As `wire.counts` gives them."""
+        return wire.counts(await self._ask(self._stub.Stats, buffer_pb2.StatsRequest(run=self._run)))
+
+    async def accounted_entry(self, step: int) -> tuple[Facts, Facts | None]:
+        """The ledger's entry of a step with `wire.account` of it. RunError if there is none."""
+        entry = await self._entry(step)
+        return wire.batch(entry), wire.account(entry)
+
     async def entry(self, step: int) -> Facts:
         """The ledger's entry of a step, as `wire.batch` gives it. RunError if there is none."""
         return wire.batch(await self._entry(step))

@@ -48,9 +48,9 @@ def find_job(config: RunOption = None, job: JobOption = None) -> Path:
     if config is not None:
         job = jobs.Job(load(config, plugins_loaded=False)).folder
     if job is None:
-        found = _jobs_here()
+        found = jobs_here()
         if not found:
-            raise RunError(f"no run below {_root().absolute()}; name one by --config or --job")
+            raise RunError(f"no run below {jobs_root().absolute()}; name one by --config or --job")
         return found[0]
     if not jobs.is_job(job):
         raise RunError(f"no run has begun in {job}")
@@ -67,7 +67,7 @@ def find_run(
     url = _given_url(nats, run)
     if url and (config or job):
         raise RunError("give --config or --job for a run with a folder here, or --nats and --run, not both", code=2)
-    if not url and config is None and job is None and not _jobs_here():
+    if not url and config is None and job is None and not jobs_here():
         url = os.environ.get("TRINITY_NATS_URL", "")
     return _find_announced(url, run) if url else find_job(config, job)
 
@@ -138,11 +138,12 @@ def _is_called(about: RunRecord, wanted: str) -> bool:
     return not wanted or wanted in known
 
 
-def _jobs_here() -> list[Path]:
+def jobs_here() -> list[Path]:
     """Job folders below the root, live ones first."""
-    root = _root()
+    root = jobs_root()
     return [*jobs.live_jobs(root), *jobs.known_jobs(root)]
 
 
-def _root() -> Path:
+def jobs_root() -> Path:
+    """The folder below which runs of this machine are looked for."""
     return Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR", "./checkpoints"))

@@ -114,7 +114,7 @@ def find_job_stage(
         return announced_stage(place)
     folder = place.absolute()
     jobs.identify(folder)
-    found = {path.parent.name if path.parent != folder else "": path for path in _stage_configs(folder)}
+    found = {path.parent.name if path.parent != folder else "": path for path in stage_configs(folder)}
     if not found:
         raise RunError(f"no stage has begun in {folder}: no config.json")
     if stage and stage not in found:
@@ -152,7 +152,7 @@ def named_stage(config: Config, name: str) -> Config:
     return by_name.get(name, config)
 
 
-def _stage_configs(folder: Path) -> list[Path]:
+def stage_configs(folder: Path) -> list[Path]:
     """Config files of the job and its stages, the newest last; without those of evaluations below them."""
     own = [path for path in jobs.stage_configs(folder) if folder in (path.parent, path.parent.parent)]
     return sorted(own, key=lambda path: path.stat().st_mtime)

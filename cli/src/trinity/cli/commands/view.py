@@ -68,7 +68,7 @@ def view(
             known = visible(str(rows[0][1].get("task_id", "")))
             raise RunError(f"no task id of step {rows[0][1]['step']} contains {task!r}; one of them is {known!r}")
     if as_json:
-        return to_json([_with_arrays(row) for _, row in shown])
+        return to_json([with_arrays(row) for _, row in shown])
     return _table(shown, len(rows)) if index is None else _whole(shown[0][1], index, len(rows))
 
 
@@ -143,7 +143,7 @@ def _last_of_each(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
-def _with_arrays(row: Row) -> Row:
+def with_arrays(row: Row) -> Row:
     """With token_ids, mask and logprobs as lists of numbers. Files of older versions have none."""
     found = {key: value for key, value in row.items() if key != _ARRAYS}
     for name, written in (row.get(_ARRAYS) or {}).items():

@@ -12,6 +12,7 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.api.sync.v1 import sync_pb2
 from trinity.cli.errors import RunError
 from trinity.cli.render import size_text, visible
+from trinity.cli.supervise.client import failing, prompts_cut
 from trinity.data.experience import Group
 from trinity.data.wire import decode_outcome
 from trinity.runtime.messages import from_message
@@ -21,6 +22,11 @@ _JSON_FIELDS = ("row", "format", "workflow_args", "reward_args")
 _TASK_FIELDS = (
     "task_id", "ordinal", "requeues", "taskset", "epoch", "workflow", "reward_function", "repeat_times", "gate_step",
     "timeout_seconds", "max_attempts",
+)  # fmt: skip
+_COUNTS = (
+    "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step",
+    "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "sampled_tokens",
+    "reward_mean", "staleness_max", "waiting_for", "finished", "log_bytes", "log_limit_bytes", "refused",
 )  # fmt: skip
 
 Facts = dict[str, Any]
@@ -139,6 +145,32 @@ def batch(entry: buffer_pb2.LedgerEntry) -> Facts:
             }
             for group in entry.dropped
         ],
+    }
+
+
+def account(entry: buffer_pb2.LedgerEntry) -> Facts | None:
+    """What had become of every task when an entry was written, by ordinals; None where the ledger keeps it apart.
+
+    Every task up to `ended_through` and those of `ended` had ended. The rest of them, without `dead` and `requeued`,
+    has a stored group: in an entry, dropped, or `pending` for a later one. `stored`, `dead_letters`: how many.
+    """
+    cursor = entry.cursor
+    if entry.cursor_sequence or not cursor.log_sequence:
+        return None
+    return {
+        **{name: getattr(cursor, name) for name in ("ended_through", "stored", "dead_letters")},
+        **{name: list(getattr(cursor, name)) for name in ("ended", "dead", "requeued")},
+        "pending": [group.ordinal for group in cursor.pending],
+    }
+
+
+def counts(stats: buffer_pb2.StatsResponse) -> Facts:
+    """The counts of a buffer: those of tasks and groups, of the log, and what it waits for."""
+    return {
+        **{name: getattr(stats, name) for name in _COUNTS},
+        "dropped": dict(stats.dropped),
+        "failing": failing(stats),
+        "prompts_cut": prompts_cut(stats),
     }
 
 

@@ -1,0 +1,209 @@
+"""The pages over HTTP. Every one is read by GET; nothing is changed, and nothing that a run wrote is run.
+
+Text reaches the page escaped (Jinja2) and without control characters (`visible`). The policy in every answer lets the
+browser take scripts and styles from here alone, none of them inline. Who has not opened the address that `trinity ui`
+printed, with its key, gets nothing: other users of the machine reach the same port.
+"""
+
+import contextlib
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trinity.cli.commands.view import versions
+from trinity.cli.render import age_text, visible, when
+from trinity.observe import screens
+from trinity.observe.places import Places
+from trinity.observe.source import UNREADABLE
+from trinity.runtime.settings import LOOPBACK
+
+_HERE = Path(__file__).parent
+_COLOURINGS = ("version", "advantage", "mask", "logprob")
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_Screen = Callable[..., Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Requests to pages of the runs of `places`."""
+
+    places: Places
+    templates: Environment
+
+    async def runs(self, request: Request) -> Response:
+        return self._page("runs.html", await screens.runs(self.places))
+
+    async def of_run(self, request: Request, template: str, screen: _Screen, *numbers: str) -> Response:
+        """A screen of one run; `numbers` are the path's. 404 with the reason where there is nothing to show."""
+        key = request.path_params["key"]
+        source = self.places.get(key)
+        if source is None:
+            return self._page("problem.html", {"problem": f"no run {key} is known here"}, 404)
+        given = {"key": key, "title": source.title, "by": _colouring(request)}
+        try:
+            found = await screen(source, *(request.path_params[name] for name in numbers))
+        except UNREADABLE as error:
+            return self._page("problem.html", {"problem": str(error), "key": key, "title": source.title}, 404)
+        return self._page(template, given | found)
+
+    async def overview(self, request: Request) -> Response:
+        return await self.of_run(request, "overview.html", screens.overview)
+
+    async def refreshed(self, request: Request) -> Response:
+        """The middle of the overview, which a live run's page asks for again."""
+        return await self.of_run(request, "overview_now.html", screens.overview)
+
+    async def go(self, request: Request) -> Response:
+        """The box of the header: to the step that was typed."""
+        wanted = request.query_params.get("step", "")
+        step = f"/step/{wanted}" if wanted.isascii() and wanted.isdigit() else ""
+        return RedirectResponse(f"/run/{quote(request.path_params['key'], safe='~')}{step}", 303)
+
+    async def step(self, request: Request) -> Response:
+        return await self.of_run(request, "step.html", screens.step, "step")
+
+    async def group(self, request: Request) -> Response:
+        return await self.of_run(request, "group.html", screens.group, "step", "ordinal")
+
+    async def sample(self, request: Request) -> Response:
+        return await self.of_run(request, "sample.html", screens.sample, "step", "index")
+
+    def _page(self, template: str, values: dict[str, Any], status: int = 200) -> Response:
+        return HTMLResponse(self.templates.get_template(template).render(values), status)
+
+    async def missing(self, request: Request, error: Exception) -> Response:
+        return self._page("problem.html", {"problem": "there is no such page"}, 404)
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """What nothing else named: the page says it, and the service serves on."""
+        return self._page("problem.html", {"problem": f"{type(error).__name__}: {error}"}, 500)
+
+
+def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
+    """The application. `key`: what the first address must have as ?key=; `cookie` holds it from then on."""
+    pages = Pages(places, _environment())
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await places.close()
+
+    run = "/run/{key}"
+    get = partial(Route, methods=["GET"])
+    return Starlette(
+        routes=[
+            get("/", pages.runs),
+            get(run, pages.overview),
+            get(f"{run}/now", pages.refreshed),
+            get(f"{run}/go", pages.go),
+            get(run + "/step/{step:int}", pages.step),
+            get(run + "/step/{step:int}/group/{ordinal:int}", pages.group),
+            get(run + "/step/{step:int}/sample/{index:int}", pages.sample),
+            Mount("/static", StaticFiles(directory=_HERE / "static")),
+        ],
+        middleware=[
+            Middleware(_Headers),
+            Middleware(TrustedHostMiddleware, allowed_hosts=sorted(LOOPBACK), www_redirect=False),
+            Middleware(_Key, key=key, cookie=cookie),
+        ],
+        exception_handlers={404: pages.missing, 500: pages.failed},
+        lifespan=lifespan,
+    )
+
+
+def _colouring(request: Request) -> str:
+    wanted = request.query_params.get("by", "")
+    return wanted if wanted in _COLOURINGS else _COLOURINGS[0]
+
+
+def _environment() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"versions": versions, "when": when, "age": age_text, "number": _number}
+    return found
+
+
+def _shown(value: Any) -> Any:
+    """Every value that a template writes: without control characters, newlines and tabs excepted."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, (Markup, int, float)) else visible(str(value), layout=True)
+
+
+def _number(value: Any) -> str:
+    """A number in as many digits as one reads."""
+    if not isinstance(value, (int, float)):
+        return "-" if value is None else str(value)
+    if isinstance(value, int) or value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+class _Headers:
+    """Adds _HEADERS to every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *given]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class _Key:
+    """Lets in who has the key: in the address, which is then replaced by one without it, or in the cookie."""
+
+    def __init__(self, app: ASGIApp, key: str, cookie: str) -> None:
+        self._app, self._key, self._cookie = app, key, cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = HTTPConnection(scope)
+        if self._is_key(asked.query_params.get("key", "")):
+            answer: ASGIApp = RedirectResponse("/" + scope["path"].lstrip("/"), 303)
+            assert isinstance(answer, Response)
+            answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict")
+        elif self._is_key(asked.cookies.get(self._cookie, "")):
+            answer = self._app
+        else:
+            answer = HTMLResponse("open the address that trinity ui printed: it has the key\n", 403)
+        await answer(scope, receive, send)
+
+    def _is_key(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._key.encode())

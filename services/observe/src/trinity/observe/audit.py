@@ -1,0 +1,125 @@
+"""Whether the ledger adds up: fed = stored + dead + outstanding, and every stored group is in one place.
+
+The counts of the buffer are compared with what the entries themselves hold. An entry is read once; what it must agree
+with is in the newest entry: which tasks had ended, which of them are dead, which groups wait for a later step.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+Facts = dict[str, Any]
+
+_SHOWN = 5  # ordinals that a sentence names
+_REUSING = "replay"  # the policy that takes a group into several steps
+
+
+@dataclass(frozen=True)
+class Row:
+    """A ledger entry in the list of steps. `rows`: of the dataset, where the step learns from one."""
+
+    step: int
+    groups: int
+    rows: int
+    reward_mean: float
+    staleness_max: int
+    dropped: int
+    partial: bool
+    skipped: bool
+
+
+@dataclass
+class Audit:
+    """Entries of one run, read in the order of steps. `account` is that of the newest one, None if it has none."""
+
+    steps: list[Row] = field(default_factory=list)
+    staleness: Counter[int] = field(default_factory=Counter)  # steps of age -> groups
+    dropped: Counter[str] = field(default_factory=Counter)  # reason -> groups
+    account: Facts | None = None
+    _used: dict[int, int] = field(default_factory=dict)  # ordinal -> the step that has it
+    _uses: Counter[int] = field(default_factory=Counter)
+    _dropped: dict[int, int] = field(default_factory=dict)
+    _doubled: list[str] = field(default_factory=list)
+
+    @property
+    def newest_step(self) -> int:
+        return self.steps[-1].step if self.steps else 0
+
+    @property
+    def is_offline(self) -> bool:
+        """The run learns from a dataset: no task is fed."""
+        return bool(self.steps) and self.steps[-1].rows > 0
+
+    def read(self, entry: Facts, account: Facts | None) -> None:
+        """Take in the entry of the next step, as `wire.batch` and `wire.account` give it."""
+        step, groups, dropped = entry["step"], entry["groups"], entry["dropped"]
+        for group in groups:
+            self._use(step, group, entry["policy"] == _REUSING)
+            self.staleness[group["staleness_steps"]] += 1
+        for group in dropped:
+            self._drop(step, group["ordinal"])
+            self.dropped[group["reason"]] += 1
+        oldest = max((group["staleness_steps"] for group in groups), default=0)
+        counted = (len(groups), len(entry["rows"]), entry["reward_mean"], oldest, len(dropped))
+        self.steps.append(Row(step, *counted, entry["partial"], bool(entry["skip_reason"])))
+        self.account = account
+
+    def _use(self, step: int, group: Facts, may_be_again: bool) -> None:
+        ordinal = group["ordinal"]
+        self._uses[ordinal] += 1
+        if ordinal in self._used and not may_be_again:
+            self._doubled.append(f"group {ordinal} is in step {self._used[ordinal]} and again in step {step}")
+        elif group["use_count"] != self._uses[ordinal]:
+            times = f"says it is used for time {group['use_count']}, the ledger has it {self._uses[ordinal]} times"
+            self._doubled.append(f"group {ordinal} of step {step} {times}")
+        if ordinal in self._dropped:
+            self._doubled.append(
+                f"group {ordinal} is in step {step}, and was dropped before step {self._dropped[ordinal]}"
+            )
+        self._used[ordinal] = step
+
+    def _drop(self, step: int, ordinal: int) -> None:
+        if ordinal in self._dropped:
+            self._doubled.append(f"group {ordinal} was dropped before step {self._dropped[ordinal]} and before {step}")
+        if ordinal in self._used:
+            self._doubled.append(
+                f"group {ordinal} was dropped before step {step}, and is in step {self._used[ordinal]}"
+            )
+        self._dropped[ordinal] = step
+
+    def problems(self) -> list[str]:
+        """What does not add up within the ledger, each with its groups."""
+        return [*self._doubled, *(self._missing(self.account) if self.account is not None else ())]
+
+    def _missing(self, account: Facts) -> Iterable[str]:
+        ended = {*range(1, account["ended_through"] + 1), *account["ended"]}
+        stored = ended.difference(account["dead"], account["requeued"])
+        found = {*self._used, *self._dropped, *account["pending"]}
+        step = self.newest_step
+        if lost := stored - found:
+            yield f"stored, but in no entry up to step {step}, not dropped and not waiting: {_groups(lost)}"
+        if unknown := found - stored:
+            yield f"in the ledger, but not stored when step {step} was written: {_groups(unknown)}"
+        if twice := {*account["pending"]} & self._dropped.keys():
+            yield f"dropped, and waiting for a later step: {_groups(twice)}"
+        if account["stored"] != len(stored):
+            yield f"step {step} counts {account['stored']} stored groups; its list of ended tasks has {len(stored)}"
+        if account["dead_letters"] != len(account["dead"]):
+            yield f"step {step} counts {account['dead_letters']} dead tasks and names {len(account['dead'])}"
+
+
+def count_problems(counts: Facts) -> list[str]:
+    """What is wrong with the buffer's counts; empty if fed = stored + dead + outstanding, and none is negative."""
+    parts = {name: counts[name] for name in ("stored", "dead_letters", "outstanding")}
+    found = [f"{name.replace('_', ' ')} is {value}" for name, value in parts.items() if value < 0]
+    total = sum(parts.values())
+    if total != counts["fed"]:
+        found.append(f"{counts['fed']} tasks were fed; stored, dead and outstanding together are {total}")
+    return found
+
+
+def _groups(ordinals: set[int]) -> str:
+    first = ", ".join(map(str, sorted(ordinals)[:_SHOWN]))
+    more = f" and {len(ordinals) - _SHOWN} more" if len(ordinals) > _SHOWN else ""
+    return f"{'groups' if len(ordinals) > 1 else 'group'} {first}{more}"

@@ -1,0 +1,43 @@
+"""Small pictures as SVG, made here: the page runs no script for them, and they need no inline style."""
+
+from collections.abc import Mapping, Sequence
+
+from markupsafe import Markup
+
+_WIDTH, _HEIGHT = 160.0, 36.0
+
+
+def sparkline(values: Sequence[float], label: str) -> Markup:
+    """A line through values, the lowest at the bottom; empty for fewer than two."""
+    if len(values) < 2:
+        return Markup()
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    wide = _WIDTH / (len(values) - 1)
+    points = " ".join(
+        f"{number * wide:.1f},{2 + (_HEIGHT - 4) * (1 - (value - low) / span):.1f}"
+        for number, value in enumerate(values)
+    )
+    title = f"{label}: {len(values)} steps, {low:.4g} to {high:.4g}, now {values[-1]:.4g}"
+    return Markup(
+        '<svg class="spark" viewBox="0 0 {w} {h}" preserveAspectRatio="none" role="img"><title>{title}</title>'
+        '<polyline points="{points}"/></svg>'
+    ).format(w=f"{_WIDTH:g}", h=f"{_HEIGHT:g}", title=title, points=points)
+
+
+def stacked(parts: Mapping[str, float], unit: str = "") -> Markup:
+    """One horizontal bar; each part has the class `part-<its place>`, and parts that are not positive are left out."""
+    total = sum(value for value in parts.values() if value > 0)
+    if total <= 0:
+        return Markup()
+    left, found = 0.0, Markup()
+    for place, (name, value) in enumerate(parts.items()):
+        if value > 0:
+            width = 100 * value / total
+            found += Markup(
+                '<rect class="part-{place}" x="{x}" y="0" width="{width}" height="10"><title>{title}</title></rect>'
+            ).format(place=place, x=f"{left:.3f}", width=f"{width:.3f}", title=f"{name}: {value:.4g}{unit}")
+            left += width
+    return Markup(
+        '<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">{}</svg>'
+    ).format(found)

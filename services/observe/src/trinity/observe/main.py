@@ -1,0 +1,60 @@
+"""`trinity ui`: pages on runs, on a port of this machine that only its user can open. Read only."""
+
+import secrets
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from trinity.cli.commands.find import find_run
+from trinity.cli.errors import RunError
+from trinity.cli.options import JobOption, NatsOption, RunName, RunOption, command, group
+from trinity.observe.app import make_app
+from trinity.observe.places import Places
+from trinity.runtime import logs
+
+app = group()
+
+_HOST = "127.0.0.1"
+
+
+@command(app, "ui")
+def ui(
+    config: RunOption = None,
+    job: JobOption = None,
+    nats: NatsOption = "",
+    run: RunName = "",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Else a free one")] = 0,
+) -> int:
+    """Show runs on a page: the ledger, groups, samples. It only reads. Without options: all runs here."""
+    logs.configure("look", level="ERROR")
+    asked = find_run(config, job, nats, run) if config or job or nats or run else None
+    places = Places(asked.absolute() if isinstance(asked, Path) else asked)
+    serve(places, port)
+    return 0
+
+
+def serve(places: Places, port: int) -> None:
+    """Serve until SIGINT or SIGTERM. RunError for a port that is taken."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((_HOST, port))
+            listening.listen()
+        except OSError as error:
+            raise RunError(f"--port {port}: {error.strerror}; another one, or none for a free one", 2) from None
+        port = listening.getsockname()[1]
+        key = secrets.token_urlsafe(16)
+        made = make_app(places, key, f"trinity_ui_{port}")
+        found = places.find()
+        first = f"run/{next(iter(found))}" if len(found) == 1 else ""
+        print(f"http://{_HOST}:{port}/{first}?key={key}", flush=True)
+        print("Ctrl-C ends it", file=sys.stderr)
+        server = uvicorn.Server(uvicorn.Config(made, log_level="warning", access_log=False, server_header=False))
+        try:
+            server.run(sockets=[listening])
+        except KeyboardInterrupt:
+            return

@@ -1,0 +1,253 @@
+"""What each screen shows: values for its template, read through the functions of the commands.
+
+A part that cannot be read is None, and `problems` says why: the rest of the page is shown.
+"""
+
+import asyncio
+import shlex
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+from trinity.cli.commands import status as status_command
+from trinity.cli.errors import RunError
+from trinity.observe import charts, series, tokens
+from trinity.observe.alarms import Known, alarms
+from trinity.observe.audit import count_problems
+from trinity.observe.places import Places
+from trinity.observe.source import UNREADABLE, Source
+
+Facts = dict[str, Any]
+
+_STEPS = 200  # of monitors, for curves
+_LISTED_STEPS = 50
+_WAITED_STEPS = 20
+_TIMES = {"time/wait": "waiting for samples", "time/buffer": "fetching the batch", "time/step": "training",
+          "time/publish": "publishing", "time/save": "saving"}  # fmt: skip
+_OFFLINE_TILES = ("step", "trained", "step time", "loss")
+_RUNS_WITH_CURVES = 60
+
+
+async def runs(places: Places) -> Facts:
+    """All runs, from their folders alone: no service is asked."""
+    found = await asyncio.to_thread(places.find)
+    rows = await asyncio.to_thread(lambda: [_run_row(key, source) for key, source in found.items()][:_RUNS_WITH_CURVES])
+    return {"rows": rows, "unreadable": places.unreadable, "more": len(found) - len(rows)}
+
+
+def _run_row(key: str, source: Source) -> Facts:
+    trainer = series.read(source.folder, "trainer", _STEPS)
+    explorer = series.read(source.folder, "explorer", _STEPS)
+    rewards = series.values(trainer, "sample/reward_mean")
+    return {
+        "key": key,
+        "title": source.title,
+        "state": _state(source),
+        "step": trainer[-1]["step"] if trainer else None,
+        "reward": rewards[-1] if rewards else None,
+        "curve": charts.sparkline(rewards, "reward"),
+        "tokens": series.newest(trainer, "perf/tokens_per_second"),
+        "at": max((line.get("time") or 0.0 for line in [*trainer[-1:], *explorer[-1:]]), default=0.0),
+        "alarms": alarms(Known(None, None, trainer, explorer)),
+    }
+
+
+def _state(source: Source) -> str:
+    """live, finished or stopped; unknown for a folder that cannot be read."""
+    try:
+        if source.is_live:
+            return "live"
+        return str(status_command.finished(source.job_stage.job)["state"])
+    except UNREADABLE:
+        return "unknown"
+
+
+async def overview(source: Source) -> Facts:
+    """One run: tiles, whether its ledger adds up, alarms, staleness, who waits, and its newest steps."""
+    problems: list[str] = []
+    counts = await _or_none(source.counts(), problems)
+    now = await _or_none(source.status(), problems)
+    trainer = await asyncio.to_thread(series.read, source.folder, "trainer", _STEPS)
+    explorer = await asyncio.to_thread(series.read, source.folder, "explorer", _STEPS)
+    offline = source.audit.is_offline
+    return {
+        "state": _state(source),
+        "counts": counts,
+        "status": now,
+        "problems": problems,
+        "tiles": [tile for tile in _tiles(counts, now, trainer) if _has_tile(tile[0], offline)],
+        "ledger": _ledger(source, counts) if not offline else None,
+        "alarms": alarms(Known(counts, now, trainer, explorer)),
+        "staleness": _staleness(source, counts),
+        "times": _times(trainer[-_WAITED_STEPS:]),
+        "steps": source.audit.steps[: -_LISTED_STEPS - 1 : -1] or _trained_steps(trainer),
+        "curve": "loss" if offline else "reward",
+        "line": charts.sparkline(
+            series.values(trainer, _loss(trainer) if offline else "sample/reward_mean"), "each step"
+        ),
+        "read_at": time.time(),
+    }
+
+
+async def _or_none(asked: Awaitable[Facts | None], problems: list[str]) -> Facts | None:
+    try:
+        return await asked
+    except UNREADABLE as error:
+        problems.append(_said(error))
+        return None
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+
+
+def _tiles(counts: Facts | None, now: Facts | None, trainer: list[series.Line]) -> list[tuple[str, Any, str]]:
+    """(name, value, beside it); the value is None where it is not known."""
+    newest = {name: series.newest(trainer, name) for name in trainer[-1]} if trainer else {}
+    step = now["step"] if now and now["step"] is not None else (trainer[-1]["step"] if trainer else None)
+    found = counts or {}
+    live = (now or {}).get("weights") or {}
+    return [
+        ("step", step, f"of {found['last_step']}" if found.get("last_step") else ""),
+        ("reward", newest.get("sample/reward_mean"), "mean of the step"),
+        ("groups", found.get("stored"), "stored"),
+        ("outstanding", found.get("outstanding"), "not ended"),
+        ("dead", found.get("dead_letters"), "tasks"),
+        ("attempts", found.get("failed_attempts"), "failed"),
+        ("staleness", found.get("staleness_max"), f"bound {found['max_staleness_steps']}" if found else ""),
+        ("weights", _version(live.get("live", found.get("live_step"))), "LIVE version"),
+        ("explorers", len(now["explorers"]) if now else None, "joined"),
+        ("tokens/s", now["tokens_per_second"] if now else None, "sampled"),
+        ("trained", newest.get("perf/tokens_per_second"), "tokens/s of the step"),
+        ("step time", newest.get("time/step"), "s"),
+        ("loss", newest.get(_loss(trainer)), "mean of the step"),
+    ]
+
+
+def _has_tile(name: str, offline: bool) -> bool:
+    return name in _OFFLINE_TILES if offline else name != "loss"
+
+
+def _loss(trainer: list[series.Line]) -> str:
+    """The name of the loss among the newest step's metrics; empty where there is none."""
+    return next((name for name in (trainer[-1] if trainer else {}) if name.endswith("_loss")), "")
+
+
+def _version(number: int | None) -> int | None:
+    """None where no version is LIVE, and where a buffer that only reads does not know it."""
+    return number if number is not None and number >= 0 else None
+
+
+def _ledger(source: Source, counts: Facts | None) -> Facts | None:
+    """The bar of tasks, and what does not add up; None where the buffer does not answer."""
+    if counts is None:
+        return None
+    audit = source.audit
+    parts = {"stored": counts["stored"], "dead": counts["dead_letters"], "outstanding": counts["outstanding"]}
+    return {
+        "problems": [*count_problems(counts), *audit.problems()],
+        "bar": charts.stacked(parts),
+        "read": audit.newest_step,
+        "of": counts["ledger_step"],
+        "counted": audit.account is not None,
+        "drops": dict(audit.dropped),
+    }
+
+
+def _staleness(source: Source, counts: Facts | None) -> list[tuple[int, int, int, bool]]:
+    """(steps old, groups, percent of the most, beyond the bound) for each age in the ledger."""
+    found = source.audit.staleness
+    bound = counts["max_staleness_steps"] if counts else 0
+    most = max(found.values(), default=1)
+    return [(age, found[age], round(100 * found[age] / most), age > bound) for age in sorted(found)]
+
+
+def _times(lines: list[series.Line]) -> list[tuple[str, float, float]]:
+    """(what, seconds, share) of the newest steps."""
+    sums = {text: sum(series.values(lines, name)) for name, text in _TIMES.items()}
+    total = sum(sums.values())
+    return [(text, seconds, 100 * seconds / total) for text, seconds in sums.items()] if total else []
+
+
+def _trained_steps(trainer: list[series.Line]) -> list[Facts]:
+    """What the monitor knows of steps, where the ledger cannot be read."""
+    names = {"reward_mean": "sample/reward_mean", "staleness_max": "sample/staleness_max"}
+    newest = trainer[: -_LISTED_STEPS - 1 : -1]
+    return [{"step": line["step"], **{name: line.get(key) for name, key in names.items()}} for line in newest]
+
+
+async def step(source: Source, number: int) -> Facts:
+    """A step's entry of the ledger, and what trainer and explorers measured. RunError if neither is known."""
+    problems: list[str] = []
+    entry = await _or_none(source.entry(number), problems)
+    metrics: Facts = {}
+    for role in ("trainer", "explorer"):
+        metrics |= await asyncio.to_thread(series.at, source.folder, role, number)
+    if entry is None and not metrics:
+        raise RunError("; ".join(problems))
+    return {
+        "number": number,
+        "entry": entry,
+        "metrics": sorted((name, value) for name, value in metrics.items() if name not in ("step", "time")),
+        "problems": problems,
+        "command": f"trinity batch show {number} {source.option}",
+    }
+
+
+async def group(source: Source, number: int, ordinal: int) -> Facts:
+    """The samples of one group of a step, side by side. RunError if the step has none of it."""
+    rows = [(place, row) for place, row in enumerate(await source.rows(number)) if row.get("ordinal") == ordinal]
+    if not rows:
+        raise RunError(f"no trained experience of group {ordinal} in step {number}")
+    problems: list[str] = []
+    entry = await _or_none(source.entry(number), problems) or {"groups": []}
+    task = str(rows[0][1].get("task_id", ""))
+    return {
+        "number": number,
+        "ordinal": ordinal,
+        "task": task,
+        "rows": rows,
+        "parts": sorted({name for _, row in rows for name in row.get("metrics") or {}}),
+        "facts": next((one for one in entry["groups"] if one["ordinal"] == ordinal), None),
+        "problems": problems,
+        "command": f"trinity view --step {number} --task {shlex.quote(task)} {source.option_of_view}",
+    }
+
+
+async def sample(source: Source, number: int, index: int) -> Facts:
+    """One experience: its prompt, its response by tokens, its fields. RunError if there is none of that number."""
+    rows = await source.rows(number)
+    if not 0 <= index < len(rows):
+        raise RunError(f"no experience {index} in step {number}; there are 0 to {len(rows) - 1}")
+    row = rows[index]
+    model = source.job_stage.config.model.model_path
+    problems: list[str] = []
+    blocks: list[list[tokens.Token]] = []
+    try:
+        tokenizer = await asyncio.to_thread(tokens.tokenizer_of, source.folder, model)
+        blocks = await asyncio.to_thread(tokens.blocks, row, tokenizer)
+    except UNREADABLE as error:
+        problems.append(f"the tokens cannot be shown: {_said(error)}")
+    hidden = ("prompt", "response", "arrays", "metrics")
+    return {
+        "number": number,
+        "index": index,
+        "last": len(rows) - 1,
+        "row": row,
+        "fields": [(name, value) for name, value in row.items() if name not in hidden],
+        "blocks": blocks,
+        "versions": sorted({span[0] for span in row.get("versions") or []}),
+        "turns": _turns(rows, row),
+        "problems": problems,
+        "command": f"trinity view --step {number} --index {index} {source.option_of_view}",
+    }
+
+
+def _turns(rows: list[Facts], row: Facts) -> list[tuple[int, Any]]:
+    """(index, turn) of the other turns of the same rollout."""
+    same = ("task_id", "rollout")
+    return [
+        (place, one.get("turn"))
+        for place, one in enumerate(rows)
+        if one is not row and all(one.get(name) == row.get(name) for name in same)
+    ]

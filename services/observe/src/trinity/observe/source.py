@@ -1,0 +1,159 @@
+"""One stage of a run as the page reads it: by gRPC from a live one, else from its job folder.
+
+A stopped run's ledger is in its NATS store. It is read as `trinity batch` reads it: by a read-only buffer, during which
+the job is locked. That buffer is kept for some seconds after the last question, since it takes seconds to start.
+"""
+
+import asyncio
+import contextlib
+import shlex
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from trinity.cli.commands import status, view
+from trinity.cli.commands.client import Buffer, NoAnswer
+from trinity.cli.commands.find import AnnouncedRun
+from trinity.cli.commands.reader import JobStage, live_buffer, read_only_buffer
+from trinity.cli.errors import RunError
+from trinity.cli.supervise import job as jobs
+from trinity.config import ConfigError
+from trinity.observe.audit import Audit
+from trinity.runtime.errors import TrinityError
+from trinity.runtime.logs import without_credentials
+from trinity.runtime.trust.roles import Role
+
+Facts = dict[str, Any]
+
+_KEPT_SECONDS = 10.0
+_READ_AT_ONCE = 500  # entries of the ledger for one page
+_CACHED_STEPS = 4
+
+# The identity of a process counts for the channels that it opens next, and runs have different ones.
+_opening = asyncio.Lock()
+
+
+class Source:
+    """What is known of a stage. Entries of the ledger are read once: they never change."""
+
+    def __init__(self, job_stage: JobStage) -> None:
+        self.job_stage = job_stage
+        self.audit = Audit()
+        self._rows: OrderedDict[int, list[view.Row]] = OrderedDict()
+        self._kept: contextlib.AsyncExitStack | None = None
+        self._buffer: Buffer | None = None
+        self._of_live = False
+        self._asking = asyncio.Lock()
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        return self.job_stage.folders[1] if self.job_stage.folders is not None else None
+
+    @property
+    def title(self) -> str:
+        return self.job_stage.name
+
+    @property
+    def option(self) -> str:
+        """What names this stage to a `trinity` command."""
+        if self.job_stage.folders is None:
+            return shlex.join(["--nats", without_credentials(self.job_stage.nats_url), "--run", self.job_stage.run])
+        stage = ["--stage", self.job_stage.stage] if self.job_stage.stage else []
+        return shlex.join(["--job", str(self.job_stage.job), *stage])
+
+    @property
+    def option_of_view(self) -> str:
+        """The same for `trinity view`, which has no --stage: it takes the folder of one."""
+        return shlex.join(["--job", str(self.folder)]) if self.folder is not None else self.option
+
+    @property
+    def is_live(self) -> bool:
+        if self.job_stage.about is not None:
+            return True
+        main = jobs.read_records(self.job_stage.job).get("main")
+        return main is not None and main.run == self.job_stage.run
+
+    async def status(self) -> Facts | None:
+        """What `trinity status` shows of a live stage; None for another."""
+        if not self.is_live:
+            return None
+        async with _opening:
+            if self.job_stage.about is not None:
+                return await status.collect_announced(AnnouncedRun(self.job_stage.nats_url, self.job_stage.about))
+            return await status.collect(self.job_stage.job)
+
+    async def counts(self) -> Facts:
+        """As `wire.counts`. Reads entries that the audit lacks too, some hundreds at a time. RunError as a command."""
+        async with self._ask() as buffer:
+            found = await buffer.counts()
+            first = self.audit.newest_step + 1
+            for step in range(first, min(found["ledger_step"], first + _READ_AT_ONCE - 1) + 1):
+                self.audit.read(*await buffer.accounted_entry(step))
+        return found
+
+    async def entry(self, step: int) -> Facts:
+        """The ledger's entry, as `trinity batch show --json` gives it. RunError if there is none."""
+        async with self._ask() as buffer:
+            return await buffer.entry(step)
+
+    async def rows(self, step: int | None) -> list[view.Row]:
+        """Experiences that a step was trained on, in the order of `trinity view`. RunError if there are none."""
+        if step is not None and step in self._rows:
+            return self._rows[step]
+        if self.folder is not None:
+            found = await asyncio.to_thread(view.read_step, self.folder, step)
+        else:
+            async with _opening:
+                found = await asyncio.to_thread(view.read_log, self.job_stage, step)
+        if not self.is_live:  # a live run may train a step again after a crash
+            self._rows[found[0]["step"]] = found
+            while len(self._rows) > _CACHED_STEPS:
+                self._rows.popitem(last=False)
+        return found
+
+    @contextlib.asynccontextmanager
+    async def _ask(self) -> AsyncIterator[Buffer]:
+        """The run's buffer, or a read-only one. One question at a time."""
+        async with self._asking:
+            if self._closing is not None:
+                self._closing.cancel()
+            if self._of_live != self.is_live:
+                await self._close()
+            try:
+                yield self._buffer or await self._open()
+            except NoAnswer:
+                await self._close()  # its process may have ended
+                raise
+            finally:
+                self._closing = asyncio.create_task(self._close_later())
+
+    async def _open(self) -> Buffer:
+        folder = self.job_stage.job if self.job_stage.folders is not None else None
+        is_live = self.is_live
+        async with contextlib.AsyncExitStack() as stack, _opening:
+            jobs.identify(folder, Role.READER)
+            reader = await stack.enter_async_context(live_buffer(self.job_stage))
+            if reader is None:
+                reader = await stack.enter_async_context(read_only_buffer(self.job_stage))
+            self._kept, self._buffer, self._of_live = stack.pop_all(), reader.buffer, is_live
+        return reader.buffer
+
+    async def _close_later(self) -> None:
+        await asyncio.sleep(_KEPT_SECONDS)
+        await self.close()
+
+    async def close(self) -> None:
+        """End what was started for this stage."""
+        async with self._asking:
+            await self._close()
+
+    async def _close(self) -> None:
+        kept, self._kept, self._buffer = self._kept, None, None
+        if kept is not None:
+            await kept.aclose()
+
+
+# What a job folder that is damaged, half there or of another version brings about; the page says it and shows the rest.
+UNREADABLE = (RunError, TrinityError, ConfigError, OSError, ValueError, KeyError, TypeError)

@@ -1,0 +1,43 @@
+// j and k move through the rows of the page's tables, Enter opens one, / filters, g goes to a step, u one level up.
+"use strict";
+(() => {
+  const rows = () => [...document.querySelectorAll("main tbody tr")].filter((row) => !row.hidden && row.querySelector("a"));
+  const link = (row) => row.querySelector("a");
+  const move = (by) => {
+    const all = rows();
+    if (!all.length) return;
+    const now = all.findIndex((row) => row.contains(document.activeElement));
+    const next = all[Math.min(all.length - 1, Math.max(0, now < 0 ? 0 : now + by))];
+    link(next).focus();
+    next.scrollIntoView({ block: "nearest" });
+  };
+  const focus = (selector) => {
+    const box = document.querySelector(selector);
+    if (box) box.focus();
+    return box;
+  };
+  const up = () => {
+    const crumbs = [...document.querySelectorAll("header nav a")];
+    const above = crumbs.filter((crumb) => crumb.pathname !== location.pathname).pop();
+    if (above) location.assign(above.href);
+  };
+  const commands = { j: () => move(1), k: () => move(-1), "/": () => focus(".filter"), g: () => focus("header input"), u: up };
+
+  document.addEventListener("keydown", (event) => {
+    if (event.target.matches("input")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    if (event.ctrlKey || event.metaKey || event.altKey || !commands[event.key]) return;
+    event.preventDefault();
+    commands[event.key]();
+  });
+
+  document.addEventListener("input", (event) => {
+    if (!event.target.matches(".filter")) return;
+    const wanted = event.target.value.toLowerCase();
+    document.querySelectorAll("main tbody tr").forEach((row) => {
+      row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    });
+  });
+})();

@@ -1,0 +1,66 @@
+"""What is an alarm, and that each says what to do."""
+
+from typing import Any
+
+import pytest
+
+from support.observe import counts_of, ledger
+from trinity.observe.alarms import Known, alarms
+
+pytestmark = pytest.mark.core
+
+WAITING = [{"step": step, "time/wait": 3.0, "time/step": 1.0} for step in range(10)]
+EXPLORER = {"name": "one", "version": 3, "failure": ""}
+PROVIDER = {"provider": "games", "health": "serving", "since_seconds": None, "offers": ["chess"], "reason": ""}
+PROCESS = {"name": "sync", "health": "SERVING"}
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    found = {"trainer_state": "training", "explorers": [EXPLORER], "providers": [PROVIDER], "processes": [PROCESS]}
+    return found | changes
+
+
+def found(
+    counts: dict[str, Any] | None = None,
+    status: dict[str, Any] | None = None,
+    trainer: list[dict[str, Any]] | None = None,
+    **explorer: float,
+) -> list[str]:
+    known = Known(counts_of(ledger()) | (counts or {}), status, trainer or [], [{"step": 7, **explorer}])
+    made = alarms(known)
+    assert all(one.fix for one in made)
+    return [f"{one.level}: {one.text}" for one in made]
+
+
+def test_a_sound_run_has_none() -> None:
+    assert found(status=status(), trainer=[{**line, "time/wait": 0.5} for line in WAITING]) == []
+    assert alarms(Known(None, None, [], [])) == []
+
+
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ({"counts": {"failing": "3 attempts failed"}}, "warn: 3 attempts failed"),
+        ({"counts": {"dead_letters": 2}}, "warn: 2 tasks died"),
+        ({"counts": {"prompts_cut": "all 4 prompts are longer"}}, "bad: all 4 prompts are longer"),
+        ({"counts": {"log_bytes": 95, "log_limit_bytes": 100}}, "warn: the experience log has 95% of its room"),
+        ({"counts": {"staleness_max": 1}}, "warn: the newest batch has experience 1 steps old, and the bound is 1"),
+        ({"trainer": WAITING}, "warn: the trainer waited 75% of the last 10 steps for experience"),
+        ({"trainer": [{"step": 1, "actor/mismatch/kernel_kl": -0.02}]}, "warn: KL of engine and trainer is -0.02"),
+        ({"group_advantages/skipped_group_ratio": 0.5}, "warn: 50% of the groups have the same reward"),
+        ({"rollout/response_truncated/mean": 0.75}, "warn: 75% of the responses were cut off"),
+        ({"status": status(explorers=[])}, "bad: no explorer is there"),
+        ({"status": status(explorers=[EXPLORER | {"version": -1}])}, "warn: explorer one: it serves no version yet"),
+        ({"status": status(explorers=[EXPLORER | {"failure": "no"}])}, "warn: explorer one: no"),
+        ({"status": status(providers=[PROVIDER | {"health": "away"}])}, "warn: provider games: away"),
+        ({"status": status(processes=[PROCESS | {"health": "DEAD"}])}, "bad: sync is DEAD"),
+    ],
+)  # fmt: skip
+def test_each_alarm_alone(known: dict[str, Any], said: str) -> None:
+    (one,) = found(**known)
+    assert one.startswith(said)
+
+
+def test_the_worst_comes_first() -> None:
+    levels = [line.partition(":")[0] for line in found({"failing": "x"}, status(explorers=[]), WAITING)]
+    assert levels == ["bad", "warn", "warn"]

@@ -1,0 +1,187 @@
+"""The pages over HTTP: what they show of a job folder and a ledger, and whom they refuse."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from support.observe import GROUPS, STEPS, Doctored, ledger, make_job, serve_ledger
+from trinity.observe.app import make_app
+from trinity.observe.places import Places
+
+pytestmark = pytest.mark.core
+
+KEY = "the-key"
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J\u202e&quot;"
+
+
+class Browser:
+    """Asks for pages with the key."""
+
+    def __init__(self, client: TestClient, run: str) -> None:
+        self._client, self._run = client, run
+
+    def get(self, page: str = "", status: int = 200) -> str:
+        """A page of the run."""
+        answer = self._client.get(f"/run/{self._run}{page}")
+        assert answer.status_code == status, answer.text
+        return answer.text
+
+    def runs(self) -> str:
+        return self._client.get("/").text
+
+
+@pytest.fixture
+def browse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Browser]]:
+    """Makes a job, and a browser that has its key. Without a ledger the job has no NATS store."""
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    monkeypatch.delenv("TRINITY_NATS_URL", raising=False)
+    clients: list[TestClient] = []
+
+    def make(found: Doctored | None = None, change: Callable[[dict[str, Any]], Any] = lambda row: None) -> Browser:
+        make_job(tmp_path / "job", change)
+        if found is not None:
+            serve_ledger(monkeypatch, found)
+        client = TestClient(make_app(Places(None), KEY), base_url="http://127.0.0.1")
+        client.__enter__()
+        clients.append(client)
+        assert client.get(f"/?key={KEY}").status_code == 200
+        return Browser(client, "job")
+
+    yield make
+    for client in clients:
+        client.__exit__(None, None, None)
+
+
+def test_from_the_list_of_runs_to_a_token(browse: Callable[..., Browser]) -> None:
+    browser = browse(ledger())
+    assert 'href="/run/job"' in browser.runs()
+    overview = browser.get()
+    assert 'href="/run/job/step/2"' in overview
+    step = browser.get("/step/2")
+    assert 'href="2/group/5"' in step
+    assert "sums/0/5" in step
+    group = browser.get("/step/2/group/5")
+    assert 'href="../sample/1"' in group
+    assert "accuracy" in group
+    sample = browser.get("/step/2/sample/1?by=mask")
+    tokens = re.findall(r'<span class="([^"]*)" title="([^"]*)">', sample)
+    assert len(tokens) == 4
+    assert tokens[0] == ("v1 l0 up1", "token 0: id 10, weights 1, log-probability -0.050")
+    assert tokens[3] == ("v2 l4 masked", "token 3: id 13, weights 2, log-probability -9.000, not trained")
+    assert re.search(r"trinity view --step 2 --index 1 --job \S+/job<", sample)
+
+
+def test_the_bar_is_sound_and_counts_are_those_of_the_buffer(browse: Callable[..., Browser]) -> None:
+    overview = browse(ledger()).get()
+    assert 'class="ledger sound"' in overview
+    assert f"<b>{STEPS * GROUPS + 1}</b> fed" in overview
+
+
+@pytest.mark.parametrize(
+    ("doctor", "said"),
+    [
+        (lambda found: found.entries[1].groups.pop(0), "not dropped and not waiting: group 5"),
+        (lambda found: found.move(5, 3), "group 5 is in step 2 and again in step 3"),
+        (lambda found: found.last.cursor.__setattr__("stored", 13), "step 3 counts 13 stored groups"),
+    ],
+    ids=["missing", "twice", "count"],
+)
+def test_a_doctored_ledger_turns_the_bar_red(doctor: Any, said: str, browse: Callable[..., Browser]) -> None:
+    found = ledger()
+    doctor(found)
+    overview = browse(found).get()
+    assert 'class="ledger broken"' in overview
+    assert said in overview
+
+
+def test_what_a_run_wrote_is_shown_and_never_markup(browse: Callable[..., Browser]) -> None:
+    def change(row: dict[str, Any]) -> None:
+        row |= dict.fromkeys(("prompt", "response", "task_id", "truncation"), f"{EVIL}{row['ordinal']}")
+        row["metrics"] = {EVIL: 1.0}
+
+    found = ledger()
+    found.entries[1].skip_reason = found.entries[1].groups[0].task_id = EVIL
+    browser = browse(found, change)
+    for page in ("", "/step/2", "/step/2/group/5", "/step/2/sample/7"):
+        text = browser.get(page)
+        assert "<script>alert" not in text
+        assert "<img" not in text
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", text)
+        assert page == "" or r"&lt;script&gt;alert(1)&lt;/script&gt;" in text
+        assert page == "" or r"\x1b[2J\u202e&amp;quot;" in text
+
+
+def test_a_job_without_a_ledger_shows_what_its_folder_has(browse: Callable[..., Browser], tmp_path: Path) -> None:
+    browser = browse()
+    overview = browser.get()
+    assert "has no NATS store" in overview
+    assert 'href="/run/job/step/3"' in overview
+    assert "has no NATS store" in browser.get("/step/2")
+    assert "sample/1" in browser.get("/step/2/group/5")
+    (tmp_path / "job/buffer/experience_buffer.jsonl").unlink()
+    assert "no experience is kept" in browser.get("/step/3/sample/1", 404)
+    (tmp_path / "job/monitor/trainer.jsonl").write_text('{"step": "x"}\nnothing\n[1]\n')
+    assert "has no NATS store" in browser.get()
+    assert "has no NATS store" in browser.get("/step/2", 404)
+
+
+def test_a_damaged_job_is_named_and_the_others_are_shown(browse: Callable[..., Browser], tmp_path: Path) -> None:
+    browser = browse()
+    make_job(tmp_path / "other")
+    (tmp_path / "other/config.json").write_text("{")
+    text = browser.runs()
+    assert 'href="/run/job"' in text
+    assert 'href="/run/other"' not in text
+    assert str(tmp_path / "other") in text
+
+
+@pytest.mark.parametrize(
+    "page", ["/step/99", "/step/2/group/99", "/step/2/sample/99", "/step/99/sample/1", "/step/x", "/nothing"]
+)
+def test_what_is_not_there_is_a_sentence(page: str, browse: Callable[..., Browser]) -> None:
+    assert "This cannot be shown" in browse(ledger()).get(page, 404)
+
+
+def test_damaged_arrays_leave_the_text(browse: Callable[..., Browser]) -> None:
+    sample = browse(ledger(), lambda row: row.update(arrays={"token_ids": "AAA"})).get("/step/2/sample/1")
+    assert "the tokens cannot be shown" in sample
+    assert "It is 2." in sample
+
+
+def test_the_box_goes_to_a_step(browse: Callable[..., Browser]) -> None:
+    browser = browse(ledger())
+    assert "<h1>Step 2" in browser.get("/go?step=2")
+    assert "Every task is somewhere" in browser.get("/go?step=2%2F..%2F..")
+
+
+@pytest.mark.parametrize("wrong", ["/", "/?key=other", "/run/job", "/static/style.css", "/?key=é"])
+def test_without_the_key_there_is_nothing(wrong: str, tmp_path: Path) -> None:
+    for cookies in ({}, {"trinity_ui": "other"}):
+        client = TestClient(make_app(Places(tmp_path), KEY), base_url="http://127.0.0.1", cookies=cookies)
+        assert client.get(wrong).status_code == 403
+
+
+def test_another_host_or_method_is_refused_and_every_answer_has_the_policy(browse: Callable[..., Browser]) -> None:
+    browse(ledger())
+    client = TestClient(make_app(Places(None), KEY), base_url="http://127.0.0.1", cookies={"trinity_ui": KEY})
+    for page in ("/", "/nothing", "/static/keys.js", "/?key=other"):
+        answer = client.get(page)
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in policy
+    assert client.get("/", headers={"host": "evil.example"}).status_code == 400
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert client.request(method, "/").status_code == 405
+
+
+def test_pages_hold_no_inline_script_and_no_inline_style(browse: Callable[..., Browser]) -> None:
+    browser = browse(ledger())
+    for page in ("", "/step/2", "/step/2/group/5", "/step/2/sample/1"):
+        text = browser.get(page)
+        assert not re.search(r"<script(?! src=\"/static/)|<style|\sstyle=|\son[a-z]+=|javascript:|https?://", text)
+    assert json.loads(re.search(r"content='(\{.*?\})'", browser.get())[1])["allowEval"] is False  # type: ignore[index]

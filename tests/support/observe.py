@@ -1,0 +1,158 @@
+"""A job folder and a ledger for the pages of trinity.observe, without a run: hand-made entries behind a fake buffer."""
+
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.data.files import write
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.cli.commands import wire
+from trinity.cli.commands.reader import JobStage
+from trinity.cli.errors import RunError
+from trinity.observe import source
+
+STEPS, GROUPS, ROLLOUTS = 3, 4, 2
+
+
+@dataclass
+class Doctored:
+    """Ledger entries that a test may change."""
+
+    entries: list[pb.LedgerEntry]
+
+    @property
+    def last(self) -> pb.LedgerEntry:
+        return self.entries[-1]
+
+    def move(self, ordinal: int, step: int) -> None:
+        """Have a group in one more step."""
+        group = next(group for entry in self.entries for group in entry.groups if group.ordinal == ordinal)
+        self.entries[step - 1].groups.add().CopyFrom(group)
+
+    def drop(self, step: int, ordinal: int) -> None:
+        self.entries[step - 1].dropped.add(ordinal=ordinal, reason="stale", log_sequence=ordinal)
+
+
+def ledger(
+    *,
+    policy: str = "fifo",
+    dropped: Mapping[int, Sequence[int]] | None = None,
+    dead: Sequence[int] = (),
+    requeued: Sequence[int] = (),
+    pending: Sequence[int] = (),
+) -> Doctored:
+    """STEPS entries of GROUPS groups, ordinals from 1. Others than theirs ended too, as the arguments say."""
+    found = Doctored([_entry(step, policy) for step in range(1, STEPS + 1)])
+    for step, ordinals in (dropped or {}).items():
+        for ordinal in ordinals:
+            found.drop(step, ordinal)
+    lost = [ordinal for ordinals in (dropped or {}).values() for ordinal in ordinals]
+    cursor = found.last.cursor
+    cursor.log_sequence, cursor.ended_through = 100, STEPS * GROUPS
+    cursor.stored, cursor.dead_letters = STEPS * GROUPS + len(lost) + len(pending), len(dead)
+    cursor.ended.extend([*lost, *dead, *requeued, *pending])
+    cursor.dead.extend(dead)
+    cursor.requeued.update({ordinal: ordinal for ordinal in requeued})
+    for ordinal in pending:
+        cursor.pending.add(ordinal=ordinal)
+    return found
+
+
+def _entry(step: int, policy: str) -> pb.LedgerEntry:
+    groups = [
+        pb.LedgerGroup(
+            task_id=f"sums/0/{ordinal}", ordinal=ordinal, log_sequence=ordinal, num_experiences=ROLLOUTS, use_count=1,
+            oldest_version=step - 1, newest_version=step - 1, num_response_tokens=8, reward_mean=0.5,
+        )
+        for ordinal in range((step - 1) * GROUPS + 1, step * GROUPS + 1)
+    ]  # fmt: skip
+    return pb.LedgerEntry(step=step, policy=policy, groups=groups, reward_mean=0.5, created_at_seconds=1.7e9)
+
+
+def counts_of(found: Doctored) -> dict[str, Any]:
+    """What a buffer would count, one task outstanding."""
+    stored = STEPS * GROUPS
+    stats = pb.StatsResponse(
+        fed=stored + 1, stored=stored, outstanding=1, ledger_step=len(found.entries), last_step=9,
+        max_staleness_steps=1, groups_per_step=GROUPS,
+    )  # fmt: skip
+    return wire.counts(stats)
+
+
+@dataclass
+class FakeBuffer:
+    """Answers as `trinity.cli.commands.client.Buffer` does."""
+
+    found: Doctored
+
+    async def counts(self) -> dict[str, Any]:
+        return counts_of(self.found)
+
+    async def accounted_entry(self, step: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        return await self.entry(step), wire.account(self.found.entries[step - 1])
+
+    async def entry(self, step: int) -> dict[str, Any]:
+        if not 1 <= step <= len(self.found.entries):
+            raise RunError(f"step: {step} has no ledger entry; the newest is {len(self.found.entries)}")
+        return wire.batch(self.found.entries[step - 1])
+
+
+def serve_ledger(monkeypatch: pytest.MonkeyPatch, found: Doctored) -> None:
+    """Have every stage answered by a FakeBuffer, as if it were live."""
+
+    @contextlib.asynccontextmanager
+    async def answered(job_stage: JobStage) -> AsyncIterator[Any]:
+        yield type("Reader", (), {"buffer": FakeBuffer(found)})()
+
+    monkeypatch.setattr(source, "live_buffer", answered)
+
+
+def experience(step: int, ordinal: int, rollout: int, **changes: Any) -> dict[str, Any]:
+    """A line of buffer/experience_buffer.jsonl: two prompt tokens and four response tokens, the last not trained."""
+    arrays = {
+        "token_ids": np.array([1, 2, 10, 11, 12, 13], "<i4"),
+        "mask": np.array([1, 1, 1, 0], "u1"),
+        "logprobs": np.array([-0.05, -0.5, -2.0, -9.0], "<f4"),
+    }
+    return {
+        "step": step, "task_id": f"sums/0/{ordinal}", "ordinal": ordinal, "rollout": rollout, "turn": 0,
+        "reward": float(rollout), "advantage": rollout - 0.5, "versions": [[step - 1, 0, 2], [step, 2, 4]],
+        "staleness": 0, "prompt_tokens": 2, "response_tokens": 4, "truncation": "none",
+        "metrics": {"accuracy": float(rollout)}, "log_sequence": ordinal, "prompt": "1+1", "response": "It is 2.",
+        "arrays": {name: base64.b64encode(values.tobytes()).decode() for name, values in arrays.items()},
+        **changes,
+    }  # fmt: skip
+
+
+def make_job(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda row: None) -> Path:
+    """A job folder as a stopped run leaves it, without NATS' store. `change` is applied to every experience."""
+    config = {
+        "project": "tests", "name": folder.name, "checkpoint_root_dir": str(folder.parent),
+        "model": {"model_path": "none", "max_prompt_tokens": 8, "max_response_tokens": 8},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": ROLLOUTS},
+        "buffer": {"batch_size": GROUPS, "total_steps": 9,
+                   "explorer_input": {"taskset": {"name": "sums", "path": str(folder)}}},
+    }  # fmt: skip
+    write(folder / "config.json", json.dumps(config))
+    write(folder / ".lock", "")
+    (folder / "log").mkdir()
+    rows = [
+        experience(step, ordinal, rollout)
+        for step in range(1, STEPS + 1)
+        for ordinal in range((step - 1) * GROUPS + 1, step * GROUPS + 1)
+        for rollout in range(ROLLOUTS)
+    ]
+    for row in rows:
+        change(row)
+    write(folder / "buffer/experience_buffer.jsonl", *(json.dumps(row) + "\n" for row in rows))
+    lines = [{"step": step, "time": 1.7e9 + step, "sample/reward_mean": 0.5, "time/step": 1.0, "time/wait": 2.0}
+             for step in range(1, STEPS + 1)]  # fmt: skip
+    write(folder / "monitor/trainer.jsonl", *(json.dumps(line) + "\n" for line in lines))
+    return folder
