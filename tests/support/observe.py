@@ -4,18 +4,21 @@ import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.data.experience import make_task
 from support.data.files import write
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.api.common.v1 import experience_pb2
 from trinity.cli.commands import wire
 from trinity.cli.commands.reader import JobStage
 from trinity.cli.errors import RunError
+from trinity.data.wire import task_to_proto
 from trinity.observe import source
 
 STEPS, GROUPS, ROLLOUTS = 3, 4, 2
@@ -91,6 +94,16 @@ class FakeBuffer:
     """Answers as `trinity.cli.commands.client.Buffer` does."""
 
     found: Doctored
+    dead: list[experience_pb2.AttemptFailure] = field(default_factory=list)
+
+    async def letters(self, limit: int) -> list[wire.Letter]:
+        return [wire.letter(one) for one in self.dead[:limit]]
+
+    async def letter(self, ordinal: int) -> dict[str, Any]:
+        for one in self.dead:
+            if one.task.ordinal == ordinal:
+                return wire.whole_letter(one)
+        raise RunError(f"ordinals: {ordinal} has no letter")
 
     async def counts(self) -> dict[str, Any]:
         return counts_of(self.found)
@@ -104,14 +117,23 @@ class FakeBuffer:
         return wire.batch(self.found.entries[step - 1])
 
 
-def serve_ledger(monkeypatch: pytest.MonkeyPatch, found: Doctored) -> None:
+def serve_ledger(
+    monkeypatch: pytest.MonkeyPatch, found: Doctored, dead: Sequence[experience_pb2.AttemptFailure] = ()
+) -> None:
     """Have every stage answered by a FakeBuffer, as if it were live."""
 
     @contextlib.asynccontextmanager
     async def answered(job_stage: JobStage) -> AsyncIterator[Any]:
-        yield type("Reader", (), {"buffer": FakeBuffer(found)})()
+        yield type("Reader", (), {"buffer": FakeBuffer(found, list(dead))})()
 
     monkeypatch.setattr(source, "live_buffer", answered)
+
+
+def dead_letter(ordinal: int, text: str) -> experience_pb2.AttemptFailure:
+    """With the same text wherever it may hold one."""
+    task = task_to_proto(make_task(ordinal, row_json=json.dumps({"question": text})))
+    task.task_id = task.taskset = text
+    return experience_pb2.AttemptFailure(task=task, cause=text, error=text, explorer_id=text, attempt=3, final=True)
 
 
 def experience(step: int, ordinal: int, rollout: int, **changes: Any) -> dict[str, Any]:

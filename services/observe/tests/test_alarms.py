@@ -35,6 +35,7 @@ def found(
 def test_a_sound_run_has_none() -> None:
     assert found(status=status(), trainer=[{**line, "time/wait": 0.5} for line in WAITING]) == []
     assert alarms(Known(None, None, [], [])) == []
+    assert found({"staleness_max": 1}) == [], "a bound of one step is reached by every run that samples ahead"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_a_sound_run_has_none() -> None:
         ({"counts": {"dead_letters": 2}}, "warn: 2 tasks died"),
         ({"counts": {"prompts_cut": "all 4 prompts are longer"}}, "bad: all 4 prompts are longer"),
         ({"counts": {"log_bytes": 95, "log_limit_bytes": 100}}, "warn: the experience log has 95% of its room"),
-        ({"counts": {"staleness_max": 1}}, "warn: the newest batch has experience 1 steps old, and the bound is 1"),
+        ({"counts": {"staleness_max": 3, "max_staleness_steps": 3}}, "warn: the newest batch has experience 3 st"),
         ({"trainer": WAITING}, "warn: the trainer waited 75% of the last 10 steps for experience"),
         ({"trainer": [{"step": 1, "actor/mismatch/kernel_kl": -0.02}]}, "warn: KL of engine and trainer is -0.02"),
         ({"group_advantages/skipped_group_ratio": 0.5}, "warn: 50% of the groups have the same reward"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from support.observe import GROUPS, STEPS, Doctored, ledger, make_job, serve_ledger
+from support.observe import GROUPS, STEPS, Doctored, dead_letter, ledger, make_job, serve_ledger
 from trinity.observe.app import make_app
 from trinity.observe.places import Places
 
@@ -42,10 +42,12 @@ def browse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     monkeypatch.delenv("TRINITY_NATS_URL", raising=False)
     clients: list[TestClient] = []
 
-    def make(found: Doctored | None = None, change: Callable[[dict[str, Any]], Any] = lambda row: None) -> Browser:
+    def make(
+        found: Doctored | None = None, change: Callable[[dict[str, Any]], Any] = lambda row: None, dead: Any = ()
+    ) -> Browser:
         make_job(tmp_path / "job", change)
         if found is not None:
-            serve_ledger(monkeypatch, found)
+            serve_ledger(monkeypatch, found, dead)
         client = TestClient(make_app(Places(None), KEY), base_url="http://127.0.0.1")
         client.__enter__()
         clients.append(client)
@@ -106,14 +108,35 @@ def test_what_a_run_wrote_is_shown_and_never_markup(browse: Callable[..., Browse
 
     found = ledger()
     found.entries[1].skip_reason = found.entries[1].groups[0].task_id = EVIL
-    browser = browse(found, change)
-    for page in ("", "/step/2", "/step/2/group/5", "/step/2/sample/7"):
+    browser = browse(found, change, [dead_letter(50, EVIL)])
+    for page in ("", "/step/2", "/step/2/group/5", "/step/2/sample/7", "/dead", "/dead/50"):
         text = browser.get(page)
         assert "<script>alert" not in text
         assert "<img" not in text
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", text)
         assert page == "" or r"&lt;script&gt;alert(1)&lt;/script&gt;" in text
         assert page == "" or r"\x1b[2J\u202e&amp;quot;" in text
+
+
+def test_dead_letters_are_listed_by_cause(browse: Callable[..., Browser]) -> None:
+    letters = [dead_letter(ordinal, "no scorer") for ordinal in (3, 4)] + [dead_letter(9, "too slow")]
+    browser = browse(ledger(), dead=letters)
+    listed = browser.get("/dead")
+    assert re.search(r'<a href="dead/4">no scorer</a></td><td class="n">2</td>', listed)
+    assert len(re.findall(r'<td class="n"><a href="dead/\d+">', listed)) == 3
+    shown = browser.get("/dead/4")
+    assert "trinity deadletters retry 4" in shown
+    assert "&#34;question&#34;: &#34;no scorer&#34;" in shown
+    assert "has no letter" in browser.get("/dead/5", 404)
+
+
+def test_without_dead_letters_there_are_none(browse: Callable[..., Browser]) -> None:
+    assert "None." in browse(ledger()).get("/dead")
+
+
+@pytest.mark.parametrize("page", ["/versions", "/versions/1", "/fleet"])
+def test_what_lives_in_services_alone_is_not_there_afterwards(page: str, browse: Callable[..., Browser]) -> None:
+    assert "does not" in browse().get(page, 404)
 
 
 def test_a_job_without_a_ledger_shows_what_its_folder_has(browse: Callable[..., Browser], tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def _of_tasks(known: Known) -> Iterator[Alarm]:
         yield Alarm("warn", failing, "trinity log shows the errors of explorers")
     if dead := counts.get("dead_letters"):
         letters = f"{dead} task{'s' if dead > 1 else ''} died"
-        yield Alarm("warn", letters, "trinity deadletters list shows why; retry feeds them again")
+        yield Alarm("warn", letters, "trinity deadletters retry feeds them again", "dead")
     if cut := counts.get("prompts_cut"):
         level = "bad" if cut.startswith("all ") else "warn"
         yield Alarm(level, cut, "raise model.max_prompt_tokens, or shorten the prompts")
@@ -70,7 +70,7 @@ def _of_learning(known: Known) -> Iterator[Alarm]:
         yield Alarm("warn", f"KL of engine and trainer is {kl:.3g} nats a token", fix, last)
     counts = known.counts or {}
     bound = counts.get("max_staleness_steps") or 0
-    if bound and counts["staleness_max"] >= bound:
+    if bound > 1 and counts["staleness_max"] >= bound:
         text = f"the newest batch has experience {counts['staleness_max']} steps old, and the bound is {bound}"
         yield Alarm("warn", text, "explorers are ahead as far as they may be (docs/staleness.md)", last)
 
@@ -89,10 +89,10 @@ def _of_services(known: Known) -> Iterator[Alarm]:
     for one in status["explorers"]:
         if one["version"] < 0 or one["failure"]:
             why = one["failure"] or "it serves no version yet"
-            yield Alarm("warn", f"explorer {one['name']}: {why}", "trinity explorers shows its state")
+            yield Alarm("warn", f"explorer {one['name']}: {why}", "trinity explorers shows its state", "fleet")
     for one in status["providers"]:
         if one["health"] != "serving":
             yield Alarm("warn", f"provider {provider_line(one)}", "trinity env list shows all of them")
     for process in status["processes"]:
         if process["health"] in ("DEAD", "NOT_SERVING", "UNAVAILABLE"):
-            yield Alarm("bad", f"{process['name']} is {process['health']}", "trinity log shows its last lines")
+            yield Alarm("bad", f"{process['name']} is {process['health']}", "trinity log shows its last lines", "fleet")

@@ -7,6 +7,7 @@ printed, with its key, gets nothing: other users of the machine reach the same p
 
 import contextlib
 import hmac
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trinity.cli.commands.view import versions
-from trinity.cli.render import age_text, visible, when
+from trinity.cli.render import age_text, error_text, size_text, visible, when
 from trinity.observe import screens
 from trinity.observe.places import Places
 from trinity.observe.source import UNREADABLE
@@ -82,6 +83,21 @@ class Pages:
         step = f"/step/{wanted}" if wanted.isascii() and wanted.isdigit() else ""
         return RedirectResponse(f"/run/{quote(request.path_params['key'], safe='~')}{step}", 303)
 
+    async def dead(self, request: Request) -> Response:
+        return await self.of_run(request, "dead.html", screens.dead)
+
+    async def letter(self, request: Request) -> Response:
+        return await self.of_run(request, "letter.html", screens.letter, "ordinal")
+
+    async def versions(self, request: Request) -> Response:
+        return await self.of_run(request, "versions.html", screens.versions)
+
+    async def version(self, request: Request) -> Response:
+        return await self.of_run(request, "version.html", screens.version, "number")
+
+    async def fleet(self, request: Request) -> Response:
+        return await self.of_run(request, "fleet.html", screens.fleet)
+
     async def step(self, request: Request) -> Response:
         return await self.of_run(request, "step.html", screens.step, "step")
 
@@ -119,6 +135,11 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
             get(run, pages.overview),
             get(f"{run}/now", pages.refreshed),
             get(f"{run}/go", pages.go),
+            get(f"{run}/dead", pages.dead),
+            get(run + "/dead/{ordinal:int}", pages.letter),
+            get(f"{run}/versions", pages.versions),
+            get(run + "/versions/{number:int}", pages.version),
+            get(f"{run}/fleet", pages.fleet),
             get(run + "/step/{step:int}", pages.step),
             get(run + "/step/{step:int}/group/{ordinal:int}", pages.group),
             get(run + "/step/{step:int}/sample/{index:int}", pages.sample),
@@ -148,7 +169,15 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"versions": versions, "when": when, "age": age_text, "number": _number}
+    found.filters |= {
+        "versions": versions,
+        "when": when,
+        "age": age_text,
+        "since": _since,
+        "size": size_text,
+        "error": error_text,
+        "number": _number,
+    }
     return found
 
 
@@ -157,6 +186,11 @@ def _shown(value: Any) -> Any:
     if value is None:
         return "-"
     return value if isinstance(value, (Markup, int, float)) else visible(str(value), layout=True)
+
+
+def _since(seconds: float) -> str:
+    """How long ago a Unix time was."""
+    return age_text(time.time() - seconds)
 
 
 def _number(value: Any) -> str:

@@ -4,12 +4,14 @@ A part that cannot be read is None, and `problems` says why: the rest of the pag
 """
 
 import asyncio
+import json
 import shlex
 import time
 from collections.abc import Awaitable
 from typing import Any
 
 from trinity.cli.commands import status as status_command
+from trinity.cli.commands.wire import Letter
 from trinity.cli.errors import RunError
 from trinity.observe import charts, series, tokens
 from trinity.observe.alarms import Known, alarms
@@ -174,6 +176,56 @@ def _trained_steps(trainer: list[series.Line]) -> list[Facts]:
     names = {"reward_mean": "sample/reward_mean", "staleness_max": "sample/staleness_max"}
     newest = trainer[: -_LISTED_STEPS - 1 : -1]
     return [{"step": line["step"], **{name: line.get(key) for name, key in names.items()}} for line in newest]
+
+
+async def dead(source: Source) -> Facts:
+    """Dead letters, those of one cause together. RunError if the run's buffer cannot be read."""
+    found = await source.letters()
+    causes: dict[str, list[Letter]] = {}
+    for letter in found:
+        causes.setdefault(letter.cause, []).append(letter)
+    return {
+        "letters": found,
+        "causes": sorted(causes.items(), key=lambda item: -len(item[1])),
+        "command": f"trinity deadletters list {source.option}",
+    }
+
+
+async def letter(source: Source, ordinal: int) -> Facts:
+    """One dead letter with the row of its task."""
+    found = await source.letter(ordinal)
+    hidden = ("error", "task")
+    task = found["task"]
+    return {
+        "ordinal": ordinal,
+        "letter": found,
+        "fields": [(name, value) for name, value in found.items() if name not in hidden],
+        "task": [(name, value) for name, value in task.items() if name != "row" and value not in ("", {}, [])],
+        "row": json.dumps(task["row"], indent=1, ensure_ascii=False),
+        "command": f"trinity deadletters show {ordinal} {source.option}",
+    }
+
+
+async def versions(source: Source) -> Facts:
+    """The weight versions of a live run, newest first. RunError for another."""
+    return {"versions": await source.versions(), "command": f"trinity weights list {source.option}"}
+
+
+async def version(source: Source, number: int) -> Facts:
+    """One version: its transports and its canary."""
+    return {
+        "number": number,
+        "version": await source.version(number),
+        "command": f"trinity weights show {number} {source.option}",
+    }
+
+
+async def fleet(source: Source) -> Facts:
+    """Processes, explorers and providers of a live run. RunError for another: nothing of them is recorded."""
+    found = await source.status()
+    if found is None:
+        raise RunError("the run does not live: its processes are gone; trinity log shows what they said")
+    return {"status": found, "command": f"trinity status {source.option_of_status}"}
 
 
 async def step(source: Source, number: int) -> Facts:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from trinity.cli.commands import status, view
-from trinity.cli.commands.client import Buffer, NoAnswer
+from trinity.cli.commands.client import Buffer, NoAnswer, Sync
 from trinity.cli.commands.find import AnnouncedRun
-from trinity.cli.commands.reader import JobStage, live_buffer, read_only_buffer
+from trinity.cli.commands.reader import JobStage, live_buffer, live_sync, read_only_buffer
+from trinity.cli.commands.wire import Letter, Version
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import job as jobs
 from trinity.config import ConfigError
@@ -29,6 +30,8 @@ Facts = dict[str, Any]
 _KEPT_SECONDS = 10.0
 _READ_AT_ONCE = 500  # entries of the ledger for one page
 _CACHED_STEPS = 4
+_MOST_LETTERS = 2000
+_MOST_VERSIONS = 200
 
 # The identity of a process counts for the channels that it opens next, and runs have different ones.
 _opening = asyncio.Lock()
@@ -52,6 +55,10 @@ class Source:
         return self.job_stage.folders[1] if self.job_stage.folders is not None else None
 
     @property
+    def _job(self) -> Path | None:
+        return self.job_stage.job if self.job_stage.folders is not None else None
+
+    @property
     def title(self) -> str:
         return self.job_stage.name
 
@@ -67,6 +74,11 @@ class Source:
     def option_of_view(self) -> str:
         """The same for `trinity view`, which has no --stage: it takes the folder of one."""
         return shlex.join(["--job", str(self.folder)]) if self.folder is not None else self.option
+
+    @property
+    def option_of_status(self) -> str:
+        """The same for `trinity status`, which shows the live stage."""
+        return shlex.join(["--job", str(self._job)]) if self._job is not None else self.option
 
     @property
     def is_live(self) -> bool:
@@ -98,6 +110,27 @@ class Source:
         async with self._ask() as buffer:
             return await buffer.entry(step)
 
+    async def letters(self) -> list[Letter]:
+        """Dead letters, oldest first, at most _MOST_LETTERS."""
+        async with self._ask() as buffer:
+            return await buffer.letters(_MOST_LETTERS)
+
+    async def letter(self, ordinal: int) -> Facts:
+        """All fields of one dead letter. RunError if the task has none."""
+        async with self._ask() as buffer:
+            return await buffer.letter(ordinal)
+
+    async def versions(self) -> list[Version]:
+        """The newest versions, newest first. RunError unless the stage is live."""
+        async with self._sync() as sync:
+            return await sync.versions(_MOST_VERSIONS)
+
+    async def version(self, number: int) -> Facts:
+        """All fields of one version, and who serves it. RunError if there is none, or the stage is not live."""
+        async with self._sync() as sync:
+            found = await sync.version(number)
+            return found | {"explorers": [one.name for one in await sync.members() if one.version == number]}
+
     async def rows(self, step: int | None) -> list[view.Row]:
         """Experiences that a step was trained on, in the order of `trinity view`. RunError if there are none."""
         if step is not None and step in self._rows:
@@ -112,6 +145,13 @@ class Source:
             while len(self._rows) > _CACHED_STEPS:
                 self._rows.popitem(last=False)
         return found
+
+    @contextlib.asynccontextmanager
+    async def _sync(self) -> AsyncIterator[Sync]:
+        async with _opening:
+            jobs.identify(self._job, Role.READER)
+            async with live_sync(self.job_stage) as sync:
+                yield sync
 
     @contextlib.asynccontextmanager
     async def _ask(self) -> AsyncIterator[Buffer]:
@@ -130,10 +170,9 @@ class Source:
                 self._closing = asyncio.create_task(self._close_later())
 
     async def _open(self) -> Buffer:
-        folder = self.job_stage.job if self.job_stage.folders is not None else None
         is_live = self.is_live
         async with contextlib.AsyncExitStack() as stack, _opening:
-            jobs.identify(folder, Role.READER)
+            jobs.identify(self._job, Role.READER)
             reader = await stack.enter_async_context(live_buffer(self.job_stage))
             if reader is None:
                 reader = await stack.enter_async_context(read_only_buffer(self.job_stage))
