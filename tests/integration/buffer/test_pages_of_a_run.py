@@ -1,0 +1,109 @@
+"""The pages of trinity.observe on a real buffer, sync and NATS: of a live run, and when its processes are gone."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.runs.buffer_run import BufferRun
+from support.runs.peers import a_failure, a_group, explorer
+from support.services.fake_member import FakeMember
+from support.services.nats import NatsServer
+from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord, make_folder
+from trinity.config import load
+from trinity.data.experience import Outcome, Task
+from trinity.observe.app import make_app
+from trinity.observe.places import Places
+from trinity.runtime import files
+from trinity.weights import Canary, Probe
+
+pytestmark = pytest.mark.core
+
+DEAD = 2  # the task that always fails, by ordinal
+CANARY = Canary((Probe((1, 2, 3), (-1.5, -2.5)),), 0.01, 0.1)
+
+
+def answer(task: Task, deliveries: int) -> Outcome:
+    return a_failure(task, deliveries) if task.ordinal == DEAD else a_group(task, deliveries)
+
+
+def make_job(run: BufferRun) -> Path:
+    """The job folder as `trinity run` would keep it, with a record of the live processes."""
+    config = load(run.config_file)
+    folder = make_folder(config)
+    files.write_json(folder / "config.json", json.loads(config.model_dump_json()))
+    (folder / "log").mkdir(exist_ok=True)
+    processes = [
+        ProcessRecord(service.name, service.name, service.pid, service.address) for service in (run.sync, run.buffer)
+    ]
+    record = SupervisorRecord(os.getpid(), "both", run.run, "", run.nats.url, processes)
+    files.write_json(folder / "run" / "main.json", asdict(record))
+    return folder
+
+
+@pytest.fixture
+async def run(tmp_path: Path, nats_server: NatsServer) -> AsyncIterator[BufferRun]:
+    """A run that trained two steps, has one dead letter, one explorer, and version 1 LIVE."""
+    started = BufferRun(tmp_path, nats_server, synchronizer={"sync_interval": 1}).start()
+    trainer = started.trainer()
+    try:
+        await trainer.begin()
+        async with (
+            FakeMember(started.sync.address, started.run, "one") as member,
+            explorer(started.nats.url, started.run, answer),
+        ):
+            await trainer.batch(1)
+            await trainer.publish(1, tmp_path / "w1", CANARY)
+            await trainer.batch(2)
+            async with asyncio.timeout(30):
+                while member.version != 1:
+                    await asyncio.sleep(0.05)
+            yield started
+    finally:
+        await trainer.close()
+        started.stop()
+
+
+async def test_a_live_run_and_the_same_run_without_its_processes(
+    run: BufferRun, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(run)
+    places = Places(job)
+    (key,) = places.find()
+    app = httpx.ASGITransport(make_app(places, "k"))
+    async with httpx.AsyncClient(transport=app, base_url="http://127.0.0.1", cookies={"trinity_ui": "k"}) as client:
+
+        async def read(page: str = "", status: int = 200) -> str:
+            found = await client.get(f"/run/{key}{page}")
+            assert found.status_code == status, found.text
+            return found.text
+
+        overview = await read()
+        assert '<span class="state live">' in overview
+        assert 'class="ledger sound"' in overview
+        assert "1 task died" in overview
+        assert "step 2" in await read("/step/2")
+        assert "it always fails" in await read("/dead")
+        assert f"<h1>Dead letter {DEAD}" in await read(f"/dead/{DEAD}")
+        assert '<span class="state live">LIVE</span>' in await read("/versions")
+        assert "Measured by one" in await read("/versions/1")
+        assert "no version 77" in await read("/versions/77", 404)
+        fleet = await read("/fleet")
+        assert '<span class="state serving">SERVING</span>' in fleet
+        assert "<td>one</td>" in fleet
+
+        (job / "run/main.json").unlink()
+        run.stop()
+        monkeypatch.setenv("TRINITY_NATS_URL", nats_server.url)
+        overview = await read()
+        assert '<span class="state stopped">' in overview
+        assert 'class="ledger sound"' in overview
+        assert "it always fails" in await read("/dead")
+        for page in ("/versions", "/fleet"):
+            assert "does not" in await read(page, 404)
+        await places.close()

@@ -1,0 +1,147 @@
+"""Every page in a browser: nothing that a run wrote is run, it fits a phone, keys move, colours can be read."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.observe import Doctored, dead_letter, ledger, make_job, serve_ledger
+
+pytestmark = pytest.mark.extended
+
+PAGES = (
+    "/", "/run/job", "/run/job/step/2", "/run/job/step/2/group/5", "/run/job/step/2/sample/1?by=logprob",
+    "/run/job/dead", "/run/job/dead/50",
+)  # fmt: skip
+EVIL = (
+    "<script>alert('a')</script><img src=x onerror=\"alert('b')\"><svg onload=alert('c')>"
+    "</pre></span>{{ 7*7 }}<a href=\"javascript:alert('d')\">x</a>\x1b[31m\x00\u202e'\" onmouseover=alert('e') x="
+)
+# The contrast of every text with what lies behind it, as WCAG 2.1 defines it: the lowest, and its text.
+CONTRAST = """() => {
+  const parse = (color) => { const n = color.match(/[\\d.]+/g).map(Number); return n.length > 3 ? n : [...n, 1]; };
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const color = parse(getComputedStyle(at).backgroundColor);
+      if (color[3] === 1) return color;
+    }
+    return [255, 255, 255, 1];
+  };
+  const hasText = (node) => [...node.childNodes].some((one) => one.nodeType === 3 && one.data.trim());
+  const found = [...document.querySelectorAll("body *")]
+    .filter((node) => hasText(node) && node.getClientRects().length)
+    .map((node) => {
+      const [a, b] = [light(parse(getComputedStyle(node).color)), light(behind(node))].sort((x, y) => y - x);
+      return [(a + 0.05) / (b + 0.05), `${node.tagName}.${node.className}: ${node.textContent.slice(0, 40)}`];
+    });
+  return found.sort((x, y) => x[0] - y[0])[0];
+}"""
+
+
+@pytest.fixture
+def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: Any, watch: Any) -> Callable[..., Any]:
+    """Serves a job with a ledger, and opens it."""
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    served_at: list[str] = []
+
+    def make(found: Doctored | None = None, change: Any = lambda row: None, **how: Any) -> Any:
+        if not served_at:
+            serve_ledger(monkeypatch, found or ledger(), [dead_letter(50, EVIL)])
+            served_at.append(served(make_job(tmp_path / "job", change)))
+        return watch(served_at[0], **how)
+
+    return make
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_fits_and_can_be_read(scheme: str, pages: Any) -> None:
+    for width in (1280, 390):
+        watched = pages(width=width, scheme=scheme)
+        for path in PAGES:
+            page = watched.open(path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            contrast, text = page.evaluate(CONTRAST)
+            assert contrast >= 4.5, f"{path}: {contrast:.2f} at {text}"
+        for colouring in ("version", "advantage", "mask"):
+            contrast, text = watched.open(f"/run/job/step/2/sample/1?by={colouring}").evaluate(CONTRAST)
+            assert contrast >= 4.5, f"{colouring}: {contrast:.2f} at {text}"
+        paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", paper))) < 200) is (scheme == "dark")
+        assert watched.wrong == []
+
+
+def test_nothing_that_a_run_wrote_is_run(pages: Any) -> None:
+    def change(row: dict[str, Any]) -> None:
+        row |= dict.fromkeys(("prompt", "response", "task_id", "truncation"), f"{EVIL}{row['ordinal']}")
+        row["metrics"] = {EVIL: 1.0}
+
+    found = ledger()
+    entry = found.entries[1]
+    entry.skip_reason = entry.groups[0].task_id = EVIL
+    entry.operators.append(EVIL)
+    found.drop(2, 50)
+    entry.dropped[0].reason = EVIL
+    watched = pages(found, change)
+    shown = EVIL.replace("\x1b", r"\x1b").replace("\x00", r"\x00").replace("\u202e", r"\u202e")
+    for path in PAGES:
+        page = watched.open(path)
+        page.mouse.move(300, 400)
+        assert page.locator("main script, main img, main [onload], main [onmouseover]").count() == 0
+        assert page.locator("a[href^=javascript]").count() == 0
+        if "/step/" in path or "/dead" in path:
+            assert shown in page.locator("main").inner_text(), path
+    assert watched.wrong == []
+
+
+def test_from_an_alarm_to_the_token_by_keys_alone(pages: Any) -> None:
+    watched = pages()
+    page = watched.open("/")
+    for pressed, arrived in (
+        (["j", "Enter"], "/run/job"),
+        (["j", "j", "Enter"], "/run/job/step/2"),
+        (["j", "j", "k", "Enter"], "/run/job/step/2/group/5"),
+        (["j", "j", "Enter"], "/run/job/step/2/sample/1"),
+        (["u"], "/run/job/step/2/group/5"),
+        (["g", "3", "Enter"], "/run/job/step/3"),
+    ):
+        for key in pressed:
+            page.keyboard.press(key)
+        page.wait_for_url(f"**{arrived}")
+    page.keyboard.press("/")
+    page.keyboard.type("sums/0/11")
+    assert page.locator("tbody tr:visible").count() == 1
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/run/job/step/3/group/11")
+    assert watched.wrong == []
+
+
+@pytest.mark.parametrize(("lost", "colour"), [(0, "rgb(0, 114, 178)"), (1, "rgb(179, 38, 30)")], ids=["blue", "red"])
+def test_the_bar_turns_red_where_a_group_is_missing(lost: int, colour: str, pages: Any) -> None:
+    found = ledger()
+    del found.entries[2].groups[:lost]
+    page = pages(found).open("/run/job")
+    assert page.evaluate("getComputedStyle(document.querySelector('.bar rect')).fill") == colour
+    assert page.get_by_text("not dropped and not waiting: group 9").count() == lost
+
+
+def test_colours_of_tokens_follow_the_choice(pages: Any) -> None:
+    watched = pages()
+    page = watched.open("/run/job/step/2/sample/1")
+    colours = "[...document.querySelectorAll('.block span')].map((one) => getComputedStyle(one).backgroundColor)"
+    by_version = page.evaluate(colours)
+    assert by_version[0] == by_version[1] != by_version[2] == by_version[3]
+    page.get_by_role("link", name="mask", exact=True).click()
+    page.wait_for_url("**by=mask")
+    by_mask = page.evaluate(colours)
+    assert by_mask[0] == by_mask[2] != by_mask[3]
+    page.get_by_role("link", name="log-probability", exact=True).click()
+    page.wait_for_url("**by=logprob")
+    assert len(set(page.evaluate(colours))) == 4
+    assert watched.wrong == []
