@@ -33,6 +33,7 @@ def sampling(**changes: Any) -> Any:
         ({"temperature": 0.2}, "temperature is 0.2, the task's 1"),
         ({"top_k": 5}, "top_k is 5, the task's -1"),
         ({"min_p": 0.1}, "min_p is set"),
+        ({"thinking_token_budget": 8}, "thinking_token_budget is set"),
         ({"structured_outputs": object()}, "a constraint: response_format, or tool_choice required or of a name"),
     ],
 )

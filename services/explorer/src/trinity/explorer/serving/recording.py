@@ -20,6 +20,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": (None, {}),
     "bad_words": (None, []),
     "allowed_token_ids": (None,),
+    "thinking_token_budget": (None,),  # vLLM writes the end of the thoughts by itself
 }
 
 
