@@ -1,4 +1,7 @@
-"""The workflow of docs/from_trinity.md, an OpenAI client and its history, trains the quickstart."""
+"""The workflow of docs/from_trinity.md, an OpenAI client and its history, trains the quickstart.
+
+So do an algorithm and an operator that were written for Trinity-RFT.
+"""
 
 import re
 from collections.abc import Iterator
@@ -10,6 +13,7 @@ import pytest
 
 from support.runs.run import TrinityRun, write_config
 from trinity.data.archive.reader import read_experiences
+from trinity.data.experience import Truncation
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -21,6 +25,9 @@ def run(repository: Path, quickstart_model: Path, quickstart_data: Path, tmp_pat
     (tmp_path / "plugins").mkdir()
     (code,) = re.findall(r"```python\n(.*?)```", (repository / "docs/from_trinity.md").read_text(), re.DOTALL)
     (tmp_path / "plugins/agent.py").write_text(code)
+    for path in ("algorithms/own_algorithm.py", "operators/own_operator.py"):
+        given = repository / "tests/support/rft" / path
+        (tmp_path / "plugins" / given.name).write_text(given.read_text())
     taskset = {
         "name": "sums",
         "path": str(quickstart_data),
@@ -31,7 +38,13 @@ def run(repository: Path, quickstart_model: Path, quickstart_data: Path, tmp_pat
     }
     changes: dict[str, Any] = {
         "model": {"model_path": str(quickstart_model)},
-        "algorithm": {"repeat_times": 2},
+        "algorithm": {
+            "algorithm_type": "faded_worst",
+            "advantage_fn_args": {"keep_worst": True},
+            "kl_loss_fn": None,
+            "repeat_times": 2,
+        },
+        "data_processor": {"experience_pipeline": {"operators": [{"name": "near_the_best", "args": {"margin": 9.0}}]}},
         "buffer": {
             "batch_size": 4,
             "total_steps": STEPS,
@@ -46,7 +59,7 @@ def run(repository: Path, quickstart_model: Path, quickstart_data: Path, tmp_pat
     started.end()
 
 
-def test_an_agent_of_trinity_rft_is_trained_on_its_history(run: TrinityRun, tmp_path: Path) -> None:
+def test_an_agent_an_algorithm_and_an_operator_of_trinity_rft_train(run: TrinityRun, tmp_path: Path) -> None:
     run.start("--plugin-dir", str(tmp_path / "plugins"))
     assert run.finish(700) == 0, run.tail()
     groups = list(read_experiences(str(tmp_path / "trained.jsonl"), "experience_buffer"))
@@ -54,5 +67,6 @@ def test_an_agent_of_trinity_rft_is_trained_on_its_history(run: TrinityRun, tmp_
     for group in groups:
         assert [experience.rollout for experience in group.experiences] == [0, 1]
         for experience in group.experiences:
-            assert experience.action_mask.all() and (experience.logprobs <= 0).all()
+            whole = experience.truncation is Truncation.NONE  # the operator masks the others
+            assert (experience.action_mask == whole).all() and (experience.logprobs <= 0).all()
             assert np.isin(experience.reward, (0.0, 1.0)) and experience.response_text

@@ -96,6 +96,7 @@ class Toolbox:
         self._judged, self._scored = judged, scored
         self.max_prompt_tokens = self.max_model_tokens = max_model_tokens
         self.history_problem = history_problem
+        self.model_path = "model"
         self.prompts: list[list[int]] = []
         self.episodes: list[Any] = []
         self.schemas: list[Any] = []

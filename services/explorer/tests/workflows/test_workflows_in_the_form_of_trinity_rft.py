@@ -1,13 +1,14 @@
 """Workflows written for Trinity-RFT, as files of a plugin folder: what they return are trajectories as sampled."""
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from support.engines.toolbox import END, Toolbox, encode, make_episode_task
+from support.rft.loading import loaded
 from trinity import plugins
 from trinity.common.experience import Experience as Made
 from trinity.common.workflows import WORKFLOWS, Workflow
@@ -17,14 +18,14 @@ from trinity.explorer.rollout import attempt
 
 pytestmark = pytest.mark.core
 
-FILES = Path(__file__).parents[4] / "tests/support/rft"
 ROW = json.dumps({"question": "1+1", "answer": "2"})
 FORMAT = {"prompt_key": "question", "response_key": "answer"}
 
 
 @pytest.fixture(autouse=True)
-def _files() -> None:
-    plugins.load([FILES])
+def _files() -> Iterator[None]:
+    with loaded("workflows"):
+        yield
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ async def test_an_asynchronous_workflow_runs_once_for_each_rollout() -> None:
 
 
 async def test_a_conversation_of_turns_is_trained_as_it_was_sampled() -> None:
-    tools = Toolbox(replies("3", "2"))
+    tools = Toolbox(lambda said: "2" if ("user", "Look again.") in said else "3")
     first, second = await explore("second_look", tools)
     told = tools.next_turn([{"role": "user", "content": "Look again."}])
     assert response(first) == [*encode("3"), END, *told[1:], *encode("2"), END]
@@ -91,7 +92,7 @@ async def test_a_conversation_of_turns_is_trained_as_it_was_sampled() -> None:
     assert first.action_mask.tolist() == trained
     assert (first.reward, first.metrics["turns"], "style" in first.metrics) == (1.0, 2.0, False)
     assert (first.rollout, second.rollout) == (0, 1)
-    assert tools.prompts[1][-len(told) :] == told, "the first reply is in the second prompt by its tokens"
+    assert tools.prompts[-1][-len(told) :] == told, "the first reply is in the second prompt by its tokens"
 
 
 async def test_replies_that_a_workflow_puts_together_are_found_again() -> None:

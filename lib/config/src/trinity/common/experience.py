@@ -2,6 +2,7 @@
 
 import importlib
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,3 +80,14 @@ class Experience:
     @property
     def response_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+
+def group_by(experiences: Sequence[Any], id_type: str = "task") -> dict[str, list[Any]]:
+    """By task, by run (all steps of a rollout) or by step (that step of all rollouts)."""
+    names = {"task": "tid", "run": "rid", "step": "sid"}
+    if id_type not in names:
+        raise ValueError(f"id_type is {id_type!r}, must be one of {', '.join(names)}")
+    found: dict[str, list[Any]] = {}
+    for experience in experiences:
+        found.setdefault(getattr(experience.eid, names[id_type]), []).append(experience)
+    return found

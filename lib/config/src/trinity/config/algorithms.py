@@ -218,6 +218,8 @@ def argument_problems(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     capped = next((key for key in ("token_cap", "sequence_cap") if getattr(correction, key) is not None), None)
     if capped and "ratio" in plan.loss_traits and not correction.decoupled:
         yield f"rollout_correction.{capped}", f"weighs by a ratio that {name} has already; set decoupled: true"
+    if "mean" in plan.loss_traits and correction != RolloutCorrectionConfig():
+        yield "rollout_correction", f"weighs tokens, and {name} is one number for all; use a loss of trinity.plugins"
     if (plan.offline or plan.of_pairs) and correction != RolloutCorrectionConfig():
         what = f"which {name} does not compare with" if plan.of_pairs else "and nothing sampled a dataset; remove it"
         yield "rollout_correction", f"corrects for the policy that sampled, {what}"

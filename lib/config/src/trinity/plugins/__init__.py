@@ -61,6 +61,7 @@ from trinity.plugins.declarations import (
     sample_strategy,
     selector,
 )
+from trinity.plugins.foreign import find_foreign_names
 
 __all__ = [
     "AggregationMode",
@@ -169,6 +170,7 @@ def _add(registry: dict[str, Any], name: str, what: Any) -> None:
 
 def load(folders: Sequence[str | Path]) -> None:
     """Import every module of the folders; they may import each other by name. Raises PluginError."""
+    find_foreign_names()
     for folder in folders:
         place, modules = _modules(folder)
         if str(place) not in sys.path:

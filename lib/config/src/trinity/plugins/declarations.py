@@ -171,6 +171,7 @@ POLICY_LOSSES: Registry[Declaration] = Registry(
         "peers": "compares the sequences of a group",
         "reference": "needs log-probabilities of the base model",
         "experts": "trains rows of a dataset among rolled-out sequences",
+        "mean": "is one number for a micro-batch, whose tokens no correction can weigh",
     },
 )
 ADVANTAGES: Registry[Declaration] = Registry(

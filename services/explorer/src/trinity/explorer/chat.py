@@ -30,6 +30,7 @@ class ChatTokenizer:
     def __init__(self, model: ModelConfig) -> None:
         from transformers import AutoTokenizer
 
+        self.model_path = model.model_path
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
         except (OSError, ValueError) as error:

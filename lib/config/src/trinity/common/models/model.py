@@ -17,7 +17,8 @@ _Result = TypeVar("_Result")
 
 
 class Sampler(Protocol):
-    """What answers, in the explorer's loop. `model_path`: the name that an OpenAI client gives the model."""
+    """What answers, in the explorer's loop. `model_path`: where the model is; an OpenAI client may
+    name it so, as by any other name."""
 
     model_path: str
 
@@ -105,7 +106,7 @@ class ModelWrapper:
         return self._sampler.model_path
 
     def get_openai_client(self) -> "openai.OpenAI":
-        """OpenAI's client of this workflow's session, with `model_path`, the name of the model."""
+        """OpenAI's client of this workflow's session, with `model_path`."""
         client: openai.OpenAI = self._sampler.client(self._wait(self._sampler.endpoint()), asynchronous=False)
         return client
 

@@ -64,7 +64,7 @@ class Workflow:
         self.task = task
         self.model = model
         self.auxiliary_models = auxiliary_models
-        self.repeat_times = task.repeat_times
+        self.repeat_times = 1
         self.run_id_base = 0
         self.logger = get_logger(type(self).__module__)
 
@@ -97,8 +97,6 @@ class Workflow:
 class MultiTurnWorkflow(Workflow):
     """A conversation of several turns as one experience."""
 
-    can_repeat = True
-
     def process_messages_to_experience(
         self,
         messages: list[dict[str, Any]],
@@ -110,7 +108,21 @@ class MultiTurnWorkflow(Workflow):
 
         Raises NotMapped for a reply that is no text of chat's.
         """
-        made = self.model.convert_messages_to_experience(messages)
+        return self._rewarded(self.model.convert_messages_to_experience(messages), reward, info, truncate_status)
+
+    async def process_messages_to_experience_async(
+        self,
+        messages: list[dict[str, Any]],
+        reward: float,
+        info: dict[str, Any] | None = None,
+        truncate_status: str | None = None,
+    ) -> Experience:
+        made = await self.model.convert_messages_to_experience_async(messages)
+        return self._rewarded(made, reward, info, truncate_status)
+
+    def _rewarded(
+        self, made: Experience, reward: float, info: dict[str, Any] | None, truncate_status: str | None
+    ) -> Experience:
         made.reward = 0.0 if made.truncate_status == "prompt_truncated" else reward
         made.truncate_status = made.truncate_status or truncate_status
         made.info = dict(info or {})

@@ -7,6 +7,7 @@ from typing import Any
 from trinity.buffer.operators.base import Draft, Operator, Rollout, rollouts
 from trinity.buffer.operators.dapo import DynamicSamplingFilter, MaskResponseTruncated, OverlongRewardShaping
 from trinity.buffer.operators.data_juicer import DataJuicer
+from trinity.buffer.operators.experience_operator import EXPERIENCE_OPERATORS, ExperienceOperator
 from trinity.buffer.operators.rewards import InvalidRewardFilter, PassRateCalculator, RewardFilter, RewardStdFilter
 from trinity.buffer.operators.selection import OpmdFilter, RaftFilter
 from trinity.buffer.operators.shaping import RewardShapingMapper
@@ -40,4 +41,13 @@ def known_args(name: str) -> dict[str, Any]:
     return {one.name: [] if one.default == () else one.default for one in parameters}
 
 
-__all__ = ["OPERATORS", "Draft", "Operator", "Rollout", "known_args", "rollouts"]
+__all__ = [
+    "EXPERIENCE_OPERATORS",
+    "OPERATORS",
+    "Draft",
+    "ExperienceOperator",
+    "Operator",
+    "Rollout",
+    "known_args",
+    "rollouts",
+]

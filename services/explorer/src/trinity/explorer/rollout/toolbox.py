@@ -34,6 +34,7 @@ class ExplorerTools:
         self._auxiliary = auxiliary
         self._pool = pool
         self._tokenizer = tokenizer
+        self.model_path = tokenizer.model_path
         self._environment = environment
         self.max_prompt_tokens = max_prompt_tokens
         self.max_model_tokens = max_model_tokens

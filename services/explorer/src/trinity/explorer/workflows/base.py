@@ -26,6 +26,7 @@ class Toolbox(Protocol):
 
     max_prompt_tokens: int
     max_model_tokens: int
+    model_path: str
 
     @property
     def history_problem(self) -> str:

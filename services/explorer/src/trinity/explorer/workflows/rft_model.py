@@ -28,11 +28,10 @@ class PolicySampler:
     chat template leaves history as it was.
     """
 
-    model_path = "policy"
-
     def __init__(self, task: Task, tools: Toolbox, stack: AsyncExitStack) -> None:
         """`stack`: the contexts of the run, which ends the session."""
         self._task, self._tools, self._stack = task, tools, stack
+        self.model_path = tools.model_path
         self._replies: list[Reply] = []
         self._history: list[Reply] = []  # of chat and generate, since it was last cleared
         self._conversations: dict[str, Conversation] = {}  # by their messages

@@ -7,7 +7,7 @@ from typing import Any
 
 from trinity.plugins.declarations import ADVANTAGES, import_modules
 from trinity.trainer.algorithms.advantages.group_relative import grpo
-from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts
+from trinity.trainer.algorithms.advantages.rollouts import Advantages, Rollouts, of_sequences
 
 __all__ = ["ADVANTAGES", "Advantages", "Rollouts", "compute", "grpo"]
 
@@ -15,5 +15,6 @@ import_modules(__name__)
 
 
 def compute(name: str, args: dict[str, Any], rollouts: Rollouts) -> Advantages:
-    found: Advantages = ADVANTAGES[name](rollouts, **args)
-    return found
+    """Of a function of Trinity, or of one in Trinity-RFT's form, which gives (index, advantages [R]) of sequences."""
+    found: Any = ADVANTAGES[name](rollouts, **args)
+    return found if isinstance(found, Advantages) else of_sequences(rollouts, found)

@@ -109,6 +109,19 @@ def by_token(
     )
 
 
+def of_sequences(rollouts: Rollouts, values: Sequence[tuple[int, torch.Tensor]]) -> Advantages:
+    """(index, advantages [R]) of sequences, in any order: one that is there twice is trained twice, one that is not
+    there is not. The score is the mean over its action tokens."""
+    tokens = [torch.zeros(len(mask), dtype=torch.float64) for mask in rollouts.masks]
+    copies_N = torch.zeros(len(rollouts), dtype=torch.long)
+    for index, given in values:
+        tokens[index] = torch.as_tensor(given, dtype=torch.float64) * rollouts.masks[index]
+        copies_N[index] += 1
+    counts = [max(int(mask.sum()), 1) for mask in rollouts.masks]
+    scores_N = torch.tensor([float(t.sum()) / n for t, n in zip(tokens, counts, strict=True)], dtype=torch.float64)
+    return Advantages(scores_N, tuple(tokens), copies_N)
+
+
 def placed(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Values of the action tokens at their places among all R, 0 elsewhere."""
     whole = torch.zeros(len(mask), dtype=torch.float64)
