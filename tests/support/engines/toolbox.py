@@ -129,6 +129,10 @@ class Toolbox:
             made.append(Completion(ids, np.full(len(ids), -0.5, np.float32), spans, "length" if cut else "stop"))
         return made
 
+    @property
+    def judges(self) -> list[str]:
+        return ["judge"] if self._judged is not None else []
+
     async def judge(self, messages: Any, sampling: SamplingParams, model: str = "") -> list[str]:
         assert self._judged is not None
         return [self._judged(list(messages)) for _ in range(sampling.n)]

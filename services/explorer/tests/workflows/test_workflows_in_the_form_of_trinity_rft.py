@@ -185,6 +185,37 @@ async def test_a_prompt_that_is_too_long_is_cut_and_not_trained(registered: Any)
     assert made.truncation is Truncation.PROMPT and not made.action_mask.any()
 
 
+async def test_auxiliary_models_are_asked_by_openais_client(registered: Any) -> None:
+    class Graded(Workflow):
+        def run(self) -> list[Made]:
+            (made,) = self.model.chat(ASKED)
+            (judge,) = self.auxiliary_models or ()
+            said = [*ASKED, {"role": "user", "content": made.response_text}]
+            done = judge.chat.completions.create(model=judge.model_path, messages=said, temperature=0.0, n=2)
+            made.reward = sum(float(choice.message.content) for choice in done.choices)
+            return [made]
+
+    class Asynchronous(Workflow):
+        is_async = True
+
+        async def run_async(self) -> list[Made]:
+            (made,) = await self.model.chat_async(ASKED)
+            (judge,) = self.auxiliary_models or ()
+            done = await judge.chat.completions.create(messages=ASKED, max_completion_tokens=5)
+            made.reward = float(done.choices[0].message.content)
+            return [made]
+
+    for kind, reward in ((Graded, 3.0), (Asynchronous, 1.5)):
+        tools = Toolbox(replies("a"), judged=lambda messages: "1.5")
+        (made,) = await explore(registered(kind), tools, n=1)
+        assert made.reward == reward and made.response_text == "a"
+
+
+class Embeds(Asks):
+    def ask(self) -> list[Made]:
+        return self.auxiliary_models[0].embeddings  # type: ignore
+
+
 class Invents(Asks):
     def ask(self) -> list[Made]:
         (made,) = self.model.chat(ASKED)
@@ -236,15 +267,16 @@ class Unrewarded(Workflow):
         (Invents, "experience 0 trains response token 0, which no reply of self.model has"),
         (Retypes, "a reply in these messages is no text of self.model.chat's, and text is not tokenized again"),
         (Advantages, "experience 0 has advantages, which workflows cannot set"),
-        (Misspells, "chat and generate take no 'temprature'"),
+        (Misspells, "models take no 'temprature'"),
         (Images, "the model of a workflow has no 'chat_mm'"),
+        (Embeds, "an auxiliary model has no 'embeddings'"),
         (Breaks, "KeyError: 'nothing'"),
         (Nothing, "returned [], must be a list of experiences"),
         (Unrewarded, "experience 0 has no reward"),
     ],
 )
 async def test_what_cannot_be_mapped_is_a_failed_attempt_with_its_line(registered: Any, kind: type, said: str) -> None:
-    found = await failure(registered(kind), Toolbox(replies("abc")), n=1)
+    found = await failure(registered(kind), Toolbox(replies("abc"), judged=lambda _: "1"), n=1)
     assert said in found
     assert f"{__file__}:" in found or kind is Nothing
     assert "docs/from_trinity.md#" in found or kind is Breaks

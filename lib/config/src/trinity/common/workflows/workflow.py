@@ -64,6 +64,7 @@ class Workflow:
         self.task = task
         self.model = model
         self.auxiliary_models = auxiliary_models
+        self.auxiliary_model_wrappers = auxiliary_models
         self.repeat_times = 1
         self.run_id_base = 0
         self.logger = get_logger(type(self).__module__)

@@ -118,6 +118,11 @@ class AuxiliaryModels:
             raise
         return cls(models)
 
+    @property
+    def judges(self) -> list[str]:
+        """Names of those that write."""
+        return [name for name, model in self._models.items() if isinstance(model, Judge)]
+
     def judge(self, name: str = "") -> Judge:
         """The judge of that name; empty: the first. Raises InvalidInput."""
         return self._find(name, Judge, "writes")

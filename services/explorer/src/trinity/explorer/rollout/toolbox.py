@@ -95,6 +95,10 @@ class ExplorerTools:
         with tracing.span("auxiliary.judge", model=model, n=sampling.n):
             return await self._auxiliary.judge(model).chat(messages, sampling)
 
+    @property
+    def judges(self) -> list[str]:
+        return self._auxiliary.judges
+
     async def rate(self, conversations: Sequence[Sequence[Message]], model: str = "") -> list[float]:
         with tracing.span("auxiliary.rate", model=model, conversations=len(conversations)):
             return await self._auxiliary.reward_model(model).rate(conversations)

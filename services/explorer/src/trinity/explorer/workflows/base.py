@@ -61,6 +61,10 @@ class Toolbox(Protocol):
     async def outside_agent(self, task: Task, agent: Any) -> float | Sequence[float]:
         """Have a program outside play a session; returns its reward, or one of each branch."""
 
+    @property
+    def judges(self) -> list[str]:
+        """Names of the auxiliary models that write, in the YAML's order."""
+
     async def judge(self, messages: Sequence[Message], sampling: SamplingParams, model: str = "") -> list[str]:
         """`sampling.n` replies of a judge model; empty name: the first one."""
 

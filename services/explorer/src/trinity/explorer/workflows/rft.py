@@ -78,7 +78,8 @@ class RftWorkflow(Workflow):
         self, model: ModelWrapper, sampler: PolicySampler, loop: asyncio.AbstractEventLoop, times: int
     ) -> list[Made]:
         """In the thread."""
-        instance = self.kind(task=self._task(sampler, loop), model=model, auxiliary_models=None)
+        task, auxiliary = self._task(sampler, loop), sampler.auxiliary(loop, self.kind.is_async)
+        instance = self.kind(task=task, model=model, auxiliary_models=auxiliary)
         if self.kind.can_repeat:
             instance.set_repeat_times(times, 0)
         made = asyncio.run(instance.run_async()) if self.kind.is_async else instance.run()

@@ -1,12 +1,15 @@
 """The model of a workflow in Trinity-RFT's form: this explorer's engines, tokenizer and gateway of agents."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from trinity.common.experience import Experience as Made
+from trinity.common.models.auxiliary import AuxiliaryModel
 from trinity.common.refusals import NotMapped
 from trinity.data.experience import SamplingParams, Task
 from trinity.explorer.types import Completion
@@ -125,6 +128,18 @@ class PolicySampler:
         made.model_path = self.model_path
         return made
 
+    def auxiliary(self, loop: asyncio.AbstractEventLoop, asynchronous: bool) -> list[AuxiliaryModel]:
+        """The auxiliary models that write, which `loop` answers."""
+        return [AuxiliaryModel(name, partial(self._judge, name), loop, asynchronous) for name in self._tools.judges]
+
+    async def _judge(self, name: str, messages: Messages, options: dict[str, Any]) -> list[str]:
+        """At temperature 1, unless the call says another; a reply has at most the task's tokens."""
+        task = self._task.sampling
+        neutral = SamplingParams(max_tokens=task.max_tokens)
+        options = dict(options)
+        options.setdefault("max_tokens", options.pop("max_completion_tokens", None))
+        return await self._tools.judge(messages, _sampling(options, neutral, neutral.max_tokens), name)
+
     def _before(self, messages: Messages, schemas: Any) -> Conversation:
         """The conversation that a reply is asked for: one that chat made and what was told since, or a new one."""
         for at in range(len(messages) - 1, 0, -1):
@@ -142,17 +157,9 @@ class PolicySampler:
         return prompt[:limit], len(prompt) > limit
 
     def _sampling(self, options: dict[str, Any], prompt_length: int, cut: bool) -> SamplingParams:
-        """The task's, where the call does not say. Raises NotMapped for options of a call that Trinity has not."""
-        given = {name: value for name, value in options.items() if value is not None and name not in _WITHOUT_EFFECT}
-        if unknown := [name for name in given if name not in _OPTIONS]:
-            raise NotMapped(f"chat and generate take no {unknown[0]!r}; they take {', '.join(_OPTIONS)}", "the-model")
-        if "stop" in given:
-            given["stop"] = (given["stop"],) if isinstance(given["stop"], str) else tuple(given["stop"])
-        task = self._task.sampling
+        """The task's, where the call does not say."""
         room = 1 if cut else max(self._tools.max_model_tokens - prompt_length, 1)
-        most = min(given.pop("max_tokens", task.max_tokens), task.max_tokens, room)
-        least = min(given.pop("min_tokens", task.min_tokens), most)
-        return replace(task, **{"n": 1, **given, "max_tokens": most, "min_tokens": least})
+        return _sampling(options, self._task.sampling, room)
 
     def _recorded(self, prompt: list[int], completion: Completion, sampling: SamplingParams, cut: bool) -> Reply:
         task = self._task.sampling
@@ -175,6 +182,18 @@ class PolicySampler:
             Reply(_before_turn(turn), turn.completion, self._tools.text(turn.completion.token_ids), turn.trained)
             for turn in turns
         ]
+
+
+def _sampling(options: dict[str, Any], defaults: SamplingParams, room: int) -> SamplingParams:
+    """Of a call, for at most `room` tokens. Raises NotMapped for options that Trinity has not."""
+    given = {name: value for name, value in options.items() if value is not None and name not in _WITHOUT_EFFECT}
+    if unknown := [name for name in given if name not in _OPTIONS]:
+        raise NotMapped(f"models take no {unknown[0]!r}; they take {', '.join(_OPTIONS)}", "the-model")
+    if "stop" in given:
+        given["stop"] = (given["stop"],) if isinstance(given["stop"], str) else tuple(given["stop"])
+    most = min(given.pop("max_tokens", defaults.max_tokens), defaults.max_tokens, room)
+    least = min(given.pop("min_tokens", defaults.min_tokens), most)
+    return replace(defaults, **{"n": 1, **given, "max_tokens": most, "min_tokens": least})
 
 
 def _before_turn(turn: Any) -> tuple[int, ...]:
