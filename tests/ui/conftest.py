@@ -19,8 +19,9 @@ CHROMIUM = shutil.which("chromium")
 KEY = "the-key"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Of one file: while it is open, its event loop counts as running in this thread, so that async tests could not."""
     if CHROMIUM is None:
         pytest.skip("there is no chromium: apt-get install chromium")
     with sync_playwright() as playwright:
