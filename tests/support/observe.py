@@ -105,6 +105,9 @@ class FakeBuffer:
                 return wire.whole_letter(one)
         raise RunError(f"ordinals: {ordinal} has no letter")
 
+    async def newest_step(self) -> int:
+        return len(self.found.entries)
+
     async def counts(self) -> dict[str, Any]:
         return counts_of(self.found)
 

@@ -18,6 +18,7 @@ _COMMANDS = {
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
     "ui": ("trinity.observe.main", "Show runs on a page: the ledger, groups, samples. It only reads."),
+    "export": ("trinity.observe.export", "Write ledger, experiences and metrics of a run as Parquet files."),
     "log": ("commands.log", "Show the log of a run, all processes in the order of time."),
     "view": ("commands.view", "Show the experiences that were trained."),
     "explorers": ("commands.weights.explorers", "List the explorers of a live run."),

@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,25 +83,36 @@ def find_file(folder: Path) -> Path:
 def read_step(folder: Path, step: int | None) -> list[Row]:
     """Experiences of a step in the order they were trained in. RunError if there are none."""
     steps: set[int] = set()
+    for number, rows in stretches(folder, lambda number: step in (None, number)):
+        if rows:
+            return rows
+        steps.add(number)
+    if not steps or step is None:
+        raise _nothing_kept(folder)
+    raise RunError(f"no experience of step {step}; there are steps {min(steps)} to {max(steps)}")
+
+
+def stretches(folder: Path, wanted: Callable[[int], bool]) -> Iterator[tuple[int, list[Row]]]:
+    """Each stretch of a step's lines, the last in the file first: step and experiences, none unless it is `wanted`.
+
+    A step that was trained again has several stretches, and the first of them counts. NothingKept without a file.
+    """
+    number: int | None = None
     rows: list[Row] = []
     with find_file(folder).open("rb", buffering=0) as file:
         for line in lines_backwards(file, whole_end(file)):
             match = _STEP.match(line)
             if match is None:
                 continue
+            if number is not None and int(match[1]) != number:
+                yield number, _last_of_each(reversed(rows))
+                rows = []
             number = int(match[1])
-            if rows and number != step:
-                break
-            row = _parse(line) if step is None or number == step else None
+            row = _parse(line) if wanted(number) else None
             if row is not None:
-                step = number
                 rows.append(row)
-            steps.add(number)
-    if not steps or step is None:
-        raise _nothing_kept(folder)
-    if not rows:
-        raise RunError(f"no experience of step {step}; there are steps {min(steps)} to {max(steps)}")
-    return _last_of_each(reversed(rows))
+    if number is not None:
+        yield number, _last_of_each(reversed(rows))
 
 
 def read_log(job_stage: JobStage, step: int | None) -> list[Row]:
@@ -152,8 +163,12 @@ def with_arrays(row: Row) -> Row:
     return found
 
 
-def _nothing_kept(folder: Path) -> RunError:
-    return RunError(
+class NothingKept(RunError):
+    """The job has no file of experiences."""
+
+
+def _nothing_kept(folder: Path) -> NothingKept:
+    return NothingKept(
         f"no experience is kept in {folder}; buffer.save_experiences is on by default and writes it as steps are "
         "trained"
     )
