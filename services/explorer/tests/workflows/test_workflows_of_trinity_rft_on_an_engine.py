@@ -22,7 +22,7 @@ from trinity.data.experience import AttemptFailure, Experience, Group
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.environments.client import EnvironmentClient, Score
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.serving.agents import AgentGateway
@@ -43,7 +43,7 @@ async def tools(pool: EnginePool, quickstart_model: Path) -> AsyncIterator[Explo
     await made.close()
 
 
-async def explore(tools: ExplorerTools, workflow: str) -> Any:
+async def explore(tools: ExplorerTools, workflow: str, **changes: Any) -> Any:
     row = json.dumps({"question": "1+1", "answer": "2"})
     task = make_episode_task(
         workflow=workflow,
@@ -52,6 +52,7 @@ async def explore(tools: ExplorerTools, workflow: str) -> Any:
         reward_function="last_number",
         timeout_seconds=300.0,
         max_tokens=12,
+        **changes,
     )
     return await attempt.explore(task, 1, "me", tools)
 
@@ -148,3 +149,22 @@ async def test_a_call_that_the_gateway_refuses_fails_the_attempt_though_the_agen
     monkeypatch.setitem(plugins.WORKFLOWS, "hides", Hides)
     failure = await explore(tools, "hides")
     assert isinstance(failure, AttemptFailure) and "the history calls 'launch'" in failure.error
+
+
+async def test_tokens_around_a_forced_end_of_thoughts_have_the_engines_values(
+    tools: ExplorerTools, quickstart_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def score(name: str, answers: Any, row: Any, args: Any) -> list[Score]:
+        return [Score(1.0, {}) for _ in answers]
+
+    monkeypatch.setattr(tools, "score", score)
+    args = json.dumps({"thinking_token_budget": 4, "reasoning_end_str": "#"})
+    group = await explore(tools, "thinking_budget_workflow", workflow_args_json=args)
+    assert isinstance(group, Group), group
+    model = AutoModelForCausalLM.from_pretrained(quickstart_model, dtype=torch.float32).eval()
+    assert any(experience.metrics["thinking_cut"] for experience in group.experiences)
+    for experience in group.experiences:
+        mask = experience.action_mask
+        if experience.metrics["thinking_cut"]:
+            assert mask[:6].tolist() == [True] * 4 + [False, True]
+        np.testing.assert_allclose(experience.logprobs[mask], values(model, experience)[mask], atol=2e-4)

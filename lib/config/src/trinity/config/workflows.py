@@ -213,6 +213,8 @@ TOOL_ARGS: dict[str, Any] = {
     "tool_timeout_seconds": 30.0,
 }
 
+THINKING_ARGS: dict[str, Any] = {"thinking_token_budget": 0, "reasoning_end_str": "</think>", "reward_model": None}
+
 _SINGLE_TURN = ("simple", "math", "math_boxed", "math_eval", "math_rm", "math_ruler")
 WORKFLOWS: tuple[str, ...] = (
     *(f"{name}_workflow" for name in _SINGLE_TURN),
@@ -221,6 +223,7 @@ WORKFLOWS: tuple[str, ...] = (
     "on_policy_distill_workflow",
     "on_policy_distill_math_workflow",
     "tool_call_workflow",
+    "thinking_budget_workflow",
     "external_agent_workflow",
     *EPISODE_WORKFLOWS,
     *R3L_WORKFLOWS,
@@ -247,7 +250,7 @@ _ONE_TURN = {f"{a}{name}_workflow" for name in _SINGLE_TURN for a in ("", "async
 
 def asked_model(workflow: str, args: dict[str, Any]) -> str | None:
     """The auxiliary model that a built-in workflow asks; empty: the first of its kind; None: it asks none."""
-    if workflow in _MAY_ASK and args.get("reward_model") is not None:
+    if (workflow in _MAY_ASK or workflow == "thinking_budget_workflow") and args.get("reward_model") is not None:
         return str(args["reward_model"])
     if workflow not in _ASKING:
         return None
@@ -257,12 +260,12 @@ def asked_model(workflow: str, args: dict[str, Any]) -> str | None:
 def scores_by_name(workflow: str) -> bool:
     """Whether a built-in workflow scores replies with the task's reward function, and not by its own."""
     plain = workflow.removeprefix("async_")
-    return plain in ("simple_workflow", "math_workflow", "tool_call_workflow")
+    return plain in ("simple_workflow", "math_workflow", "tool_call_workflow", "thinking_budget_workflow")
 
 
 def reads_prompt(workflow: str) -> bool:
     """Whether a built-in workflow asks the text of the row's prompt column; environments read rows by themselves."""
-    return workflow in _ONE_TURN
+    return workflow in _ONE_TURN or workflow == "thinking_budget_workflow"
 
 
 def scored_by(workflow: str, reward_function: str) -> str:
@@ -312,6 +315,8 @@ def workflow_problems(workflow: str, args: dict[str, Any]) -> Iterator[tuple[str
         yield from r3l_problems(args)
     elif workflow == "tool_call_workflow":
         yield from tool_problems(args)
+    elif workflow == "thinking_budget_workflow":
+        yield from thinking_problems(args)
 
 
 def is_one_sequence(workflow: str, args: dict[str, Any]) -> bool:
@@ -332,6 +337,20 @@ def r3l_problems(args: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "retry_environment_args", f"is {args['retry_environment_args']!r}, must be a mapping"
     if args.get("step_wise") is True:
         yield "step_wise", "is true; R3L learns whole episodes, use false"
+
+
+def thinking_problems(args: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if "thinking_token_budget" not in args:
+        yield "thinking_token_budget", "is missing; give the most tokens of the thoughts, 0 for none"
+    for name, value in args.items():
+        if name not in THINKING_ARGS:
+            yield name, _unknown(name, [*THINKING_ARGS])
+        elif name == "thinking_token_budget" and (type(value) is not int or not 0 <= value <= _LARGEST):
+            yield name, f"is {value!r}, must be a whole number from 0 to {_LARGEST:,}"
+        elif name == "reasoning_end_str" and (not isinstance(value, str) or not value):
+            yield name, f"is {value!r}, must be text that ends the thoughts, such as </think>"
+        elif name == "reward_model" and value is not None and not isinstance(value, str):
+            yield name, f"is {value!r}, must be text"
 
 
 def tool_problems(args: dict[str, Any]) -> Iterator[tuple[str, str]]:

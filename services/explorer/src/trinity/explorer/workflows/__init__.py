@@ -18,6 +18,7 @@ from trinity.explorer.workflows.single_turn import (
     MathWorkflow,
     SimpleWorkflow,
 )
+from trinity.explorer.workflows.thinking import ThinkingBudgetWorkflow
 from trinity.explorer.workflows.tool_calls import ToolCallWorkflow
 
 # Trinity-RFT has these a second time as async_*: here all are.
@@ -37,6 +38,7 @@ WORKFLOWS: dict[str, type[Workflow]] = {
     "on_policy_distill_workflow": DistillWorkflow,
     "on_policy_distill_math_workflow": DistillMathWorkflow,
     "tool_call_workflow": ToolCallWorkflow,
+    "thinking_budget_workflow": ThinkingBudgetWorkflow,
     "external_agent_workflow": ExternalAgentWorkflow,
     **ENVIRONMENT_WORKFLOWS,
     **R3L_WORKFLOWS,
