@@ -1,6 +1,7 @@
 """Files written for Trinity-RFT: imported without torch, known to `trinity check`, refused with line and page."""
 
 import os
+import re
 import site
 import subprocess
 import sys
@@ -143,3 +144,12 @@ def test_a_reward_function_gets_what_it_names(monkeypatch: pytest.MonkeyPatch) -
     finally:
         plugins.REWARD_FUNCTIONS.pop("named_of_test")
     assert set(Takes()(**arguments_of(Takes(), item))) == {"response", "truth", "prompt", "task"}
+
+
+def test_refusals_name_sections_that_the_page_has() -> None:
+    page = (ROOT / "docs/from_trinity.md").read_text()
+    sections = {line.removeprefix("## ").lower().replace(" ", "-") for line in page.splitlines() if line[:3] == "## "}
+    folders = ("lib/config/src/trinity/common", "lib/config/src/trinity/algorithm", "services/explorer/src")
+    sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r'NotMapped\((?:[^()]|\([^()]*\))*?"([a-z-]+)"\)', text)}
+    assert len(named) >= 6 and named <= sections, named - sections

@@ -1,6 +1,8 @@
 """Workflows written for Trinity-RFT, as files of a plugin folder: what they return are trajectories as sampled."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,6 +117,60 @@ async def test_a_built_in_reward_function_is_asked_with_the_replys_tokens() -> N
     assert [e.reward for e in made] == [0.75, 0.75] and made[0].metrics["reward"] == 0.75
     name, answer = asked[0]
     assert (name, answer.truth, answer.response_tokens) == ("math_reward", "2", 2)
+
+
+async def test_classes_of_built_in_reward_functions_score_in_workflows(registered: Any) -> None:
+    from trinity.common.rewards import MathBoxedRewardFn
+
+    asked: list[Answer] = []
+
+    def scored(name: str, answer: Answer) -> Score:
+        asked.append(answer)
+        return Score(1.5, {"accuracy": 1.5, "format_score": 0.0}) if name == "math_boxed_reward" else Score(0.0, {})
+
+    class Boxed(Workflow):
+        def run(self) -> list[Made]:
+            (made,) = self.model.chat(ASKED)
+            parts = MathBoxedRewardFn()(made.response_text, self.task.task_desc, truth=2, with_think=True)
+            made.reward = sum(parts.values())
+            return [made]
+
+    class Parses(Workflow):
+        def run(self) -> list[Made]:
+            return [MathBoxedRewardFn(answer_parser=str)("a")]  # type: ignore[list-item]
+
+    (made,) = await explore(registered(Boxed), Toolbox(replies("abc"), scored=scored), n=1)
+    assert made.reward == 1.5 and (asked[0].prompt, asked[0].truth, asked[0].response_tokens) == ("1+1", "2", 4)
+    assert "takes no other answer_parser" in await failure(registered(Parses), Toolbox(replies("a")), n=1)
+    with pytest.raises(plugins.PluginError, match="scores in workflows alone"):
+        MathBoxedRewardFn()("a")
+
+
+async def test_an_attempt_that_is_over_ends_its_call_and_its_thread(registered: Any) -> None:
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    class Hangs(Toolbox):
+        async def generate(self, *args: Any) -> Any:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+    class Waits(Workflow):
+        def run(self) -> list[Made]:
+            try:
+                return self.model.chat(ASKED)
+            except Exception:
+                return self.model.chat(ASKED)  # the second call is refused at once
+
+    running = asyncio.create_task(failure(registered(Waits), Hangs(replies("a")), n=1, timeout_seconds=0.5))
+    await begun.wait()
+    thread = next(one for one in threading.enumerate() if one.name == "rft-workflow")
+    assert "the attempt took longer" in await running
+    await asyncio.wait_for(cancelled.wait(), 20)
+    await asyncio.to_thread(thread.join, 20)
+    assert not thread.is_alive()
 
 
 async def test_an_evaluation_counts_each_rollout_once(registered: Any) -> None:

@@ -5,6 +5,7 @@ A workflow runs in a thread of its own, with a loop of its own if it is asynchro
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from trinity.common.experience import Experience
@@ -52,6 +53,7 @@ class ModelWrapper:
     def __init__(self, sampler: Sampler, loop: asyncio.AbstractEventLoop) -> None:
         self._sampler, self._loop = sampler, loop
         self._closed = False
+        self._answering: set[Future[Any]] = set()
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -59,8 +61,10 @@ class ModelWrapper:
         raise NotMapped(f"the model of a workflow has no {name!r}", "the-model")
 
     def close(self) -> None:
-        """Answer nothing any more, so that a thread whose attempt is over ends at its next call."""
+        """Answer nothing any more, so that a thread whose attempt is over ends at its call."""
         self._closed = True
+        for answer in list(self._answering):
+            answer.cancel()
 
     def chat(self, messages: list[dict[str, Any]], **options: Any) -> list[Experience]:
         """`n` (1) replies to a conversation, each an experience; options are sampling parameters."""
@@ -120,8 +124,11 @@ class ModelWrapper:
     async def _awaited(self, asked: Coroutine[Any, Any, _Result]) -> _Result:
         return await asyncio.wrap_future(self._asked(asked))
 
-    def _asked(self, asked: Coroutine[Any, Any, _Result]) -> Any:
+    def _asked(self, asked: Coroutine[Any, Any, _Result]) -> "Future[_Result]":
         if self._closed:
             asked.close()
             raise RuntimeError("the attempt is over: the model answers no more")
-        return asyncio.run_coroutine_threadsafe(asked, self._loop)
+        answer = asyncio.run_coroutine_threadsafe(asked, self._loop)
+        self._answering.add(answer)
+        answer.add_done_callback(self._answering.discard)
+        return answer

@@ -21,6 +21,7 @@ from trinity.common.config import FormatConfig, GenerationConfig
 from trinity.common.experience import Experience as Made
 from trinity.common.models.model import ModelWrapper
 from trinity.common.refusals import NotMapped
+from trinity.common.rewards.built_in import SCORE, BuiltInReward, Score
 from trinity.common.rewards.reward_fn import REWARD_FUNCTIONS, RewardFn
 from trinity.data.experience import Experience, TaskKind
 from trinity.explorer.environments.client import Answer
@@ -78,7 +79,8 @@ class RftWorkflow(Workflow):
         self, model: ModelWrapper, sampler: PolicySampler, loop: asyncio.AbstractEventLoop, times: int
     ) -> list[Made]:
         """In the thread."""
-        task, auxiliary = self._task(sampler, loop), sampler.auxiliary(loop, self.kind.is_async)
+        SCORE.set(self._scorer(sampler, loop))
+        task, auxiliary = self._task(), sampler.auxiliary(loop, self.kind.is_async)
         instance = self.kind(task=task, model=model, auxiliary_models=auxiliary)
         if self.kind.can_repeat:
             instance.set_repeat_times(times, 0)
@@ -89,7 +91,7 @@ class RftWorkflow(Workflow):
             )
         return list(made)
 
-    def _task(self, sampler: PolicySampler, loop: asyncio.AbstractEventLoop) -> rft.Task:
+    def _task(self) -> rft.Task:
         task, sampling = self.task, self.task.sampling
         return rft.Task(
             workflow=self.kind,
@@ -105,33 +107,28 @@ class RftWorkflow(Workflow):
             workflow_args=task.workflow_args,
             reward_fn_args=json.loads(task.reward_args_json or "{}"),
             is_eval=task.kind is TaskKind.EVALUATION,
-            reward_fn=self._reward_function(sampler, loop),
+            reward_fn=self._reward_function(),
             raw_task=self.row,
             task_id=task.task_id,
             index={"taskset": task.taskset, "epoch": task.epoch, "row": task.row},
         )
 
-    def _reward_function(self, sampler: PolicySampler, loop: asyncio.AbstractEventLoop) -> type[RewardFn] | None:
+    def _reward_function(self) -> type[RewardFn] | None:
         """The plugin's class, or one that asks the environment service for a function of another form."""
         name = self.task.reward_function
         if not name:
             return None
-        if (kind := REWARD_FUNCTIONS.get(name)) is not None:
-            return kind
-        tools, row = self.tools, self.row
+        return REWARD_FUNCTIONS.get(name) or type("Scored", (BuiltInReward,), {"name": name})
 
-        class Scored(RewardFn):
-            def __init__(self, **args: Any) -> None:
-                self._args = args
+    def _scorer(self, sampler: PolicySampler, loop: asyncio.AbstractEventLoop) -> Score:
+        def score(name: str, args: dict[str, Any], response: str, prompt: str, truth: str) -> dict[str, float]:
+            answer = _answer(response, truth, prompt, sampler.replies)
+            asked = self.tools.score(name, [answer], self.row, args)
+            (found,) = asyncio.run_coroutine_threadsafe(asked, loop).result()
+            parts = dict(found.metrics)
+            return parts if parts and abs(sum(parts.values()) - found.reward) < 1e-6 else {"reward": found.reward}
 
-            def __call__(self, *, response: str, truth: Any = None, prompt: str = "", **_: Any) -> dict[str, float]:
-                answer = _answer(response, "" if truth is None else str(truth), prompt, sampler.replies)
-                asked = tools.score(name, [answer], row, self._args)
-                (score,) = asyncio.run_coroutine_threadsafe(asked, loop).result()
-                parts = dict(score.metrics)
-                return parts if parts and abs(sum(parts.values()) - score.reward) < 1e-6 else {"reward": score.reward}
-
-        return Scored
+        return score
 
     def _place(self, error: BaseException) -> str:
         return plugins.failing_line(error, Path(inspect.getfile(self.kind)).parent)
