@@ -1,5 +1,7 @@
 """KEDA's nats-jetstream scaler finds the tasks' consumer by what `trinity certs` and the chart give it."""
 
+import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -20,22 +22,26 @@ async def test_the_lag_is_what_waits_and_what_is_leased(nats_server: NatsServer)
     assert nats_server.users is not None
     account, monitor = nats_users.account_id(nats_server.users), f"127.0.0.1:{nats_server.monitor}"
 
-    def lag() -> int:
-        return lag_of([monitor], account, STREAM, TASKS_CONSUMER)
+    async def lag(wanted: int) -> int:
+        """What is read, at the latest after 20 seconds: the server counts what waits soon after it has it."""
+        deadline = time.monotonic() + 20
+        while (found := lag_of([monitor], account, STREAM, TASKS_CONSUMER)) != wanted and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        return found
 
     async with await connect(nats_server.url, "test") as broker:
-        assert lag() == 0, "there is no stream"
+        assert await lag(0) == 0, "there is no stream"
         await ensure_streams(broker, [StreamSpec(STREAM, ("t.>",))])
         await ensure_consumer(broker, STREAM, TASKS_CONSUMER, lease_seconds=60)
         for index in range(5):
             await broker.publish("t.a", b"task", message_id=f"{index}")
-        assert lag() == 5
+        assert await lag(5) == 5
         consumer = await PullConsumer.open(broker, STREAM, TASKS_CONSUMER)
         leased = [message async for message in consumer.lease(2, 5.0)]
-        assert lag() == 5, "a leased task counts until it is done"
+        assert await lag(5) == 5, "a leased task counts until it is done"
         for message in leased:
             assert await message.ack()
-        assert lag() == 3
+        assert await lag(3) == 3
         await consumer.close()
     assert lag_of([monitor], "trinity", STREAM, TASKS_CONSUMER) == 0, "another account"
 

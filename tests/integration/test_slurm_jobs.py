@@ -23,14 +23,14 @@ pytestmark = [
     pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing() or "there is a Slurm"),
 ]
 
-# In place of Python with `-m trinity.cli.main`: runs until its job's file says with which code to end.
+# In place of Python with `-m trinity.cli.main`: runs until a file, of all jobs or its own, says with which code to end.
 _STAND_IN = """#!/bin/bash
 [[ $3 == certs ]] && exit
 me=${SLURM_ARRAY_TASK_ID:-main}
 trap 'echo "$me ended by TERM" >> "$FOLDER/said"; exit 143' TERM
 echo "$me began" >> "$FOLDER/said"
-until [[ -e $FOLDER/end ]]; do sleep 0.2; done
-exit "$(<"$FOLDER/end")"
+until file=$FOLDER/end; [[ -e $file ]] || { file=$FOLDER/end-$me; [[ -e $file ]]; }; do sleep 0.2; done
+exit "$(<"$file")"
 """
 
 
@@ -55,7 +55,8 @@ class Launch:
 
     def __call__(self, nodes: int) -> None:
         """Submit, and wait until as many jobs as there are nodes have begun."""
-        (self.folder / "end").unlink(missing_ok=True)
+        for name in ("end", "end-main"):
+            (self.folder / name).unlink(missing_ok=True)
         (self.folder / "said").write_text("")
         arguments = ["--config", str(self._config), "-N", str(nodes), "--sbatch", "exclusive"]
         done = CliRunner().invoke(app, ["launch", "slurm", *arguments])
@@ -68,9 +69,9 @@ class Launch:
     def said(self) -> list[str]:
         return (self.folder / "said").read_text().splitlines()
 
-    def end(self, code: int) -> None:
-        """Let the stand-in of each job end with this code."""
-        (self.folder / "end").write_text(str(code))
+    def end(self, code: int, job: str = "") -> None:
+        """Let the stand-in of each job end with this code, or of one, such as "main"."""
+        (self.folder / (f"end-{job}" if job else "end")).write_text(str(code))
 
     def states(self) -> list[str]:
         """Of the run's job and its explorers, once none is in the queue."""
@@ -115,6 +116,8 @@ def test_an_explorer_that_waits_for_a_node_is_cancelled_with_a_finished_run_and_
     cluster = launch.cluster
     launch(4)
     assert cluster.jobs()[f"{launch.array}_3"] == "PENDING"
+    launch.end(0, "main")  # before the others: the node of one that ends is free for the one that waits
+    cluster.until(lambda: f"{launch.array}_3" not in cluster.jobs(), 120, "end of the explorer that waits")
     launch.end(0)
     assert launch.states() == ["COMPLETED"] * 3
     assert cluster.about(f"{launch.array}_3")["JobState"] == "CANCELLED"
