@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -9,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from support.runs.forked_run import trinity
+from support.runs.forked_run import ForkedService, trinity
 from support.runs.run import write_config
+from support.services.certificates import tls_settings
+from support.services.nats import ComposedNats
+from trinity.cli.commands.certs import certs
+from trinity.runtime.process import environment
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -95,3 +100,40 @@ def test_the_same_run_goes_on_without_bad_batches_if_it_is_told_to(runs: Runs) -
     assert [step["actor/bad_step"] for step in steps] == [1.0, 1.0]
     assert (runs.job / "bad_steps/step_2/batch.bin").is_file()
     assert (runs.job / "global_step_2/actor/huggingface/model.safetensors").is_file()
+
+
+def test_the_batch_of_a_run_elsewhere_is_trained_again_with_the_identity_of_an_operator(
+    runs: Runs, repository: Path, tmp_path: Path
+) -> None:
+    """Buffer and trainer as compose starts them; the command has an identity, the YAML and a copy of the job folder."""
+    identities, elsewhere = tmp_path / "identity", tmp_path / "elsewhere"
+    with environment(runs.environment):
+        certs.init(identities, config=runs.config)
+    nats = ComposedNats(repository, tmp_path / "nats", identities)
+
+    def service(name: str, **settings: str) -> ForkedService:
+        own = identities / name
+        of_nats = {"NATS_URL": nats.url, "NATS_CREDS": str(own / "nats.creds"), "NATS_CA": str(own / "ca.crt")}
+        given = {"CONFIG_FILE": str(runs.config), **of_nats, **tls_settings(identities, name), **settings}
+        with environment({**runs.environment, "TRINITY_CHECKPOINT_ROOT_DIR": str(elsewhere)}):
+            return ForkedService(name, tmp_path, **given)
+
+    plugins = {"PLUGIN_DIRS": runs.environment["TRINITY_PLUGIN_DIRS"]}
+    buffer = service("buffer", LOG_GIB="0.5", LOG_KEEP_GIB="0", **plugins)
+    trainer = service("trainer", BUFFER_ADDRESS=buffer.address, SYNC_ADDRESS="127.0.0.1:1", **plugins)
+    nats.start()
+    try:
+        buffer.start()
+        trainer.start(wait_seconds=0)
+        assert trainer.wait(180) == 2, trainer.tail()
+        shutil.copytree(elsewhere / "algorithms/dpo", tmp_path / "copied/algorithms/dpo")
+        given = {**runs.environment, "TRINITY_IDENTITY": str(identities / "operator")}
+        place = ("--nats", nats.url, "--run", "dpo", "--config", str(runs.config))
+        where = ("--job", str(tmp_path / "copied/algorithms/dpo"))
+        mended = trinity(["replay-step", "1", f"{DIVISOR}=10", "--json", *place, *where], given, tmp_path)
+        assert mended.returncode == 0, mended.stdout + mended.stderr
+        report = json.loads(mended.stdout)
+        assert (report["problem"], len(report["groups"])) == ("", 8)
+    finally:
+        for one in (trainer, buffer, nats):
+            one.kill()

@@ -6,7 +6,6 @@ Their environment is that of the file. Only what a container would give them is 
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from support.runs import peers
 from support.runs.buffer_run import BufferRun
 from support.runs.peers import FakeTrainer
 from support.services.certificates import identity_of, tls_settings
-from support.services.nats import NatsServer
+from support.services.nats import ComposedNats, NatsServer
 from support.services.port_scan import Kind, ports_of, scan
 from support.services.service import ServiceProcess
 from trinity.cli.commands.certs import certs
@@ -35,30 +34,6 @@ SERVICES = ("sync", "environment", "buffer")
 PORTS = {"environment": 7002, "sync": 7004, "trainer": 7005}
 STEPS = 2
 HEALTH = "/grpc.health.v1.Health/Check"
-
-
-class ComposedNats(NatsServer):
-    """nats-server with deploy/nats/nats.conf, and what compose.yaml mounts beside it."""
-
-    def __init__(self, repository: Path, folder: Path, identity: Path) -> None:
-        super().__init__(folder)
-        self.monitor = free_port()
-        (folder / "identity").symlink_to(identity / "nats")
-        text = (repository / "deploy/nats/nats.conf").read_text()
-        places = {
-            "0.0.0.0:4222": f"127.0.0.1:{self.port}",
-            "127.0.0.1:8222": f"127.0.0.1:{self.monitor}",
-            "/data/nats": str(folder / "store"),
-            "/etc/nats/identity": str(identity / "nats"),
-        }
-        for there, here in places.items():
-            assert there in text, there
-            text = text.replace(there, here)
-        self._config.write_text(text)
-
-    def read_files_again(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGHUP)
 
 
 class Composed:

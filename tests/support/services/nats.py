@@ -73,6 +73,30 @@ class NatsServer:
             self._process = None
 
 
+class ComposedNats(NatsServer):
+    """nats-server with deploy/nats/nats.conf, and what compose.yaml mounts beside it."""
+
+    def __init__(self, repository: Path, folder: Path, identity: Path) -> None:
+        super().__init__(folder)
+        self.monitor = free_port()
+        (folder / "identity").symlink_to(identity / "nats")
+        text = (repository / "deploy/nats/nats.conf").read_text()
+        places = {
+            "0.0.0.0:4222": f"127.0.0.1:{self.port}",
+            "127.0.0.1:8222": f"127.0.0.1:{self.monitor}",
+            "/data/nats": str(folder / "store"),
+            "/etc/nats/identity": str(identity / "nats"),
+        }
+        for there, here in places.items():
+            assert there in text, there
+            text = text.replace(there, here)
+        self._config.write_text(text)
+
+    def read_files_again(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+
+
 class NatsCluster:
     """Three servers as one cluster, on free ports, each with a store of its own. A context manager."""
 

@@ -200,15 +200,7 @@ async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> 
     """A read-only buffer of this command, separate from the live run's. `log_dir`: of its logs; None: not kept."""
     async with contextlib.AsyncExitStack() as stack:
         folder = log_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trinity-")))
-        own = identity.own()
-        certified = own is not None and own.tls is not None
-        if certified and "TRINITY_BUFFER_TLS_CERT" in os.environ:
-            pass
-        elif certified or job_stage.nats_url:
-            # This machine has no identity of the run for a buffer: tokens of this command alone.
-            make_tokens(folder / "identity")
-            identity.configure(Identity(Role.OPERATOR, folder / "identity"))
-        else:
+        if not has_own_tokens(job_stage, "buffer", folder) and not _is_certified():
             jobs.identify(job_stage.job, starts_services=True)
         lock = FileLock((folder if job_stage.nats_url else job_stage.job) / ".lock")
         stack.callback(lock.release)
@@ -222,6 +214,23 @@ async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> 
         child.start()
         children.append(child)
         yield await stack.enter_async_context(_connected(child.address, job_stage.run, child))
+
+
+def has_own_tokens(job_stage: JobStage, service: str, folder: Path) -> bool:
+    """Whether this command, and a service that it starts, now have tokens of their own, below the folder: where this
+    machine has no identity of the run for such a service. With a certificate for it, or the job's tokens, they do not.
+    """
+    has_certificate = f"TRINITY_{service.upper()}_TLS_CERT" in os.environ
+    if has_certificate if _is_certified() else not job_stage.nats_url:
+        return False
+    make_tokens(folder / "identity")
+    identity.configure(Identity(Role.OPERATOR, folder / "identity"))
+    return True
+
+
+def _is_certified() -> bool:
+    own = identity.own()
+    return own is not None and own.tls is not None
 
 
 async def live_services(job_stage: JobStage) -> Addresses:

@@ -21,7 +21,7 @@ from trinity.cli.commands.ledger.replay import (
     placement_of,
     trainer_config,
 )
-from trinity.cli.commands.reader import JobStage, find_trained
+from trinity.cli.commands.reader import JobStage, find_trained, has_own_tokens
 from trinity.cli.errors import RunError
 from trinity.cli.options import AsJson, Overrides, command, group
 from trinity.cli.render import table, to_json
@@ -66,6 +66,7 @@ def replay_step(
     files.write_json(config_file, dump(config), mode=0o600)
     settings = {"REPLAY_FOLDER": str(folder), "REPLAY_BAD_STEP": str(step)}
     settings |= {"THREADS": str(threads)} if threads else {}
+    has_own_tokens(job_stage, "trainer", folder / "log")
     child = services.trainer(config_file, Addresses(buffer="127.0.0.1:1"), folder / "log", placement, settings)
     asyncio.run(_until_ended(child))
     report = files.read_json(folder / "report.json")
