@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from support.observe import GROUPS, STEPS, Doctored, dead_letter, ledger, make_job, serve_ledger
+from trinity.observe import tokens
 from trinity.observe.app import make_app
 from trinity.observe.places import Places
 
@@ -71,10 +72,10 @@ def test_from_the_list_of_runs_to_a_token(browse: Callable[..., Browser]) -> Non
     assert 'href="../sample/1"' in group
     assert "accuracy" in group
     sample = browser.get("/step/2/sample/1?by=mask")
-    tokens = re.findall(r'<span class="([^"]*)" title="([^"]*)">', sample)
-    assert len(tokens) == 4
-    assert tokens[0] == ("v1 l0 up1", "token 0: id 10, weights 1, log-probability -0.050")
-    assert tokens[3] == ("v2 l4 masked", "token 3: id 13, weights 2, log-probability -9.000, not trained")
+    shown = re.findall(r'<span class="([^"]*)" title="([^"]*)">', sample)
+    assert len(shown) == 4
+    assert shown[0] == ("v1 l0 up1", "token 0: id 10, weights 1, log-probability -0.050")
+    assert shown[3] == ("v2 l4 masked", "token 3: id 13, weights 2, log-probability -9.000, not trained")
     assert re.search(r"trinity view --step 2 --index 1 --job \S+/job<", sample)
 
 
@@ -174,6 +175,19 @@ def test_damaged_arrays_leave_the_text(browse: Callable[..., Browser]) -> None:
     sample = browse(ledger(), lambda row: row.update(arrays={"token_ids": "AAA"})).get("/step/2/sample/1")
     assert "the tokens cannot be shown" in sample
     assert "It is 2." in sample
+
+
+def test_a_long_response_comes_in_parts(browse: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_AT_ONCE", 3)
+    browser = browse(ledger())
+    sample = browser.get("/step/2/sample/1?by=mask")
+    assert len(re.findall(r'title="token \d', sample)) == 3
+    more = re.search(r'hx-get="/run/job(/step/2/sample/1/tokens/3\?by=mask)"', sample)
+    assert more
+    rest = browser.get(more[1])
+    assert re.findall(r'title="token (\d)', rest) == ["3"]
+    assert "hx-get" not in rest
+    assert "title=" not in browser.get("/step/2/sample/1/tokens/99")
 
 
 def test_the_box_goes_to_a_step(browse: Callable[..., Browser]) -> None:

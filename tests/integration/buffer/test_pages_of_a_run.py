@@ -14,6 +14,7 @@ from support.runs.buffer_run import BufferRun
 from support.runs.peers import a_failure, a_group, explorer
 from support.services.fake_member import FakeMember
 from support.services.nats import NatsServer
+from trinity.cli.commands.find import AnnouncedRun, find_run
 from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.config import load
 from trinity.data.experience import Outcome, Task
@@ -69,41 +70,72 @@ async def run(tmp_path: Path, nats_server: NatsServer) -> AsyncIterator[BufferRu
         started.stop()
 
 
+class Reader:
+    """Reads pages of the only run of `places`."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        (self._key,) = places.find()
+        app = httpx.ASGITransport(make_app(places, "k"))
+        self._client = httpx.AsyncClient(transport=app, base_url="http://127.0.0.1", cookies={"trinity_ui": "k"})
+
+    async def page(self, path: str = "", status: int = 200) -> str:
+        found = await self._client.get(f"/run/{self._key}{path}")
+        assert found.status_code == status, found.text
+        return found.text
+
+    async def runs(self) -> str:
+        return (await self._client.get("/")).text
+
+    async def __aenter__(self) -> "Reader":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._places.close()
+        await self._client.aclose()
+
+
 async def test_a_live_run_and_the_same_run_without_its_processes(
     run: BufferRun, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job(run)
-    places = Places(job)
-    (key,) = places.find()
-    app = httpx.ASGITransport(make_app(places, "k"))
-    async with httpx.AsyncClient(transport=app, base_url="http://127.0.0.1", cookies={"trinity_ui": "k"}) as client:
-
-        async def read(page: str = "", status: int = 200) -> str:
-            found = await client.get(f"/run/{key}{page}")
-            assert found.status_code == status, found.text
-            return found.text
-
-        overview = await read()
+    async with Reader(Places(job)) as reader:
+        overview = await reader.page()
         assert '<span class="state live">' in overview
         assert 'class="ledger sound"' in overview
         assert "1 task died" in overview
-        assert "step 2" in await read("/step/2")
-        assert "it always fails" in await read("/dead")
-        assert f"<h1>Dead letter {DEAD}" in await read(f"/dead/{DEAD}")
-        assert '<span class="state live">LIVE</span>' in await read("/versions")
-        assert "Measured by one" in await read("/versions/1")
-        assert "no version 77" in await read("/versions/77", 404)
-        fleet = await read("/fleet")
+        assert "step 2" in await reader.page("/step/2")
+        assert "it always fails" in await reader.page("/dead")
+        assert f"<h1>Dead letter {DEAD}" in await reader.page(f"/dead/{DEAD}")
+        assert '<span class="state live">LIVE</span>' in await reader.page("/versions")
+        assert "Measured by one" in await reader.page("/versions/1")
+        assert "no version 77" in await reader.page("/versions/77", 404)
+        fleet = await reader.page("/fleet")
         assert '<span class="state serving">SERVING</span>' in fleet
         assert "<td>one</td>" in fleet
 
         (job / "run/main.json").unlink()
         run.stop()
         monkeypatch.setenv("TRINITY_NATS_URL", nats_server.url)
-        overview = await read()
+        overview = await reader.page()
         assert '<span class="state stopped">' in overview
         assert 'class="ledger sound"' in overview
-        assert "it always fails" in await read("/dead")
-        for page in ("/versions", "/fleet"):
-            assert "does not" in await read(page, 404)
-        await places.close()
+        assert "it always fails" in await reader.page("/dead")
+        for path in ("/versions", "/fleet"):
+            assert "does not" in await reader.page(path, 404)
+
+
+async def test_a_run_that_its_nats_alone_knows(run: BufferRun, nats_server: NatsServer) -> None:
+    place = await asyncio.to_thread(find_run, None, None, nats_server.url, "")
+    assert isinstance(place, AnnouncedRun)
+    async with Reader(Places(place)) as reader:
+        assert '<span class="state live">' in await reader.runs()
+        assert 'class="ledger sound"' in await reader.page()
+        assert "step 2" in await reader.page("/step/2")
+        assert '<span class="state live">LIVE</span>' in await reader.page("/versions")
+        assert "<td>one</td>" in await reader.page("/fleet")
+        group = await reader.page("/step/1/group/1")
+        assert "../sample/0" in group
+        sample = await reader.page("/step/1/sample/0")
+        assert f"--run {run.run}" in sample
+        assert "Tokens</h2>" not in sample, "NATS has no arrays of what was trained"

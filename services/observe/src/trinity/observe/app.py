@@ -107,6 +107,10 @@ class Pages:
     async def sample(self, request: Request) -> Response:
         return await self.of_run(request, "sample.html", screens.sample, "step", "index")
 
+    async def tokens(self, request: Request) -> Response:
+        """More tokens of a sample, which its page asks for as one scrolls."""
+        return await self.of_run(request, "tokens.html", screens.sample_tokens, "step", "index", "first")
+
     def _page(self, template: str, values: dict[str, Any], status: int = 200) -> Response:
         return HTMLResponse(self.templates.get_template(template).render(values), status)
 
@@ -143,6 +147,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
             get(run + "/step/{step:int}", pages.step),
             get(run + "/step/{step:int}/group/{ordinal:int}", pages.group),
             get(run + "/step/{step:int}/sample/{index:int}", pages.sample),
+            get(run + "/step/{step:int}/sample/{index:int}/tokens/{first:int}", pages.tokens),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ],
         middleware=[

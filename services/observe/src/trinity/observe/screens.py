@@ -269,30 +269,39 @@ async def group(source: Source, number: int, ordinal: int) -> Facts:
 async def sample(source: Source, number: int, index: int) -> Facts:
     """One experience: its prompt, its response by tokens, its fields. RunError if there is none of that number."""
     rows = await source.rows(number)
-    if not 0 <= index < len(rows):
-        raise RunError(f"no experience {index} in step {number}; there are 0 to {len(rows) - 1}")
-    row = rows[index]
-    model = source.job_stage.config.model.model_path
-    problems: list[str] = []
-    blocks: list[list[tokens.Token]] = []
-    try:
-        tokenizer = await asyncio.to_thread(tokens.tokenizer_of, source.folder, model)
-        blocks = await asyncio.to_thread(tokens.blocks, row, tokenizer)
-    except UNREADABLE as error:
-        problems.append(f"the tokens cannot be shown: {_said(error)}")
+    row = _experience(rows, number, index)
     hidden = ("prompt", "response", "arrays", "metrics")
     return {
-        "number": number,
-        "index": index,
         "last": len(rows) - 1,
         "row": row,
         "fields": [(name, value) for name, value in row.items() if name not in hidden],
-        "blocks": blocks,
         "versions": sorted({span[0] for span in row.get("versions") or []}),
         "turns": _turns(rows, row),
-        "problems": problems,
         "command": f"trinity view --step {number} --index {index} {source.option_of_view}",
+        **await sample_tokens(source, number, index, 0),
     }
+
+
+async def sample_tokens(source: Source, number: int, index: int, first: int) -> Facts:
+    """Some thousand tokens of a response, from the one at `first` on. RunError if there is no such experience."""
+    row = _experience(await source.rows(number), number, index)
+    problems: list[str] = []
+    blocks: list[list[tokens.Token]] = []
+    following = 0
+    try:
+        tokenizer = await asyncio.to_thread(
+            tokens.tokenizer_of, source.folder, source.job_stage.config.model.model_path
+        )
+        blocks, following = await asyncio.to_thread(tokens.blocks, row, tokenizer, first)
+    except UNREADABLE as error:
+        problems.append(f"the tokens cannot be shown: {_said(error)}")
+    return {"number": number, "index": index, "blocks": blocks, "following": following, "problems": problems}
+
+
+def _experience(rows: list[Facts], number: int, index: int) -> Facts:
+    if not 0 <= index < len(rows):
+        raise RunError(f"no experience {index} in step {number}; there are 0 to {len(rows) - 1}")
+    return rows[index]
 
 
 def _turns(rows: list[Facts], row: Facts) -> list[tuple[int, Any]]:

@@ -1,6 +1,5 @@
 """A sample token by token: which weights sampled each, whether it is trained, and how likely it was."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +15,7 @@ _COLOURS = 6  # of versions, in turn
 # Log-probabilities down to these, in nats, have the shades 0, 1, 2, 3; what is lower the last.
 _SHADES = (-0.1, -0.7, -2.3, -4.6)
 _BLOCK = 256  # tokens that a browser lays out together
+_AT_ONCE = 2048  # tokens that a page has before one scrolls on
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,27 @@ class Token:
         return f"token {self.place}: id {self.token_id}{version}{logprob}{trained}"
 
 
-def blocks(row: dict[str, Any], tokenizer: Tokenizer | None) -> list[list[Token]]:
-    """The response's tokens in blocks; empty for a row without arrays. ValueError for arrays that are damaged."""
-    found = list(_tokens(with_arrays(row), tokenizer))
-    return [found[begin : begin + _BLOCK] for begin in range(0, len(found), _BLOCK)]
+def blocks(row: dict[str, Any], tokenizer: Tokenizer | None, first: int) -> tuple[list[list[Token]], int]:
+    """The response's tokens from `first` on in blocks, and the next first; 0 behind the last.
+
+    Empty for a row without arrays. ValueError for arrays that are damaged.
+    """
+    arrays = with_arrays(row)
+    if "token_ids" not in arrays:
+        return [], 0
+    ids = arrays["token_ids"][row["prompt_tokens"] :]
+    end = first + _AT_ONCE
+    found = list(_tokens(arrays, ids, range(first, min(end, len(ids))), tokenizer))
+    parts = [found[begin : begin + _BLOCK] for begin in range(0, len(found), _BLOCK)]
+    return parts, end if end < len(ids) else 0
 
 
-def _tokens(row: dict[str, Any], tokenizer: Tokenizer | None) -> Iterator[Token]:
-    if "token_ids" not in row:
-        return
-    ids = row["token_ids"][row["prompt_tokens"] :]
+def _tokens(row: dict[str, Any], ids: list[int], places: range, tokenizer: Tokenizer | None) -> Iterator[Token]:
     mask, logprobs = row.get("mask", []), row.get("logprobs", [])
-    versions = _versions(row.get("versions") or [])
+    versions = _versions(row.get("versions") or [], places)
     advantage = _sign(row.get("advantage"))
-    for place, token_id in enumerate(ids):
-        version = versions.get(place)
+    for place in places:
+        token_id, version = ids[place], versions.get(place)
         is_trained = place >= len(mask) or bool(mask[place])
         logprob = logprobs[place] if place < len(logprobs) else None
         css = [f"v{version % _COLOURS}"] if version is not None else []
@@ -62,9 +68,10 @@ def _tokens(row: dict[str, Any], tokenizer: Tokenizer | None) -> Iterator[Token]
         yield Token(_text(tokenizer, token_id), token_id, place, version, is_trained, logprob, " ".join(css))
 
 
-def _versions(spans: list[list[int]]) -> dict[int, int]:
-    """The version of each place, from the spans [version, first, end]."""
-    return dict(itertools.chain.from_iterable(((p, version) for p in range(a, b)) for version, a, b in spans))
+def _versions(spans: list[list[int]], places: range) -> dict[int, int]:
+    """The version of each of these places, from the spans [version, first, end]."""
+    parts = ((version, range(max(first, places.start), min(end, places.stop))) for version, first, end in spans)
+    return {place: version for version, part in parts for place in part}
 
 
 def _sign(advantage: Any) -> str:
