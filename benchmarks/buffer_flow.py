@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import buffer_peers as peers
+import psutil
 from buffer_peers import IN_FLIGHT, Work
 from buffer_table import Table, at_least, at_most, percentile, until_serving
 
@@ -110,20 +111,33 @@ def rollouts(response: int) -> tuple[Experience, ...]:
     return make_group(make_task(repeat_times=ROLLOUTS), response=response).experiences
 
 
-async def as_fast_as_it_goes(work: Work, certificates: Path | None = None) -> float:
+async def _all_of_it(live: Flow) -> float:
     """Seconds from the first `store` to the last batch received, with 64 groups on their way into the log."""
+    gate = asyncio.Semaphore(IN_FLIGHT)
+
+    async def store(group: Group) -> None:
+        async with gate:
+            await live.store(group)
+
+    begin = time.perf_counter()
+    receiving = asyncio.create_task(live.receive())
+    await asyncio.gather(*(store(group) for group in live.groups))
+    await receiving
+    return time.perf_counter() - begin
+
+
+async def as_fast_as_it_goes(work: Work) -> float:
+    async with flow(work) as live:
+        return await _all_of_it(live)
+
+
+async def with_processor_time(work: Work, certificates: Path | None) -> tuple[float, float]:
+    """Seconds by the clock, and of the processor in all that a group passes: this process, buffer and nats-server."""
     async with flow(work, certificates) as live:
-        gate = asyncio.Semaphore(IN_FLIGHT)
-
-        async def store(group: Group) -> None:
-            async with gate:
-                await live.store(group)
-
-        begin = time.perf_counter()
-        receiving = asyncio.create_task(live.receive())
-        await asyncio.gather(*(store(group) for group in live.groups))
-        await receiving
-        return time.perf_counter() - begin
+        processes = [psutil.Process(pid) for pid in (os.getpid(), live.run.buffer.pid, work.server.pid)]
+        before = sum(sum(process.cpu_times()[:2]) for process in processes)
+        seconds = await _all_of_it(live)
+        return seconds, sum(sum(process.cpu_times()[:2]) for process in processes) - before
 
 
 @dataclass
@@ -212,29 +226,39 @@ async def cost_of_tls(args: argparse.Namespace) -> Table:
     """The way with mTLS between the services, and with TLS to NATS too, against neither, in alternating rounds."""
     table = Table(
         f"mTLS: medians of {args.runs} rounds",
-        ("group", "bytes", "with TLS", "groups/s", "ratio", "limit", "ratios of the rounds"),
-        ["from store to the trainer; the log lies on NATS, so StreamBatches is what crosses gRPC"],
+        ("group", "bytes", "with TLS", "groups/s", "ratio", "limit", "CPU ms/group", "ratio", "ratios of the rounds"),
+        [
+            "from store to the trainer; the log lies on NATS, so StreamBatches is what crosses gRPC",
+            "CPU: of this process, which stores and receives, of the buffer and of nats-server",
+        ],
     )
     with tempfile.TemporaryDirectory() as name:
         certificates = make_certificates(Path(name) / "identity")
         kinds = {"none": (None, None), "gRPC": (certificates, None), "gRPC and NATS": (certificates, certificates)}
         for response in args.responses:
-            seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+            rounds: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
             for index in range(args.runs):
                 for kind in list(kinds) if index % 2 == 0 else reversed(kinds):
                     of_services, of_nats = kinds[kind]
                     with fresh_work(args, response, of_nats) as work:
-                        seconds[kind].append(await as_fast_as_it_goes(work, of_services) / work.count)
+                        rounds[kind].append(await with_processor_time(work, of_services))
+            size = f"{ROLLOUTS} x {response}", f"{len(work.payload):,}"
             for kind in kinds:
-                ratios = [plain / secure for plain, secure in zip(seconds["none"], seconds[kind], strict=True)]
-                ratio, rate = statistics.median(ratios), f"{1 / statistics.median(seconds[kind]):,.0f}"
-                figures = (
-                    ("", "", "")
-                    if kind == "none"
-                    else (f"{ratio:.3f}", at_least(ratio, TLS_RATIO), ", ".join(f"{one:.2f}" for one in ratios))
-                )
-                table.rows.append((f"{ROLLOUTS} x {response}", f"{len(work.payload):,}", kind, rate, *figures))
+                table.rows.append((*size, kind, *_against(rounds["none"], rounds[kind], work.count, kind == "none")))
     return table
+
+
+def _against(
+    plain: list[tuple[float, float]], secure: list[tuple[float, float]], groups: int, is_plain: bool
+) -> tuple[str, ...]:
+    seconds, spent = (statistics.median(column) for column in zip(*secure, strict=True))
+    rate, each = f"{groups / seconds:,.0f}", f"{1000 * spent / groups:.2f}"
+    if is_plain:
+        return rate, "", "", each, "", ""
+    ratios, of_cpu = ([one[i] / other[i] for one, other in zip(plain, secure, strict=True)] for i in (0, 1))
+    ratio = statistics.median(ratios)
+    of_rounds = ", ".join(f"{one:.2f}" for one in ratios)
+    return rate, f"{ratio:.3f}", at_least(ratio, TLS_RATIO), each, f"{statistics.median(of_cpu):.3f}", of_rounds
 
 
 async def latency(args: argparse.Namespace, groups_per_second: dict[int, float]) -> Table:

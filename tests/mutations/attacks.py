@@ -17,9 +17,6 @@ MUTATIONS = [
         "stored = without_check(sequence, message)",
         _LIVE,
     ),
-    Mutation(
-        f"{_BUFFER}/log/reader.py", 'not in ("group", "failure"):\n        raise', "is None:\n        raise", _LIVE
-    ),
     Mutation(f"{_BUFFER}/log/reader.py", "if owner != owner_of(explorer_id):", "if not explorer_id:", _LIVE),
     Mutation(
         f"{_BUFFER}/evaluation/evaluator.py",
