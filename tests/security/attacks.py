@@ -49,15 +49,14 @@ from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
 
-_STEP_SECONDS = 180.0
-_TASK_SECONDS = 180.0
+_STEP_SECONDS, _TASK_SECONDS = 180.0, 180.0
 _GARBAGE = 100  # messages that the attacks leave on tasks, at most
 _CALL_SECONDS = 20.0
 _EPISODE_SECONDS = 120.0  # a worker process imports the environment's library first
-_COUNTED_SECONDS = 5.0
-_TRIES = 3
+_COUNTED_SECONDS, _TRIES = 5.0, 3
 _SERVICES = ("buffer", "sync")
 _REFUSALS = ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "FAILED_PRECONDITION", "refused")
+_IMPORTS, _CALLS, _OPENS = "would be imported into the", "an address that the", "may be a path, a URL or a module"
 OWNER = names.owner_of("tester")
 
 
@@ -233,8 +232,8 @@ class Target:
         change(reference)
         return await self.blob(reference)
 
-    async def reset(self, environment: str, task: dict[str, Any], args: dict[str, Any]) -> str:
-        """How the environment service refuses a task; empty if it plays it."""
+    async def reset(self, says: str, environment: str, task: dict[str, Any], args: dict[str, Any]) -> str:
+        """How the environment service refuses a task; empty if it plays it, or tried and says something else."""
         explorer = Identity(Role.EXPLORER, self.identities)
         async with rpc.channel(self.address("environment"), identity=explorer) as channel:
             call = environment_pb2_grpc.EnvironmentServiceStub(channel).Episode(timeout=_EPISODE_SECONDS)
@@ -246,7 +245,8 @@ class Target:
                 answer = await call.read()
             except grpc.aio.AioRpcError:
                 answer = grpc.aio.EOF
-            return f"{(await call.code()).name}: {await call.details()}" if answer is grpc.aio.EOF else ""
+            details = str(await call.details()) if answer is grpc.aio.EOF else ""
+            return f"{(await call.code()).name}: {details}" if says in details else ""
 
 
 async def _blob_in_a_blob(target: Target) -> Counted:
@@ -296,14 +296,14 @@ ATTACKS: dict[str, Attack] = {
     "garbage in the live key": _live_key,
     "a group in another explorer's name": lambda t: t.group(lambda group: None, owner=names.owner_of("mallory")),
     "a forged group with reward 1e6": Target.forged_reward,
-    "gymnasium imports a module": lambda t: t.reset("gymnasium", {"id": "antigravity:Env-v0"}, {}),
-    "verifiers imports a module": lambda t: t.reset("verifiers", {"index": 0}, {"env_id": "antigravity"}),
+    "gymnasium imports a module": lambda t: t.reset(_IMPORTS, "gymnasium", {"id": "antigravity:Env-v0"}, {}),
+    "verifiers imports a module": lambda t: t.reset(_IMPORTS, "verifiers", {"index": 0}, {"env_id": "antigravity"}),
     "webshop fetches any address": lambda t: t.reset(
-        "webshop", {"session_id": 1}, {"backend": "http", "url": "http://169.254.169.254"}
+        _CALLS, "webshop", {"session_id": 1}, {"backend": "http", "url": "http://169.254.169.254"}
     ),
-    "openenv fetches any address": lambda t: t.reset("openenv", {}, {"url": "http://169.254.169.254"}),
+    "openenv fetches any address": lambda t: t.reset(_CALLS, "openenv", {}, {"url": "http://169.254.169.254"}),
     "gymnasium opens a path": lambda t: t.reset(
-        "gymnasium", {"id": "FrozenLake-v1"}, {"make_args": {"xml_file": "/etc/passwd"}}
+        _OPENS, "gymnasium", {"id": "FrozenLake-v1"}, {"make_args": {"xml_file": "/etc/passwd"}}
     ),
     "changes without an identity": lambda t: t.calls(None, grpc.StatusCode.UNAUTHENTICATED, _SERVICES),
     "changes by an explorer": lambda t: t.calls(Role.EXPLORER, grpc.StatusCode.PERMISSION_DENIED, _SERVICES),
