@@ -122,6 +122,18 @@ def test_from_an_alarm_to_the_token_by_keys_alone(pages: Any) -> None:
     assert watched.wrong == []
 
 
+def test_a_page_that_renews_itself_keeps_the_chosen_row(pages: Any) -> None:
+    watched = pages()
+    page = watched.open("/run/job")
+    for _ in range(2):
+        page.keyboard.press("j")
+    page.evaluate("document.activeElement.closest('tr').dataset.old = 'yes'")
+    page.evaluate("htmx.ajax('GET', '/run/job/now', {target: '#now', swap: 'innerHTML'})")
+    page.wait_for_function("!document.querySelector('tr[data-old]')")
+    assert page.evaluate("document.activeElement.getAttribute('href')") == "/run/job/step/2"
+    assert watched.wrong == []
+
+
 @pytest.mark.parametrize(("lost", "colour"), [(0, "rgb(0, 114, 178)"), (1, "rgb(179, 38, 30)")], ids=["blue", "red"])
 def test_the_bar_turns_red_where_a_group_is_missing(lost: int, colour: str, pages: Any) -> None:
     found = ledger()

@@ -111,7 +111,7 @@ def _tiles(counts: Facts | None, now: Facts | None, trainer: list[series.Line]) 
     live = (now or {}).get("weights") or {}
     return [
         ("step", step, f"of {found['last_step']}" if found.get("last_step") else ""),
-        ("reward", newest.get("sample/reward_mean"), "mean of the step"),
+        ("reward", newest.get("sample/reward_mean"), "step mean"),
         ("groups", found.get("stored"), "stored"),
         ("outstanding", found.get("outstanding"), "not ended"),
         ("dead", found.get("dead_letters"), "tasks"),
@@ -120,9 +120,9 @@ def _tiles(counts: Facts | None, now: Facts | None, trainer: list[series.Line]) 
         ("weights", _version(live.get("live", found.get("live_step"))), "LIVE version"),
         ("explorers", len(now["explorers"]) if now else None, "joined"),
         ("tokens/s", now["tokens_per_second"] if now else None, "sampled"),
-        ("trained", newest.get("perf/tokens_per_second"), "tokens/s of the step"),
+        ("trained", newest.get("perf/tokens_per_second"), "tokens/s"),
         ("step time", newest.get("time/step"), "s"),
-        ("loss", newest.get(_loss(trainer)), "mean of the step"),
+        ("loss", newest.get(_loss(trainer)), "step mean"),
     ]
 
 

@@ -33,6 +33,16 @@
     commands[event.key]();
   });
 
+  // A live run's page is renewed under the reader: the row stays the chosen one.
+  let chosen = null;
+  document.addEventListener("htmx:beforeSwap", () => {
+    chosen = document.activeElement.getAttribute("href");
+  });
+  document.addEventListener("htmx:afterSwap", () => {
+    const same = chosen && [...document.querySelectorAll("main a")].find((one) => one.getAttribute("href") === chosen);
+    if (same) same.focus({ preventScroll: true });
+  });
+
   document.addEventListener("input", (event) => {
     if (!event.target.matches(".filter")) return;
     const wanted = event.target.value.toLowerCase();
