@@ -165,7 +165,21 @@ def test_a_damaged_job_is_named_and_the_others_are_shown(browse: Callable[..., B
 
 
 @pytest.mark.parametrize(
-    "page", ["/step/99", "/step/2/group/99", "/step/2/sample/99", "/step/99/sample/1", "/step/x", "/nothing"]
+    "page",
+    [
+        "/step/99",
+        "/step/2/group/99",
+        "/step/2/sample/99",
+        "/step/99/sample/1",
+        "/step/x",
+        "/nothing",
+        f"/step/{'9' * 30}",
+        f"/step/{'9' * 30}/sample/1",
+        f"/dead/{'9' * 30}",
+        f"/step/{'9' * 5000}",
+        "/step/0",
+        "/step/-1",
+    ],
 )
 def test_what_is_not_there_is_a_sentence(page: str, browse: Callable[..., Browser]) -> None:
     assert "This cannot be shown" in browse(ledger()).get(page, 404)

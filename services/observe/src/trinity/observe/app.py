@@ -18,6 +18,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import HTTPConnection, Request
@@ -140,14 +141,14 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
             get(f"{run}/now", pages.refreshed),
             get(f"{run}/go", pages.go),
             get(f"{run}/dead", pages.dead),
-            get(run + "/dead/{ordinal:int}", pages.letter),
+            get(run + "/dead/{ordinal:number}", pages.letter),
             get(f"{run}/versions", pages.versions),
-            get(run + "/versions/{number:int}", pages.version),
+            get(run + "/versions/{number:number}", pages.version),
             get(f"{run}/fleet", pages.fleet),
-            get(run + "/step/{step:int}", pages.step),
-            get(run + "/step/{step:int}/group/{ordinal:int}", pages.group),
-            get(run + "/step/{step:int}/sample/{index:int}", pages.sample),
-            get(run + "/step/{step:int}/sample/{index:int}/tokens/{first:int}", pages.tokens),
+            get(run + "/step/{step:number}", pages.step),
+            get(run + "/step/{step:number}/group/{ordinal:number}", pages.group),
+            get(run + "/step/{step:number}/sample/{index:number}", pages.sample),
+            get(run + "/step/{step:number}/sample/{index:number}/tokens/{first:number}", pages.tokens),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ],
         middleware=[
@@ -158,6 +159,21 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
         exception_handlers={404: pages.missing, 500: pages.failed},
         lifespan=lifespan,
     )
+
+
+class _Number(Convertor[int]):
+    """A step, ordinal or version in a path: what fits 64 bits."""
+
+    regex = "[0-9]{1,18}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("number", _Number())
 
 
 def _colouring(request: Request) -> str:
