@@ -191,6 +191,24 @@ def test_damaged_arrays_leave_the_text(browse: Callable[..., Browser]) -> None:
     assert "It is 2." in sample
 
 
+def test_an_evaluation_does_not_hide_the_batch_of_its_step(browse: Callable[..., Browser], tmp_path: Path) -> None:
+    browser = browse(ledger())
+    lines = [
+        {"step": 1, "rollout/reward/mean": 0.25, "group_advantages/skipped_group_ratio": 0.75},
+        {"step": 2, "rollout/reward/mean": 0.5, "group_advantages/skipped_group_ratio": 0.75},
+        {"step": 1, "eval/test/accuracy/mean@1": 0.125},
+        {"step": 2, "eval/test/accuracy/mean@1": 0.875},
+    ]
+    (tmp_path / "job/monitor/explorer.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for step, reward, accuracy in ((1, "0.25", "0.125"), (2, "0.5", "0.875")):
+        page = browser.get(f"/step/{step}")
+        assert f"<dt>rollout/reward/mean</dt><dd>{reward}</dd>" in page
+        assert f"<dt>eval/test/accuracy/mean@1</dt><dd>{accuracy}</dd>" in page
+    overview = browser.get()
+    assert "75% of the groups have the same reward" in overview
+    assert '<td>test</td><td>accuracy</td><td class="n">0.125</td><td class="n">0.875</td>' in overview
+
+
 def test_a_long_response_comes_in_parts(browse: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "_AT_ONCE", 3)
     browser = browse(ledger())

@@ -72,7 +72,7 @@ class Pages:
         return self._page(template, given | found)
 
     async def overview(self, request: Request) -> Response:
-        return await self.of_run(request, "overview.html", screens.overview)
+        return await self.of_run(request, "overview.html", screens.overview_with_evaluations)
 
     async def refreshed(self, request: Request) -> Response:
         """The middle of the overview, which a live run's page asks for again."""

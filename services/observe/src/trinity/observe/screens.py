@@ -10,6 +10,9 @@ import time
 from collections.abc import Awaitable
 from typing import Any
 
+from markupsafe import Markup
+
+from trinity.cli.commands import results
 from trinity.cli.commands import status as status_command
 from trinity.cli.commands.wire import Letter
 from trinity.cli.errors import RunError
@@ -89,6 +92,21 @@ async def overview(source: Source) -> Facts:
         ),
         "read_at": time.time(),
     }
+
+
+async def overview_with_evaluations(source: Source) -> Facts:
+    """The same with the curves of `trinity results`, which are read from the whole file."""
+    return {**await overview(source), "evaluations": await asyncio.to_thread(_evaluations, source)}
+
+
+def _evaluations(source: Source) -> list[tuple[results.Curve, Markup]]:
+    if source.folder is None:
+        return []
+    try:
+        curves = results.collect([source.folder], results.METRICS)
+    except UNREADABLE:  # none was made
+        return []
+    return [(one, charts.sparkline([value for _, value in one.points], one.metric)) for one in curves]
 
 
 async def _or_none(asked: Awaitable[Facts | None], problems: list[str]) -> Facts | None:

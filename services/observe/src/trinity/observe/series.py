@@ -10,23 +10,36 @@ from trinity.cli.tail import lines_backwards, whole_end
 Line = dict[str, Any]
 
 
+_LATE = 64  # lines between the last of a step and one of the same step that was written before, such as an evaluation
+
+
 def read(folder: Path | None, role: str, steps: int) -> list[Line]:
-    """At most so many steps, oldest first. Of a step that was trained again, the last line; empty without a file."""
+    """At most so many steps, oldest first; empty without a file.
+
+    A step has a line for its batch and one for each evaluation: they are one here. Of a step that was trained again,
+    the last value of each metric counts.
+    """
     found: dict[int, Line] = {}
     for text in _backwards(folder, role):
         line = _parse(text)
         if line is not None:
-            found.setdefault(line["step"], line)
-        if len(found) >= steps:
+            found[line["step"]] = line | found.get(line["step"], {})
+        if len(found) > steps:
+            del found[min(found)]
             break
     return [found[step] for step in sorted(found)]
 
 
 def at(folder: Path | None, role: str, step: int) -> Line:
-    """The line of one step; empty if there is none."""
-    begin = b'{"step": %d,' % step
-    lines = (_parse(text) for text in _backwards(folder, role) if text.startswith(begin))
-    return next(filter(None, lines), {})
+    """What was measured of one step, as `read`; empty if nothing was."""
+    begin, found, since = b'{"step": %d,' % step, Line(), 0
+    for text in _backwards(folder, role):
+        if text.startswith(begin):
+            found, since = (_parse(text) or {}) | found, 0
+        since += bool(found)
+        if since > _LATE:
+            break
+    return found
 
 
 def _backwards(folder: Path | None, role: str) -> Iterator[bytes]:
