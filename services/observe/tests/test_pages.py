@@ -131,6 +131,11 @@ def test_dead_letters_are_listed_by_cause(browse: Callable[..., Browser]) -> Non
     assert "has no letter" in browser.get("/dead/5", 404)
 
 
+@pytest.mark.parametrize(("page", "name"), [("", "overview"), ("/dead", "dead letters")])
+def test_the_part_of_the_run_that_is_shown_is_marked(page: str, name: str, browse: Callable[..., Browser]) -> None:
+    assert re.findall(r'aria-current="page">([a-z ]+)<', browse(ledger()).get(page)) == [name]
+
+
 def test_without_dead_letters_there_are_none(browse: Callable[..., Browser]) -> None:
     assert "None." in browse(ledger()).get("/dead")
 

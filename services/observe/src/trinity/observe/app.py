@@ -64,11 +64,12 @@ class Pages:
         source = self.places.get(key)
         if source is None:
             return self._page("problem.html", {"problem": f"no run {key} is known here"}, 404)
-        given = {"key": key, "title": source.title, "by": _colouring(request)}
+        here = request.scope["path"].removeprefix(f"/run/{key}").strip("/").partition("/")[0]
+        given = {"key": key, "title": source.title, "by": _colouring(request), "here": here}
         try:
             found = await screen(source, *(request.path_params[name] for name in numbers))
         except UNREADABLE as error:
-            return self._page("problem.html", {"problem": str(error), "key": key, "title": source.title}, 404)
+            return self._page("problem.html", given | {"problem": str(error)}, 404)
         return self._page(template, given | found)
 
     async def overview(self, request: Request) -> Response:
