@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from support.services.queries import DASHBOARDS, DEPLOY, Asked, alerts, asked_by, queries
+from trinity.cli.main import app
 
 pytestmark = pytest.mark.core
 
@@ -74,6 +76,19 @@ def test_every_alert_has_a_section_of_the_runbook() -> None:
         assert re.search(r"\*\*Meaning\.\*\* .+\*\*Look at\*\* .+\*\*Do\.\*\* ", text, re.DOTALL)
     for rule in alerts():
         assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{rule['alert'].lower()}"
+
+
+def test_what_the_runbook_names_is_in_the_dashboard_in_logs_and_on_the_command_line() -> None:
+    page = (ROOT / "docs/runbook.md").read_text()
+    (board,) = (one for one in (json.loads(file.read_text()) for file in DASHBOARDS) if one["uid"] == "trinity-run")
+    named = {" ".join(name.split()) for name in re.findall(r'"([^"]+)"', page)}
+    assert named - {panel["title"] for panel in board["panels"]} == {board["title"]}
+    sources = [path.read_text() for part in ("lib", "services", "cli") for path in (ROOT / part).glob("**/src/**/*.py")]
+    events = re.findall(r"`((?:buffer|explorer|nats|sync)\.[a-z_.]*[a-z_])\.*`", page)
+    assert len(events) > 4 and not [event for event in events if not any(f'"{event}' in text for text in sources)]
+    for line in set(re.findall(r"`trinity ([a-z ]+)`", page)):
+        done = CliRunner().invoke(app, [*line.split(), "--help"])
+        assert done.exit_code == 0, done.output
 
 
 def test_dashboards_are_told_apart_and_have_something_to_show() -> None:
