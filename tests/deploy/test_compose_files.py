@@ -111,6 +111,18 @@ def test_every_container_has_bounds_and_few_rights(composed: dict[str, Any], joi
         assert ":" in service["image"] or "build" in service, f"{name}: {service['image']} names no version"
 
 
+def test_data_is_written_by_those_alone_who_write_it(composed: dict[str, Any], joining: dict[str, Any]) -> None:
+    def mounts(services: dict[str, Any]) -> dict[str, str]:
+        return {name: "".join(one for one in service.get("volumes", []) if one.startswith("/data:"))
+                for name, service in services.items() if "build" in service}  # fmt: skip
+
+    found = mounts(composed["services"])
+    assert {name for name, mount in found.items() if mount == "/data:/data"} == {"buffer", "trainer"}
+    assert {name for name, mount in found.items() if mount == "/data:/data:ro"} == {"environment", *EXPLORERS}
+    assert not found["sync"]
+    assert set(mounts(joining["services"]).values()) == {"/data:/data:ro"}
+
+
 def test_networks_connect_those_who_call_each_other(composed: dict[str, Any]) -> None:
     members: dict[str, set[str]] = {network: set() for network in composed["networks"]}
     for name, service in composed["services"].items():
