@@ -13,7 +13,7 @@ from support.engines.toolbox import END, Toolbox, encode, make_episode_task
 from support.rft.loading import loaded
 from trinity import plugins
 from trinity.common.experience import Experience as Made
-from trinity.common.workflows import WORKFLOWS, Workflow
+from trinity.common.workflows import WORKFLOWS, Workflow, WorkflowWithRecording
 from trinity.data.experience import AttemptFailure, Experience, Group, TaskKind, Truncation
 from trinity.explorer.environments.client import Answer, Score
 from trinity.explorer.rollout import attempt
@@ -272,6 +272,17 @@ class Embeds(Asks):
         return self.auxiliary_models[0].embeddings  # type: ignore
 
 
+class Unrecorded(WorkflowWithRecording):
+    async def run_async(self) -> dict[str, float]:  # type: ignore[override]
+        return {}
+
+
+class Samples(WorkflowWithRecording):
+    async def run_async(self) -> dict[str, float]:  # type: ignore[override]
+        await self.update_reward(1.0, sample_ids=["a"])
+        return {}
+
+
 class Invents(Asks):
     def ask(self) -> list[Made]:
         (made,) = self.model.chat(ASKED)
@@ -326,6 +337,8 @@ class Unrewarded(Workflow):
         (Misspells, "models take no 'temprature'"),
         (Images, "the model of a workflow has no 'chat_mm'"),
         (Embeds, "an auxiliary model has no 'embeddings'"),
+        (Unrecorded, "nothing was recorded: base_url was not asked for"),
+        (Samples, "update_reward takes no sample_ids"),
         (Breaks, "KeyError: 'nothing'"),
         (Nothing, "returned [], must be a list of experiences"),
         (Unrewarded, "experience 0 has no reward"),
@@ -334,7 +347,7 @@ class Unrewarded(Workflow):
 async def test_what_cannot_be_mapped_is_a_failed_attempt_with_its_line(registered: Any, kind: type, said: str) -> None:
     found = await failure(registered(kind), Toolbox(replies("abc"), judged=lambda _: "1"), n=1)
     assert said in found
-    assert f"{__file__}:" in found or kind is Nothing
+    assert f"{__file__}:" in found
     assert "docs/from_trinity.md#" in found or kind is Breaks
 
 

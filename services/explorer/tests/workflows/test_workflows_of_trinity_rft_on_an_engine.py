@@ -1,6 +1,9 @@
 """Five workflows written for Trinity-RFT, on a real engine: what is trained is what it sampled, with its values."""
 
+import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from support.engines.toolbox import make_episode_task
 from support.rft.loading import loaded
 from trinity import plugins
 from trinity.common.experience import Experience as Made
-from trinity.common.workflows import Workflow
+from trinity.common.workflows import Workflow, WorkflowWithRecording
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import AttemptFailure, Experience, Group
 from trinity.explorer.chat import ChatTokenizer
@@ -168,3 +171,43 @@ async def test_tokens_around_a_forced_end_of_thoughts_have_the_engines_values(
         if experience.metrics["thinking_cut"]:
             assert mask[:6].tolist() == [True] * 4 + [False, True]
         np.testing.assert_allclose(experience.logprobs[mask], values(model, experience)[mask], atol=2e-4)
+
+
+PROGRAM = """
+from openai import OpenAI
+client, messages = OpenAI(), [{"role": "user", "content": "1+1"}]
+for _ in range(2):
+    reply = client.chat.completions.create(model="any", messages=messages).choices[0].message
+    messages += [reply.model_dump(), {"role": "user", "content": "Sure?"}]
+"""
+
+
+async def test_an_agent_in_another_process_is_recorded_as_a_conversation(
+    tools: ExplorerTools, quickstart_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Recorded(WorkflowWithRecording):
+        async def run_async(self) -> dict[str, float]:  # type: ignore[override]
+            environment = {**os.environ, "OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.api_key}
+            program = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, env=environment)
+            assert await program.wait() == 0
+            await self.update_reward(0.25, info={"by": "a test"})
+            return {"agent/turns": 2}
+
+    class Unrewarded(WorkflowWithRecording):
+        async def run_async(self) -> dict[str, float]:  # type: ignore[override]
+            assert self.base_url
+            return {}
+
+    monkeypatch.setitem(plugins.WORKFLOWS, "recorded", Recorded)
+    group = await explore(tools, "recorded")
+    assert isinstance(group, Group), group
+    assert [(e.rollout, e.step, e.reward) for e in group.experiences] == [(0, 0, 0.25), (1, 0, 0.25)]
+    model = AutoModelForCausalLM.from_pretrained(quickstart_model, dtype=torch.float32).eval()
+    for experience in group.experiences:
+        mask = experience.action_mask
+        assert experience.metrics["agent/turns"] == experience.metrics["turns"] == 2
+        assert json.loads(experience.info_json) == {"by": "a test"}
+        np.testing.assert_allclose(experience.logprobs[mask], values(model, experience)[mask], atol=2e-4)
+    monkeypatch.setitem(plugins.WORKFLOWS, "unrewarded", Unrewarded)
+    failure = await explore(tools, "unrewarded")
+    assert isinstance(failure, AttemptFailure) and "the session ended without a reward" in failure.error

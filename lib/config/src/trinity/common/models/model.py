@@ -109,6 +109,15 @@ class ModelWrapper:
     def model_name(self) -> str:
         return self._sampler.model_path
 
+    @property
+    def base_url(self) -> str:
+        """Of this workflow's session, for agents in other processes too."""
+        return self._wait(self._sampler.endpoint())[0]
+
+    @property
+    def api_key(self) -> str:
+        return self._wait(self._sampler.endpoint())[1]
+
     def get_openai_client(self) -> "openai.OpenAI":
         """OpenAI's client of this workflow's session, with `model_path`."""
         client: openai.OpenAI = self._sampler.client(self._wait(self._sampler.endpoint()), asynchronous=False)

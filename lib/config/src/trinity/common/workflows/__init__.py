@@ -16,6 +16,7 @@ from trinity.common.workflows.workflow import (
     SimpleWorkflow,
     Task,
     Workflow,
+    WorkflowWithRecording,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "StepWiseRewardWorkflow",
     "Task",
     "Workflow",
+    "WorkflowWithRecording",
 ]

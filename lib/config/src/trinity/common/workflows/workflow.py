@@ -7,6 +7,7 @@ from trinity import plugins
 from trinity.common.config import FormatConfig, GenerationConfig
 from trinity.common.experience import Experience
 from trinity.common.models.model import ModelWrapper
+from trinity.common.refusals import NotMapped
 from trinity.common.registry import Registry
 from trinity.common.rewards.reward_fn import RewardFn
 from trinity.config.workflows import WORKFLOWS as BUILT_IN
@@ -93,6 +94,37 @@ class Workflow:
 
     async def run_async(self) -> list[Experience]:
         raise NotImplementedError(f"{type(self).__name__} has no run_async()")
+
+
+class WorkflowWithRecording(Workflow):
+    """An agent that is given base_url and api_key: what it is sent is recorded, and trained as conversations.
+
+    `run_async` says the reward with update_reward, and returns metrics.
+    """
+
+    is_async = True
+    recorded_reward: float | None = None
+    recorded_info: dict[str, Any] | None = None
+
+    @property
+    def base_url(self) -> str:
+        return self.model.base_url
+
+    @property
+    def api_key(self) -> str:
+        return self.model.api_key
+
+    @property
+    def model_name(self) -> str:
+        return self.model.model_name
+
+    async def update_reward(
+        self, reward: float, info: dict[str, Any] | None = None, sample_ids: list[str] | None = None
+    ) -> None:
+        """Of all that was recorded; the last call counts. Raises NotMapped for some of the samples."""
+        if sample_ids is not None:
+            raise NotMapped("update_reward takes no sample_ids: a session has one reward", "recording")
+        self.recorded_reward, self.recorded_info = float(reward), info
 
 
 class MultiTurnWorkflow(Workflow):

@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -35,6 +35,15 @@ _Result = TypeVar("_Result")
 
 class RftWorkflowFailed(TrinityError):
     """A workflow in Trinity-RFT's form raised; the message has the line of its file."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What a workflow with recording says of its session."""
+
+    reward: float | None
+    info: dict[str, Any]
+    metrics: dict[str, float]
 
 
 class RftWorkflow(Workflow):
@@ -70,21 +79,25 @@ class RftWorkflow(Workflow):
                 sampler.check()
             replies = sampler.replies
             try:
+                if isinstance(made, _Recorded):
+                    return sampler.recorded(made.reward, made.info, made.metrics)
                 return [trajectory(one, replies, f"experience {index}") for index, one in enumerate(made)]
             except NotMapped as error:
-                code = (self.kind.run_async if self.kind.is_async else self.kind.run).__code__
-                raise RftWorkflowFailed(f"{code.co_filename}:{code.co_firstlineno}: {error}") from None
+                raise RftWorkflowFailed(f"{self._place(error)}: {error}") from None
 
     def _run(
         self, model: ModelWrapper, sampler: PolicySampler, loop: asyncio.AbstractEventLoop, times: int
-    ) -> list[Made]:
+    ) -> "list[Made] | _Recorded":
         """In the thread."""
         SCORE.set(self._scorer(sampler, loop))
         task, auxiliary = self._task(), sampler.auxiliary(loop, self.kind.is_async)
         instance = self.kind(task=task, model=model, auxiliary_models=auxiliary)
         if self.kind.can_repeat:
             instance.set_repeat_times(times, 0)
-        made = asyncio.run(instance.run_async()) if self.kind.is_async else instance.run()
+        made: Any = asyncio.run(instance.run_async()) if self.kind.is_async else instance.run()
+        if isinstance(instance, rft.WorkflowWithRecording):
+            metrics = {name: float(value) for name, value in dict(made or {}).items()}
+            return _Recorded(instance.recorded_reward, instance.recorded_info or {}, metrics)
         if not isinstance(made, Sequence) or not made or not all(isinstance(one, Made) for one in made):
             raise NotMapped(
                 f"{self.kind.__name__} returned {made!r:.100}, must be a list of experiences", "experiences"
@@ -131,7 +144,10 @@ class RftWorkflow(Workflow):
         return score
 
     def _place(self, error: BaseException) -> str:
-        return plugins.failing_line(error, Path(inspect.getfile(self.kind)).parent)
+        """The plugin's line that raised; else the one where it runs."""
+        code = (self.kind.run_async if self.kind.is_async else self.kind.run).__code__
+        found = plugins.failing_line(error, Path(inspect.getfile(self.kind)).parent)
+        return found or f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _answer(response: str, truth: str, prompt: str, replies: Sequence[Reply]) -> Answer:
@@ -181,7 +197,7 @@ async def _in_thread(work: Callable[[], _Result], place: Callable[[BaseException
             failure = error
         except BaseException as error:  # a plugin may raise anything
             what = str(error) if isinstance(error, plugins.PluginError) else f"{type(error).__name__}: {error}"
-            failure = RftWorkflowFailed(f"{place(error) or 'the workflow'}: {what}")
+            failure = RftWorkflowFailed(f"{place(error)}: {what}")
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, failure)
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from trinity.common.experience import Experience as Made
 from trinity.common.models.auxiliary import AuxiliaryModel
 from trinity.common.refusals import NotMapped
-from trinity.data.experience import SamplingParams, Task
+from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Toolbox
 from trinity.explorer.workflows.conversation import Conversation
@@ -114,6 +116,23 @@ class PolicySampler:
         if self._agent is None:
             self._agent = await self._stack.enter_async_context(self._tools.openai_client(self._task))
         return self._agent.base_url, self._agent.key
+
+    def recorded(self, reward: float | None, info: dict[str, Any], metrics: dict[str, float]) -> list[Experience]:
+        """The session's conversations, one for each branch. Raises SessionFailed without one, or without a reward."""
+        if self._agent is None:
+            raise NotMapped("nothing was recorded: base_url was not asked for", "recording")
+        self._agent.reward = reward
+        return [self._told(e, info, metrics) for e in self._agent.experiences(0)]
+
+    def _told(self, experience: Experience, info: dict[str, Any], metrics: dict[str, float]) -> Experience:
+        prompt, response = np.split(experience.token_ids, [experience.prompt_length])
+        return replace(
+            experience,
+            metrics={**experience.metrics, **metrics},
+            info_json=json.dumps(info, default=str) if info else "",
+            prompt_text=self._tools.text(prompt),
+            response_text=self._tools.text(response),
+        )
 
     def client(self, endpoint: tuple[str, str], asynchronous: bool) -> Any:
         import openai
