@@ -97,6 +97,24 @@ async def test_a_conversation_of_turns_is_trained_as_it_was_sampled() -> None:
     assert tools.prompts[-1][-len(told) :] == told, "the first reply is in the second prompt by its tokens"
 
 
+async def test_a_conversation_with_tools_grows_by_tokens_too(registered: Any) -> None:
+    schemas = [{"type": "function", "function": {"name": "add"}}]
+
+    class Calls(Asks):
+        def ask(self) -> list[Made]:
+            messages = list(ASKED)
+            for _ in range(2):
+                (made,) = self.model.chat(messages, tools=schemas)
+                messages += [{"role": "assistant", "content": made.response_text}, {"role": "tool", "content": "4"}]
+            return [self.model.convert_messages_to_experience(messages, tools=schemas)]
+
+    tools = Toolbox(replies("add", "4"))
+    (made,) = await explore(registered(Calls), tools, n=1)
+    told = tools.next_turn([{"role": "tool", "content": "4"}])
+    assert response(made) == [*encode("add"), END, *told[1:], *encode("4"), END]
+    assert tools.schemas == [schemas], "the second prompt is the first one's tokens and what was told"
+
+
 async def test_replies_that_a_workflow_puts_together_are_found_again() -> None:
     made = await explore("stitched", Toolbox(replies("3", "2")))
     assert made[0].action_mask.tolist() == [True] * 2 + [False] * (made[0].response_length - 4) + [True] * 2

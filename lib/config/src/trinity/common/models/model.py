@@ -32,7 +32,7 @@ class Sampler(Protocol):
     async def logprobs(self, tokens: Sequence[int]) -> Any:
         """Log-probabilities of tokens, float32 [L - 1], at temperature 1."""
 
-    async def converted(self, messages: Sequence[dict[str, Any]]) -> Experience:
+    async def converted(self, messages: Sequence[dict[str, Any]], schemas: Any) -> Experience:
         """A conversation that chat() made, as one experience of the tokens that were sampled."""
 
     async def history(self, clear: bool) -> list[Experience]:
@@ -87,15 +87,20 @@ class ModelWrapper:
     async def logprobs_async(self, tokens: Sequence[int]) -> Any:
         return await self._awaited(self._sampler.logprobs(tokens))
 
-    def convert_messages_to_experience(self, messages: list[dict[str, Any]]) -> Experience:
+    def convert_messages_to_experience(
+        self, messages: list[dict[str, Any]], tools: Any = None, temperature: float | None = None
+    ) -> Experience:
         """A conversation whose replies all came from chat(), as one experience with the tokens that were sampled.
 
-        Raises NotMapped for any other: text is not tokenized again.
+        `tools`: those of the calls of chat. `temperature` has no effect: log-probabilities are those of the sampling.
+        Raises NotMapped for any other conversation: text is not tokenized again.
         """
-        return self._wait(self._sampler.converted(messages))
+        return self._wait(self._sampler.converted(messages, tools))
 
-    async def convert_messages_to_experience_async(self, messages: list[dict[str, Any]]) -> Experience:
-        return await self._awaited(self._sampler.converted(messages))
+    async def convert_messages_to_experience_async(
+        self, messages: list[dict[str, Any]], tools: Any = None, temperature: float | None = None
+    ) -> Experience:
+        return await self._awaited(self._sampler.converted(messages, tools))
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
         """An experience for each reply so far: all before it is its prompt. `clear_history`: begin a new history."""

@@ -64,7 +64,7 @@ class PolicySampler:
         for completion in await self._tools.generate(prompt, sampling):
             reply = self._recorded(prompt, completion, sampling, cut)
             grown = [*messages, {"role": "assistant", "content": reply.text}]
-            self._conversations[_key(grown)] = before.replied(completion, reply.trained)
+            self._conversations[_key(grown, schemas)] = before.replied(completion, reply.trained)
             made.append(self._experience(reply, cut))
         return made
 
@@ -83,9 +83,9 @@ class PolicySampler:
 
         return torch.from_numpy(await self._tools.policy_logprobs([int(token) for token in tokens]))
 
-    async def converted(self, messages: Messages) -> Made:
+    async def converted(self, messages: Messages, schemas: Any = None) -> Made:
         last = max((i for i, message in enumerate(messages) if message.get("role") == "assistant"), default=-1)
-        conversation = self._conversations.get(_key(messages[: last + 1]))
+        conversation = self._conversations.get(_key(messages[: last + 1], schemas))
         if conversation is None:
             problem = "convert_messages_to_experience: a reply in these messages is no text of self.model.chat's"
             raise NotMapped(f"{problem}, and text is not tokenized again", "conversations")
@@ -162,8 +162,8 @@ class PolicySampler:
     def _before(self, messages: Messages, schemas: Any) -> Conversation:
         """The conversation that a reply is asked for: one that chat made and what was told since, or a new one."""
         for at in range(len(messages) - 1, 0, -1):
-            known = self._conversations.get(_key(messages[:at]))
-            if known is not None and not schemas and not self._tools.history_problem:
+            known = self._conversations.get(_key(messages[:at], schemas))
+            if known is not None and not self._tools.history_problem:
                 return known.told(self._tools.next_turn(messages[at:]))
         *others, last = messages
         if last.get("role") == "assistant":  # the beginning of the reply
@@ -221,7 +221,7 @@ def _before_turn(turn: Any) -> tuple[int, ...]:
     return (*known, *last.told)
 
 
-def _key(messages: Messages) -> str:
-    """Equal for equal conversations, as far as a chat template reads them."""
+def _key(messages: Messages, schemas: Any = None) -> str:
+    """Equal for equal conversations with the same tools, as far as a chat template reads them."""
     read = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    return json.dumps(read, sort_keys=True, default=str)
+    return json.dumps([read, schemas or []], sort_keys=True, default=str)
