@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.explorer.types import EngineFailed
+from trinity.explorer.weights.exact import ExactGates
 from trinity.explorer.weights.follower import Activity, WeightFollower
 from trinity.explorer.weights.load_history import LoadHistory, Verdict
 from trinity.runtime.process import free_port
@@ -34,6 +35,7 @@ class ScriptedSync(sync_pb2_grpc.SyncServiceServicer):
         self.reports: list[pb.ReportRequest] = []
         self.joins: list[pb.JoinRequest] = []
         self.states: dict[int, VersionState] = {}
+        self.manifests: dict[int, Manifest] = {}
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
 
@@ -74,8 +76,9 @@ class ScriptedSync(sync_pb2_grpc.SyncServiceServicer):
     async def GetVersion(self, request: pb.GetVersionRequest, context: Any) -> pb.GetVersionResponse:
         if request.version not in self.states:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such version")
-        state = self.states[request.version].wire_name
-        return pb.GetVersionResponse(version=pb.WeightVersion(state=state))
+        state, manifest = self.states[request.version].wire_name, self.manifests.get(request.version)
+        known = manifest_to_proto(manifest) if manifest else None
+        return pb.GetVersionResponse(version=pb.WeightVersion(state=state, manifest=known))
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveResponse:
         return pb.LeaveResponse()
@@ -142,8 +145,9 @@ class Explorer:
     """The follower between a service and fake engines, on real files. Without `address` the service is scripted."""
 
     def __init__(
-        self, folder: Path, group: FakeGroup | None = None, *, address: str = "", name: str = "explorer"
-    ) -> None:
+        self, folder: Path, group: FakeGroup | None = None, *, address: str = "", name: str = "explorer",
+        exact: ExactGates | None = None,
+    ) -> None:  # fmt: skip
         self.sync = ScriptedSync()
         self.scripted = not address
         self.engines = FakeEngines()
@@ -155,7 +159,7 @@ class Explorer:
         me = Membership("run", name, "127.0.0.1:1", str(self.base), "float32", 1, 1, transports)
         activity = Activity(lambda: ExplorerState.RUNNING, lambda: 1.5, lambda: 7, lambda: self.evaluating)
         cache = WeightCache(folder / f"cache-{name}", "run", ["folder"], "")
-        self.follower = WeightFollower(address or self.sync.address, me, self.engines, cache, activity, group)
+        self.follower = WeightFollower(address or self.sync.address, me, self.engines, cache, activity, group, exact)
         self.running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

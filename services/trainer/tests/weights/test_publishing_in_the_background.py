@@ -14,9 +14,12 @@ from trinity.trainer.process.control import Control
 from trinity.trainer.process.times import StepTimes
 from trinity.trainer.publishing import VersionPublisher
 from trinity.trainer.weights import write_shards
+from trinity.trainer.weights.publisher import Publisher
 from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.snapshot import Snapshot
-from trinity.weights import TensorInfo
+from trinity.trainer.weights.verification import VerificationResults
+from trinity.weights import TensorInfo, VersionState
+from trinity.weights.client import Rollback
 
 pytestmark = [pytest.mark.core, pytest.mark.timeout(60)]
 
@@ -124,7 +127,7 @@ def versions(tmp_path: Path) -> VersionPublisher:
     plan = SimpleNamespace(
         job_dir=tmp_path,
         staleness=SimpleNamespace(publishes=lambda step, last: True),
-        config=SimpleNamespace(synchronizer=SimpleNamespace(canary=False, sync_timeout=1)),
+        config=SimpleNamespace(reproducible=False, synchronizer=SimpleNamespace(canary=False, sync_timeout=1)),
     )
     exchange = SimpleNamespace(share=lambda value: value, is_first=True)
     made: Any = (plan, exchange, Engine(), Control(), SlowPublisher(), None, StepTimes())
@@ -151,6 +154,44 @@ def test_the_next_step_trains_while_a_version_is_published_and_does_not_tear_it(
     assert publisher.sent == [1.0, 2.0]
     assert (versions.plan.job_dir / "latest_state_dict_iteration.txt").read_text() == "2"
     versions.close()
+
+
+def test_a_reproducible_run_waits_until_the_version_before_is_live(versions: VersionPublisher) -> None:
+    _, publisher = parts(versions)
+    versions.plan.config.reproducible = True  # type: ignore[misc]
+    live = threading.Event()
+
+    def wait(stopping: Any) -> None:
+        assert live.wait(20) and not stopping()
+
+    publisher.wait_for_verification = wait
+    publisher.go.set()
+    versions.publish(1)
+    assert not publisher.begun.wait(0.2)
+    live.set()
+    versions.finish()
+    assert publisher.published == {1: [0.0]}
+    versions.close()
+
+
+def test_versions_that_are_not_judged_are_pending() -> None:
+    """Publisher's part of it: until sync says that the version is LIVE."""
+    states = iter([VersionState.STAGED, VersionState.VERIFIED, VersionState.LIVE])
+    asked: list[str] = []
+
+    def ask(call: Any) -> Any:
+        asked.append(call.method)
+        return SimpleNamespace(state=next(states))
+
+    results = VerificationResults(SimpleNamespace(ask=ask), lambda: Rollback(), True, (0.1, 1.0), seconds=0.0)  # type: ignore[arg-type]
+    claim = SimpleNamespace(check=lambda: None, unreadable=None)
+    publisher = Publisher(None, claim, results, SimpleNamespace(), 3)  # type: ignore[arg-type]
+    results.expect(1)
+    publisher.wait_for_verification(lambda: False)
+    assert (len(asked), publisher.live_version, results.pending) == (3, 1, False)
+    results.expect(2)
+    publisher.wait_for_verification(lambda: True)
+    assert len(asked) == 3, "a trainer that stops does not wait"
 
 
 def test_the_test_before_sees_a_snapshot_that_is_no_copy(

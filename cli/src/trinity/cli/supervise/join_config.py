@@ -17,6 +17,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.render import visible
 from trinity.cli.supervise.job import Job
 from trinity.config import Config, make_plan
+from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.run_record import Addresses, RunRecord, workflows
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime import files, names
@@ -32,15 +33,23 @@ _SHOWN = 200
 
 
 def joined_config(config: Config, about: RunRecord) -> Config:
-    """The configuration of an explorer (mode explore) that joins a run. RunError as `check_identity`, `own_model`."""
+    """The configuration of an explorer (mode explore) that joins a run. RunError as `check_identity`, `own_model`, and
+    for keys that do not go with a reproducible run."""
     check_identity(config, about)
     theirs = about.config
     synchronizer = config.synchronizer.model_copy(update={"collective_timeout": theirs.synchronizer.collective_timeout})
     buffer = config.buffer.model_copy(update={"explorer_input": workflows(theirs.buffer.explorer_input)})
-    return config.model_copy(
-        update={"mode": "explore", "name": theirs.name, "model": own_model(config, about),
-                "synchronizer": synchronizer, "buffer": buffer, "stages": []}
+    explorer = config.explorer
+    if theirs.reproducible:
+        engine = explorer.rollout_model.model_copy(update={"seed": theirs.explorer.rollout_model.seed})
+        explorer = explorer.model_copy(update={"rollout_model": engine})
+    joined = config.model_copy(
+        update={"mode": "explore", "name": theirs.name, "model": own_model(config, about), "explorer": explorer,
+                "reproducible": theirs.reproducible, "synchronizer": synchronizer, "buffer": buffer, "stages": []}
     )  # fmt: skip
+    for problem in check_reproducible(joined):
+        raise RunError(f"the run is reproducible, and {problem.path} {problem.message}", code=2)
+    return joined
 
 
 def check_identity(config: Config, about: RunRecord) -> None:

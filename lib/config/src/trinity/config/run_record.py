@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import BufferConfig, ExplorerInputConfig, TasksetConfig
-from trinity.config.schema.explorer import ExplorerConfig, SynchronizerConfig
+from trinity.config.schema.explorer import ExplorerConfig, PolicyEngineConfig, SynchronizerConfig
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,11 @@ def announcement(record: RunRecord) -> bytes:
         name=config.name,
         model=config.model,
         buffer=BufferConfig(explorer_input=workflows(config.buffer.explorer_input)),
-        explorer=ExplorerConfig(environments=config.explorer.environments),
+        reproducible=config.reproducible,
+        explorer=ExplorerConfig(
+            environments=config.explorer.environments,
+            rollout_model=PolicyEngineConfig(seed=config.explorer.rollout_model.seed),
+        ),
         synchronizer=SynchronizerConfig(collective_timeout=config.synchronizer.collective_timeout),
     )
     return record.model_copy(update={"config": shown}).model_dump_json(exclude_unset=True).encode()

@@ -21,9 +21,11 @@ from trinity.explorer.serving.agents import AgentGateway, OpenTo
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.collective import CollectiveMember
+from trinity.explorer.weights.exact import ExactGates
 from trinity.explorer.weights.follower import Activity, WeightFollower
 from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime.broker import Broker
+from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import RunNames
 from trinity.runtime.trust.keys import KeyFile
 from trinity.weights.client import Membership
@@ -46,6 +48,8 @@ class ExplorerBuilder:
 
     def engine_options(self) -> EngineOptions:
         model, device = self._config.model, choose(self._settings.device)
+        if self._config.reproducible and device != "cpu":
+            raise InvalidInput("reproducible", "is true, which is possible on CPUs alone: an engine on a GPU is not")
         return EngineOptions.of(
             self._explorer.rollout_model,
             model=model.model_path,
@@ -53,6 +57,7 @@ class ExplorerBuilder:
             max_model_len=self._plan.lengths.model,
             trust_remote_code=model.trust_remote_code,
             gpu_memory_gib=self._settings.gpu_memory_gib,
+            one_at_a_time=self._config.reproducible,
         )
 
     async def pool(self, options: EngineOptions) -> EnginePool:
@@ -81,7 +86,7 @@ class ExplorerBuilder:
         transports = tuple(stores)
         if "collective" in asked and options.device == "cuda" and not has_nccl():
             log.warning("explorer.collective.no_nccl", advice="weights come by storage; install torch's build for CUDA")
-        elif "collective" in asked:
+        elif "collective" in asked and not self._config.reproducible:  # a broadcast does not wait for running tasks
             timeout = self._config.synchronizer.collective_timeout
             collective = CollectiveMember(self._explorer_id, pool.enter_group, timeout)
             transports += ("collective-nccl" if options.device == "cuda" else "collective-gloo",)
@@ -96,7 +101,8 @@ class ExplorerBuilder:
             transports=transports,
         )
         cache = WeightCache(cache_folder, self._run_id, stores, self._settings.nats_url)
-        return WeightFollower(self._settings.sync_address, membership, pool, cache, activity, collective)
+        exact = ExactGates() if self._config.reproducible else None
+        return WeightFollower(self._settings.sync_address, membership, pool, cache, activity, collective, exact)
 
     async def tools(
         self, options: EngineOptions, pool: EnginePool, tokenizer: ChatTokenizer, keys: KeyFile | None = None
@@ -117,7 +123,8 @@ class ExplorerBuilder:
         rewrites = bool(tokenizer.history_problem)
         open_to = OpenTo(self._settings.serve_listen, keys, self._config.name) if keys is not None else None
         gateway = AgentGateway(pool, options.model, tokenizer.template, rewrites, parsers, open_to)
-        return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway)
+        seed = model.seed if self._config.reproducible else None
+        return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway, seed)
 
     def loop(
         self, broker: Broker, pool: EnginePool, tools: ExplorerTools, weights: WeightFollower, progress: Progress

@@ -110,8 +110,12 @@ class ExplorerService:
             state=self.state,
             tokens_per_second=pool.tokens_per_second,
             tokens_generated=lambda: pool.tokens_generated,
-            busy_with_evaluation=lambda: self.progress.evaluations > 0,
+            keeps_weights=self._keeps_weights,
         )
+
+    def _keeps_weights(self) -> bool:
+        progress = self.progress
+        return (progress.running_tasks if self._plan.config.reproducible else progress.evaluations) > 0
 
     async def _explore(
         self,

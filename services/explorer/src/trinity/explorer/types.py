@@ -59,6 +59,7 @@ class EngineOptions:
     trust_remote_code: bool = False
     weights_change: bool = True  # False: auxiliary models, which are never updated
     pooling: bool = False  # a model that rates instead of writing
+    one_at_a_time: bool = False  # sequences: other ones in the same batch change the last bits of a result
 
     @classmethod
     def of(cls, config: RolloutModelConfig, *, device: str, **others: Any) -> "EngineOptions":

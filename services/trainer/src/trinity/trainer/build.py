@@ -148,7 +148,13 @@ def make_publisher(plan: Plan, settings: TrainerSettings, engine: "TrainEngine")
     return Publisher(
         client,
         claim,
-        VerificationResults(client, newest_rollback, sync.on_rejected == "stop", allowed_by(plan, engine)),
+        VerificationResults(
+            client,
+            newest_rollback,
+            sync.on_rejected == "stop",
+            allowed_by(plan, engine),
+            seconds=0.1 if plan.config.reproducible else 1.0,  # it is waited for
+        ),
         VersionStores(folder, run, stores, sync.full_interval if engine.lora is None else 1, settings.nats_url),
         sync.versions_to_keep,
         removes_files=sync.sync_method == "memory",

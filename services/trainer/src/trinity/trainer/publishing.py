@@ -139,6 +139,8 @@ class VersionPublisher:
         """In the thread, with a stream of its own: the next step's kernels are not waited for."""
         begin, device = time.monotonic(), self.engine.device
         with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else contextlib.nullcontext():
+            if self.plan.config.reproducible:
+                publisher.wait_for_verification(lambda: self.control.stopping)
             if publisher.publish(step, layout, weights, canary):
                 publisher.broadcast(weights)
         files.write_atomic(self.plan.job_dir / "latest_state_dict_iteration.txt", str(step).encode())

@@ -8,6 +8,7 @@ from typing import Any
 from trinity.config.algorithms import PARTS, argument_problems, resolvable, resolve
 from trinity.config.checks.engine_args import check_engine_args
 from trinity.config.checks.lora import check_lora
+from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
 from trinity.config.checks.weights import check_synchronizer
 from trinity.config.compatibility.foreign_keys import NOT_HERE
@@ -256,6 +257,8 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
         yield from experience_operator_problems(operators)
     yield from _check_gpus(config)
     yield from _check_auxiliary(config)
+    if resolvable(config.algorithm):
+        yield from check_reproducible(config)
     if plugins_loaded and config.mode in ("both", "train"):
         yield from check_teacher(config)
     if config.mode in ("both", "train"):

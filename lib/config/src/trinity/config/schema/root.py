@@ -65,6 +65,10 @@ class Config(Section):
         False,
         description="Load a checkpoint without manifest.json, or whose files differ from it (docs/trainer.md)",
     )
+    reproducible: bool = Field(
+        False,
+        description="Equal runs of this YAML, bit for bit, with kills too; on CPUs (docs/reproducibility.md)",
+    )
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)

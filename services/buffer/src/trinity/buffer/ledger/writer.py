@@ -1,6 +1,7 @@
 """Follows the experience log, validates every entry, and writes the ledger entries that are due."""
 
 import asyncio
+import math
 import time
 from functools import partial
 from typing import Any, Protocol
@@ -56,7 +57,8 @@ class LedgerWriter:
         self._auxiliary = auxiliary
         self._writing = asyncio.Lock()
         self._policy = policy_of(context.plan)
-        self._read_timeout_seconds = context.plan.experience_buffer.max_read_timeout
+        timeout = context.plan.experience_buffer.max_read_timeout
+        self._read_timeout_seconds = math.inf if context.plan.config.reproducible else timeout
         self._pool = Pool()
         self.failures = Failures(context.plan)
         self.window = Window(self._policy)

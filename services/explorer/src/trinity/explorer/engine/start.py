@@ -74,6 +74,8 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         }
     if options.max_num_seqs:
         arguments["max_num_seqs"] = options.max_num_seqs
+    if options.one_at_a_time:
+        arguments |= {"max_num_seqs": 1, "enable_prefix_caching": False}
     if options.device == "cuda":
         arguments["attention_backend"] = "FLASH_ATTN"
     return arguments | dict(options.engine_args)

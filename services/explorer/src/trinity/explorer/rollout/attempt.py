@@ -31,7 +31,7 @@ from trinity.explorer.environments import slots as episode_slots
 from trinity.explorer.environments.client import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.load_history import WeightsWithdrawn
-from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow
+from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow, seeds
 from trinity.explorer.workflows.base import Workflow, gather_rollouts
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Broker, PublishRefused, blobs
@@ -132,7 +132,7 @@ async def _run(
     while True:
         try:
             async with asyncio.timeout(task.timeout_seconds) as limit:
-                with episode_slots.attempt(limit, task.timeout_seconds):
+                with episode_slots.attempt(limit, task.timeout_seconds), seeds.attempt(task.task_id):
                     experiences = await _rollouts(workflow, task, tools)
             _refuse_older_after_newer(experiences)
             return experiences

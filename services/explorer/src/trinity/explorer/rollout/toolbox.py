@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import Answer, EnvironmentClient, EnvironmentFailed, Score
 from trinity.explorer.serving.agents import AgentGateway, AgentSession
 from trinity.explorer.types import Completion
+from trinity.explorer.workflows import seeds
 from trinity.runtime import tracing
 from trinity.runtime.errors import InvalidInput
 
@@ -29,8 +31,11 @@ class ExplorerTools:
         max_prompt_tokens: int,
         max_model_tokens: int,
         gateway: AgentGateway | None = None,
+        seed: int | None = None,
     ) -> None:
+        """`seed`: of a reproducible run, from which each request gets its own."""
         self.gateway = gateway
+        self._seed = seed
         self._auxiliary = auxiliary
         self._pool = pool
         self._tokenizer = tokenizer
@@ -73,6 +78,8 @@ class ExplorerTools:
         return self._tokenizer.text(token_ids)
 
     async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+        if self._seed is not None:
+            sampling = replace(sampling, seed=seeds.of_request(self._seed, prompt_token_ids))
         with tracing.span("engine.generate", prompt_tokens=len(prompt_token_ids), n=sampling.n):
             return await self._pool.generate(prompt_token_ids, sampling)
 
@@ -84,6 +91,8 @@ class ExplorerTools:
     def openai_client(self, task: Task) -> AbstractAsyncContextManager[AgentSession]:
         if self.gateway is None:
             raise InvalidInput("task.workflow", "asks for an OpenAI client, and this toolbox has no gateway")
+        if self._seed is not None:
+            raise InvalidInput("reproducible", "is true, and requests of an agent's OpenAI client have no seed")
         return self.gateway.session(task.sampling, task.timeout_seconds)
 
     async def outside_agent(self, task: Task, agent: AgentSession) -> float | Sequence[float]:

@@ -17,6 +17,7 @@ import structlog
 
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights import loader
+from trinity.explorer.weights.exact import ExactGates
 from trinity.explorer.weights.fetch import Cache, run_in_daemon_thread
 from trinity.explorer.weights.load_history import Verdict
 from trinity.explorer.weights.loader import Engines, Loaded, Loader
@@ -53,11 +54,11 @@ class Held:
     refused: frozenset[int] = frozenset()
 
 
-def next_load(view: View, held: Held, evaluating: bool) -> Manifest | None:
+def next_load(view: View, held: Held, keeps: bool) -> Manifest | None:
     """What to load now; None: nothing.
 
-    While an evaluation runs here newer versions wait, so that one evaluation measures one version. A load that replaces
-    wrong or withdrawn weights does not wait.
+    `keeps`: newer versions wait, as while an evaluation runs here, so that it measures one version. A load that
+    replaces wrong or withdrawn weights does not wait.
     """
     live = view.live if view.live is None or view.live.version not in view.rejected else None
     candidate, unwanted = view.candidate, view.rejected | held.refused
@@ -68,7 +69,7 @@ def next_load(view: View, held: Held, evaluating: bool) -> Manifest | None:
     newer = live if live is not None and live.version > held.version else None
     if candidate is not None and candidate.version > held.version and candidate.version not in unwanted:
         newer = candidate
-    return None if evaluating and held.version >= 0 else newer
+    return None if keeps and held.version >= 0 else newer
 
 
 class WeightsWrong(TrinityError):
@@ -92,7 +93,7 @@ class Activity:
     state: Callable[[], ExplorerState]
     tokens_per_second: Callable[[], float]
     tokens_generated: Callable[[], int]
-    busy_with_evaluation: Callable[[], bool]
+    keeps_weights: Callable[[], bool]  # what runs must end before newer weights come
 
 
 class WeightFollower:
@@ -106,6 +107,7 @@ class WeightFollower:
         cache: Cache,
         activity: Activity,
         collective: Collective | None = None,
+        exact: ExactGates | None = None,
     ) -> None:
         transport = next((t for t in membership.transports if t.startswith("collective")), "collective")
         self._loads = engines.loads
@@ -115,10 +117,11 @@ class WeightFollower:
         self._cache = cache
         self._activity = activity
         self._collective = collective
+        self._exact = exact
         self._view = View()
         self._held = Held()
         self._gate = -1
-        self._evaluating = False
+        self._keeps = False
         self._changed = asyncio.Condition()
         self._failed: tuple[int, str, bool] = _NO_FAILURE
         self._failing_since: float | None = None  # the LIVE version; since the first try that failed began
@@ -139,14 +142,16 @@ class WeightFollower:
     async def wait_for_step(self, step: int) -> None:
         """Wait until the engines serve weights that meet the gate of that optimizer step and are known to be good."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._meets(step))
+            await self._changed.wait_for(lambda: self._serves(step))
 
     async def reaches_step(self, step: int) -> bool:
         """As `wait_for_step`. False once the LIVE version meets the gate but cannot be loaded here."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._meets(step) or self._cannot_load(step))
-        if self._meets(step):
-            return True
+        with self._exact.waiting(step) if self._exact is not None else contextlib.nullcontext():
+            async with self._changed:
+                self._changed.notify_all()
+                await self._changed.wait_for(lambda: self._meets(step) or self._cannot_load(step))
+            if self._meets(step):
+                return True
         self._returned_gate = max(self._returned_gate, step)
         return False
 
@@ -156,16 +161,20 @@ class WeightFollower:
         return self._cannot_load(self._returned_gate)
 
     def _meets(self, step: int) -> bool:
+        allowed = self._exact is None or (not self.updating and self._exact.allows(step, self.step))
+        return allowed and self._serves(step)
+
+    def _serves(self, step: int) -> bool:
         return self._gate >= step and not self._loads.corrupt
 
     def _cannot_load(self, step: int) -> bool:
-        return self._live_unreachable and self._view.gate_step >= step and not self._meets(step)
+        return self._live_unreachable and self._view.gate_step >= step and not self._serves(step)
 
     async def notify(self) -> None:
         """Called when the explorer may have become busy or idle."""
-        evaluating = self._activity.busy_with_evaluation()
-        if evaluating is not self._evaluating:
-            self._evaluating = evaluating
+        keeps = self._activity.keeps_weights()
+        if keeps is not self._keeps:
+            self._keeps = keeps
             self._link.report_soon()
         async with self._changed:
             self._changed.notify_all()
@@ -212,8 +221,14 @@ class WeightFollower:
         later = {version for version, until in self._retry_at.items() if until > time.monotonic()}
         corrupt = self._held.version >= 0 and self._loads.corrupt
         held = replace(self._held, corrupt=corrupt, refused=self._held.refused | later)
-        found = next_load(self._view, held, self._activity.busy_with_evaluation())
+        found = next_load(self._view, held, self._keeps_weights())
+        if self._exact is not None and not self._activity.keeps_weights():
+            found = self._exact.wanted(self.step) or found
         return None if found is not None and found.version in later else found
+
+    def _keeps_weights(self) -> bool:
+        waited_for = self._exact is not None and self._exact.keeps(self.step)
+        return waited_for or self._activity.keeps_weights()
 
     def _is_live(self, manifest: Manifest) -> bool:
         return self._view.live is not None and self._view.live.version == manifest.version
@@ -222,7 +237,11 @@ class WeightFollower:
         while True:
             with contextlib.suppress(TimeoutError):  # a version that was skipped may be tried again
                 async with asyncio.timeout(_RETRY_SECONDS), self._changed:
-                    await self._changed.wait_for(lambda: self._next() is not None)
+                    await self._changed.wait_for(lambda: self._next() is not None or self._lacks_past())
+            if self._exact is not None and self._lacks_past():
+                await self._exact.find(self._link)
+                await self._notify_changed()
+                await asyncio.sleep(_ASK_SECONDS if self._lacks_past() else 0)
             wanted = self._next()
             if wanted is None:
                 continue
@@ -234,10 +253,14 @@ class WeightFollower:
                     raise
                 await self._schedule_retry(wanted, error, begin)
 
+    def _lacks_past(self) -> bool:
+        return self._exact is not None and self._exact.lacks(self._view)
+
     async def _load(self, wanted: Manifest) -> None:
         def still_wanted() -> bool:
-            named = {m.version for m in (self._view.live, self._view.candidate) if m is not None}
-            waits = self._activity.busy_with_evaluation() and not self._loads.corrupt
+            past = self._exact.wanted(self.step) if self._exact is not None else None
+            named = {m.version for m in (self._view.live, self._view.candidate, past) if m is not None}
+            waits = self._activity.keeps_weights() and not self._loads.corrupt
             return wanted.version in named - self._view.rejected and not waits
 
         loaded = await self._loader.load(wanted, partial(self._is_live, wanted), still_wanted)
@@ -299,7 +322,7 @@ class WeightFollower:
             await asyncio.sleep(_ASK_SECONDS)
 
     async def _update_group(self, collective: Collective) -> None:
-        """Update the epoch. While an evaluation runs, tell the group not to wait for this explorer."""
+        """Update the epoch. While weights stay, tell the group not to wait for this explorer."""
         announced = -1
         while True:
             async with self._changed:
@@ -313,7 +336,7 @@ class WeightFollower:
 
     def _group_update_due(self, announced: int) -> bool:
         candidate = self._view.candidate
-        refuses = candidate is not None and self._activity.busy_with_evaluation() and self._loader.is_offered(candidate)
+        refuses = candidate is not None and self._activity.keeps_weights() and self._loader.is_offered(candidate)
         return refuses or _number(self._view.epoch) != announced
 
     def _note_canary(self, loaded: Loaded) -> None:

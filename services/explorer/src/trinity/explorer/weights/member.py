@@ -9,7 +9,7 @@ import structlog
 from trinity.runtime.errors import AlreadyExists, TrinityError
 from trinity.weights import VersionState
 from trinity.weights import client as calls
-from trinity.weights.client import Membership, Report, SyncClient, View
+from trinity.weights.client import Membership, Report, SyncClient, Version, View
 
 log = structlog.get_logger(__name__)
 
@@ -68,13 +68,18 @@ class SyncMember:
                 await self._sync.ask(calls.leave(self._lease))
         await self._sync.close()
 
-    async def state_of(self, version: int) -> VersionState | None:
-        """A version's state; None if the service does not say."""
+    async def version(self, version: int) -> Version | None:
+        """What the service knows of a version; None if it does not say."""
         try:
-            return (await self._sync.ask(calls.version(version))).state
+            return await self._sync.ask(calls.version(version))
         except TrinityError as error:
             log.info("explorer.sync.silent", version=version, reason=str(error))
             return None
+
+    async def state_of(self, version: int) -> VersionState | None:
+        """A version's state; None if the service does not say."""
+        known = await self.version(version)
+        return known.state if known is not None else None
 
     async def _join(self) -> float:
         waited = 0.0

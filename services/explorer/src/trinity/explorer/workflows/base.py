@@ -16,6 +16,7 @@ from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, EnvironmentFailed, Score
 from trinity.explorer.types import Completion, EngineFailed
+from trinity.explorer.workflows.seeds import numbered
 from trinity.runtime.errors import InvalidInput
 
 Result = TypeVar("Result")
@@ -121,7 +122,7 @@ async def gather_rollouts(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> li
     """
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(rollout) for rollout in rollouts]
+            tasks = [group.create_task(numbered(index, rollout)) for index, rollout in enumerate(rollouts)]
     except BaseExceptionGroup as failures:
         found = list(_leaves(failures))
         raise next((error for error in found if isinstance(error, EngineFailed)), found[0]) from None

@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 
 _LISTED = 20
 _SETTLE_SECONDS = 0.5
+_BETWEEN_POLLS = 0.05
 _FILES = "part-{:05d}.safetensors"
 _OPEN = (VersionState.STAGED, VersionState.VERIFIED)
 
@@ -201,6 +202,12 @@ class Publisher:
         self._stores.end_delta_chain()
         self._claim.renew()
         self._stores.drop_fetched()
+
+    def wait_for_verification(self, stopping: Callable[[], bool]) -> None:
+        """Wait until the version before is LIVE, or rejected, so that a newer one does not overtake it."""
+        while self._results.pending and not stopping():
+            self.poll()
+            time.sleep(_BETWEEN_POLLS)
 
     def settle(self, seconds: float, stopping: Callable[[], bool]) -> None:
         """Wait until the newest version is verified, and served if its files will be removed; not without explorers."""

@@ -17,7 +17,6 @@ from trinity.weights.client import BlockingSyncClient, Rollback, Version
 
 log = structlog.get_logger(__name__)
 
-_SECONDS = 1.0
 _SERVED = (VersionState.LIVE, VersionState.RETIRED)
 
 
@@ -36,11 +35,14 @@ class VerificationResults:
         newest_rollback: Callable[[], Rollback],
         stops: bool,
         allowed: tuple[float, float],
+        seconds: float = 1.0,
     ) -> None:
+        """`seconds` between two polls."""
         self._client = client
         self._newest_rollback = newest_rollback
         self._stops = stops
         self._allowed = allowed
+        self._seconds = seconds
         self._pending: set[int] = set()
         self._polled_at = 0.0
         self.live_version = -1
@@ -82,7 +84,7 @@ class VerificationResults:
 
     def poll(self) -> bool:
         """Poll for a rejected version; True if there is one. Raises VersionRejected if that ends the trainer."""
-        if not self._pending or time.monotonic() - self._polled_at < _SECONDS:
+        if not self._pending or time.monotonic() - self._polled_at < self._seconds:
             return False
         self._polled_at = time.monotonic()
         found = False

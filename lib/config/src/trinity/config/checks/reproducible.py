@@ -1,0 +1,41 @@
+"""reproducible: true: what cannot be promised beside it is refused."""
+
+from collections.abc import Iterator
+
+from trinity.config.errors import Problem
+from trinity.config.plan import make_plan
+from trinity.config.schema import Config
+
+KEY = "reproducible"
+
+
+def check_reproducible(config: Config) -> Iterator[Problem]:
+    """Keys whose effect depends on clocks, on the order in which things happen, or on programs elsewhere."""
+    if not config.reproducible:
+        return
+    explorer, sync, plan = config.explorer, config.synchronizer, make_plan(config)
+    engine, lag = explorer.rollout_model, plan.staleness
+    refused = (
+        (config.mode in ("serve", "bench"), f"goes with the modes both, explore and train, not with {config.mode}"),
+        (explorer.record, "does not go with explorer.record: agents outside answer when they like"),
+        (bool(explorer.environments), "does not go with explorer.environments: providers elsewhere may be random"),
+        (bool(explorer.auxiliary_models), "does not go with explorer.auxiliary_models: their engines batch requests"),
+        (bool(engine.engine_args), "does not go with explorer.rollout_model.engine_args: they may change results"),
+        (
+            (engine.max_num_seqs or 1) > 1,
+            "does not go with explorer.rollout_model.max_num_seqs above 1: other sequences of a batch change last bits",
+        ),
+        (plan.policy == "replay", "does not go with replay_buffer: priorities follow from when groups are stored"),
+        (
+            plan.policy == "arrival",
+            "does not go with staleness_control, which takes what is stored first",
+        ),
+        (sync.on_rejected == "continue", "does not go with synchronizer.on_rejected: continue"),
+    )
+    for applies, problem in refused:
+        if applies:
+            yield Problem(KEY, f"is true, which {problem}")
+    needed = -(-lag.offset // lag.interval) + 2
+    if sync.versions_to_keep < needed:
+        problem = f"is {sync.versions_to_keep}; with {KEY}: true a task may need an older version: at least {needed}"
+        yield Problem("synchronizer.versions_to_keep", problem)
