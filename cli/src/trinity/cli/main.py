@@ -25,6 +25,7 @@ _COMMANDS = {
     "results": ("commands.results", "Collect the evaluations of many runs in one table."),
     "replay": ("commands.ledger.replay", "Train steps again from the ledger, and compare with what the run did."),
     "replay-step": ("commands.ledger.replay_step", "Train the kept batch of a bad step again, and show its groups."),
+    "bisect": ("commands.ledger.bisect", "Show the first place at which two runs differ."),
     "convert": ("convert", "Turn checkpoints (DeepSpeed, or FSDP as veRL writes them) into Hugging Face folders."),
     "import-verl": ("import_verl", "Write the YAML of what a veRL script runs."),
     "deadletters": ("commands.ledger.dead_letters", "Tasks that failed for good."),

@@ -18,18 +18,19 @@ Metrics = dict[str, float | None]
 
 def circumstances(stage_folder: Path) -> dict[int, dict[str, Any]]:
     """Ranks, device and threads of each step in the run. The last attempt counts, as for metrics."""
-    return {int(line["step"]): line for line in _lines(stage_folder / "monitor" / "batches.jsonl")}
+    return {int(line["step"]): line for line in lines_of_steps(stage_folder / "monitor" / "batches.jsonl")}
 
 
 def metrics_by_step(folder: Path) -> dict[int, Metrics]:
     """The metrics that are compared, as they were noted."""
     return {
         int(line["step"]): {name: value for name, value in line.items() if name.startswith(_COMPARED)}
-        for line in _lines(folder / "monitor" / "trainer.jsonl")
+        for line in lines_of_steps(folder / "monitor" / "trainer.jsonl")
     }
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def lines_of_steps(path: Path) -> Iterator[dict[str, Any]]:
+    """Lines of a file that are about a step; what a crash cut off is left out."""
     try:
         text = path.read_text()
     except FileNotFoundError:
