@@ -1,5 +1,7 @@
 """Dead letters: tasks that failed all their attempts, with the cause. A retried task is requeued through the log."""
 
+import asyncio
+import math
 from collections.abc import Callable, Iterable
 
 from google.protobuf.message import DecodeError
@@ -12,6 +14,7 @@ from trinity.runtime.errors import Conflict, NotFound
 from trinity.runtime.names import RunNames
 
 _READ_AHEAD = 256
+_DELETED_AT_ONCE = 64
 _Found = tuple[StoredMessage, experience_pb2.AttemptFailure]
 
 
@@ -23,10 +26,13 @@ class DeadLetters:
         self._stream = context.names.dead_letters_stream
         self._is_dead = is_dead
         self._left = left
+        self._reading, self._changing = asyncio.Lock(), asyncio.Lock()
+        self._next: asyncio.Task[list[_Found]] | None = None  # a read that has not begun
+        self._most = 0.0  # letters that the callers of that read ask for
 
     async def show(self, limit: int, ordinal: int = 0) -> list[experience_pb2.AttemptFailure]:
         """Oldest first; of one task alone if an ordinal is given. NotFound if that has none."""
-        found = [await self._of(ordinal)] if ordinal else await self._all(limit)
+        found = [await self._of(ordinal)] if ordinal else (await self._all(limit))[:limit]
         return [letter for _, letter in found]
 
     async def retry(self, ordinals: Iterable[int]) -> list[int]:
@@ -34,7 +40,10 @@ class DeadLetters:
 
         NotFound if one has no letter, Conflict if the run feeds fewer tasks until its end; then nothing happens.
         """
-        found = await self._asked(ordinals)
+        async with self._changing:
+            return await self._retry(await self._asked(ordinals))
+
+    async def _retry(self, found: list[_Found]) -> list[int]:
         if len(found) > (left := self._left()):
             raise Conflict(
                 f"ordinals: {len(found)} tasks cannot be fed again, the run feeds {left} more until its last step; "
@@ -62,9 +71,11 @@ class DeadLetters:
 
     async def drop(self, ordinals: Iterable[int]) -> list[int]:
         """Take letters away (all, if none is named). NotFound as for retry."""
-        found = await self._asked(ordinals)
-        for message, _ in found:
-            await self._context.broker.delete(self._stream, message.sequence)
+        async with self._changing:  # a second caller then finds the letters gone, and deletes none twice
+            found = await self._asked(ordinals)
+            for first in range(0, len(found), _DELETED_AT_ONCE):
+                some = found[first : first + _DELETED_AT_ONCE]
+                await asyncio.gather(*(self._context.broker.delete(self._stream, m.sequence) for m, _ in some))
         return [letter.task.ordinal for _, letter in found]
 
     async def _asked(self, ordinals: Iterable[int]) -> list[_Found]:
@@ -72,19 +83,30 @@ class DeadLetters:
         return [await self._of(ordinal) for ordinal in wanted] if wanted else await self._all()
 
     async def _of(self, ordinal: int) -> _Found:
-        found = await self._all(None, self._context.names.dead_letter(ordinal))
+        found = await self._read(self._context.names.dead_letter(ordinal))
         if not found:
             raise NotFound(f"ordinals: task {ordinal} has no dead letter")
         return found[-1]
 
-    async def _all(self, limit: int | None = None, subject: str = "") -> list[_Found]:
-        """Those of a subject, or all. What is no letter is stepped over."""
+    async def _all(self, limit: float = math.inf) -> list[_Found]:
+        """At least the oldest `limit`, by one read for all who ask before it begins."""
+        self._most = max(self._most, limit)
+        if self._next is None:
+            self._next = asyncio.create_task(self._read_in_turn())
+        return await asyncio.shield(self._next)  # a caller that leaves does not end the read of the others
+
+    async def _read_in_turn(self) -> list[_Found]:
+        async with self._reading:
+            most, self._most, self._next = self._most, 0.0, None
+            return await self._read(self._context.names.subjects("deadletters"), most)
+
+    async def _read(self, subject: str, most: float = math.inf) -> list[_Found]:
+        """Those of a subject. What is no letter is stepped over."""
         found: list[_Found] = []
-        subject = subject or self._context.names.subjects("deadletters")
         async for message in on_subject(self._context.broker, self._stream, subject, read_ahead=_READ_AHEAD):
             if (letter := letter_in(self._context.names, message)) is not None:
                 found.append((message, letter))
-            if len(found) == limit:
+            if len(found) >= most:
                 break
         return found
 

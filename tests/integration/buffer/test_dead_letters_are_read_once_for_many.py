@@ -1,0 +1,85 @@
+"""Many callers that list or drop dead letters at the same time share reads, and delete each letter once."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.log.dead_letters import DeadLetters
+from trinity.runtime.broker import StoredMessage
+from trinity.runtime.errors import NotFound
+from trinity.runtime.names import RunNames
+
+pytestmark = pytest.mark.core
+
+CALLERS, LETTERS, FOREIGN = 32, 300, 700
+
+
+class CountingBroker:
+    """A stream in memory: what no letter is first, then letters. It counts what is read and deleted."""
+
+    def __init__(self, names: RunNames) -> None:
+        self.read = self.deleted = 0
+        self.stored = {n: StoredMessage(n, names.dead_letter(n), b"\xff", {}) for n in range(1, FOREIGN + 1)}
+        for n in range(FOREIGN + 1, FOREIGN + LETTERS + 1):
+            letter = experience_pb2.AttemptFailure(final=True)
+            letter.task.ordinal = n
+            self.stored[n] = StoredMessage(n, names.dead_letter(n), letter.SerializeToString(), {})
+
+    async def several(self, stream: str, start: int, most: int, subject: str = "") -> list[StoredMessage]:
+        await asyncio.sleep(0)
+        found = [self.stored[n] for n in sorted(self.stored) if n >= start][:most]
+        self.read += len(found)
+        return found
+
+    async def next(self, stream: str, subject: str, start: int) -> StoredMessage:
+        if found := await self.several(stream, start, 1):
+            return found[0]
+        raise NotFound("none")
+
+    async def delete(self, stream: str, sequence: int) -> None:
+        await asyncio.sleep(0)
+        self.deleted += 1
+        self.stored.pop(sequence, None)
+
+
+def made() -> tuple[DeadLetters, CountingBroker]:
+    names = RunNames("r")
+    broker = CountingBroker(names)
+    context = SimpleNamespace(names=names, broker=broker)
+    return DeadLetters(cast(Any, context), lambda _: False, lambda: 0), broker
+
+
+async def test_callers_at_the_same_time_share_reads_and_get_what_they_asked_for() -> None:
+    letters, broker = made()
+    answers = await asyncio.gather(*(letters.show(limit) for limit in range(1, CALLERS + 1)))
+    assert [len(answer) for answer in answers] == list(range(1, CALLERS + 1))
+    assert all(answer[0].task.ordinal == FOREIGN + 1 for answer in answers)
+    assert broker.read <= 2 * (FOREIGN + LETTERS)
+
+
+async def test_a_caller_that_comes_during_a_read_gets_a_later_one() -> None:
+    letters, broker = made()
+    early = asyncio.create_task(letters.show(1))
+    while not broker.read:
+        await asyncio.sleep(0)
+    broker.stored.clear()
+    assert await letters.show(1) == []
+    await early
+
+
+async def test_callers_that_drop_all_delete_each_letter_once() -> None:
+    letters, broker = made()
+    dropped = await asyncio.gather(*(letters.drop([]) for _ in range(CALLERS)))
+    assert sorted(map(len, dropped)) == [0] * (CALLERS - 1) + [LETTERS]
+    assert broker.deleted == LETTERS
+
+
+async def test_a_caller_that_leaves_does_not_end_the_read_of_others() -> None:
+    letters, _ = made()
+    leaver, other = (asyncio.create_task(letters.show(5)) for _ in range(2))
+    await asyncio.sleep(0)
+    leaver.cancel()
+    assert len(await other) == 5
