@@ -60,6 +60,36 @@ def test_a_file_with_code_is_refused_and_the_code_not_run(new_format: bool, tmp_
     assert made.exists(), "the file's code does run where it is unpickled"
 
 
+class Attribute:
+    """Pickled as what `getattr` finds."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.found = owner, name
+
+    def __reduce__(self) -> tuple[object, tuple[object, str]]:
+        return getattr, self.found
+
+
+def test_members_of_enums_are_read_as_the_first_pythons_3_11_write_them(tmp_path: Path) -> None:
+    import_deepspeed(torch.device("cpu"))
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    torch.save({"zero": Attribute(ZeroStageEnum, "gradients")}, tmp_path / "state.pt")
+    assert load_state(str(tmp_path / "state.pt"))["zero"] is ZeroStageEnum.gradients
+
+
+@pytest.mark.parametrize("name", ["__init__", "mro", "__class__", "_missing_", "no_member"])
+def test_getattr_gives_nothing_else(name: str, tmp_path: Path) -> None:
+    import_deepspeed(torch.device("cpu"))
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    for owner in (ZeroStageEnum, LossScaler):
+        torch.save({"other": Attribute(owner, name)}, tmp_path / "state.pt")
+        with pytest.raises(InvalidInput, match=r"asks for getattr"):
+            load_state(str(tmp_path / "state.pt"))
+
+
 class Engine:
     loaded: Path | None = None
 

@@ -6,8 +6,10 @@ that a file may hold. Every other global ends the reading.
 
 import contextlib
 import io
+import pickle
 import re
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +54,23 @@ def load_any(path: Path, allowed: Sequence[Any], *, mapped: bool = True, span: t
         raise InvalidInput(str(path), f"is damaged ({type(error).__name__}: {first})") from None
 
 
+def _member(enum: Any, name: str) -> Enum:
+    """Stands for getattr, by which early Pythons 3.11 (Debian's 3.11.2) pickle an enum's members.
+
+    UnpicklingError for anything else.
+    """
+    if not (isinstance(enum, type) and issubclass(enum, Enum) and name in enum.__members__):
+        raise pickle.UnpicklingError(f"GLOBAL getattr({enum!r:.80}, {name!r:.80})")
+    return enum[name]
+
+
 @contextlib.contextmanager
 def _only(allowed: Sequence[Any]) -> Iterator[None]:
     """Allow these classes and nothing that other modules have allowed (torch allows the real DTensor, for one)."""
     before = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     try:
-        with torch.serialization.safe_globals(list(allowed)):
+        with torch.serialization.safe_globals([*allowed, (_member, "builtins.getattr")]):
             yield
     finally:
         torch.serialization.clear_safe_globals()
