@@ -162,7 +162,12 @@ NAMES = [
     ("algoritm", "{}", "did you mean 'algorithm'"),
     ("data", "{train_files: x}", "unknown key"),
     ("buffer.explorer_input.taskset.default_workflow_type", "maths_workflow", "did you mean"),
-    ("buffer.explorer_input.taskset.default_workflow_type", "thinking_budget_workflow", "Trinity-RFT has"),
+    ("buffer.explorer_input.taskset.default_workflow_type", "email_search_workflow", "Trinity-RFT has"),
+    (
+        "buffer.explorer_input.taskset.default_workflow_type",
+        "thinking_budget_workflow",
+        "thinking_token_budget: is missing",
+    ),
     ("buffer.explorer_input.taskset.default_reward_fn_type", "nope", "not registered"),
     ("buffer.explorer_input.taskset.data_selector", "{selector_type: rand}", "did you mean 'random'"),
     ("buffer.explorer_input.taskset.storage_type", "sql", "must be file"),

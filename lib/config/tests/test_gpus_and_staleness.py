@@ -80,7 +80,7 @@ def test_a_dataset_alone_is_trained_on_all_gpus() -> None:
 def test_what_is_taken_fits_into_the_cluster_with_a_gpu_for_the_trainer(
     nodes: int, each: int, engine: int, parallel: int
 ) -> None:
-    total = nodes * each
+    total = max(1, nodes) * each
     overrides = [*cluster(nodes, each), *engines(engine, parallel)]
     if total and engine * parallel > total:
         assert "explorer.rollout_model.engine_num" in problems(*overrides)
@@ -337,3 +337,10 @@ def test_the_vocabulary_is_known_by_folder_and_by_hub_name(tmp_path: Path, monke
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text('{"vocab_size": 151936}')
     assert vocabulary_of("owner/tiny") == vocabulary_of(str(snapshot)) == 151936
+
+
+@pytest.mark.parametrize("machines", [[], ["cluster.node_num=0"], ["cluster.node_num=1"]], ids=str)
+def test_gpus_of_this_machine_count_without_a_number_of_machines(machines: list[str]) -> None:
+    assert plan_of("cluster.gpu_per_node=2", *machines).gpus == GpuSplit(total=2, explorer=1, auxiliary=0, trainer=1)
+    with pytest.raises(ConfigError, match="4 engines of 1 GPU\\(s\\) take 4 of the cluster's 2 GPUs"):
+        plan_of("cluster.gpu_per_node=2", "explorer.rollout_model.engine_num=4", *machines)

@@ -109,7 +109,7 @@ def _processes(plan: Plan) -> list[tuple[str, str]]:
     on_gpus = bool(gpus.total)
     rows: list[tuple[str, str]] = []
     if on_gpus:
-        cluster = f"{config.cluster.node_num} node(s) x {config.cluster.gpu_per_node} GPU(s)"
+        cluster = f"{max(1, config.cluster.node_num)} node(s) x {config.cluster.gpu_per_node} GPU(s)"
         rows.append(("cluster", f"{cluster}; without GPUs one engine and one rank share the CPU"))
     else:
         rows.append(("cluster", "what this machine has: its GPUs (engine and trainer share one), or else its CPU"))

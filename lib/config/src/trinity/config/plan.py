@@ -131,7 +131,7 @@ class Plan:
     def gpus(self) -> "GpuSplit":
         """Who gets the GPUs of the cluster that the YAML names."""
         config = self.config
-        total = config.cluster.node_num * config.cluster.gpu_per_node
+        total = config.cluster.gpus
         rollout = config.explorer.rollout_model
         explores = not self.offline and config.mode != "train"
         explorer = rollout.engine_num * rollout.tensor_parallel_size if explores else 0

@@ -103,6 +103,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         self, request: pb.ListDeadLettersRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListDeadLettersResponse:
         run = self._of(request.run)
+        if request.limit < 0:
+            raise InvalidInput("limit", f"is {request.limit}, must be >= 0; 0 means {_DEFAULT_LIMIT}")
         letters = await run.letters.show(request.limit or _DEFAULT_LIMIT, request.ordinal)
         return pb.ListDeadLettersResponse(dead_letters=letters)
 

@@ -348,7 +348,7 @@ def _check_monitor(config: Config) -> Iterator[Problem]:
 
 
 def _check_gpus(config: Config) -> Iterator[Problem]:
-    total = config.cluster.node_num * config.cluster.gpu_per_node
+    total = config.cluster.gpus
     trains = config.mode in ("both", "train")
     if not total:
         return

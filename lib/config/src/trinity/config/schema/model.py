@@ -66,3 +66,8 @@ class ClusterConfig(Section):
 
     node_num: int = Field(0, ge=0, le=10_000, description="Machines; 0: this one")
     gpu_per_node: int = Field(0, ge=0, le=1_000, description="GPUs of each; 0: what is there")
+
+    @property
+    def gpus(self) -> int:
+        """Of all machines; 0: not given."""
+        return max(1, self.node_num) * self.gpu_per_node
