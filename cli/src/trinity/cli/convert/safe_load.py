@@ -35,6 +35,14 @@ class StandIn:
                 self.state.update(part)
 
 
+class ZeroStage(StandIn):
+    """A member of DeepSpeed's ZeroStageEnum. Early Pythons 3.11 write its name, others its value."""
+
+    @classmethod
+    def member_by_name(cls, name: str) -> Self:
+        return cls(("disabled", "optimizer_states", "gradients", "weights").index(name))
+
+
 class Mesh(StandIn):
     """A DeviceMesh. Its state's `_coordinate_on_dim` says where on the mesh the rank that saved it was."""
 
@@ -75,7 +83,7 @@ _ALLOWED: list[Any] = [
     (StandIn, f"{_NEW}._dtensor_spec.ShardOrderEntry"),
     (StandIn, "torch.distributed._mesh_layout._MeshLayout"),
     (StandIn, "torch.distributed._mesh_layout._FlatLayout"),
-    (StandIn, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+    (ZeroStage, "deepspeed.runtime.zero.config.ZeroStageEnum"),
     (StandIn, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
     (StandIn, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
     (StandIn, "deepspeed.utils.tensor_fragment.fragment_address"),

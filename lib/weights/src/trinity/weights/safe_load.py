@@ -54,11 +54,13 @@ def load_any(path: Path, allowed: Sequence[Any], *, mapped: bool = True, span: t
         raise InvalidInput(str(path), f"is damaged ({type(error).__name__}: {first})") from None
 
 
-def _member(enum: Any, name: str) -> Enum:
+def _member(enum: Any, name: str) -> Any:
     """Stands for getattr, by which early Pythons 3.11 (Debian's 3.11.2) pickle an enum's members.
 
-    UnpicklingError for anything else.
+    A class that stands for an enum has `member_by_name`. UnpicklingError for anything else.
     """
+    if isinstance(enum, type) and isinstance(name, str) and hasattr(enum, "member_by_name"):
+        return enum.member_by_name(name)
     if not (isinstance(enum, type) and issubclass(enum, Enum) and name in enum.__members__):
         raise pickle.UnpicklingError(f"GLOBAL getattr({enum!r:.80}, {name!r:.80})")
     return enum[name]
