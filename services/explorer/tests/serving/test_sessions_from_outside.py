@@ -63,7 +63,7 @@ class Explorer:
         listen = f"127.0.0.1:{free_port()}"
         self.url = f"http://{listen}/v1"
         pool: Any = SimpleNamespace()
-        tokenizer: Any = SimpleNamespace(text=lambda ids: str(list(ids)))
+        tokenizer: Any = SimpleNamespace(text=lambda ids: str(list(ids)), model_path="")
         open_to = OpenTo(listen, KeyFile(folder / "keys", "keys"), "sums")
         self.gateway = AgentGateway(pool, "model", "", False, open_to=open_to)
         nowhere = EnvironmentClient("127.0.0.1:1")
