@@ -7,19 +7,33 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class JoinedTaskset(_message.Message):
+    __slots__ = ("name", "weight", "first_position")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    weight: float
+    first_position: int
+    def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ..., first_position: _Optional[int] = ...) -> None: ...
+
 class PublishTasksRequest(_message.Message):
-    __slots__ = ("run", "tasks")
+    __slots__ = ("run", "tasks", "joined")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
     run: str
     tasks: _containers.RepeatedCompositeFieldContainer[_task_pb2.Task]
-    def __init__(self, run: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[_task_pb2.Task, _Mapping]]] = ...) -> None: ...
+    joined: JoinedTaskset
+    def __init__(self, run: _Optional[str] = ..., tasks: _Optional[_Iterable[_Union[_task_pb2.Task, _Mapping]]] = ..., joined: _Optional[_Union[JoinedTaskset, _Mapping]] = ...) -> None: ...
 
 class PublishTasksResponse(_message.Message):
-    __slots__ = ("stored",)
+    __slots__ = ("stored", "position")
     STORED_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     stored: int
-    def __init__(self, stored: _Optional[int] = ...) -> None: ...
+    position: int
+    def __init__(self, stored: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class StreamBatchesRequest(_message.Message):
     __slots__ = ("run", "from_step")
@@ -162,7 +176,7 @@ class AuxiliaryRow(_message.Message):
     def __init__(self, buffer: _Optional[str] = ..., row: _Optional[int] = ...) -> None: ...
 
 class LedgerGroup(_message.Message):
-    __slots__ = ("log_sequence", "task_id", "ordinal", "num_experiences", "oldest_version", "newest_version", "staleness_steps", "use_count", "num_response_tokens", "reward_mean", "experiences", "reusable_at_seconds", "num_sampled_tokens", "prompt_cut")
+    __slots__ = ("log_sequence", "task_id", "ordinal", "num_experiences", "oldest_version", "newest_version", "staleness_steps", "use_count", "num_response_tokens", "reward_mean", "experiences", "reusable_at_seconds", "num_sampled_tokens", "prompt_cut", "moved_episodes")
     LOG_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +191,7 @@ class LedgerGroup(_message.Message):
     REUSABLE_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CUT_FIELD_NUMBER: _ClassVar[int]
+    MOVED_EPISODES_FIELD_NUMBER: _ClassVar[int]
     log_sequence: int
     task_id: str
     ordinal: int
@@ -191,10 +206,11 @@ class LedgerGroup(_message.Message):
     reusable_at_seconds: float
     num_sampled_tokens: int
     prompt_cut: bool
-    def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., experiences: _Optional[_Iterable[_Union[LedgerExperience, _Mapping]]] = ..., reusable_at_seconds: _Optional[float] = ..., num_sampled_tokens: _Optional[int] = ..., prompt_cut: bool = ...) -> None: ...
+    moved_episodes: int
+    def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., experiences: _Optional[_Iterable[_Union[LedgerExperience, _Mapping]]] = ..., reusable_at_seconds: _Optional[float] = ..., num_sampled_tokens: _Optional[int] = ..., prompt_cut: bool = ..., moved_episodes: _Optional[int] = ...) -> None: ...
 
 class LedgerCursor(_message.Message):
-    __slots__ = ("log_sequence", "ended_through", "stored", "dead_letters", "duplicates_dropped", "ended", "pending", "failed_attempts", "sampled_tokens", "failures", "requeued", "dropped", "fenced", "reusable", "refused", "dead", "fresh_drops", "prompts_cut")
+    __slots__ = ("log_sequence", "ended_through", "stored", "dead_letters", "duplicates_dropped", "ended", "pending", "failed_attempts", "sampled_tokens", "failures", "requeued", "dropped", "fenced", "reusable", "refused", "dead", "fresh_drops", "prompts_cut", "moved_episodes")
     class FailuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +250,7 @@ class LedgerCursor(_message.Message):
     DEAD_FIELD_NUMBER: _ClassVar[int]
     FRESH_DROPS_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_CUT_FIELD_NUMBER: _ClassVar[int]
+    MOVED_EPISODES_FIELD_NUMBER: _ClassVar[int]
     log_sequence: int
     ended_through: int
     stored: int
@@ -252,7 +269,8 @@ class LedgerCursor(_message.Message):
     dead: _containers.RepeatedScalarFieldContainer[int]
     fresh_drops: _containers.RepeatedCompositeFieldContainer[DroppedGroup]
     prompts_cut: int
-    def __init__(self, log_sequence: _Optional[int] = ..., ended_through: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., ended: _Optional[_Iterable[int]] = ..., pending: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., failed_attempts: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., failures: _Optional[_Mapping[int, int]] = ..., requeued: _Optional[_Mapping[int, int]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., fenced: _Optional[_Iterable[int]] = ..., reusable: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., refused: _Optional[int] = ..., dead: _Optional[_Iterable[int]] = ..., fresh_drops: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., prompts_cut: _Optional[int] = ...) -> None: ...
+    moved_episodes: int
+    def __init__(self, log_sequence: _Optional[int] = ..., ended_through: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., ended: _Optional[_Iterable[int]] = ..., pending: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., failed_attempts: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., failures: _Optional[_Mapping[int, int]] = ..., requeued: _Optional[_Mapping[int, int]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., fenced: _Optional[_Iterable[int]] = ..., reusable: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., refused: _Optional[int] = ..., dead: _Optional[_Iterable[int]] = ..., fresh_drops: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., prompts_cut: _Optional[int] = ..., moved_episodes: _Optional[int] = ...) -> None: ...
 
 class CommitStepRequest(_message.Message):
     __slots__ = ("run", "step", "oldest_kept_step")
@@ -323,7 +341,7 @@ class StatsRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("run", "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step", "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "sampled_tokens", "reward_mean", "staleness_max", "evaluations", "evaluations_outstanding", "waiting_for", "finished", "log_bytes", "evaluation_tokens", "dropped", "refused", "log_limit_bytes", "archive_behind", "skipped_steps", "failure_causes", "last_failure", "prompts_cut")
+    __slots__ = ("run", "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step", "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "sampled_tokens", "reward_mean", "staleness_max", "evaluations", "evaluations_outstanding", "waiting_for", "finished", "log_bytes", "evaluation_tokens", "dropped", "refused", "log_limit_bytes", "archive_behind", "skipped_steps", "failure_causes", "last_failure", "prompts_cut", "moved_episodes")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +386,7 @@ class StatsResponse(_message.Message):
     FAILURE_CAUSES_FIELD_NUMBER: _ClassVar[int]
     LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_CUT_FIELD_NUMBER: _ClassVar[int]
+    MOVED_EPISODES_FIELD_NUMBER: _ClassVar[int]
     run: str
     fed: int
     stored: int
@@ -398,7 +417,8 @@ class StatsResponse(_message.Message):
     failure_causes: _containers.ScalarMap[str, int]
     last_failure: str
     prompts_cut: int
-    def __init__(self, run: _Optional[str] = ..., fed: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., outstanding: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., ledger_step: _Optional[int] = ..., committed_step: _Optional[int] = ..., last_step: _Optional[int] = ..., max_staleness_steps: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., live_step: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., evaluations_outstanding: _Optional[int] = ..., waiting_for: _Optional[str] = ..., finished: bool = ..., log_bytes: _Optional[int] = ..., evaluation_tokens: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., refused: _Optional[int] = ..., log_limit_bytes: _Optional[int] = ..., archive_behind: _Optional[int] = ..., skipped_steps: _Optional[_Iterable[int]] = ..., failure_causes: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[str] = ..., prompts_cut: _Optional[int] = ...) -> None: ...
+    moved_episodes: int
+    def __init__(self, run: _Optional[str] = ..., fed: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., outstanding: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., ledger_step: _Optional[int] = ..., committed_step: _Optional[int] = ..., last_step: _Optional[int] = ..., max_staleness_steps: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., live_step: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., evaluations_outstanding: _Optional[int] = ..., waiting_for: _Optional[str] = ..., finished: bool = ..., log_bytes: _Optional[int] = ..., evaluation_tokens: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., refused: _Optional[int] = ..., log_limit_bytes: _Optional[int] = ..., archive_behind: _Optional[int] = ..., skipped_steps: _Optional[_Iterable[int]] = ..., failure_causes: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[str] = ..., prompts_cut: _Optional[int] = ..., moved_episodes: _Optional[int] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("step", "taskset", "metrics", "oldest_version", "newest_version")

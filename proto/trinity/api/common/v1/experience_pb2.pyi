@@ -30,7 +30,7 @@ class VersionSpan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class Experience(_message.Message):
-    __slots__ = ("rollout", "step", "token_ids", "prompt_length", "logprobs", "action_mask", "reward", "version_spans", "truncation", "metrics", "info_json", "prompt_text", "response_text", "teacher_logprobs")
+    __slots__ = ("rollout", "step", "token_ids", "prompt_length", "logprobs", "action_mask", "reward", "version_spans", "truncation", "metrics", "info_json", "prompt_text", "response_text", "teacher_logprobs", "images")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Experience(_message.Message):
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_TEXT_FIELD_NUMBER: _ClassVar[int]
     TEACHER_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     rollout: int
     step: int
     token_ids: _tensor_pb2.Tensor
@@ -66,7 +67,8 @@ class Experience(_message.Message):
     prompt_text: str
     response_text: str
     teacher_logprobs: _tensor_pb2.Tensor
-    def __init__(self, rollout: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompt_length: _Optional[int] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., action_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reward: _Optional[float] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., info_json: _Optional[str] = ..., prompt_text: _Optional[str] = ..., response_text: _Optional[str] = ..., teacher_logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ...) -> None: ...
+    images: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, rollout: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompt_length: _Optional[int] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., action_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reward: _Optional[float] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., info_json: _Optional[str] = ..., prompt_text: _Optional[str] = ..., response_text: _Optional[str] = ..., teacher_logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., images: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("task", "attempt", "explorer_id", "experiences", "started_at_seconds", "finished_at_seconds")
@@ -127,6 +129,40 @@ class Fence(_message.Message):
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, versions: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TurnEntry(_message.Message):
+    __slots__ = ("turn", "abandoned")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    turn: RecordedTurn
+    abandoned: Abandoned
+    def __init__(self, turn: _Optional[_Union[RecordedTurn, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ...) -> None: ...
+
+class RecordedTurn(_message.Message):
+    __slots__ = ("episode", "turn", "seen", "token_ids", "logprobs", "version_spans", "finish_reason", "begin")
+    EPISODE_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_SPANS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    episode: str
+    turn: int
+    seen: bytes
+    token_ids: _tensor_pb2.Tensor
+    logprobs: _tensor_pb2.Tensor
+    version_spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
+    finish_reason: str
+    begin: int
+    def __init__(self, episode: _Optional[str] = ..., turn: _Optional[int] = ..., seen: _Optional[bytes] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., begin: _Optional[int] = ...) -> None: ...
+
+class Abandoned(_message.Message):
+    __slots__ = ("cause",)
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    cause: str
+    def __init__(self, cause: _Optional[str] = ...) -> None: ...
 
 class BlobReference(_message.Message):
     __slots__ = ("key", "size_bytes", "chunks", "crc32")

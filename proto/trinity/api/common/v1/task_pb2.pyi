@@ -40,7 +40,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., n: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: bool = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("run", "task_id", "ordinal", "kind", "taskset", "epoch", "row", "row_json", "format_json", "workflow", "workflow_args_json", "reward_function", "reward_args_json", "repeat_times", "sampling", "gate_step", "evaluation_step", "timeout_seconds", "max_attempts", "requeues", "greedy_baseline")
+    __slots__ = ("run", "task_id", "ordinal", "kind", "taskset", "epoch", "row", "row_json", "format_json", "workflow", "workflow_args_json", "reward_function", "reward_args_json", "repeat_times", "sampling", "gate_step", "evaluation_step", "timeout_seconds", "max_attempts", "requeues", "greedy_baseline", "images")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Task(_message.Message):
     MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     REQUEUES_FIELD_NUMBER: _ClassVar[int]
     GREEDY_BASELINE_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     run: str
     task_id: str
     ordinal: int
@@ -83,4 +84,5 @@ class Task(_message.Message):
     max_attempts: int
     requeues: int
     greedy_baseline: bool
-    def __init__(self, run: _Optional[str] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., taskset: _Optional[str] = ..., epoch: _Optional[int] = ..., row: _Optional[int] = ..., row_json: _Optional[str] = ..., format_json: _Optional[str] = ..., workflow: _Optional[str] = ..., workflow_args_json: _Optional[str] = ..., reward_function: _Optional[str] = ..., reward_args_json: _Optional[str] = ..., repeat_times: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., gate_step: _Optional[int] = ..., evaluation_step: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., max_attempts: _Optional[int] = ..., requeues: _Optional[int] = ..., greedy_baseline: bool = ...) -> None: ...
+    images: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, run: _Optional[str] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., taskset: _Optional[str] = ..., epoch: _Optional[int] = ..., row: _Optional[int] = ..., row_json: _Optional[str] = ..., format_json: _Optional[str] = ..., workflow: _Optional[str] = ..., workflow_args_json: _Optional[str] = ..., reward_function: _Optional[str] = ..., reward_args_json: _Optional[str] = ..., repeat_times: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., gate_step: _Optional[int] = ..., evaluation_step: _Optional[int] = ..., timeout_seconds: _Optional[float] = ..., max_attempts: _Optional[int] = ..., requeues: _Optional[int] = ..., greedy_baseline: bool = ..., images: _Optional[_Iterable[bytes]] = ...) -> None: ...

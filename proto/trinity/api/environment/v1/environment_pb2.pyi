@@ -52,18 +52,20 @@ class AttachedProvider(_message.Message):
     def __init__(self, provider: _Optional[str] = ..., health: _Optional[_Union[ProviderHealth, str]] = ..., since_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., environments: _Optional[_Iterable[str]] = ..., scorers: _Optional[_Iterable[str]] = ..., open: _Optional[int] = ...) -> None: ...
 
 class EnvironmentDescription(_message.Message):
-    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds", "reset_timeout_seconds")
+    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds", "reset_timeout_seconds", "deterministic")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     MAX_PARALLEL_EPISODES_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESET_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     name: str
     summary: str
     max_parallel_episodes: int
     step_timeout_seconds: float
     reset_timeout_seconds: float
-    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ..., reset_timeout_seconds: _Optional[float] = ...) -> None: ...
+    deterministic: bool
+    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ..., reset_timeout_seconds: _Optional[float] = ..., deterministic: bool = ...) -> None: ...
 
 class EpisodeRequest(_message.Message):
     __slots__ = ("reset", "action")

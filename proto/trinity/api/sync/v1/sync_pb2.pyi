@@ -85,12 +85,14 @@ class Canary(_message.Message):
     def __init__(self, probes: _Optional[_Iterable[_Union[Probe, _Mapping]]] = ..., mean_tolerance: _Optional[float] = ..., max_tolerance: _Optional[float] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("token_ids", "logprobs")
+    __slots__ = ("token_ids", "logprobs", "images")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    images: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., images: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CanaryReport(_message.Message):
     __slots__ = ("version", "mean_error", "max_error", "expected", "computed", "explorer_id")
@@ -195,18 +197,20 @@ class WeightVersion(_message.Message):
     def __init__(self, manifest: _Optional[_Union[Manifest, _Mapping]] = ..., state: _Optional[_Union[VersionState, str]] = ..., reason: _Optional[str] = ..., holders: _Optional[int] = ..., pinned: bool = ..., measured: _Optional[_Union[CanaryReport, _Mapping]] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("transports", "dtype", "tensor_parallel_size", "engines", "zone")
+    __slots__ = ("transports", "dtype", "tensor_parallel_size", "engines", "zone", "platform")
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     ZONE_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
     transports: _containers.RepeatedScalarFieldContainer[str]
     dtype: str
     tensor_parallel_size: int
     engines: int
     zone: str
-    def __init__(self, transports: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., engines: _Optional[int] = ..., zone: _Optional[str] = ...) -> None: ...
+    platform: str
+    def __init__(self, transports: _Optional[_Iterable[str]] = ..., dtype: _Optional[str] = ..., tensor_parallel_size: _Optional[int] = ..., engines: _Optional[int] = ..., zone: _Optional[str] = ..., platform: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("run", "explorer_id", "capabilities", "pid", "host", "address", "base_model")
