@@ -43,7 +43,7 @@ ROOM_STEPS = 20
 ENGINES = ("alfworld", "scienceworld")  # as environments, and as modules
 # What each is compared with, and what of it has to be reached. ScienceWorld's own environment lists all valid actions
 # at every step; the service plays on its simulator directly, and so does the second peer.
-PEERS = {
+PEERS: dict[str, dict[str, float | None]] = {
     "alfworld": {"textworld": LEAST},
     "scienceworld": {"ScienceWorldEnv": LEAST, "simulator alone": None},
 }

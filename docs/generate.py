@@ -59,7 +59,7 @@ def document() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _sections(model: type[BaseModel], path: str, seen: dict[type, str]) -> Iterator[str]:
+def _sections(model: type[BaseModel], path: str, seen: dict[type[BaseModel], str]) -> Iterator[str]:
     """A list for a section, then for those inside it; a class that came before is referred to."""
     seen[model] = path
     doc = (model.__doc__ or "").strip().replace("\n    ", "\n")
@@ -78,7 +78,7 @@ def _sections(model: type[BaseModel], path: str, seen: dict[type, str]) -> Itera
                 yield from _sections(inner, place + ("[]" if "list[" in str(field.annotation) else ""), seen)
 
 
-def _lines(fields: dict[str, Any], path: str, seen: dict[type, str]) -> Iterator[str]:
+def _lines(fields: dict[str, Any], path: str, seen: dict[type[BaseModel], str]) -> Iterator[str]:
     """One for each key; a section that another key before it has, too, is referred to."""
     named = dict(seen)
     for name, field in fields.items():
@@ -89,7 +89,7 @@ def _lines(fields: dict[str, Any], path: str, seen: dict[type, str]) -> Iterator
             named.setdefault(inner, f"{path}.{name}" if path else name)
 
 
-def _line(name: str, field: Any, seen: dict[type, str]) -> str:
+def _line(name: str, field: Any, seen: dict[type[BaseModel], str]) -> str:
     inner = next(_models(field.annotation), None)
     if name == "stages":
         values = "list of `stage_name`, with `mode` and sections that replace those above"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import REGISTRY
 
@@ -43,7 +44,8 @@ def families() -> list[Family]:
                 if _DECLARATION.search(file.read_text()):
                     import_module(".".join(file.relative_to(root).with_suffix("").parts))
     found = []
-    for collector, names in REGISTRY._collector_to_names.items():
+    collectors: dict[Any, Any] = REGISTRY._collector_to_names
+    for collector, names in collectors.items():
         if any(name.startswith("trinity_") for name in names):
             for metric in collector.describe():
                 found.append(Family(metric.name, metric.type, tuple(collector._labelnames), metric.documentation))

@@ -153,8 +153,7 @@ async def test_deep_json_and_endless_fences_are_the_callers_mistake(
         grpc.StatusCode.INVALID_ARGUMENT, "request: is nested too deeply",
     )  # fmt: skip
     async with rpc.channel(servers["environment"]) as channel:
-        stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
-        call = stub.Episode(timeout=20)
+        call = environment_pb2_grpc.EnvironmentServiceStub(channel).Episode(timeout=20)
         await call.write(
             environment_pb2.EpisodeRequest(reset=environment_pb2.Reset(environment="frozen_lake", task_json=deep))
         )

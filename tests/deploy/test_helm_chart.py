@@ -23,7 +23,7 @@ CONFIG = ROOT / "examples/quickstart/arithmetic.yaml"
 # The oldest that Chart.yaml takes, and the newest that the package knows.
 KUBERNETES = ("1.29", "1.37")
 # Resources that are not Kubernetes' own.
-CUSTOM = {
+CUSTOM: dict[str, Any] = {
     "ScaledObject": keda.ScaledObject,
     "TriggerAuthentication": keda.TriggerAuthentication,
     "Certificate": cert_manager.Certificate,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
 from trinity.observe.app import make_app
 from trinity.observe.places import Places
@@ -52,10 +52,15 @@ def watch(browser: Browser) -> Iterator[Callable[..., Watched]]:
         page = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme).new_page()  # type: ignore[arg-type]
         opened.append(page)
         watched = Watched(page, address.partition("/run/")[0].partition("/?")[0])
+
+        def dismiss(dialog: Dialog) -> None:
+            watched.wrong.append(dialog.message)
+            dialog.dismiss()
+
         page.set_default_timeout(30_000)
         page.on("console", lambda message: watched.wrong.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: watched.wrong.append(str(error)))
-        page.on("dialog", lambda dialog: (watched.wrong.append(dialog.message), dialog.dismiss()))
+        page.on("dialog", dismiss)
         page.goto(address)
         return watched
 

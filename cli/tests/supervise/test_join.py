@@ -45,8 +45,10 @@ async def until_run_ends(job: Job, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(Job, "write_record", lambda *_: None)
     running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     nats = NatsAccess("nats://127.0.0.1:1")
-    parts: list[Any] = [running, Child(), job, "explorer-extra", "run", nats, SilentBuffer(), Display()]
-    return await join._until_run_ends(*parts, asyncio.Event())
+    child, watcher, display = Child(), SilentBuffer(), Display()
+    return await join._until_run_ends(
+        running, child, job, "explorer-extra", "run", nats, watcher, display, asyncio.Event()
+    )
 
 
 @pytest.mark.parametrize(("written", "finished"), [(None, False), (-60, False), (60, True)], ids=str)

@@ -56,7 +56,7 @@ class TestGymnasium:
         import gymnasium
 
         text = play(Gymnasium(), [], {"id": "Taxi-v4", "seed": 1}).last.text
-        game = gymnasium.make("Taxi-v4").unwrapped
+        game: Any = gymnasium.make("Taxi-v4").unwrapped
         game.reset(seed=1)
         row, column, passenger, goal = game.decode(game.s)
         letter = "RGYB"

@@ -1,5 +1,6 @@
 """Metrics reach their place, a restart replaces what comes again, and a backend that fails never hurts the run."""
 
+import importlib
 import importlib.util
 import json
 import math
@@ -351,7 +352,7 @@ def test_wandb_offline_has_the_values_and_a_restart_has_the_same_id(
 
 def _wandb_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of history in wandb's own file: seven bytes, then a LevelDB log, here of one block."""
-    from wandb.proto import wandb_internal_pb2
+    wandb_internal_pb2: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
 
     data = path.read_bytes()[7:]
     rows = []

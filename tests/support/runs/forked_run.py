@@ -60,7 +60,7 @@ def trinity(
 ) -> "subprocess.CompletedProcess[str]":
     """A command to its end. `folder` keeps what it printed."""
     files = [folder / f"trinity-{time.monotonic_ns()}.{kind}" for kind in ("out", "err")]
-    process = _fork_trinity(arguments, environment, *files, TorchEngine)
+    process = _fork_trinity(arguments, environment, files[0], files[1], TorchEngine)
     try:
         code = process.wait(timeout=seconds)
     finally:

@@ -30,12 +30,12 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 from trinity.runtime.process import die_with_parent
 
 # Numbers of the system calls, and of the architecture ("audit") as a filter sees it.
-_MACHINES = {
+_MACHINES: dict[str, dict[str, Any]] = {
     "x86_64": {
         "audit": 0xC000003E,
         "sync": {74, 75},  # fsync, fdatasync

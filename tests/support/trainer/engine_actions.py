@@ -111,8 +111,8 @@ def main() -> None:
         else:
             raise ValueError(verb)
     if ranks.is_first:
-        for name, weights in dumps.items():
-            np.savez(folder / f"{name}.npz", **{key: value.float().numpy() for key, value in weights.items()})
+        for name, dump in dumps.items():
+            np.savez(folder / f"{name}.npz", **{key: value.float().numpy() for key, value in dump.items()})
         (folder / "found.json").write_text(json.dumps(found))
     engine.close()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForSequenceClassification
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForSequenceClassification
 
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.data.experience import SamplingParams
@@ -18,13 +18,14 @@ pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(240)]
 TALKS = [[{"role": "user", "content": "1+1"}, {"role": "assistant", "content": str(i)}] for i in range(3)]
 
 
-def _reward_model(folder: Path, tokenizer: AutoTokenizer) -> Qwen2ForSequenceClassification:
+def _reward_model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Qwen2ForSequenceClassification:
     torch.manual_seed(1)
     config = Qwen2Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, num_labels=1, pad_token_id=tokenizer.pad_token_id,
+        num_key_value_heads=2, max_position_embeddings=512, pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
+    config.num_labels = 1
     model = Qwen2ForSequenceClassification(config).eval()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

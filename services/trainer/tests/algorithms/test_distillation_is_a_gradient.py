@@ -79,8 +79,8 @@ def test_distillation_is_jsd_at_the_student_s_end() -> None:
 @pytest.mark.parametrize("b", [0, 0.5, 1])
 def test_both_ends_are_limits(b: float) -> None:
     """JSD_b vanishes at 0 and at 1; over b, over 1 - b, it does not."""
-    student, teacher, near = table(3), table(4), {0: 1e-7, 1: 1 - 1e-7}.get(b, b)
-    scale = {0: near, 1: 1 - near}.get(b, 1.0)
+    student, teacher, near = table(3), table(4), {0.0: 1e-7, 1.0: 1 - 1e-7}.get(b, b)
+    scale = {0.0: near, 1.0: 1 - near}.get(b, 1.0)
     found = expected_gradient(student, teacher, "jsd", {"lambda_coef": near}) / scale
     torch.testing.assert_close(found, expected_gradient(student, teacher, "jsd", {"lambda_coef": b}), atol=1e-5, rtol=0)
 

@@ -140,8 +140,7 @@ def test_the_kernel_of_gpus_gets_what_each_sequence_needs(window: int | None, mo
         assert before == (None if window is None else window - 1)
         lengths = ends.diff().tolist()
         assert longest == max(lengths)
-        rows = [tensor[None] for tensor in (q, k, v)]
-        return attention._one_by_one(*rows, tuple(lengths), scaling, 0.0, window)[0]
+        return attention._one_by_one(q[None], k[None], v[None], tuple(lengths), scaling, 0.0, window)[0]
 
     monkeypatch.setattr(attention, "kernel_for", lambda *_: kernel)
     generator = torch.Generator().manual_seed(0)

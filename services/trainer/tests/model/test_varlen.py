@@ -20,8 +20,8 @@ HEADS, KEY_HEADS, WIDTH = 4, 2, 8
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, window: int | None) -> torch.Tensor:
     lengths = tuple(ends.diff().tolist())
-    rows = [tensor[None] for tensor in (q, k, v)]
-    return attention._one_by_one(*rows, lengths, None, 0.0, None if window is None else window + 1)[0]
+    before = None if window is None else window + 1
+    return attention._one_by_one(q[None], k[None], v[None], lengths, None, 0.0, before)[0]
 
 
 class FlashAttn4:

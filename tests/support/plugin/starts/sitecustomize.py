@@ -35,7 +35,7 @@ def _count_engines(core_client: ModuleType) -> None:
     core_client.MPClient.__init__ = counted
 
 
-def _count_trainers(deepspeed: ModuleType) -> None:
+def _count_trainers(deepspeed: Any) -> None:
     initialize, noted = deepspeed.initialize, set[int]()
 
     def counted(*args: Any, **options: Any) -> Any:

@@ -50,7 +50,7 @@ class Argument:
         if self.choices:
             allowed = [*(["null"] if self.optional else []), *map(str, self.choices)]
             return "" if value in self.choices else f"is {value!r}, must be one of {', '.join(allowed)}"
-        wanted = {"boolean": bool, "string": str, "integer": int, "number": (int, float), "any": object}[self.type]
+        wanted: Any = {"boolean": bool, "string": str, "integer": int, "number": (int, float), "any": object}[self.type]
         numeric = self.type in ("integer", "number")
         if not isinstance(value, wanted) or (numeric and (isinstance(value, bool) or not -LARGEST <= value <= LARGEST)):
             return f"is {value!r}, must be {_WORDS[self.type]}"

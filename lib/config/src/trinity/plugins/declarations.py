@@ -120,7 +120,7 @@ class Registry(dict[str, D]):
         source: str = "",
         traits: Sequence[str] = (),
         args: dict[str, Argument] | None = None,
-        **of_batch: Callable[..., Any] | None,
+        **of_batch: Any,
     ) -> None:
         """Register a function or class. also: other names of the same; args: beside those of its signature."""
         if unknown := [trait for trait in traits if trait not in self.traits]:
