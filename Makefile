@@ -54,7 +54,7 @@ fuzz: $(BIN)/.installed ## malformed messages at every RPC and every subject; a 
 	$(BIN)/python tests/security/fuzz.py $(FUZZ)
 
 # trinity-* are left to tests/contract; data-juicer and WebShop are installed by hand, as their error messages say.
-DEPTRY := $(abspath $(BIN))/deptry . --no-ansi --known-first-party trinity --ignore DEP002 \
+DEPTRY := $(abspath $(BIN))/deptry . --no-ansi --known-first-party trinity --extend-exclude '.*without_operators' --ignore DEP002 \
   --per-rule-ignores 'DEP001=data_juicer|web_agent_site' --package-module-name-map 'mlflow-skinny=mlflow,flash-attn-4=flash_attn'
 PARTS := $(dir $(filter-out pyproject.toml,$(filter %pyproject.toml,$(PYPROJECTS))))
 

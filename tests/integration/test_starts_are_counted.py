@@ -31,6 +31,8 @@ def child_of_a_child(start: str, **environment: str) -> None:
     """A start that fails, as it is given nothing, twice; then the process is killed."""
     twice = f"""
 import os, signal
+from trinity.runtime.torch_builds import hide_unusable_companions
+hide_unusable_companions()
 for _ in range(2):
     try:
         {start}
