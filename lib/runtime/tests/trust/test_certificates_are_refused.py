@@ -1,13 +1,17 @@
 """Certificates that cannot be used are refused at start, with the setting, its value and the fix."""
 
 import datetime
+import re
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from trinity.runtime.errors import InvalidInput
+from trinity.runtime.errors import InvalidInput, Unauthenticated
 from trinity.runtime.trust import ca
+from trinity.runtime.trust.identity import caller_of_certificate
 from trinity.runtime.trust.tls import TlsFiles
 
 pytestmark = pytest.mark.core
@@ -99,6 +103,33 @@ def test_a_certificate_without_identity_is_refused(good: TlsFiles, authority: ca
     good.cert.write_bytes(pair.certificate)
     good.key.write_bytes(pair.key)
     assert "has 0 URIs trinity://<role>/<name> in its subjectAltName, must have one" in problem(good)
+
+
+@pytest.mark.parametrize(
+    ("uris", "reason"),
+    [
+        (["trinity://reader/x", "trinity://operator/x"], "has 2 URIs"),
+        (["spiffe://operator/x"], "has 0 URIs"),
+        (["trinity://OPERATOR/x"], "the role 'OPERATOR', which is none"),
+        (["trinity://operator@reader/x"], "the role 'operator@reader', which is none"),
+        (["trinity://reader:1/x"], "the role 'reader:1', which is none"),
+        (["trinity://reader/"], "must be trinity://<role>/<name>"),
+        (["trinity://reader/../operator"], "must be trinity://<role>/<name>"),
+        (["trinity://reader/x?role=operator"], "must be trinity://<role>/<name>"),
+    ],
+)
+def test_a_caller_has_one_name_in_one_form(uris: list[str], reason: str) -> None:
+    """By an authority of one's own, which may sign such certificates."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    now, nothing = datetime.datetime.now(datetime.UTC), x509.Name([])
+    names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri) for uri in uris])
+    signed = (
+        x509.CertificateBuilder(nothing, nothing, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+        .add_extension(names, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    with pytest.raises(Unauthenticated, match=re.escape(reason)):
+        caller_of_certificate({"x509_pem_cert": [signed.public_bytes(serialization.Encoding.PEM)]})
 
 
 def test_the_three_settings_come_together() -> None:

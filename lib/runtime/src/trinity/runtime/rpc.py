@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from opentelemetry.context import get_current
 
 from trinity.runtime import tracing
-from trinity.runtime.errors import InvalidInput, TrinityError, to_status
+from trinity.runtime.errors import InvalidInput, TrinityError, Unauthenticated, to_status
 from trinity.runtime.metrics import RPC_SECONDS
 from trinity.runtime.trust import identity as trust
 from trinity.runtime.trust.gate import Gate
@@ -180,6 +180,14 @@ class Edge(grpc.aio.ServerInterceptor):
                 async for response in responses:
                     yield response
 
+        async def refuse(_: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            async with _edge(method, context, self._gate, lasts=False):
+                raise Unauthenticated(f"{method}: the caller's identity has just changed; call again")
+            yield
+
+        # As a stream that reads nothing: the message of a call that is refused takes no memory.
+        if self._gate is not None and self._gate.is_refused(details.method, details.invocation_metadata or ()):
+            return grpc.stream_stream_rpc_method_handler(refuse)
         return make(many if streams_out else one, None, handler.response_serializer)
 
 

@@ -1,6 +1,6 @@
 """What a server demands of a caller: an identity, and a role that may call the method."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 import grpc.aio
 
@@ -20,15 +20,31 @@ class Gate:
     def admit(self, method: str, context: "grpc.aio.ServicerContext[object, object]") -> Caller:
         """Who calls `method` ("/package.Service/Method"). Raises Unauthenticated and PermissionDenied."""
         shown = caller_of_certificate(context.auth_context(), self._revoked)
-        caller = shown or self._caller_of_token(method, context)
+        caller = shown or self._caller_of_token(method, context.invocation_metadata() or ())
+        return self._allowed(method, caller)
+
+    def is_refused(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
+        """Whether `admit` will refuse a call for its token, known before its message is read.
+
+        False where callers have certificates: the handshake keeps strangers out there.
+        """
+        if self._tokens is None:
+            return False
+        try:
+            self._allowed(method, self._caller_of_token(method, metadata))
+        except (Unauthenticated, PermissionDenied):
+            return True
+        return False
+
+    def _allowed(self, method: str, caller: Caller) -> Caller:
         allowed = METHODS.get(method, frozenset())
         if caller.role not in allowed:
             may = ", ".join(sorted(allowed)) or "no role"
             raise PermissionDenied(f"role {caller.role} may not call {method.removeprefix('/')}; {may} may")
         return caller
 
-    def _caller_of_token(self, method: str, context: "grpc.aio.ServicerContext[object, object]") -> Caller:
-        shown = dict(context.invocation_metadata() or ()).get("authorization")
+    def _caller_of_token(self, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
+        shown = dict(metadata).get("authorization")
         if shown is None and method in CHECKED_BY_SERVICE:
             return Caller(Role.PROVIDER)
         if shown is None:
