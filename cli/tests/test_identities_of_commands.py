@@ -1,6 +1,7 @@
 """Commands show the identity of the job that they are about, and say in one sentence when it is not accepted."""
 
 import asyncio
+import stat
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.supervise import job, services
 from trinity.cli.supervise.client import Watcher
 from trinity.cli.supervise.nats import NatsAccess
+from trinity.config import Config
 from trinity.config.run_record import Addresses
 from trinity.runtime import rpc
 from trinity.runtime.errors import InvalidInput
@@ -72,6 +74,18 @@ async def test_a_command_has_the_operators_role_in_its_job(address: str, tmp_pat
     assert await watched(address) == 7
     async with rpc.channel(address) as channel:
         assert await Buffer(channel, "run").letters(1) == []
+
+
+def test_the_folder_of_a_new_job_is_for_its_user_alone(tmp_path: Path) -> None:
+    """Samples, weights and logs lie in it. A folder that is there keeps the mode that its user gave it."""
+    config = Config(project="p", name="n", checkpoint_root_dir=str(tmp_path / "root"))
+    made = job.Job(config)
+    made.lock()
+    job.identify(tmp_path / "other/n", starts_services=True)
+    (given := tmp_path / "given").mkdir(mode=0o750)
+    job.identify(given, starts_services=True)
+    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (made.folder, tmp_path / "other/n", given)]
+    assert modes == [0o700, 0o700, 0o750]
 
 
 async def test_another_jobs_identity_is_refused_in_one_sentence(address: str, tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ def test_secrets_are_for_the_owner_alone_and_both_jobs_are_submitted_or_none(
     assert done.exit_code == 0, done.output
     folder = tmp_path / "jobs/tests/odd $(touch hacked) 'name'/slurm"
     assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE((folder / "run.sh").stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     keys = sorted(path.parent.name for path in folder.glob("identity/*/tls.key"))
     assert {"explorer-1", "explorer-2", "nats", "trainer"} <= {*keys}
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.glob("identity/**/*.key")} == {0o600}

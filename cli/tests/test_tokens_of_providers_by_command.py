@@ -44,3 +44,4 @@ def test_the_file_is_that_of_the_job_that_a_yaml_describes(tmp_path: Path) -> No
     made = _tokens("create", "ann", "--config", str(yaml))
     assert made.returncode == 0, made.stderr
     assert AttachTokens("", tmp_path / "p/n/attach_tokens.json").find(made.stdout.strip()) is not None
+    assert (tmp_path / "p/n").stat().st_mode & 0o777 == 0o700

@@ -10,7 +10,7 @@ import typer
 from trinity.cli.commands.find import find_job
 from trinity.cli.options import AsJson, JobOption, RunOption, command, group
 from trinity.cli.render import to_json
-from trinity.cli.supervise.job import Job
+from trinity.cli.supervise.job import Job, make_private
 from trinity.config import load
 from trinity.runtime.trust.attach_tokens import FILE_NAME, create_token, read_tokens, revoke_token
 
@@ -40,6 +40,7 @@ def create(
     file: Path, name: Name, days: Annotated[int, typer.Option("--days", min=1, max=3650, help="Until it expires")] = 90
 ) -> str:
     """Create a token and print it, once: the file has its digest alone. A live run takes it at once."""
+    make_private(file.parent)
     return create_token(file, name, days)
 
 

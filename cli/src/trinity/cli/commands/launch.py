@@ -27,7 +27,7 @@ from trinity.cli.commands.certs import certs
 from trinity.cli.commands.check import Request, request, say_notices
 from trinity.cli.errors import RunError
 from trinity.cli.options import Arguments, ConfigOption, PluginDirs, command, group
-from trinity.cli.supervise.job import make_folder
+from trinity.cli.supervise.job import make_folder, make_private
 from trinity.config import Config
 from trinity.runtime import files
 from trinity.runtime.names import run_id
@@ -236,7 +236,8 @@ def _submit(jobs: Jobs, script: str) -> str:
     if queued:  # explorers that outlived their run
         _slurm(["scancel", f"--user={getpass.getuser()}", f"--name={jobs.name}-explorers"])
         _until_gone(jobs)
-    jobs.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(jobs.folder.parent)
+    make_private(jobs.folder)
     identities = jobs.folder / "identity"
     if not (identities / "ca" / "ca.key").is_file():
         certs.init(identities)

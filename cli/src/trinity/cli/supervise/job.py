@@ -86,7 +86,8 @@ class Job:
         self.token = run_id(config.project, config.name, config.group)
 
     def lock(self, name: str = "") -> FileLock:
-        """The lock of the run itself, or of one joining explorer."""
+        """The lock of the run itself, or of one joining explorer, in the folder, which is made."""
+        make_private(self.folder)
         return FileLock(self.folder / (f".lock-{name}" if name else ".lock"))
 
     def write_record(self, name: str, record: SupervisorRecord) -> None:
@@ -135,6 +136,8 @@ def identify(job: Path | None, role: Role = Role.OPERATOR, *, starts_services: b
     """
     certificate = TlsFiles.from_environment(os.environ)
     given = os.environ.get("TRINITY_IDENTITY_FOLDER")
+    if starts_services and job is not None and not given:
+        make_private(job)
     folder = Path(given) if given else job / "identity" if job is not None else None
     if certificate is not None:
         if given:
@@ -152,6 +155,12 @@ def identify(job: Path | None, role: Role = Role.OPERATOR, *, starts_services: b
         make_tokens(folder)
     insecure = os.environ.get("TRINITY_INSECURE") == "1"
     identity.configure(Identity(role, folder, insecure=insecure) if has_tokens(folder) else None)
+
+
+def make_private(folder: Path) -> None:
+    """Make a job folder for its user alone: samples, weights and logs lie in it. One that is there keeps its mode."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def make_folder(config: Config) -> Path:
