@@ -68,8 +68,14 @@ async def test_a_lease_that_was_never_given_is_not_found(nats_url: str, lease: s
     async with instance(nats_url) as run:
         with pytest.raises(NotFound):
             await run.members.find(lease)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "a\nb", "a\x1b[31m", "a\0b"])
+async def test_a_name_that_no_explorer_has_joins_nothing(nats_url: str, name: str) -> None:
+    async with instance(nats_url) as run:
         with pytest.raises(InvalidInput, match="explorer_id"):
-            await run.members.join(make_member(""))
+            await run.members.join(make_member(name))
+        assert (await run.members.join(make_member("x" * 256))).explorer_id == "x" * 256
 
 
 async def test_a_report_that_says_nothing_new_is_not_written(nats_url: str) -> None:

@@ -5,10 +5,12 @@ from typing import Any
 
 import openai
 import pytest
+from prometheus_client import make_asgi_app
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -64,6 +66,21 @@ def test_no_path_answers_without_a_key(tmp_path: Path, authorization: str) -> No
         pass
     with http.websocket_connect("/ws", headers={"Authorization": "Bearer key-of-ann"}):
         pass
+
+
+def test_a_browsers_preflight_alone_passes_without_a_key(tmp_path: Path) -> None:
+    """vLLM mounts an application like this one, which answers every method."""
+    file = tmp_path / "keys"
+    file.write_text("key-of-ann\n")
+    app = Starlette(routes=[Mount("/metrics", make_asgi_app())])
+    app.add_middleware(CORSMiddleware, allow_origins=["*"])
+    http = TestClient(with_keys(app, KeyFile(file, "file")), base_url="http://endpoint")
+    origin, asked = {"Origin": "http://page"}, {"Access-Control-Request-Method": "GET"}
+    for headers in ({}, origin, asked):
+        assert http.options("/metrics", headers=headers).status_code == 401
+    preflight = http.options("/metrics", headers=origin | asked)
+    assert (preflight.status_code, preflight.text) == (200, "OK")
+    assert "python_info" in http.options("/metrics", headers={"Authorization": "Bearer key-of-ann"}).text
 
 
 def test_a_removed_key_fails_and_an_added_one_works_without_a_restart(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ class Served:
         self.gateway = Gateway(Starlette(routes=routes), self.sessions, "policy", read_seconds=2.0)
 
     async def models(self, request: Request) -> Response:
+        self.headers.append(dict(request.headers))
         return JSONResponse({"object": "list", "data": []})
 
     async def chat(self, request: Request) -> Response:
@@ -100,10 +101,11 @@ async def test_a_call_is_filled_in_as_the_task_says_and_recorded(served: Served)
     session, client = served.open()
     await ask(client)
     await ask(client, temperature=1.0)
+    assert (await client.models.list()).data == []
     first, second = served.requests
     assert (first["model"], first["temperature"], first["stop"]) == ("policy", 0.7, ["end"])
     assert second["temperature"] == 1.0
-    assert all("authorization" not in headers for headers in served.headers), "the key goes no further"
+    assert ["authorization" in headers for headers in served.headers] == [False] * 3, "the key goes no further"
     assert len(session.finish(0, 1.0)) == 2
 
 

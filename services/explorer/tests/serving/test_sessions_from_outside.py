@@ -164,6 +164,15 @@ async def test_a_call_with_a_key_of_the_endpoint_is_not_recorded(explorer: Explo
     assert (await explorer.chat(KEY)).choices[0].message.content == "not recorded"
 
 
+async def test_options_without_a_key_do_not_reach_vllm(explorer: Explorer) -> None:
+    async with httpx.AsyncClient() as client:
+        codes = [
+            (await client.options(f"{explorer.url}/chat/completions", headers=headers)).status_code
+            for headers in ({}, {"Authorization": f"Bearer {KEY}"})
+        ]
+    assert codes == [401, 405]
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 # Other instances' reports may be this late: leases are long.
 _POLL_SECONDS = 0.25
 _SWEEP_SECONDS = 0.5
+_LONGEST_NAME = 256  # characters; no longer one is taken in experience
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
 BACKENDS = ("gloo", "nccl")
 _READY = (ExplorerState.RUNNING, ExplorerState.WAITING, ExplorerState.UPDATING)
@@ -52,6 +53,9 @@ def check_new(member: Member) -> None:
     """InvalidInput for one that cannot join any run."""
     if not member.explorer_id:
         raise InvalidInput("explorer_id", "is empty")
+    if len(member.explorer_id) > _LONGEST_NAME or not member.explorer_id.isprintable():
+        problem = f"has {len(member.explorer_id)} characters, must be at most {_LONGEST_NAME}, and printable"
+        raise InvalidInput("explorer_id", f"{problem}; give explorer.name another value")
 
 
 class Members:

@@ -7,6 +7,15 @@ from typing import Any
 
 LARGEST_BODY = 8 * 2**20  # bytes of a request
 
+# What Anthropic's errors are called, by status; others: invalid_request_error, or api_error.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+}
+
 App = Callable[[Any, Any, Any], Awaitable[None]]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -55,6 +64,12 @@ def key_of(scope: Any) -> str:
     return str(headers.get(b"x-api-key", b"").decode("latin-1"))
 
 
+def is_preflight(scope: Any) -> bool:
+    """Whether a browser asks if it may call: then Starlette's CORSMiddleware answers, without content, and no page."""
+    names = {name for name, _ in scope.get("headers", ())}
+    return scope.get("method") == "OPTIONS" and names >= {b"origin", b"access-control-request-method"}
+
+
 async def send_json(send: Send, status: int, body: Any, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
     data = json.dumps(body).encode()
     about = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data)), *headers]
@@ -64,8 +79,11 @@ async def send_json(send: Send, status: int, body: Any, headers: Sequence[tuple[
 
 async def send_error(send: Send, refused: Refused, path: str) -> None:
     """In OpenAI's form, or Anthropic's."""
+    anthropic = path.startswith("/v1/messages")
     kind = "server_error" if refused.status >= 500 else "invalid_request_error"
+    if anthropic:
+        kind = _ANTHROPIC_TYPES.get(refused.status, "api_error" if refused.status >= 500 else kind)
     error = {"message": str(refused), "type": kind, "param": refused.param, "code": refused.code}
-    of_anthropic = {"type": "error"} if path == "/v1/messages" else {}
+    of_anthropic = {"type": "error"} if anthropic else {}
     challenge = [(b"www-authenticate", b"Bearer")] if refused.status == 401 else []
     await send_json(send, refused.status, {**of_anthropic, "error": error}, [(b"connection", b"close"), *challenge])

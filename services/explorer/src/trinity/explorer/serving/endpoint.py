@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from trinity.explorer.engine.pool import EnginePool
+from trinity.explorer.serving.asgi import is_preflight
 from trinity.explorer.serving.recording import Recording, RecordingRenderer
 from trinity.explorer.serving.sessions import CALL
 from trinity.explorer.types import EngineFailed
@@ -115,13 +116,14 @@ def open_keys(listen: str, path: Path | None) -> KeyFile | None:
 def with_keys(app: _App, keys: KeyFile) -> _App:
     """The ASGI application behind its keys: a request without one gets a 401 in OpenAI's form.
 
-    A preflight request (OPTIONS) passes: browsers send it without keys, and it answers no content.
+    A browser's preflight request passes: browsers send it without keys, and it answers no content. Any other OPTIONS
+    needs a key: vLLM's /metrics answers every method.
     """
 
     async def keyed(scope: Any, receive: Any, send: Any) -> None:
         headers = dict(scope.get("headers", ()))
         sent = headers.get(b"authorization", b"").decode("latin-1")
-        if scope["type"] == "lifespan" or scope.get("method") == "OPTIONS" or keys.allows(sent):
+        if scope["type"] == "lifespan" or is_preflight(scope) or keys.allows(sent):
             await app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})

@@ -15,7 +15,17 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trinity.data.experience import TaskKind
-from trinity.explorer.serving.asgi import App, Receive, Refused, Send, key_of, read_json, send_error, send_json
+from trinity.explorer.serving.asgi import (
+    App,
+    Receive,
+    Refused,
+    Send,
+    is_preflight,
+    key_of,
+    read_json,
+    send_error,
+    send_json,
+)
 from trinity.explorer.serving.outside import Offer, OutsideSessions
 from trinity.runtime.errors import Conflict, InvalidInput, TrinityError, Unauthenticated, Unavailable
 from trinity.runtime.trust.keys import KeyFile
@@ -68,7 +78,7 @@ class Front:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         answer = self._answers.get(scope["path"]) if scope["type"] == "http" else None
         if answer is None:
-            keyed = scope["type"] == "lifespan" or scope.get("method") == "OPTIONS" or self._may_open(scope)
+            keyed = scope["type"] == "lifespan" or is_preflight(scope) or self._may_open(scope)
             await (self._plain if keyed else self._gateway)(scope, receive, send)
             return
         try:

@@ -44,7 +44,7 @@ class Gateway:
         try:
             session = self._session_of(scope)
             if scope["method"] == "GET" and scope["path"] == _MODELS:
-                await self._app(scope, receive, send)
+                await self._app({**scope, "headers": _headers(scope, 0)}, receive, send)
                 return
             if scope["method"] != "POST" or scope["path"] not in READERS:
                 known = ", ".join(READERS)
