@@ -42,5 +42,6 @@ def test_what_is_no_address_is_refused_in_its_place(address: str) -> None:
     assert "explorer.environments.0.address" in found
 
 
-def test_the_wait_for_a_provider_is_a_positive_number() -> None:
-    assert "explorer.environment_wait" in problems("explorer.environment_wait=0")
+@pytest.mark.parametrize("key", ["explorer.environment_wait", "explorer.agent_wait"])
+def test_the_wait_for_another_side_is_a_positive_number(key: str) -> None:
+    assert key in problems(f"{key}=0")

@@ -285,6 +285,25 @@ async def test_time_runs_from_the_first_opening_on(explorer: Explorer) -> None:
     assert isinstance(failure, AttemptFailure) and failure.cause is FailureCause.TIMEOUT
 
 
+async def test_a_task_that_no_program_opens_fails_with_its_cause(explorer: Explorer) -> None:
+    explorer.gateway.outside._wait_seconds = 0.2
+    failure = await outcome(explorer.explore())
+    assert isinstance(failure, AttemptFailure) and failure.cause is FailureCause.WORKFLOW_ERROR
+    assert "no program opened a session of the task within 0.2 s (explorer.agent_wait)" in failure.error
+    assert explorer.gateway.outside.waiting == 0
+
+
+async def test_a_group_whose_first_session_is_open_waits_for_its_others(explorer: Explorer) -> None:
+    explorer.gateway.outside._wait_seconds = 0.3
+    running = explorer.explore()
+    for number in range(2):
+        key = (await explorer.open())["key"]
+        await explorer.chat(key)
+        await asyncio.sleep(0.6 * (1 - number))
+        assert (await explorer.post("/sessions/close", key, reward=1.0)).status_code == 200
+    assert isinstance(await outcome(running), Group)
+
+
 async def test_a_session_that_its_program_leaves_ends_with_its_own_limit(explorer: Explorer) -> None:
     running = explorer.explore(repeat_times=1)
     await explorer.open(limit_seconds=0.2)

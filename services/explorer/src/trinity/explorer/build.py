@@ -122,7 +122,9 @@ class ExplorerBuilder:
         parsers += ["--reasoning-parser", model.reasoning_parser] if model.reasoning_parser else []
         rewrites = bool(tokenizer.history_problem)
         open_to = OpenTo(self._settings.serve_listen, keys, self._config.name) if keys is not None else None
-        gateway = AgentGateway(pool, options.model, tokenizer.template, rewrites, parsers, open_to)
+        gateway = AgentGateway(
+            pool, options.model, tokenizer.template, rewrites, parsers, open_to, self._explorer.agent_wait
+        )
         seed = model.seed if self._config.reproducible else None
         return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway, seed)
 

@@ -128,6 +128,11 @@ class ExplorerConfig(Section):
     api_keys_file: AnyPath | Literal[""] = Field(
         "", description="Mode serve, or record: file of the keys that clients must send, one a line; empty: one is made"
     )
+    agent_wait: PositiveFloat = Field(
+        600,
+        description="external_agent_workflow: longest wait for a program that opens a session of a task, in seconds; "
+        "then the attempt fails",
+    )
     rollout_model: PolicyEngineConfig = Field(default_factory=PolicyEngineConfig)
     auxiliary_models: list[AuxiliaryModelConfig] = Field(default_factory=list, description="Judges and reward models")
     environments: list[EnvironmentConfig] = Field(

@@ -60,12 +60,12 @@ def attempt(timeout: asyncio.Timeout, seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def limit_suspended() -> Iterator[None]:
+def limit_suspended() -> Iterator[Attempt]:
     """The time limit of the attempt does not run in the body, unless the attempt has begun to play; then it does."""
     owner = _current.get() or Attempt()
     owner.suspend_limit()
     try:
-        yield
+        yield owner
     finally:
         owner.resume_limit(True)
 

@@ -123,15 +123,17 @@ class AgentGateway:
         rewrites_history: bool,
         options: Sequence[str] = (),
         open_to: OpenTo | None = None,
+        agent_wait: float = 600.0,
     ) -> None:
-        """`open_to`: for programs outside, whom `start` lets in."""
+        """`open_to`: for programs outside, whom `start` lets in. `agent_wait`: seconds until one opens a group's first
+        session."""
         self._open_to = open_to
         self._client = endpoint.PooledClient(pool, rewrites_history)
         served = [_MODEL, *([open_to.model] if open_to is not None else [])]
         self._options = ["--model", model, "--served-model-name", *served, *options]
         self._template = chat_template
         self._sessions = Sessions()
-        self.outside = OutsideSessions(self._sessions)
+        self.outside = OutsideSessions(self._sessions, agent_wait)
         self._clients = _Clients()
         self._socket: socket.socket | None = None
         self._server: asyncio.Task[None] | None = None

@@ -60,8 +60,10 @@ class Closed:
 class OutsideSessions:
     """The offers of one explorer, oldest first, and the sessions that were opened of them."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, wait_seconds: float) -> None:
+        """`wait_seconds`: for a program that opens the first session of a group."""
         self._sessions = sessions
+        self._wait_seconds = wait_seconds
         self._waiting: list[Offer] = []
         self._open: dict[str, Offer] = {}
         self._arrived = asyncio.Event()
@@ -77,8 +79,8 @@ class OutsideSessions:
     async def offer(self, task: Task, agent: "AgentSession") -> Rewards:
         """Wait until a program has opened the session and ended it; returns its rewards.
 
-        The attempt's time limit runs from the first opening of the group on. Raises SessionFailed, and what failed in
-        the session's calls.
+        The attempt's time limit runs from the first opening of the group on. Raises SessionFailed, also if no program
+        opens a session of the group, and what failed in the session's calls.
         """
         offer = Offer(task, agent, task.timeout_seconds)
         agent.session.on_failure = offer.fail
@@ -86,8 +88,8 @@ class OutsideSessions:
         self._arrived.set()
         self._arrived = asyncio.Event()
         try:
-            with slots.limit_suspended():
-                await offer.opened
+            with slots.limit_suspended() as owner:
+                await self._opened_in_time(offer, owner)
             await self._ended(offer)
         except asyncio.CancelledError:
             agent.session.fail(SessionFailed(_GROUP_ENDED))
@@ -98,6 +100,13 @@ class OutsideSessions:
                 self._waiting.remove(offer)
         assert agent.reward is not None
         return agent.reward
+
+    async def _opened_in_time(self, offer: Offer, owner: slots.Attempt) -> None:
+        await asyncio.wait([offer.opened], timeout=self._wait_seconds)
+        if not offer.opened.done() and not owner.started:
+            problem = f"no program opened a session of the task within {self._wait_seconds:g} s (explorer.agent_wait)"
+            raise SessionFailed(problem)
+        await offer.opened
 
     async def _ended(self, offer: Offer) -> None:
         try:
