@@ -26,7 +26,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from trinity.explorer.engine import scheduler as scheduler_module
 from trinity.explorer.engine.scheduler import DeferredOutputs, WholeLogprobs, make_scheduler
 from trinity.explorer.engine.start import config_of
-from trinity.explorer.types import EngineOptions
+from trinity.explorer.types import UNREAD_LOGPROBS, EngineOptions
 
 pytestmark = pytest.mark.core
 
@@ -140,6 +140,19 @@ def test_the_loads_before_a_token_outlast_vllms_joining_of_outputs() -> None:
     joined.extend(processor.logprobs)
     assert [joined.ranks[start] for start in joined.start_indices] == [4, 5]
     assert [joined.token_ids[start] for start in joined.start_indices] == [7, 7]
+
+
+def test_no_text_is_decoded_for_log_probabilities_that_no_client_reads() -> None:
+    lists = LogprobsLists(np.array([[7], [8]]), np.array([[-1.0], [-2.0]], np.float32), np.array([0, 0]), None)
+    tokenizer: Any = object()
+    for extra, decodes in ((None, tokenizer), ({UNREAD_LOGPROBS: True}, None)):
+        sampling = VllmSampling(logprobs=0, flat_logprobs=True, extra_args=extra)
+        asked: Any = SimpleNamespace(sampling_params=sampling)
+        processor = WholeLogprobs.from_new_request(tokenizer, asked)
+        assert processor.tokenizer is decodes
+    processor._update_sample_logprobs(lists)
+    assert isinstance(processor.logprobs, FlatLogprobs)
+    assert processor.logprobs.logprobs == [-1.0, -2.0]
 
 
 def test_a_request_without_logprobs_is_passed_on_unchanged() -> None:

@@ -10,6 +10,9 @@ from trinity.config.schema.explorer import RolloutModelConfig
 from trinity.data.experience import VersionSpan
 from trinity.runtime.errors import TrinityError
 
+# Of a vLLM request's extra_args: its log-probabilities are recorded, and no client reads them.
+UNREAD_LOGPROBS = "trinity_unread_logprobs"
+
 
 class EngineFailed(TrinityError):
     """vLLM raised, or its core is gone. The process must be restarted."""

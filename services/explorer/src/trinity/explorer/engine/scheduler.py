@@ -23,6 +23,8 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import Request
 
+from trinity.explorer.types import UNREAD_LOGPROBS
+
 _REPORT_SECONDS = 1.0
 _MAX_ABORTED = 1000  # responses kept of aborted requests, because vLLM reports no abort
 
@@ -202,6 +204,12 @@ class WholeLogprobs(LogprobsProcessor):
     Where a client wants the best tokens too, all entries of a position have the rank of the sampled one: vLLM joins
     the outputs that a reader did not take yet as dictionaries, in which a later entry of the same token replaces it.
     """
+
+    @classmethod
+    def from_new_request(cls, tokenizer: Any, request: Any) -> LogprobsProcessor:
+        """Without a text of each token where the request has UNREAD_LOGPROBS: it takes longer than all else."""
+        unread = UNREAD_LOGPROBS in (request.sampling_params.extra_args or {})
+        return super().from_new_request(None if unread else tokenizer, request)
 
     def _update_sample_logprobs(self, logprobs_lists: LogprobsLists) -> None:
         found: Any = self.logprobs

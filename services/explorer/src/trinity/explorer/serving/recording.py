@@ -7,7 +7,7 @@ from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import completion_of
 from trinity.explorer.serving.samples import Turn
 from trinity.explorer.serving.sessions import CALL, Call
-from trinity.explorer.types import Completion
+from trinity.explorer.types import UNREAD_LOGPROBS, Completion
 from trinity.explorer.weights.load_history import LoadHistory
 
 # A character of a private use area: it stands for a reply in a rendered text, and no real text has it.
@@ -83,7 +83,9 @@ class Recording:
             call.session.untrained.add(reason)
         sampling.max_tokens = min(sampling.max_tokens or task.max_tokens, task.max_tokens)
         sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
-        sampling.logprobs = sampling.logprobs or 0
+        if sampling.logprobs is None:
+            sampling.logprobs = 0
+            sampling.extra_args = {**(getattr(sampling, "extra_args", None) or {}), UNREAD_LOGPROBS: True}
         sampling.flat_logprobs = True
         call.replies = sampling.n
 
