@@ -4,8 +4,7 @@ from typing import Any, cast
 
 import pytest
 
-from trinity.buffer.state.streams import on_subject
-from trinity.runtime.broker import Broker, StoredMessage
+from trinity.runtime.broker import Broker, StoredMessage, on_subject
 from trinity.runtime.errors import NotFound
 
 pytestmark = pytest.mark.core

@@ -1,4 +1,4 @@
-"""Many callers that list or drop dead letters at the same time share reads, and delete each letter once."""
+"""Many callers that list, retry or drop dead letters at a time share reads, and delete each letter once."""
 
 import asyncio
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ class CountingBroker:
         for n in range(FOREIGN + 1, FOREIGN + LETTERS + 1):
             letter = experience_pb2.AttemptFailure(final=True)
             letter.task.ordinal = n
+            letter.task.task_id = str(n)
             self.stored[n] = StoredMessage(n, names.dead_letter(n), letter.SerializeToString(), {})
 
     async def several(self, stream: str, start: int, most: int, subject: str = "") -> list[StoredMessage]:
@@ -49,7 +50,7 @@ def made() -> tuple[DeadLetters, CountingBroker]:
     names = RunNames("r")
     broker = CountingBroker(names)
     context = SimpleNamespace(names=names, broker=broker)
-    return DeadLetters(cast(Any, context), lambda _: False, lambda: 0), broker
+    return DeadLetters(cast(Any, context), lambda _: False, lambda: LETTERS), broker
 
 
 async def test_callers_at_the_same_time_share_reads_and_get_what_they_asked_for() -> None:
@@ -70,10 +71,26 @@ async def test_a_caller_that_comes_during_a_read_gets_a_later_one() -> None:
     await early
 
 
-async def test_callers_that_drop_all_delete_each_letter_once() -> None:
+@pytest.mark.parametrize("method", ["drop", "retry"])
+async def test_callers_that_change_all_share_a_read_and_delete_each_letter_once(method: str) -> None:
     letters, broker = made()
-    dropped = await asyncio.gather(*(letters.drop([]) for _ in range(CALLERS)))
-    assert sorted(map(len, dropped)) == [0] * (CALLERS - 1) + [LETTERS]
+    change = getattr(letters, method)
+    first = asyncio.create_task(change([]))
+    while not broker.read:
+        await asyncio.sleep(0)
+    later = await asyncio.gather(*(change([]) for _ in range(CALLERS)))
+    assert [len(await first), *map(len, later)] == [LETTERS] + [0] * CALLERS
+    assert broker.deleted == LETTERS
+    assert broker.read <= 2 * (FOREIGN + LETTERS)
+
+
+async def test_a_caller_that_leaves_does_not_end_the_change_of_others() -> None:
+    letters, broker = made()
+    leaver, other = (asyncio.create_task(letters.drop([])) for _ in range(2))
+    while not broker.read:
+        await asyncio.sleep(0)
+    leaver.cancel()
+    assert len(await other) == LETTERS
     assert broker.deleted == LETTERS
 
 

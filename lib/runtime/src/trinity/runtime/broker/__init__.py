@@ -12,7 +12,7 @@ from trinity.runtime.broker.connection import (
     StoredMessage,
     is_cancelled,
 )
-from trinity.runtime.broker.consume import Gap, Message, PullConsumer, ensure_consumer, tail
+from trinity.runtime.broker.consume import Gap, Message, PullConsumer, ensure_consumer, on_subject, tail
 from trinity.runtime.broker.kv import ABSENT, Bucket, Change, Changes, Entry
 from trinity.runtime.broker.streams import StreamSpec, check_stream, ensure_streams
 from trinity.runtime.broker.undelivered import return_undelivered
@@ -38,6 +38,7 @@ __all__ = [
     "ensure_consumer",
     "ensure_streams",
     "is_cancelled",
+    "on_subject",
     "return_undelivered",
     "tail",
 ]

@@ -13,8 +13,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
 
-from trinity.runtime.broker.connection import Broker
-from trinity.runtime.errors import DataLoss, Unavailable
+from trinity.runtime.broker.connection import Broker, StoredMessage
+from trinity.runtime.errors import DataLoss, NotFound, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -190,6 +190,20 @@ class PullConsumer:
         except (TimeoutError, nats.errors.Error, nats.js.errors.Error, OSError) as error:
             log.info("broker.lease.interrupted", error=f"{type(error).__name__} {error}".strip())
             await asyncio.sleep(0.2)
+
+
+async def on_subject(
+    broker: Broker, stream: str, subject: str, from_sequence: int = 1, read_ahead: int = 0
+) -> AsyncIterator[StoredMessage]:
+    """The messages of a stream under a subject that are there now, oldest first. `read_ahead`: where many are."""
+    with contextlib.suppress(NotFound):
+        while True:
+            message = await broker.next(stream, subject, from_sequence)
+            yield message
+            ahead = await broker.several(stream, message.sequence + 1, read_ahead, subject) if read_ahead else []
+            for message in ahead:
+                yield message
+            from_sequence = message.sequence + 1
 
 
 async def tail(broker: Broker, stream: str, after_sequence: int) -> AsyncIterator[Message]:

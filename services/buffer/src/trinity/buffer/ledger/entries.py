@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.streams import append_past_others, newest_of_ours, on_subject
-from trinity.runtime.broker import StoredMessage
+from trinity.buffer.state.streams import append_past_others, newest_of_ours
+from trinity.runtime.broker import StoredMessage, on_subject
 from trinity.runtime.errors import DataLoss, NotFound
 
 _CACHED_ENTRIES = 64

@@ -14,10 +14,10 @@ from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.log.archives import Mirror
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.streams import on_subject, stream_specs
+from trinity.buffer.state.streams import stream_specs
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.data.wire import parse_outcome
-from trinity.runtime.broker import Broker, blobs, ensure_streams
+from trinity.runtime.broker import Broker, blobs, ensure_streams, on_subject
 from trinity.runtime.errors import InvalidInput, NotFound
 from trinity.runtime.metrics import Gauge
 from trinity.runtime.names import RunNames

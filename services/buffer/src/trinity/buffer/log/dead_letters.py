@@ -2,20 +2,20 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.streams import on_subject
-from trinity.runtime.broker import StoredMessage
+from trinity.runtime.broker import StoredMessage, on_subject
 from trinity.runtime.errors import Conflict, NotFound
 from trinity.runtime.names import RunNames
 
 _READ_AHEAD = 256
 _DELETED_AT_ONCE = 64
 _Found = tuple[StoredMessage, experience_pb2.AttemptFailure]
+_Change = Callable[[list[_Found]], Awaitable[list[int]]]
 
 
 class DeadLetters:
@@ -29,6 +29,7 @@ class DeadLetters:
         self._reading, self._changing = asyncio.Lock(), asyncio.Lock()
         self._next: asyncio.Task[list[_Found]] | None = None  # a read that has not begun
         self._most = 0.0  # letters that the callers of that read ask for
+        self._changes: dict[_Change, asyncio.Task[list[int]]] = {}  # of all letters, that have not begun
 
     async def show(self, limit: int, ordinal: int = 0) -> list[experience_pb2.AttemptFailure]:
         """Oldest first; of one task alone if an ordinal is given. NotFound if that has none."""
@@ -40,8 +41,26 @@ class DeadLetters:
 
         NotFound if one has no letter, Conflict if the run feeds fewer tasks until its end; then nothing happens.
         """
+        return await self._change(self._retry, ordinals)
+
+    async def drop(self, ordinals: Iterable[int]) -> list[int]:
+        """Take letters away (all, if none is named). NotFound as for retry."""
+        return await self._change(self._drop, ordinals)
+
+    async def _change(self, change: _Change, ordinals: Iterable[int]) -> list[int]:
+        """One change at a time: a second caller finds the letters gone, and takes none twice."""
+        if wanted := sorted(set(ordinals)):
+            async with self._changing:
+                return await change([await self._of(ordinal) for ordinal in wanted])
+        if change not in self._changes:
+            self._changes[change] = asyncio.create_task(self._change_all(change))
+        return await asyncio.shield(self._changes[change])  # as with a read, a caller that leaves does not end it
+
+    async def _change_all(self, change: _Change) -> list[int]:
+        """For all callers that ask for this change before it begins."""
         async with self._changing:
-            return await self._retry(await self._asked(ordinals))
+            del self._changes[change]
+            return await change(await self._all())
 
     async def _retry(self, found: list[_Found]) -> list[int]:
         if len(found) > (left := self._left()):
@@ -69,18 +88,11 @@ class DeadLetters:
             self._context.names.control, entry.SerializeToString(), message_id=message_id
         )
 
-    async def drop(self, ordinals: Iterable[int]) -> list[int]:
-        """Take letters away (all, if none is named). NotFound as for retry."""
-        async with self._changing:  # a second caller then finds the letters gone, and deletes none twice
-            found = await self._asked(ordinals)
-            for first in range(0, len(found), _DELETED_AT_ONCE):
-                some = found[first : first + _DELETED_AT_ONCE]
-                await asyncio.gather(*(self._context.broker.delete(self._stream, m.sequence) for m, _ in some))
+    async def _drop(self, found: list[_Found]) -> list[int]:
+        for first in range(0, len(found), _DELETED_AT_ONCE):
+            some = found[first : first + _DELETED_AT_ONCE]
+            await asyncio.gather(*(self._context.broker.delete(self._stream, m.sequence) for m, _ in some))
         return [letter.task.ordinal for _, letter in found]
-
-    async def _asked(self, ordinals: Iterable[int]) -> list[_Found]:
-        wanted = sorted(set(ordinals))
-        return [await self._of(ordinal) for ordinal in wanted] if wanted else await self._all()
 
     async def _of(self, ordinal: int) -> _Found:
         found = await self._read(self._context.names.dead_letter(ordinal))

@@ -1,7 +1,6 @@
 """The streams of a run, as code; and writing into those that the buffer alone writes, past what others put there."""
 
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -34,20 +33,6 @@ def stream_specs(names: RunNames, *, log_bytes: int, replicas: int) -> list[Stre
         StreamSpec(names.dead_letters_stream, (names.subjects("deadletters"),), replicas=replicas),
         StreamSpec(names.blobs_stream, (names.subjects("blobs"),), replicas=replicas, max_bytes=log_bytes),
     ]
-
-
-async def on_subject(
-    broker: Broker, stream: str, subject: str, from_sequence: int = 1, read_ahead: int = 0
-) -> AsyncIterator[StoredMessage]:
-    """The messages of a stream under a subject that are there now, oldest first. `read_ahead`: where many are."""
-    with contextlib.suppress(NotFound):
-        while True:
-            message = await broker.next(stream, subject, from_sequence)
-            yield message
-            ahead = await broker.several(stream, message.sequence + 1, read_ahead, subject) if read_ahead else []
-            for message in ahead:
-                yield message
-            from_sequence = message.sequence + 1
 
 
 async def newest_of_ours(broker: Broker, stream: str, is_ours: IsOurs) -> StoredMessage | None:

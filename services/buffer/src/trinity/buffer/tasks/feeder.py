@@ -17,13 +17,13 @@ from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import task_pb2
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.streams import append_past_others, newest_of_ours, on_subject
+from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.buffer.state.window import Window
 from trinity.buffer.tasks.source import Mixture
 from trinity.data.experience import Task
 from trinity.data.wire import parse_outcome, task_from_proto, task_to_proto
 from trinity.runtime import headers, tracing
-from trinity.runtime.broker import SequenceConflict, StoredMessage
+from trinity.runtime.broker import SequenceConflict, StoredMessage, on_subject
 from trinity.runtime.errors import NotFound
 from trinity.runtime.metrics import Gauge
 
