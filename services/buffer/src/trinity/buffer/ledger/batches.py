@@ -37,17 +37,21 @@ class BatchServer:
 
     async def parts(self, from_step: int) -> AsyncIterator[pb.BatchPart]:
         """The parts of every batch from `from_step` to the run's last step."""
+        self._sent = self._sent if self._streams else 0
         self._streams += 1
+        sent_all = False
         try:
             async for part in self._parts(from_step):
                 yield part
+            sent_all = True
         finally:
             self._streams -= 1
-            self._sent = self._sent if self._streams else 0
+            if not sent_all and not self._streams:
+                self._sent = 0
 
     def is_read(self, step: int) -> bool:
-        """Whether a trainer that is connected has this step's batch, or is about to get it."""
-        return self._streams > 0 and step <= self._sent
+        """Whether a trainer has this step's batch, or is about to get it. One that broke its stream off has none."""
+        return step <= self._sent
 
     @property
     def waiting_seconds(self) -> float:
