@@ -111,7 +111,7 @@ def picky(item: Any, args: dict[str, Any]) -> float:
         (limited, {"limit": 3, "other": 1}, 0, "reward_fn_args.other: mine does not read it"),
         (unpacking, {"limit": 3, "other": 1}, 0, ""),
         (picky, {"limit": -1}, 2, f"{TASKSET}.reward_fn_args.limit: is below 0"),
-        (picky, {}, 0, "mine could not score a reply to row 0: ValueError: the reward is nan; rewards are finite"),
+        (picky, {}, 0, "mine could not score a reply to row 0: ValueError: the scorer gave nan; rewards are finite"),
     ],
 )
 def test_a_reward_function_of_a_plugin_scores_two_replies(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.core
 PLUGIN = '''
 import json
 from texts import is_short
-from trinity.plugins import reward_function
+from trinity.plugins import group_reward_function, reward_function
 
 
 @reward_function("echo_reward")
@@ -51,6 +51,15 @@ def moody(item, args):
     if item.response == "exit":
         raise SystemExit(3)
     return RETURNS.get(item.response, 1)
+
+
+@group_reward_function("rank_reward")
+def rank(items, args):
+    """The share of the group that is longer; the wrong number of results where one says so."""
+    if any(item.response == "few" for item in items):
+        return [1.0]
+    longer = [sum(len(other.response) > len(item.response) for other in items) for item in items]
+    return [{"rank": args["weight"] * count / len(items)} for count in longer]
 
 
 @reward_function("accuracy_reward")
@@ -108,6 +117,16 @@ def test_a_function_gets_everything_of_its_item_and_the_yamls_arguments(
 def test_a_number_is_the_reward(stub: environment_pb2_grpc.EnvironmentServiceStub) -> None:
     found = score(stub, "short_reward", "four", "longer than ten", args={"limit": 10})
     assert [(one.reward, dict(one.metrics), one.error) for one in found] == [(1.0, {}, ""), (0.0, {}, "")]
+
+
+def test_a_group_is_scored_as_a_whole(stub: environment_pb2_grpc.EnvironmentServiceStub) -> None:
+    found = score(stub, "rank_reward", "a", "aaa", "aa", "a", args={"weight": 4})
+    assert [(one.reward, dict(one.metrics)) for one in found] == [
+        (2, {"rank": 2}), (0, {"rank": 0}), (1, {"rank": 1}), (2, {"rank": 2})
+    ]  # fmt: skip
+    assert score(stub, "rank_reward") == []
+    few = score(stub, "rank_reward", "a", "few", args={"weight": 1})
+    assert {one.error for one in few} == {"ValueError: the scorer gave 1 results for 2 answers"}
 
 
 def test_a_mapping_is_summed_and_its_parts_are_metrics(stub: environment_pb2_grpc.EnvironmentServiceStub) -> None:

@@ -19,7 +19,7 @@ attach(Guess, address="host:7002", token="...")  # or serve(Guess, address="0.0.
 from trinity.sdk.attach import AttachRefused, Tls, attach, attach_async, attaching
 from trinity.sdk.environment import AsyncEnvironment, Description, Environment, Observation
 from trinity.sdk.errors import InvalidInput
-from trinity.sdk.scoring import ScoreItem, ScoreResult
+from trinity.sdk.scoring import GroupScorer, ScoreItem, ScoreResult
 from trinity.sdk.serve import serve, serve_async, serving
 from trinity.sdk.sessions import Session, SessionRefused, open_session
 
@@ -28,6 +28,7 @@ __all__ = [
     "AttachRefused",
     "Description",
     "Environment",
+    "GroupScorer",
     "InvalidInput",
     "Observation",
     "ScoreItem",

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +39,26 @@ class ScoreResult:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-Scorer = Callable[[ScoreItem, dict[str, Any]], Any]
+@dataclass(frozen=True)
+class GroupScorer:
+    """A function of all items of a Score call, the answers to one task, and args: one result for each, in order."""
+
+    function: Callable[[list[ScoreItem], dict[str, Any]], Sequence[Any]]
+
+
+Scorer = Callable[[ScoreItem, dict[str, Any]], Any] | GroupScorer
+
+
+def results(scorer: Scorer, items: list[ScoreItem], args: dict[str, Any]) -> list[ScoreResult]:
+    """One for each item. Raises what the scorer raises, ValueError for a wrong number of results or one not finite."""
+    given = scorer.function(items, args) if isinstance(scorer, GroupScorer) else [scorer(item, args) for item in items]
+    found = [as_result(value) for value in given]
+    if len(found) != len(items):
+        raise ValueError(f"the scorer gave {len(found)} results for {len(items)} answers")
+    for result in found:
+        if not math.isfinite(result.reward):
+            raise ValueError(f"the scorer gave {result.reward}; rewards are finite")
+    return found
 
 
 def as_result(value: Any) -> ScoreResult:
@@ -68,7 +87,8 @@ class Scoring:
             raise InvalidInput("items", f"has {len(request.items)} items, at most {MAX_ITEMS} in one call")
         self._scorer = scorer
         self._args = parsed(request.args_json, "args_json")
-        self._waiting = deque(enumerate(request.items))
+        each = list(enumerate(request.items))
+        self._waiting = deque([each] if isinstance(scorer, GroupScorer) and each else [[one] for one in each])
         self._scores = [pb.Score(error="not scored: the service shut down")] * len(request.items)
         self._deadline = time.monotonic() + BUDGET_SECONDS
 
@@ -78,10 +98,11 @@ class Scoring:
         try:
             while self._waiting:
                 try:
-                    index, item = self._waiting.popleft()
+                    indices, items = zip(*self._waiting.popleft(), strict=True)
                 except IndexError:  # another thread was faster
                     return
-                self._scores[index] = _score(self._scorer, item, self._args)
+                for index, score in zip(indices, _score(self._scorer, items, self._args), strict=True):
+                    self._scores[index] = score
         finally:
             _deadline.reset(token)
 
@@ -94,20 +115,21 @@ class Scoring:
         return pb.ScoreResponse(scores=self._scores)
 
 
-def _score(scorer: Scorer, item: pb.ScoreItem, args: dict[str, Any]) -> pb.Score:
+def _score(scorer: Scorer, items: Sequence[pb.ScoreItem], args: dict[str, Any]) -> list[pb.Score]:
     try:
-        given = ScoreItem(
-            prompt=item.prompt,
-            response=item.response,
-            truth=item.truth,
-            task=parsed(item.task_json, "items.task_json"),
-            truncated=item.truncated,
-            response_tokens=item.response_tokens,
-            token_ids=tuple(item.response_token_ids),
-        )
-        result = as_result(scorer(given, args))
-        if not math.isfinite(result.reward):
-            return pb.Score(error=f"the scorer gave {result.reward}; rewards are finite")
-        return pb.Score(reward=result.reward, metrics=result.metrics)
+        found = results(scorer, [_item(item) for item in items], args)
     except (Exception, SystemExit) as error:  # a bad item is that item's own failure, never the service's end
-        return pb.Score(error=f"{type(error).__name__}: {error}")
+        return [pb.Score(error=f"{type(error).__name__}: {error}")] * len(items)
+    return [pb.Score(reward=result.reward, metrics=result.metrics) for result in found]
+
+
+def _item(item: pb.ScoreItem) -> ScoreItem:
+    return ScoreItem(
+        prompt=item.prompt,
+        response=item.response,
+        truth=item.truth,
+        task=parsed(item.task_json, "items.task_json"),
+        truncated=item.truncated,
+        response_tokens=item.response_tokens,
+        token_ids=tuple(item.response_token_ids),
+    )

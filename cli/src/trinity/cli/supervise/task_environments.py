@@ -2,7 +2,6 @@
 
 import asyncio
 import difflib
-import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from trinity.runtime.errors import Conflict, InvalidInput, NotFound, Unavailable
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
 from trinity.sdk.environment import AsyncEnvironment
-from trinity.sdk.scoring import ScoreItem, as_result
+from trinity.sdk.scoring import ScoreItem, results
 
 _MOST_SECONDS = 60.0
 
@@ -116,10 +115,11 @@ def _reward(
     prompt, truth = (str(row.get(column, "")) for column in (form.prompt_key, form.response_key))
 
     def score() -> None:
-        for reply in ("", truth):
-            item = ScoreItem(prompt, reply, truth or "0", dict(row), response_tokens=1, token_ids=(0,))
-            if not math.isfinite((result := as_result(scorer(item, recorder))).reward):
-                raise ValueError(f"the reward is {result.reward}; rewards are finite")
+        replies = [
+            ScoreItem(prompt, reply, truth or "0", dict(row), response_tokens=1, token_ids=(0,))
+            for reply in ("", truth)
+        ]
+        results(scorer, replies, recorder)
 
     place = f"{key}.default_reward_fn_type"
     try:

@@ -78,6 +78,7 @@ __all__ = [
     "environment",
     "experience_operator",
     "failing_line",
+    "group_reward_function",
     "kl_function",
     "load",
     "policy_loss",
@@ -89,6 +90,7 @@ __all__ = [
 ]
 
 REWARD_FUNCTIONS: dict[str, Callable[..., Any]] = {}
+GROUP_REWARD_FUNCTIONS: set[str] = set()  # which of them
 WORKFLOWS: dict[str, type] = {}
 ENVIRONMENTS: dict[str, Any] = {}
 EXPERIENCE_OPERATORS: dict[str, Callable[..., Any]] = {}
@@ -122,6 +124,19 @@ def _decorator(registry: dict[str, Any], text: str) -> Callable[[str], Callable[
 
 
 reward_function = _decorator(REWARD_FUNCTIONS, "Register a reward function for the YAML's default_reward_fn_type.")
+
+
+def group_reward_function(name: str) -> Callable[[_Function], _Function]:
+    """Register a reward function of all answers to a task at once: (items, args), one result for each item."""
+
+    def register(function: _Function) -> _Function:
+        _add(REWARD_FUNCTIONS, name, function)
+        GROUP_REWARD_FUNCTIONS.add(name)
+        return function
+
+    return register
+
+
 workflow = _decorator(WORKFLOWS, "Register a workflow, a class, for the YAML's default_workflow_type.")
 experience_operator = _decorator(
     EXPERIENCE_OPERATORS, "Register an operator for the YAML's data_processor.experience_pipeline.operators."

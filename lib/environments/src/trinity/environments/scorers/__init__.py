@@ -9,7 +9,7 @@ from trinity.environments.scorers.math import (
     math_dapo_reward,
     math_reward,
 )
-from trinity.sdk.scoring import ScoreItem, Scorer, ScoreResult, as_result
+from trinity.sdk.scoring import GroupScorer, ScoreItem, Scorer, ScoreResult
 
 SCORERS: dict[str, Scorer] = {
     "accuracy_reward": accuracy_reward,
@@ -26,7 +26,7 @@ def find_scorer(name: str) -> Scorer | None:
     if name in SCORERS:
         return SCORERS[name]
     function = plugins.REWARD_FUNCTIONS.get(name)
-    return (lambda item, args: as_result(function(item, args))) if function is not None else None
+    return GroupScorer(function) if function and name in plugins.GROUP_REWARD_FUNCTIONS else function
 
 
 def scorer_names() -> list[str]:
