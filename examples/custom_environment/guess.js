@@ -12,6 +12,7 @@ import { Refused, attach, serve } from './provider.js';
 class Guess {
   static description = {
     name: 'guess', summary: 'Guess a number; each answer says higher or lower.', max_parallel_episodes: 256,
+    deterministic: true,
   };
 
   reset(task, args, seed) {

@@ -17,7 +17,9 @@ from trinity.sdk import Description, Environment, InvalidInput, Observation, att
 class Guess(Environment):
     """A number between 1 and the task's `highest`."""
 
-    description = Description("guess", "Guess a number; each answer says higher or lower.", max_parallel_episodes=256)
+    description = Description(
+        "guess", "Guess a number; each answer says higher or lower.", max_parallel_episodes=256, deterministic=True
+    )
     isolation = "none"  # its methods take microseconds
 
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:

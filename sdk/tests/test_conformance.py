@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -56,12 +57,26 @@ class Shared(Count):
     boards: list[object] = []  # noqa: RUF012 - the mistake that is to be found
 
 
+class Announced(Count):
+    description = Description("count", "Counts to three.", 12, step_timeout_seconds=3.0, deterministic=True)
+
+
 class Random(Count):
     numbers = itertools.count()
 
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
         super().reset(task, args, seed)
         return Observation(str(next(self.numbers)))
+
+
+class LateRandom(Announced):
+    """Announces that it is deterministic, and its last turn is not."""
+
+    numbers = itertools.count()
+
+    def step(self, action: str) -> Observation:
+        made = super().step(action)
+        return replace(made, info={"drawn": next(self.numbers)}) if made.done else made
 
 
 class Fragile(Count):
@@ -227,6 +242,8 @@ async def test_slots_that_are_never_released_are_found(monkeypatch: pytest.Monke
         (Shared, "episodes side by side do not mix", Verdict.FAILED),
         (Fragile, "hostile text: open tags", Verdict.FAILED),
         (Random, "the same seed gives the same episode", Verdict.NOTE),
+        (Announced, "the same seed gives the same episode", Verdict.OK),
+        (LateRandom, "the same seed gives the same episode", Verdict.FAILED),
     ],
 )
 async def test_an_environment_with_a_fault_is_named(

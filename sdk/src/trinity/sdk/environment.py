@@ -31,13 +31,18 @@ class Observation:
 
 @dataclass(frozen=True)
 class Description:
-    """What a provider announces. `max_parallel_episodes` 0: as many as the isolation allows; "none": no limit."""
+    """What a provider announces. `max_parallel_episodes` 0: as many as the isolation allows; "none": no limit.
+
+    `deterministic`: the same row, arguments, seed and actions give the same episode, and a step changes nothing
+    outside it. Then an episode that is interrupted continues at its last turn.
+    """
 
     name: str
     summary: str = ""
     max_parallel_episodes: int = 0
     step_timeout_seconds: float = 10.0
     reset_timeout_seconds: float = 30.0
+    deterministic: bool = False
 
 
 class _Declared:

@@ -16,6 +16,7 @@ def described(description: Description) -> pb.EnvironmentDescription:
         max_parallel_episodes=description.max_parallel_episodes,
         step_timeout_seconds=description.step_timeout_seconds,
         reset_timeout_seconds=description.reset_timeout_seconds,
+        deterministic=description.deterministic,
     )
 
 
@@ -26,6 +27,7 @@ def description_of(message: pb.EnvironmentDescription) -> Description:
         message.max_parallel_episodes,
         message.step_timeout_seconds,
         message.reset_timeout_seconds or message.step_timeout_seconds,
+        message.deterministic,
     )
 
 

@@ -17,7 +17,9 @@ class Countdown(AttemptsGame):
     A row is {"nums": [...], "target": n}.
     """
 
-    description = Description("countdown", "Reach a target with + - * / and every given number exactly once.")
+    description = Description(
+        "countdown", "Reach a target with + - * / and every given number exactly once.", deterministic=True
+    )
     isolation = "none"
 
     def ask(self, task: Arguments, args: Arguments) -> str:

@@ -25,7 +25,9 @@ class FrozenLake(TextGame):
     `path_max_steps` moves exists. `is_slippery`: a move goes to either side with probability 1/3 each.
     """
 
-    description = Description("frozen_lake", "Cross the ice to the goal without falling into a hole.")
+    description = Description(
+        "frozen_lake", "Cross the ice to the goal without falling into a hole.", deterministic=True
+    )
     isolation = "none"
     defaults = TurnRules(max_steps=10)
     instructions = (

@@ -97,7 +97,7 @@ class _Points(TextGame):
 class EZPoints(_Points):
     """Two cards whose sum or product is 12; A is 1, J Q K are 10."""
 
-    description = Description("ez_points", "Make 12 from two cards with + or *.")
+    description = Description("ez_points", "Make 12 from two cards with + or *.", deterministic=True)
     defaults = TurnRules(max_steps=10)
     card_count, target, symbols, longest = 2, 12, ("+", "*"), 5
     instructions = (
@@ -114,7 +114,7 @@ class EZPoints(_Points):
 class Points24(_Points):
     """Four cards and + - * / ( ). `solvable: false` in the row draws any cards, also such that cannot make 24."""
 
-    description = Description("points24", "Make 24 from four cards with + - * / and parentheses.")
+    description = Description("points24", "Make 24 from four cards with + - * / and parentheses.", deterministic=True)
     defaults = TurnRules(max_steps=25)
     card_count, target, symbols, longest = 4, 24, ("+", "-", "*", "/", "(", ")"), 20
     instructions = (
@@ -149,7 +149,7 @@ class NumberLine(TextGame):
     A row is {"start", "target"}, or {"seed"}, or nothing: then the episode's seed draws both.
     """
 
-    description = Description("number_line", "Walk to the target number by ones.")
+    description = Description("number_line", "Walk to the target number by ones.", deterministic=True)
     isolation = "none"
     instructions = f"Make the current number equal to the target number. Actions: - and + (by one). {FORMAT_HINT}"
 
@@ -206,7 +206,7 @@ class BlackJack(TextGame):
     A row is {"seed"}, or nothing: then the episode's seed shuffles. The same seed deals the same cards.
     """
 
-    description = Description("blackjack", "Play a hand of BlackJack against the dealer.")
+    description = Description("blackjack", "Play a hand of BlackJack against the dealer.", deterministic=True)
     isolation = "none"
     defaults = TurnRules(max_steps=25)
     instructions = (
@@ -268,7 +268,9 @@ GAMES: dict[str, type[TextGame]] = {kind.description.name: kind for kind in (Num
 class GymCard(Environment):
     """The game that the row's `game` names, else the argument `game`; all else is that game's."""
 
-    description = Description("gym_card", "NumberLine, EZPoints, Points24 or BlackJack, as the row's `game` says.")
+    description = Description(
+        "gym_card", "NumberLine, EZPoints, Points24 or BlackJack, as the row's `game` says.", deterministic=True
+    )
     isolation = "none"
 
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:

@@ -19,7 +19,9 @@ class Maths(AttemptsGame):
     \\boxed{} or after `Answer:`; a lenient episode (the default) takes the last number too.
     """
 
-    description = Description("math", "Answer a question; a wrong answer may be corrected.", step_timeout_seconds=120)
+    description = Description(
+        "math", "Answer a question; a wrong answer may be corrected.", step_timeout_seconds=120, deterministic=True
+    )
     isolation = "thread"
 
     def ask(self, task: Arguments, args: Arguments) -> str:

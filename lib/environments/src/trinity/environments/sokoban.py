@@ -216,7 +216,7 @@ class Sokoban(TextGame):
     that leaves it, +10 for the last; `sparse`: 1 at the end and nothing before.
     """
 
-    description = Description("sokoban", "Push every box onto a target.")
+    description = Description("sokoban", "Push every box onto a target.", deterministic=True)
     isolation = "none"
     defaults = TurnRules(max_steps=100)
     instructions = (

@@ -23,7 +23,7 @@ class Sudoku(TextGame):
     from 0. A cell that is full, or a value that is in its row, column or block already, breaks a rule.
     """
 
-    description = Description("sudoku", "Fill a Sudoku, a few cells at a time.")
+    description = Description("sudoku", "Fill a Sudoku, a few cells at a time.", deterministic=True)
     isolation = "none"
     defaults = TurnRules(
         max_steps=20,

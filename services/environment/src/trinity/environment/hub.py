@@ -47,7 +47,8 @@ class AttachedSource:
 
     @property
     def description(self) -> Description:
-        """The limits of all its providers: slots are summed, time limits are those of the slowest."""
+        """The limits of all its providers: slots are summed, time limits are the slowest's, and all are deterministic
+        or it is not."""
         each = [attachment.environments[self.name] for attachment in self.attachments]
         if not each:
             return Description(self.name)
@@ -58,6 +59,7 @@ class AttachedSource:
             sum(rooms) if all(rooms) else 0,
             max(one.step_timeout_seconds for one in each),
             max(one.reset_timeout_seconds for one in each),
+            all(one.deterministic for one in each),
         )
 
     def player(self) -> AttachedPlayer:

@@ -71,6 +71,11 @@ class Episode:
         """Address of the provider; empty before reset."""
         return self._provider.address if self._provider is not None else ""
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether the same actions give the same episode, as its provider announces. False before reset."""
+        return self._limits.deterministic
+
     async def reset(self) -> Step:
         """Begin, at the provider with the fewest open episodes. Raises EnvironmentFailed.
 

@@ -45,11 +45,15 @@ _GRACE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds until an answer must be here. `slots`: how many episodes may be open at a time; 0: no limit."""
+    """Seconds until an answer must be here. `slots`: how many episodes may be open at a time; 0: no limit.
+
+    `deterministic`: as the provider announces it.
+    """
 
     reset: float
     step: float
     slots: int = 0
+    deterministic: bool = False
 
 
 @dataclass
@@ -204,7 +208,7 @@ def _limits(described: pb.EnvironmentDescription) -> Limits:
     step = min(described.step_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
     reset = min(described.reset_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
     reset = max(reset, step) if described.reset_timeout_seconds == 0 else reset
-    return Limits(reset, step, described.max_parallel_episodes)
+    return Limits(reset, step, described.max_parallel_episodes, described.deterministic)
 
 
 class Providers:
