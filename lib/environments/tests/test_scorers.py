@@ -129,7 +129,7 @@ HOSTILE = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_replies_take_bounded_time(name: str, case: str) -> None:
     begin = time.process_time()
-    result = score(name, HOSTILE[case], task={"nums": [1, 2], "target": 3})
+    result = score(name, HOSTILE[case], task={"nums": [1, 2], "target": 3, "tests": "pass"})
     assert time.process_time() - begin < 5
     assert math.isfinite(result.reward)
 
@@ -138,7 +138,7 @@ def test_hostile_replies_take_bounded_time(name: str, case: str) -> None:
 @given(response=st.text(max_size=300), truth=st.text(max_size=50))
 @settings(max_examples=150, deadline=None)
 def test_any_text_gets_a_finite_reward(name: str, response: str, truth: str) -> None:
-    assert math.isfinite(score(name, response, truth, {"nums": [1, 2], "target": 3}).reward)
+    assert math.isfinite(score(name, response, truth, {"nums": [1, 2], "target": 3, "tests": "pass"}).reward)
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(1, 10**4))

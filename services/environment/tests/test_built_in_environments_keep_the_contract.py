@@ -1,5 +1,6 @@
 """The conformance suite against the environment service itself, over real gRPC."""
 
+import json
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -18,6 +19,7 @@ from trinity.sdk.conformance.episodes import Sample
 
 pytestmark = pytest.mark.core
 
+TEST = "echo 1 > /logs/verifier/reward.txt"
 TASKS = {
     "countdown": '{"nums": [10, 4, 4], "target": 24}',
     "math": '{"question": "6 x 7?", "answer": "42"}',
@@ -27,6 +29,7 @@ TASKS = {
     "number_line": "{}",
     "points24": "{}",
     "blackjack": "{}",
+    "sandbox": json.dumps({"instruction": "Say hi.", "tests": [{"path": "test.sh", "text": TEST}]}),
 }
 
 

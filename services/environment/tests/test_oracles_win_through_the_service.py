@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,8 +16,10 @@ from support.environments.playing import NONSENSE
 from support.services.service import ServiceProcess
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.data.datasets import read
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.countdown import generate
+from trinity.environments.sandbox.sandbox import problem
 
 pytestmark = pytest.mark.core
 
@@ -34,9 +37,11 @@ GAMES: dict[str, list[dict[str, Any]]] = {
     "blackjack": [{"seed": 3}],
     "webshop": [{"session_id": 1}, {"session_id": 2}],
     "alfworld": [{"task_type": "pick_two_obj_and_place", "seed": 1}],
+    "sandbox": [dict(row) for row in read(str(Path(__file__).parents[3] / "examples/code/tasks"))],
     "scienceworld": [{"task_name": "find-non-living-thing", "var_num": 0}],
 }
 PRESENT = {
+    "sandbox": not problem(),
     "alfworld": find_spec("alfworld") is not None,
     "scienceworld": find_spec("scienceworld") is not None and HAS_JAVA,
 }

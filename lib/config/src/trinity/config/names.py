@@ -17,6 +17,7 @@ REWARD_FUNCTIONS = (
     "math_boxed_reward",
     "math_dapo_reward",
     "countdown_reward",
+    "code_tests",
 )
 
 DEFAULT_WORKFLOW = "simple_workflow"

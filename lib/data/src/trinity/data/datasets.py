@@ -1,4 +1,7 @@
-"""Rows of a dataset: jsonl, json, parquet, a folder of them, or a hub name. Checked completely before the start."""
+"""Rows of a dataset: jsonl, json, parquet, a folder of them or of tasks in Harbor's form, or a hub name.
+
+They are checked completely before the start.
+"""
 
 import json
 import math
@@ -8,6 +11,7 @@ from typing import Any
 
 from trinity.config.schema.buffer import ExperienceBufferConfig, FormatConfig
 from trinity.data.tables import DatasetError, Row
+from trinity.data.task_folders import read_task, task_folders
 
 Messages = list[dict[str, Any]]
 
@@ -32,8 +36,8 @@ def read(path: str, split: str = "train", subset: str | None = None) -> Sequence
 def _read(path: str, split: str, subset: str | None) -> Sequence[Row]:
     place = Path(path).expanduser()
     if place.is_dir():
-        rows: list[Row] = []
-        for file in _files_of_split(place, split, subset):
+        rows: list[Row] = [read_task(folder) for folder in task_folders(place, split)]
+        for file in [] if rows else _files_of_split(place, split, subset):
             rows.extend(_read_file(file))
     elif place.is_file():
         rows = _read_file(place)

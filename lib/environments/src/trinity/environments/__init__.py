@@ -10,6 +10,7 @@ from trinity.environments.countdown import Countdown
 from trinity.environments.frozen_lake import FrozenLake
 from trinity.environments.gym_card import BlackJack, EZPoints, GymCard, NumberLine, Points24
 from trinity.environments.maths import Maths
+from trinity.environments.sandbox.environment import Shell
 from trinity.environments.scienceworld.environment import ScienceWorld
 from trinity.environments.sokoban import Sokoban
 from trinity.environments.sudoku import Sudoku
@@ -35,6 +36,7 @@ _BUILT_IN: tuple[type[Environment], ...] = (
     Verifiers,
     OpenEnv,
     McpTools,
+    Shell,
 )
 
 ENVIRONMENTS: dict[str, type[Environment]] = {kind.description.name: kind for kind in _BUILT_IN}

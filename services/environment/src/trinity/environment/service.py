@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from functools import partial
 
 import grpc.aio
+import structlog
 
 from trinity import plugins
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
@@ -12,6 +14,8 @@ from trinity.environment.hub import Hub
 from trinity.environment.servicer import EnvironmentServicer
 from trinity.environment.settings import EnvironmentSettings
 from trinity.environments import ENVIRONMENTS
+from trinity.environments.sandbox import leases
+from trinity.environments.sandbox.sandbox import problem
 from trinity.environments.scorers import find_scorer, scorer_names
 from trinity.plugins.environments import installed_environments
 from trinity.runtime.metrics import Gauge
@@ -19,6 +23,10 @@ from trinity.runtime.trust.attach_tokens import AttachTokens
 from trinity.sdk.arena import Arena
 from trinity.sdk.environment import EnvironmentClass
 from trinity.sdk.scoring import Scorer
+
+log = structlog.get_logger(__name__)
+
+_REAP_SECONDS = 10.0
 
 EPISODES = Gauge("trinity_environment_episodes_open", "Episodes open now", ["environment"])
 ATTACHED = Gauge("trinity_environment_providers_attached", "Providers attached now")
@@ -46,7 +54,9 @@ class EnvironmentService:
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         ready.set()
-        await self._hub.follow_tokens()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hub.follow_tokens())
+            tasks.create_task(_reap())
 
     async def drain(self, grace_seconds: float) -> None:
         await self._arena.drain(grace_seconds)
@@ -54,13 +64,29 @@ class EnvironmentService:
 
 def environments() -> dict[str, EnvironmentClass]:
     """The built-in ones, those of installed packages and those of plugins. Raises PluginError."""
-    found: dict[str, EnvironmentClass] = dict(ENVIRONMENTS)
+    found: dict[str, EnvironmentClass] = {**ENVIRONMENTS, "sandbox": _here(ENVIRONMENTS["sandbox"])}
     for place, added in (("an installed package", installed_environments()), ("a plugin", plugins.ENVIRONMENTS)):
         if taken := sorted(added.keys() & found.keys()):
             other = "a built-in environment" if taken[0] in ENVIRONMENTS else "an environment of an installed package"
             raise plugins.PluginError(f"{place} offers {taken[0]!r}, the name of {other}")
         found |= added
     return found
+
+
+async def _reap() -> None:
+    """End what dead services left of their sandboxes, and sandboxes whose time is over."""
+    while True:
+        await asyncio.to_thread(leases.reap)
+        await asyncio.sleep(_REAP_SECONDS)
+
+
+def _here(kind: EnvironmentClass) -> EnvironmentClass:
+    """The environment `sandbox`; where none can be made, its summary says why."""
+    if not (reason := problem()):
+        return kind
+    log.warning("sandbox.unusable", reason=reason)
+    summary = f"cannot be played here: {reason}"
+    return type(kind.__name__, (kind,), {"description": replace(kind.description, summary=summary)})
 
 
 def _scorers() -> dict[str, Scorer]:

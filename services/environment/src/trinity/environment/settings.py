@@ -24,6 +24,12 @@ class EnvironmentSettings(NatsSettings):
     allowed_addresses: str = Field(
         "localhost,127.0.0.1,[::1]", description="Hosts, or host:port, whose URLs tasks of webshop and openenv may name"
     )
+    sandbox_network: bool = Field(False, description="Tasks of sandbox may ask for the network of this machine")
+    sandbox_memory_mib: int = Field(4096, ge=32, description="Most memory, and most disk, of one sandbox")
+    sandbox_docker: bool = Field(False, description="Tasks of sandbox may name, build and run images with docker")
+    sandbox_leases: Path | None = Field(
+        None, description="Folder of the leases of sandboxes; else trinity-sandboxes-<user> in the one of $TMPDIR"
+    )
     allowed_modules: str = Field(
         "", description="Modules that tasks of gymnasium (`module:Env`) and verifiers (`env_id`) may import"
     )

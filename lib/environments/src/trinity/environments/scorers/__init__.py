@@ -2,6 +2,7 @@
 
 from trinity import plugins
 from trinity.environments.countdown_rules import countdown_reward
+from trinity.environments.scorers.code import code_tests
 from trinity.environments.scorers.math import (
     accuracy_reward,
     format_reward,
@@ -18,6 +19,7 @@ SCORERS: dict[str, Scorer] = {
     "math_boxed_reward": math_boxed_reward,
     "math_dapo_reward": math_dapo_reward,
     "countdown_reward": countdown_reward,
+    "code_tests": code_tests,
 }
 
 

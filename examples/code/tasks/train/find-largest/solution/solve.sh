@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+ls -S logs | head -1 > largest.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+sort -n numbers.txt > sorted.txt

@@ -1,0 +1,147 @@
+"""A sandbox by docker: a container of the task's image, where the operator of the service allows it."""
+
+import hashlib
+import io
+import os
+import secrets
+import subprocess
+import tarfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from trinity.environments.sandbox.leases import Lease
+from trinity.environments.sandbox.limits import Limits
+from trinity.environments.sandbox.sandbox import File, Output
+from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
+
+ALLOWED_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_DOCKER"
+_BUILD_SECONDS = 100.0
+_START_SECONDS = 100.0
+_GRACE_SECONDS = 5.0
+# Process 1 of the container: collects those that end, and ends it after this many seconds.
+_WAIT = "i=0; while [ $i -lt {} ]; do sleep 1; i=$((i+1)); done"
+_KILLED = 137  # by `timeout`, or by the kernel for memory
+
+
+def check_allowed() -> None:
+    """Raises InvalidInput unless the operator allows tasks to name images and to build them."""
+    if os.environ.get(ALLOWED_VARIABLE, "").lower() not in ("1", "true", "yes", "on"):
+        what = f"the operator of the environment service allows no containers; it sets {ALLOWED_VARIABLE}=true"
+        raise InvalidInput("args.backend", f"is docker, but {what}")
+
+
+def run_line(name: str, image: str, limits: Limits) -> list[str]:
+    """To start a container, which ends by itself after its time to live."""
+    memory = f"{limits.memory_mib}m"
+    return [
+        *("docker", "run", "--detach", "--rm", "--name", name, "--label", "trinity.sandbox"),
+        *("--network", "bridge" if limits.network else "none", "--pids-limit", str(limits.processes)),
+        *("--memory", memory, "--memory-swap", memory, "--ulimit", f"fsize={limits.disk_mib << 20}"),
+        *("--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--entrypoint", "sh"),
+        *(image, "-c", _WAIT.format(round(limits.ttl_seconds))),
+    ]
+
+
+def exec_line(name: str, argv: Sequence[str], seconds: float, cwd: str, env: Mapping[str, str]) -> list[str]:
+    """To run a command in a container, killed after `seconds`."""
+    line = ["docker", "exec", "--interactive", *(["--workdir", cwd] if cwd else [])]
+    for key, value in env.items():
+        line += ["--env", f"{key}={value}"]
+    return [*line, name, "timeout", "-s", "KILL", f"{seconds:g}", *argv]
+
+
+def build(context: Mapping[str, File]) -> str:
+    """The image of a task's environment/, built once. Raises Conflict with docker's last words."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path, file in sorted(context.items()):
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(file.data), 0o755 if file.executable else 0o644
+            archive.addfile(entry, io.BytesIO(file.data))
+    tag = f"trinity-task:{hashlib.sha256(packed.getvalue()).hexdigest()[:24]}"
+    if _docker(["docker", "image", "inspect", tag], _START_SECONDS).returncode:
+        made = _docker(["docker", "build", "--quiet", "--tag", tag, "-"], _BUILD_SECONDS, packed.getvalue())
+        if made.returncode:
+            raise Conflict(f"docker cannot build the task's image: {_said(made)}")
+    return tag
+
+
+class DockerSandbox:
+    """A container. Its lease names it: the reaper removes it where this process did not."""
+
+    def __init__(self, limits: Limits, image: str) -> None:
+        self.limits = limits
+        self.name = f"trinity-{secrets.token_hex(8)}"
+        self._end = time.monotonic() + limits.ttl_seconds
+        self._lease = Lease.take(limits.ttl_seconds, container=self.name)
+        started = _docker(run_line(self.name, image, limits), _START_SECONDS)
+        if started.returncode:
+            self.close()
+            raise Unavailable(f"docker starts no container of {image}: {_said(started)}")
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        seconds: float | None = None,
+        stdin: bytes = b"",
+        cwd: str = "/app",
+        env: Mapping[str, str] | None = None,
+        alone: bool = False,
+    ) -> Output:
+        """An empty `cwd` is the image's folder."""
+        if time.monotonic() >= self._end:
+            raise Unavailable(f"the sandbox ended: its time to live of {self.limits.ttl_seconds:g} s is over")
+        if alone:  # all processes but the first of the container
+            _docker(["docker", "exec", self.name, "sh", "-c", "kill -9 -1"], _START_SECONDS)
+        seconds = seconds or self.limits.command_seconds
+        line = exec_line(self.name, argv, seconds, cwd, env or {})
+        begun = time.monotonic()
+        code, kept, cut = _capture(line, stdin, self.limits.output_bytes, seconds + _GRACE_SECONDS)
+        ended = "time" if code == _KILLED and time.monotonic() - begun >= seconds else ""
+        return Output(code, kept.decode(errors="replace"), cut, ended)
+
+    def close(self) -> None:
+        self._lease.end()
+
+
+def _capture(line: list[str], stdin: bytes, most: int, seconds: float) -> tuple[int, bytes, bool]:
+    """Exit code, the first bytes of what it wrote, and whether there were more."""
+    process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    watch = threading.Timer(seconds, process.kill)
+    watch.start()
+    feeding = threading.Thread(target=_feed, args=(process, stdin), daemon=True)
+    feeding.start()
+    assert process.stdout is not None
+    kept, cut = b"", False
+    with process.stdout as output:
+        while chunk := output.read(65536):
+            cut = cut or len(kept) + len(chunk) > most
+            kept = (kept + chunk)[:most]
+    code = process.wait()
+    watch.cancel()
+    feeding.join()
+    return (_KILLED if code < 0 else code), kept, cut
+
+
+def _feed(process: "subprocess.Popen[bytes]", data: bytes) -> None:
+    assert process.stdin is not None
+    try:
+        with process.stdin as end:
+            end.write(data)
+    except OSError:  # it ended without reading all
+        return
+
+
+def _docker(line: list[str], seconds: float, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    try:
+        return subprocess.run(line, input=stdin, capture_output=True, timeout=seconds)
+    except FileNotFoundError:
+        raise Conflict("docker is not on PATH; install it, or take backend: bubblewrap") from None
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{' '.join(line[:2])} took longer than {seconds:g} s") from None
+
+
+def _said(done: "subprocess.CompletedProcess[bytes]") -> str:
+    return " ".join(done.stderr.decode(errors="replace").split())[-500:] or f"exit code {done.returncode}"

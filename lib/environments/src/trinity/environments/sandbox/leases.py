@@ -1,0 +1,119 @@
+"""Every sandbox is a lease with a time to live: a file that names its process or container and its owner.
+
+The owner removes it with the sandbox. `reap` ends what is left: sandboxes whose time is over, and those whose owner is
+dead. Processes are named with the time that they started: a number alone may name another one later.
+"""
+
+import json
+import os
+import secrets
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+
+from trinity.runtime.errors import Conflict
+
+log = structlog.get_logger(__name__)
+
+FOLDER_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_LEASES"
+
+
+@dataclass(frozen=True)
+class Lease:
+    """`expires`: Unix time in seconds. `pid` 0: a container alone; `container` empty: a process alone."""
+
+    id: str
+    pid: int
+    started: str
+    owner: int
+    owner_started: str
+    expires: float
+    container: str = ""
+
+    @classmethod
+    def take(cls, ttl_seconds: float, pid: int = 0, container: str = "") -> "Lease":
+        """Write the lease of a sandbox of this process. Raises Conflict where its folder is not ours."""
+        owner = os.getpid()
+        lease = cls(
+            id=secrets.token_hex(8),
+            pid=pid,
+            started=started(pid),
+            owner=owner,
+            owner_started=started(owner),
+            expires=time.time() + ttl_seconds,
+            container=container,
+        )
+        new = folder() / f".{lease.id}"
+        new.write_text(json.dumps(asdict(lease)))
+        new.rename(folder() / f"{lease.id}.json")
+        return lease
+
+    def release(self) -> None:
+        (folder() / f"{self.id}.json").unlink(missing_ok=True)
+
+    @property
+    def over(self) -> bool:
+        return time.time() >= self.expires or started(self.owner) != self.owner_started
+
+    def end(self) -> None:
+        """End what it names, and the lease with it; one that cannot be ended yet stays."""
+        if self.pid and self.started and started(self.pid) == self.started:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+        if self.container:
+            command = ["docker", "rm", "--force", "--volumes", self.container]
+            try:
+                done = subprocess.run(command, capture_output=True, timeout=60)
+            except (OSError, subprocess.TimeoutExpired):
+                return
+            if done.returncode and b"No such container" not in done.stderr:
+                return
+        self.release()
+
+
+def folder() -> Path:
+    """Of the leases of this user on this machine. Raises Conflict if another user made it."""
+    given = os.environ.get(FOLDER_VARIABLE)
+    path = Path(given) if given else Path(tempfile.gettempdir()) / f"trinity-sandboxes-{os.getuid()}"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise Conflict(f"{path} belongs to another user; set {FOLDER_VARIABLE} to a folder of this one")
+    return path
+
+
+def leases() -> list[Lease]:
+    """Those of this user. A file that is no lease is removed."""
+    found = []
+    for path in folder().glob("*.json"):
+        try:
+            found.append(Lease(**json.loads(path.read_text())))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, TypeError):
+            path.unlink(missing_ok=True)
+    return found
+
+
+def reap() -> int:
+    """End the sandboxes whose lease is over; how many."""
+    over = [lease for lease in leases() if lease.over]
+    for lease in over:
+        log.warning("sandbox.reaped", lease=lease.id, pid=lease.pid, container=lease.container, owner=lease.owner)
+        lease.end()
+    return len(over)
+
+
+def started(pid: int) -> str:
+    """When a process started, in the kernel's ticks; empty if there is none (a zombie is none)."""
+    with suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    return ""

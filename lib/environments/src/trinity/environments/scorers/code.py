@@ -1,0 +1,130 @@
+"""`code_tests`: the program in an answer, judged by the row's tests in a sandbox."""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from trinity.environments.arguments import Arguments
+from trinity.environments.sandbox.limits import Limits
+from trinity.environments.sandbox.sandbox import BubblewrapSandbox, File, Sandbox, put, require
+from trinity.runtime.errors import InvalidInput, TimedOut
+from trinity.sdk.scoring import ScoreItem, ScoreResult, seconds_left
+
+_BLOCK = re.compile(r"```[ \t]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
+_MAX_CODE = 100_000
+_MAX_CASES = 1000
+_RUN = ["python3", "-I", "/app/solution.py"]
+# The answer's names, then the test. What it prints is proof that the test came to its end.
+_TEST = """
+import sys
+names = {"__name__": "solution"}
+exec(compile(open("/app/solution.py").read(), "/app/solution.py", "exec"), names)
+exec(compile(sys.argv[1], "test", "exec"), names)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A text of Python that raises where the answer is wrong, or what the program reads, and what it has to write."""
+
+    test: str = ""
+    stdin: str = ""
+    stdout: str = ""
+
+
+def code_tests(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
+    """1 if the program in the answer passes every test of its row, else 0; `partial_credit`: the share that it passes.
+
+    The program is the last block between triple backticks, of Python if any is. The row's `tests_key` (tests) has a
+    text or a list of texts of Python (`assert add(1, 2) == 3`), or {"inputs", "outputs"}: what a program reads, and
+    what it has to write. `timeout_seconds` (10) are for all tests of an answer, `memory_mib` (512) for its processes.
+    """
+    given = Arguments(args)
+    cases = _cases(item.task, given.text("tests_key", "tests"))
+    partial = given.boolean("partial_credit", False)
+    seconds = given.number("timeout_seconds", 10.0, low=0.1, high=35)
+    memory = given.integer("memory_mib", Limits.memory_mib, low=32, high=Limits.most_mib())
+    given.finish()
+    code = program(item.response)
+    if not code:
+        return ScoreResult(0.0, {"accuracy": 0.0, "tests_passed": 0.0})
+    require()
+    limits = Limits(memory_mib=memory, output_bytes=1024**2, ttl_seconds=seconds + 60)
+    sandbox = BubblewrapSandbox(limits)
+    try:
+        put(sandbox, {"/app/solution.py": File(code.encode("utf-8", "replace"))})
+        passed = sum(_results(sandbox, cases, seconds, stop=not partial))
+    finally:
+        sandbox.close()
+    share, right = passed / len(cases), passed == len(cases)
+    return ScoreResult(share if partial else float(right), {"accuracy": float(right), "tests_passed": share})
+
+
+def program(response: str) -> str:
+    """The last block between triple backticks, one of Python before others; empty without any."""
+    blocks = _BLOCK.findall(response[-_MAX_CODE:].rpartition("</think>")[2])
+    marked = [code for language, code in blocks if language.lower() in ("python", "py", "python3")]
+    return next(reversed(marked or [code for _, code in blocks]), "").strip()
+
+
+def _results(sandbox: Sandbox, cases: list[Case], seconds: float, stop: bool) -> Iterator[bool]:
+    """One for each case until the time is over, or one failed and `stop` says so. Raises TimedOut where the Score
+    call has no time left: no verdict is better than a wrong one.
+    """
+    end = time.monotonic() + seconds
+    for case in cases:
+        if (called := seconds_left()) <= 0.5:
+            raise TimedOut("code_tests: the Score call has no time left; give fewer tests, or a lower timeout_seconds")
+        if (left := end - time.monotonic()) <= 0:
+            return
+        passed = _passes(sandbox, case, min(left, called))
+        if not passed and left > called:
+            raise TimedOut("code_tests: the Score call had too little time for a test")
+        yield passed
+        if stop and not passed:
+            return
+
+
+def _passes(sandbox: Sandbox, case: Case, seconds: float) -> bool:
+    if not case.test:
+        done = sandbox.run(_RUN, seconds=seconds, stdin=case.stdin.encode(), alone=True)
+        return done.code == 0 and not done.cut and _lines(done.text) == _lines(case.stdout)
+    proof = secrets.token_hex(16)
+    test = f"{case.test}\nprint({proof!r})"
+    done = sandbox.run(["python3", "-I", "-c", _TEST, test], seconds=seconds, alone=True)
+    return done.code == 0 and done.text.rstrip().endswith(proof)
+
+
+def _lines(text: str) -> list[str]:
+    """Spaces at the ends of lines, and empty lines at the end, do not matter."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _cases(task: dict[str, Any], key: str) -> list[Case]:
+    """Raises InvalidInput naming the column."""
+    where, given = f"task.{key}", task.get(key)
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            raise InvalidInput(where, "begins with { and is no JSON of {inputs, outputs}") from None
+    if isinstance(given, str):
+        given = [given] if given.strip() else []
+    if isinstance(given, dict):
+        inputs, outputs = given.get("inputs") or [], given.get("outputs") or []
+        if not all(isinstance(one, list) and all(isinstance(text, str) for text in one) for one in (inputs, outputs)):
+            raise InvalidInput(where, "must have inputs and outputs, two lists of texts")
+        if len(inputs) != len(outputs):
+            raise InvalidInput(where, f"has {len(inputs)} inputs and {len(outputs)} outputs, must have as many of both")
+        cases = [Case(stdin=read, stdout=wrote) for read, wrote in zip(inputs, outputs, strict=True)]
+    elif isinstance(given, list) and all(isinstance(text, str) and text.strip() for text in given):
+        cases = [Case(test=text) for text in given]
+    else:
+        raise InvalidInput(where, f"is {given!r:.200}, must be a text, a list of texts, or {{inputs, outputs}}")
+    if not 0 < len(cases) <= _MAX_CASES:
+        raise InvalidInput(where, f"has {len(cases)} tests, must have from 1 to {_MAX_CASES}")
+    return cases
