@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from trinity.cli.main import app
 from trinity.cli.supervise.preflight import machine_problems
+from trinity.cli.supervise.task_environments import missing_packages
 from trinity.config import devices, load, make_plan
+from trinity.environments import catalogue
 
 pytestmark = pytest.mark.core
 
@@ -84,3 +86,28 @@ def test_a_missing_engine_is_named_with_its_extra(config: Path, monkeypatch: pyt
     done = CliRunner().invoke(app, ["run", str(config)])
     assert done.exit_code == 2
     assert "mode: 'both' needs vLLM, which is not installed: `pip install -e '.[cpu]'`" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([], "'alfworld' cannot be played here: alfworld is not installed; pip install -e '.[alfworld]'"),
+        (["explorer.environments=[{name: alfworld, address: attached}]"], ""),
+        (["mode=explore"], ""),
+    ],
+)
+def test_a_run_whose_environment_is_not_installed_is_refused_before_anything_starts(
+    changes: list[str], said: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(catalogue._NEEDS, "alfworld", ("no_such_module", "alfworld", "alfworld"))
+    taskset = "buffer.explorer_input.taskset"
+    played = [f"{taskset}.default_workflow_type=alfworld_workflow", f"{taskset}.path={config.parent}/rows.jsonl"]
+    (config.parent / "rows.jsonl").write_text('{"question": "", "answer": "", "game_file": "g"}\n' * 4)
+    loaded = load(config, [*played, "model.max_model_len=4096", *changes])
+    problems = [problem.message for problem in missing_packages(make_plan(loaded))]
+    assert problems == ([said] if said else [])
+    if said:
+        done = CliRunner().invoke(app, ["run", "--config", str(config), *played, "model.max_model_len=4096"])
+        assert done.exit_code == 2, done.output
+        assert f"{taskset}.workflow_args.environment: {said}" in done.stderr
+        assert not (config.parent / "jobs/Trinity-RFT/big/log").exists()

@@ -46,7 +46,8 @@ def main() -> int:
             return 1
         (args.output / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         print(f"{args.output / name}.jsonl: {len(rows)} games")
-    print(f"set ALFWORLD_DATA={root.parent} for runs: the environment plays no game that lies elsewhere")
+    if root.parent != Path("~/.cache/alfworld").expanduser():
+        print(f"set ALFWORLD_DATA={root.parent} for runs: the environment plays no game that lies elsewhere")
     return 0
 
 

@@ -113,8 +113,9 @@ def test_no_file_but_the_games_is_read(data: Path, name: str) -> None:
         play(AlfWorld(), [], {"game_file": name})
 
 
-def test_without_a_folder_of_games_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_of_games_the_variable_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(InvalidInput, match="set ALFWORLD_DATA"):
         AlfWorld().reset({"game_file": "train/x/y/game.tw-pddl"}, {}, 0)
     with pytest.raises(InvalidInput, match=r"task\.task_type"):

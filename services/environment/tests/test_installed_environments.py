@@ -15,6 +15,7 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.environment.service import environments
 from trinity.environments import ENVIRONMENTS
+from trinity.environments.catalogue import offers
 from trinity.plugins import PluginError
 from trinity.runtime.errors import EXIT_FOR_GOOD
 
@@ -124,3 +125,14 @@ def test_service_and_check_say_it(install: Callable[..., Path], tmp_path: Path, 
     service.start(wait_seconds=0)
     assert service.wait(60) == EXIT_FOR_GOOD
     assert "ZeroDivisionError: division by zero; mend or remove dice-games" in service.tail()
+
+
+def test_the_status_has_versions_and_what_is_wrong(install: Callable[..., Path]) -> None:
+    install(GAME.format(isolation=""), "dice = dice_games:Dice", "sokoban = dice_games:Dice", "gone = dice_games:Gone")
+    found = {(one.name, one.source): one for one in offers()}
+    assert {name for name, source in found if source == "built in"} == set(ENVIRONMENTS)
+    assert (found["dice", "installed"].version, found["dice", "installed"].problem) == ("1.0", "")
+    assert "describes itself as 'dice'" in found["sokoban", "installed"].problem
+    assert "mend or remove dice-games" in found["gone", "installed"].problem
+    for one in found.values():
+        assert one.problem or not one.package or one.version

@@ -72,6 +72,22 @@ def list_providers(job_stage: JobStage, as_json: AsJson = False) -> str:
     return "\n".join(lines) or f"{job_stage.name}: no providers beside the environment service"
 
 
+@command(app, "status")
+def status(as_json: AsJson = False) -> str:
+    """List the environments that this machine can play, with the versions of their packages, and what others need."""
+    from trinity.environments.catalogue import offers
+
+    found = list(offers())
+    if as_json:
+        return to_json(found)
+    wide = max(len(one.name) for one in found)
+    return "\n".join(
+        f"{one.name:<{wide}}  {' '.join(filter(None, (one.source, one.package, one.version)))}"
+        + (f"  cannot be played here: {one.problem}" if one.problem else "")
+        for one in found
+    )
+
+
 def _identity(folder: Path) -> Identity:
     """Of an explorer, as which the checks play. RunError for a folder that has none; InvalidInput for bad files."""
     for own in (folder / "explorer", folder):

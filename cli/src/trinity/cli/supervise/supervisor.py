@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,10 @@ from trinity.cli.supervise.nats import NatsAccess, wait_until_open
 from trinity.cli.supervise.preflight import check_inputs, machine_problems
 from trinity.cli.supervise.services import nats_child
 from trinity.cli.supervise.stage import Stage
+from trinity.cli.supervise.task_rows import names_for
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
+from trinity.config.checks.sections import tasksets
+from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 from trinity.data.task_pipeline import describe, run_stages
 from trinity.runtime import files
 from trinity.runtime.errors import Unavailable
@@ -91,7 +94,19 @@ def _unfinished(config: Config, source: str) -> list[str]:
         last = check_inputs(plan, source)
         if jobs.finished_step(plan.job_dir) < last:
             todo.append(stage.name)
+            if problems := list(_missing_packages(plan)):
+                raise ConfigError(source, problems)
     return todo
+
+
+def _missing_packages(plan: Plan) -> Iterable[Problem]:
+    """Of environments; those load sympy, so they are imported for workflows that play episodes alone."""
+    played = {"tool_call_workflow", *EPISODE_WORKFLOWS, *R3L_WORKFLOWS}
+    if not any(names_for(plan, f".{key}", taskset)[0] in played for key, taskset in tasksets(plan.config)):
+        return []
+    from trinity.cli.supervise.task_environments import missing_packages
+
+    return missing_packages(plan)
 
 
 def _wait_for_stages_before(config: Config, source: str, stage: str, deadline: float) -> None:

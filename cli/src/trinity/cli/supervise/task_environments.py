@@ -12,10 +12,12 @@ from trinity.cli.supervise.client import try_provider
 from trinity.cli.supervise.job import read_records
 from trinity.cli.supervise.task_rows import names_for
 from trinity.config import Plan, Problem
+from trinity.config.checks.sections import tasksets
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, scored_by
 from trinity.data.datasets import Row
 from trinity.environments import ENVIRONMENTS
+from trinity.environments.catalogue import missing
 from trinity.environments.scorers import find_scorer
 from trinity.plugins.environments import installed_environments
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound, Unavailable
@@ -44,6 +46,17 @@ def check_environments(
             yield from _environment(plan, key, name, place, args, dict(rows[0]), job)
         if function := scored_by(workflow, reward):
             yield from _reward(plan, key, taskset, function, dict(rows[0]), job)
+
+
+def missing_packages(plan: Plan) -> Iterator[Problem]:
+    """Built-in environments that the run's own environment service, which is started here, could not play."""
+    provided = {one.name for one in plan.config.explorer.environments}
+    for key, taskset in tasksets(plan.config) if plan.config.mode in ("both", "bench") else []:
+        workflow, _ = names_for(plan, f".{key}", taskset)
+        for name in {name for name, _, _ in _episodes(workflow, taskset.workflow_args)} - provided:
+            if problem := missing(name):
+                place = f"buffer.explorer_input.{key}.workflow_args.environment"
+                yield Problem(place, f"{name!r} cannot be played here: {problem}")
 
 
 def _episodes(workflow: str, given: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

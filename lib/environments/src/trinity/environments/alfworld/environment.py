@@ -13,14 +13,15 @@ from trinity.runtime.errors import InvalidInput
 from trinity.sdk.environment import Description
 
 DATA_VARIABLE = "ALFWORLD_DATA"
+_DOWNLOADED = "~/.cache/alfworld"  # by alfworld-download, without the variable
 
 
 def game_path(name: str) -> Path:
     """The game file of a row. Raises InvalidInput unless it lies under $ALFWORLD_DATA: the engine evaluates code that
     is in game files, so that a row must not choose any file it likes.
     """
-    folder = os.environ.get(DATA_VARIABLE, "")
-    if not folder:
+    folder = os.environ.get(DATA_VARIABLE) or os.path.expanduser(_DOWNLOADED)
+    if not os.path.isdir(folder):
         raise InvalidInput("task.game_file", f"cannot be read: set {DATA_VARIABLE} to the folder of ALFWorld's games")
     root = Path(folder).resolve()
     path = (root / name).resolve()
