@@ -36,15 +36,22 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "vllm/engine").mkdir(parents=True)
     (tmp_path / "vllm/__init__.py").write_text("raise AssertionError('vLLM was imported')")
     (tmp_path / "vllm/engine/arg_utils.py").write_text(_SOURCE)
+    for folder, names in (("tool_parsers", ("hermes", "qwen3_xml")), ("reasoning", ("qwen3", "deepseek_r1"))):
+        (tmp_path / "vllm" / folder).mkdir()
+        table = {name: (f"{name}_parser", "Parser") for name in names}
+        (tmp_path / "vllm" / folder / "__init__.py").write_text(f"raise AssertionError\n_TO_REGISTER = {table!r}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "vllm", raising=False)
-    engine_args.installed_arguments.cache_clear()
-    monkeypatch.setattr(engine_args, "installed_arguments", engine_args.installed_arguments.__wrapped__)
+    for name in ("installed_arguments", "installed_parsers"):
+        monkeypatch.setattr(engine_args, name, getattr(engine_args, name).__wrapped__)
 
 
 def said(arguments: dict[str, Any], auxiliary: bool = False) -> list[tuple[str, str]]:
     """(argument, problem) of what `trinity check` refuses."""
-    section: dict[str, Any] = {"engine_args": arguments}
+    return problems({"engine_args": arguments}, "engine_args.", auxiliary)
+
+
+def problems(section: dict[str, Any], key: str = "", auxiliary: bool = False) -> list[tuple[str, str]]:
     explorer = {"auxiliary_models": [{"model_path": "/j", **section}]} if auxiliary else {"rollout_model": section}
     config = Config.model_validate(
         {
@@ -56,7 +63,7 @@ def said(arguments: dict[str, Any], auxiliary: bool = False) -> list[tuple[str, 
         }
     )
     place = "explorer.auxiliary_models.0." if auxiliary else "explorer.rollout_model."
-    return [(p.path.removeprefix(f"{place}engine_args."), p.message) for p in check(config) if "engine_args" in p.path]
+    return [(p.path.removeprefix(place + key), p.message) for p in check(config) if p.path.startswith(place + key)]
 
 
 def test_arguments_of_vllm_are_taken() -> None:
@@ -100,3 +107,20 @@ def test_auxiliary_models_take_what_only_the_policy_cannot() -> None:
     refused = said({"max_model_len": 1, "runner": "pooling", "node_rank": 1}, auxiliary=True)
     assert [name for name, _ in refused] == ["max_model_len", "runner", "node_rank"]
     assert refused[0][1] == "has a key of its own: explorer.auxiliary_models.0.max_model_len"
+
+
+def test_parsers_are_those_of_the_installed_vllm() -> None:
+    assert problems({"tool_call_parser": "qwen3_xml", "reasoning_parser": "deepseek_r1"}) == []
+    assert problems({"tool_call_parser": "hermes2", "reasoning_parser": ""}) == [
+        ("tool_call_parser", "'hermes2' is no parser of the installed vLLM; did you mean 'hermes'?")
+    ]
+    assert problems({"reasoning_parser": "none"}) == [
+        ("reasoning_parser", "'none' is no parser of the installed vLLM; known: deepseek_r1, qwen3")
+    ]
+
+
+def test_the_parsers_of_the_real_vllm_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    pytest.importorskip("vllm.version")
+    assert {"hermes", "llama3_json"} <= engine_args.installed_parsers("tool_call_parser")
+    assert {"qwen3", "deepseek_r1"} <= engine_args.installed_parsers("reasoning_parser")

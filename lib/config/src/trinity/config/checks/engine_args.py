@@ -1,4 +1,4 @@
-"""engine_args: arguments of vLLM's own, by name, and which of them an engine here does not take."""
+"""What has a name in the installed vLLM: arguments of engine_args, with those that an engine does not take; parsers."""
 
 import ast
 import difflib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trinity.config.errors import Problem
 from trinity.config.schema import Config
-from trinity.config.schema.explorer import RolloutModelConfig
+from trinity.config.schema.explorer import PolicyEngineConfig, RolloutModelConfig
 
 # Arguments that have a key of their own in the engine's section, or elsewhere.
 _KEYS = {
@@ -55,15 +55,29 @@ _REFUSED = {
     "disable_log_stats": "Trinity reports an engine's usage by itself",
     "hf_token": "secrets do not belong into a YAML; set the environment variable HF_TOKEN",
 }  # fmt: skip
+# Key -> the module whose first dictionary has the parsers' names.
+_PARSERS = {"tool_call_parser": "tool_parsers/__init__.py", "reasoning_parser": "reasoning/__init__.py"}
 # Where weights stay and no log-probability is trained on.
 _FOR_ALL = (_PLACES, _KIND)
 
 
 def check_engine_args(config: Config) -> Iterator[Problem]:
     explorer = config.explorer
+    yield from _parser_problems(explorer.rollout_model)
     yield from _problems("explorer.rollout_model", explorer.rollout_model, policy=True)
     for index, model in enumerate(explorer.auxiliary_models):
         yield from _problems(f"explorer.auxiliary_models.{index}", model, policy=False)
+
+
+def _parser_problems(section: PolicyEngineConfig) -> Iterator[Problem]:
+    """Parsers that no installed vLLM has. The default is not looked up: it is not used where no agent calls tools."""
+    for name in sorted(_PARSERS.keys() & section.model_fields_set):
+        parser = getattr(section, name)
+        known = installed_parsers(name)
+        if parser and known and parser not in known:
+            near = difflib.get_close_matches(parser, known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            yield Problem(f"explorer.rollout_model.{name}", f"{parser!r} is no parser of the installed vLLM; {advice}")
 
 
 def _problems(place: str, section: RolloutModelConfig, *, policy: bool) -> Iterator[Problem]:
@@ -85,17 +99,26 @@ def _problems(place: str, section: RolloutModelConfig, *, policy: bool) -> Itera
 
 @cache
 def installed_arguments() -> frozenset[str]:
-    """Names of the installed vLLM's AsyncEngineArgs, read from its source without importing it; empty if there is none.
-
-    Importing vLLM takes many seconds.
-    """
-    spec = importlib.util.find_spec("vllm")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    path = next((path for folder in folders if (path := folder / "engine/arg_utils.py").is_file()), None)
-    if path is None:
-        return frozenset()
-    classes = [node for node in ast.parse(path.read_bytes()).body if isinstance(node, ast.ClassDef)]
+    """Names of the installed vLLM's AsyncEngineArgs; empty if there is none."""
+    classes = [node for node in _source("engine/arg_utils.py") if isinstance(node, ast.ClassDef)]
     fields = [field for found in classes if found.name in ("EngineArgs", "AsyncEngineArgs") for field in found.body]
     return frozenset(
         field.target.id for field in fields if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     )
+
+
+@cache
+def installed_parsers(key: str) -> frozenset[str]:
+    """Names that the installed vLLM has for tool_call_parser or reasoning_parser; empty if there is none."""
+    for node in _source(_PARSERS[key]):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            return frozenset(ast.literal_eval(name) for name in node.value.keys if name is not None)
+    return frozenset()
+
+
+def _source(name: str) -> list[ast.stmt]:
+    """A module of the installed vLLM, read without importing it, which would take many seconds; empty without vLLM."""
+    spec = importlib.util.find_spec("vllm")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    path = next((path for folder in folders if (path := folder / name).is_file()), None)
+    return ast.parse(path.read_bytes()).body if path else []
