@@ -2,9 +2,12 @@
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from trinity.cli.supervise.rendered_rows import check_rendering
 from trinity.cli.supervise.task_rows import check_providers, check_tasks, check_text
@@ -20,6 +23,7 @@ from trinity.runtime.process import time_limit
 from trinity.weights import manifest_of_folder
 
 _MOST_REGEX_SECONDS = 5.0
+_ENDPOINT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,10 @@ def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipeli
 
 def check_inputs(plan: Plan, source: str) -> int:
     """Look at model and data of a stage; returns its last optimizer step. Raises ConfigError with all problems."""
-    checks = (_check_engine, _check_model, _check_lora, _check_monitor, _check_stores)
+    checks = (
+        _check_engine, _check_model, _check_lora, _check_monitor, _check_stores,
+        _check_endpoints,
+    )  # fmt: skip
     problems = [problem for check in checks for problem in check(plan)]
     rows = 0
     for dataset in _datasets(plan):
@@ -159,7 +166,8 @@ def _check_model(plan: Plan) -> list[Problem]:
     model, critic = plan.config.model, plan.config.model.critic_model_path
     models = [("model.model_path", model.model_path), *([("model.critic_model_path", critic)] if critic else [])]
     for index, further in enumerate(plan.config.explorer.auxiliary_models if not plan.offline else []):
-        models.append((f"explorer.auxiliary_models.{index}.model_path", further.model_path))
+        if further.external_model is None:
+            models.append((f"explorer.auxiliary_models.{index}.model_path", further.model_path))
     problems = [problem for key, path in models for problem in check_model_folder(key, path)]
     if problems or plan.config.mode == "explore":
         return problems
@@ -168,6 +176,25 @@ def _check_model(plan: Plan) -> list[Problem]:
         what = f"is {plan.lengths.model}, but the model was made for at most {longest} tokens (max_position_embeddings)"
         return [Problem("model.max_model_len", what)]
     return []
+
+
+def _check_endpoints(plan: Plan) -> Iterator[Problem]:
+    """Models that are served elsewhere: their keys, and whether anything answers."""
+    for index, model in enumerate(plan.config.explorer.auxiliary_models if plan.config.mode != "train" else []):
+        if (external := model.external_model) is None:
+            continue
+        place = f"explorer.auxiliary_models.{index}.external_model"
+        if external.api_key_env and not os.environ.get(external.api_key_env):
+            what = f"{external.api_key_env} is not set; export it with the key, or leave api_key_env out"
+            yield Problem(f"{place}.api_key_env", what)
+        try:
+            with urlopen(f"{external.base_url.rstrip('/')}/models", timeout=_ENDPOINT_SECONDS):
+                pass
+        except HTTPError:  # an answer: the key is not sent from here
+            pass
+        except (OSError, HTTPException) as error:
+            what = f"{external.base_url} is not reachable: {getattr(error, 'reason', error)}"
+            yield Problem(f"{place}.base_url", what)
 
 
 def _longest(folder: Path) -> int:

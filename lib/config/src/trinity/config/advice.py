@@ -73,8 +73,8 @@ def _tasks_advice(config: Config) -> Iterator[str]:
         asked |= {model} if model is not None else set()
         others = others or workflow not in WORKFLOWS or bool(taskset.format.workflow_key)
     for index, auxiliary in enumerate(config.explorer.auxiliary_models):
-        name, gpus = auxiliary_name(auxiliary), auxiliary.engine_num * auxiliary.tensor_parallel_size
-        if not others and not asked & {"", name}:
+        name, gpus = auxiliary_name(auxiliary), auxiliary.gpus
+        if gpus and not others and not asked & {"", name}:
             yield f"explorer.auxiliary_models.{index}: no workflow asks {name}, and it takes {gpus} GPU(s); remove it"
 
 

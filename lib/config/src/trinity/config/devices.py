@@ -324,6 +324,8 @@ def _check_engines(plan: Plan, cards: Sequence[Gpu]) -> Iterator[Problem]:
     ]
     for index, further in enumerate(config.explorer.auxiliary_models):
         length = further.max_model_len or plan.lengths.model
+        if further.external_model:
+            continue
         models.append((f"explorer.auxiliary_models.{index}", further.model_path, further, length))
     first = 0
     for key, path, model, length in models:

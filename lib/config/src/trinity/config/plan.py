@@ -135,7 +135,7 @@ class Plan:
         rollout = config.explorer.rollout_model
         explores = not self.offline and config.mode != "train"
         explorer = rollout.engine_num * rollout.tensor_parallel_size if explores else 0
-        auxiliary = sum(m.engine_num * m.tensor_parallel_size for m in config.explorer.auxiliary_models)
+        auxiliary = sum(m.gpus for m in config.explorer.auxiliary_models)
         trains = config.mode in ("both", "train")
         rest = max(0, total - explorer - auxiliary * explores) if trains else 0
         shared = trains and explorer > 0 and explorer + auxiliary == total

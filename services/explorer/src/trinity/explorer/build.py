@@ -7,6 +7,7 @@ from pathlib import Path
 import structlog
 
 from trinity.config import Plan
+from trinity.config.checks.teacher import teachers
 from trinity.config.memory import vocabulary_of
 from trinity.data.experience import Limits
 from trinity.explorer.chat import ChatTokenizer
@@ -70,8 +71,8 @@ class ExplorerBuilder:
             return [None]  # the engines of a YAML for GPUs would share the same cores
         rollout = self._explorer.rollout_model
         visible = self._settings.devices or os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        models = [rollout, *self._explorer.auxiliary_models]
-        wanted = sum(model.engine_num * model.tensor_parallel_size for model in models)
+        wanted = rollout.engine_num * rollout.tensor_parallel_size
+        wanted += sum(model.gpus for model in self._explorer.auxiliary_models)
         cards = visible.split(",") if visible else [str(index) for index in range(wanted)]
         size = rollout.tensor_parallel_size
         self._cards = cards[rollout.engine_num * size :]
@@ -109,7 +110,8 @@ class ExplorerBuilder:
     ) -> ExplorerTools:
         """What workflows work with. Starts the auxiliary models. `keys`: of the endpoint, if it is to record."""
         refuse_rewritten_history(self._plan, tokenizer.history_problem)
-        auxiliary = await AuxiliaryModels.start(self._explorer.auxiliary_models, options, self._cards)
+        models = self._explorer.auxiliary_models
+        auxiliary = await AuxiliaryModels.start(models, options, self._cards, teachers(self._config))
         given = self._explorer.environments
         environment = EnvironmentClient(
             self._settings.environment_address,

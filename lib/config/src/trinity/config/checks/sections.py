@@ -7,6 +7,7 @@ from typing import Any
 
 from trinity.config.algorithms import PARTS, argument_problems, resolvable, resolve
 from trinity.config.checks.engine_args import check_engine_args
+from trinity.config.checks.external import check_external
 from trinity.config.checks.lora import check_lora
 from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
@@ -65,6 +66,7 @@ def _check_stage(config: Config, plugins_loaded: bool, others: Iterable[Check]) 
     yield from check_trainer(config.trainer)
     yield from check_lora(config)
     yield from check_engine_args(config)
+    yield from check_external(config)
     for other in others:
         yield from other(config)
     declared = ALGORITHMS.get(config.algorithm.algorithm_type)
@@ -356,7 +358,7 @@ def _check_gpus(config: Config) -> Iterator[Problem]:
     if config.mode != "train":
         used = rollout.engine_num * rollout.tensor_parallel_size
         taken = f"{rollout.engine_num} engines of {rollout.tensor_parallel_size} GPU(s) take {used}"
-        auxiliary = sum(model.engine_num * model.tensor_parallel_size for model in config.explorer.auxiliary_models)
+        auxiliary = sum(model.gpus for model in config.explorer.auxiliary_models)
         taken += f" and the auxiliary models {auxiliary}" if auxiliary else ""
         taken += f" of the cluster's {total} GPUs"
         used += auxiliary

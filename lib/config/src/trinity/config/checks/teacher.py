@@ -5,22 +5,26 @@ from collections.abc import Iterator
 from trinity.config.errors import Problem
 from trinity.config.names import DEFAULT_WORKFLOW
 from trinity.config.schema import Config
+from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import WORKFLOWS
 from trinity.plugins.declarations import ADVANTAGES, ALGORITHMS
 
 TEACHER_WORKFLOWS = ("on_policy_distill_workflow", "on_policy_distill_math_workflow")
 
 
+def teachers(config: Config) -> set[str]:
+    """Auxiliary models that are asked for log-probabilities by trained tasks; empty name: the first that writes."""
+    return {str(taskset.workflow_args.get("teacher") or "") for _, taskset, workflow in _trained(config)
+            if workflow in TEACHER_WORKFLOWS}  # fmt: skip
+
+
 def check_teacher(config: Config) -> Iterator[Problem]:
     """Workflows of plugins may ask a teacher, for all that is known here."""
-    algorithm, source = config.algorithm, config.buffer.explorer_input
+    algorithm = config.algorithm
     name = algorithm.advantage_fn or ALGORITHMS[algorithm.algorithm_type].advantage
     if name is None or name not in ADVANTAGES or "teacher" not in ADVANTAGES[name].traits:
         return
-    tasksets = [("taskset", source.taskset)] if source.taskset else []
-    tasksets += [(f"tasksets.{index}", taskset) for index, taskset in enumerate(source.tasksets)]
-    for key, taskset in tasksets:
-        workflow = taskset.default_workflow_type or source.default_workflow_type or DEFAULT_WORKFLOW
+    for key, taskset, workflow in _trained(config):
         if workflow in WORKFLOWS and workflow not in TEACHER_WORKFLOWS:
             problem = f"is {workflow!r}, which asks no teacher; {name} needs {' or '.join(TEACHER_WORKFLOWS)}"
             yield Problem(f"buffer.explorer_input.{key}.default_workflow_type", problem)
@@ -33,3 +37,12 @@ def check_teacher(config: Config) -> Iterator[Problem]:
             place = "model" if own is None else f"buffer.explorer_input.{key}.rollout_args"
             problem = f"is {temperature}, but {workflow} asks its teacher at temperature 1; sample at 1 too"
             yield Problem(f"{place}.temperature", problem)
+
+
+def _trained(config: Config) -> Iterator[tuple[str, TasksetConfig, str]]:
+    """Key, taskset and workflow of what is trained."""
+    source = config.buffer.explorer_input
+    tasksets = [("taskset", source.taskset)] if source.taskset else []
+    tasksets += [(f"tasksets.{index}", taskset) for index, taskset in enumerate(source.tasksets)]
+    for key, taskset in tasksets:
+        yield key, taskset, taskset.default_workflow_type or source.default_workflow_type or DEFAULT_WORKFLOW

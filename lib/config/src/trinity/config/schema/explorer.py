@@ -77,6 +77,14 @@ class PolicyEngineConfig(RolloutModelConfig):
     reasoning_parser: str = Field("", description="vLLM's parser of the thoughts in agents' replies; empty: none")
 
 
+class ExternalModelConfig(Section):
+    """Where another program serves a model by OpenAI's API; model_path is its name there."""
+
+    base_url: str = Field(description="http(s) address, mostly ending in /v1")
+    api_key_env: str = Field("", description="Environment variable of the explorer that holds the key; empty: no key")
+    timeout_seconds: PositiveFloat = Field(120, description="Longest wait for an answer, in seconds")
+
+
 class AuxiliaryModelConfig(RolloutModelConfig):
     """A further model, with weights that stay: a judge, or a reward model. Workflows reach it by name."""
 
@@ -88,6 +96,12 @@ class AuxiliaryModelConfig(RolloutModelConfig):
     max_model_len: Tokens | None = Field(None, description="In tokens; null: the policy's")
     trust_remote_code: bool = Field(False, description="Let transformers and vLLM run the model folder's own code")
     enable_thinking: bool | None = Field(None, description="As model.enable_thinking, for this model")
+    external_model: ExternalModelConfig | None = Field(None, description="The model is served elsewhere: no engine")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all its engines."""
+        return 0 if self.external_model else self.engine_num * self.tensor_parallel_size
 
 
 class EnvironmentConfig(Section):

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import SamplingParams
 from trinity.explorer.chat import ChatTokenizer, Message
+from trinity.explorer.engine.external import ExternalJudge
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.engine.start import start_vllm
 from trinity.explorer.types import EngineFailed, EngineOptions
@@ -100,38 +101,54 @@ class RewardModel:
 class AuxiliaryModels:
     """All of them by name."""
 
-    def __init__(self, models: dict[str, Judge | RewardModel]) -> None:
+    def __init__(self, models: dict[str, Judge | ExternalJudge | RewardModel]) -> None:
         self._models = models
 
     @classmethod
     async def start(
-        cls, configs: Sequence[AuxiliaryModelConfig], options: EngineOptions, cards: Sequence[str]
+        cls,
+        configs: Sequence[AuxiliaryModelConfig],
+        options: EngineOptions,
+        cards: Sequence[str],
+        teachers: Collection[str] = (),
     ) -> "AuxiliaryModels":
-        """Start every engine, one after the other. `options` are the policy's; `cards` the GPUs for all, in order."""
+        """Start every engine, one after the other. `options` are the policy's; `cards` the GPUs for all, in order.
+
+        Raises InvalidInput or Unavailable for a model elsewhere that does not answer, or that is one of the `teachers`
+        and gives no log-probabilities.
+        """
         devices = iter(cards)
-        models: dict[str, Judge | RewardModel] = {}
+        models: dict[str, Judge | ExternalJudge | RewardModel] = {}
         try:
-            for config in configs:
-                models[auxiliary_name(config)] = await _start(config, options, devices)
+            for index, config in enumerate(configs):
+                if config.external_model:
+                    external = ExternalJudge(config, f"explorer.auxiliary_models.{index}")
+                    await external.reach()
+                    models[auxiliary_name(config)] = external
+                else:
+                    models[auxiliary_name(config)] = await _start(config, options, devices)
+            made = cls(models)
+            for name in teachers:
+                await made.judge(name).logprobs([1, 2], 1)
         except BaseException:
             cls(models).close()
             raise
-        return cls(models)
+        return made
 
     @property
     def judges(self) -> list[str]:
         """Names of those that write."""
-        return [name for name, model in self._models.items() if isinstance(model, Judge)]
+        return [name for name, model in self._models.items() if isinstance(model, Judge | ExternalJudge)]
 
-    def judge(self, name: str = "") -> Judge:
+    def judge(self, name: str = "") -> Judge | ExternalJudge:
         """The judge of that name; empty: the first. Raises InvalidInput."""
-        return self._find(name, Judge, "writes")
+        return self._find(name, Judge | ExternalJudge, "writes")
 
     def reward_model(self, name: str = "") -> RewardModel:
         """The reward model of that name; empty: the first. Raises InvalidInput."""
         return self._find(name, RewardModel, "rates")
 
-    def _find(self, name: str, kind: type[Any], what: str) -> Any:
+    def _find(self, name: str, kind: Any, what: str) -> Any:
         found = {n: model for n, model in self._models.items() if isinstance(model, kind) and name in ("", n)}
         if not found:
             known = ", ".join(f"{n} ({type(model).__name__})" for n, model in self._models.items()) or "none"
