@@ -27,6 +27,7 @@ def check(
     offline: bool,
     model: dict[str, Any] | None = None,
     environments: list[dict[str, Any]] | None = None,
+    explorer: dict[str, Any] | None = None,
     **taskset: Any,
 ) -> tuple[int, str]:
     """Exit code and output for a dataset whose third row is changed."""
@@ -39,7 +40,7 @@ def check(
     config: dict[str, Any] = {
         "checkpoint_root_dir": str(folder / "jobs"),
         "model": {"model_path": str(folder / "model"), "max_model_len": 64, **(model or {})},
-        "explorer": {"environments": environments or []},
+        "explorer": {"environments": environments or [], **(explorer or {})},
         "algorithm": {"algorithm_type": "sft" if offline else "grpo", "repeat_times": 4},
         "buffer": {"batch_size": 2, "explorer_input": {"taskset": dataset}},
     }
@@ -191,3 +192,25 @@ def test_a_config_json_that_is_none_says_no_length(tmp_path: Path, text: str) ->
     longest = preflight._longest
     (tmp_path / "config.json").write_text(text)
     assert longest(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "refused"),
+    [
+        ("LlamaForSequenceClassification", "auto", False),
+        ("LlamaForCausalLM", "auto", True),
+        ("LlamaForCausalLM", "score", False),
+        (None, "auto", False),
+    ],
+)
+def test_a_model_that_writes_is_refused_as_a_reward_model(
+    tmp_path: Path, architecture: str | None, kind: str, refused: bool
+) -> None:
+    if architecture:
+        (tmp_path / "rater").mkdir()
+        (tmp_path / "rater/config.json").write_text(json.dumps({"architectures": [architecture]}))
+    path = str(tmp_path / "rater") if architecture else "owner/rater"
+    rater = {"auxiliary_models": [{"model_path": path, "kind": kind}]}
+    code, said = check(tmp_path, {}, False, explorer=rater, workflow_args={"reward_model": ""})
+    assert ("explorer.auxiliary_models: are to score rows, and write text; add a sequence" in said) == refused
+    assert code == 2 or not refused

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from trinity.config import Config, ConfigError
-from trinity.config.load import parse
+from trinity.config.load import dump, parse
 
 pytestmark = pytest.mark.core
 
@@ -40,6 +40,28 @@ def test_an_auxiliary_model_that_nothing_asks_is_named_with_its_gpus(
     found = config({"default_workflow_type": workflow, "workflow_args": args}, explorer=JUDGE).notices
     said = "explorer.auxiliary_models.0: no workflow asks judge, and it takes 4 GPU(s); remove it"
     assert (said in found) == idle
+
+
+@pytest.mark.parametrize(
+    ("taskset", "kind", "scored"),
+    [
+        ({}, "auto", True),
+        ({"format": {"prompt_key": "q"}}, "score", True),
+        ({}, "generate", False),
+        ({"default_reward_fn_type": "math_reward"}, "auto", False),
+        ({"default_workflow_type": "simple_workflow"}, "auto", False),
+        ({"workflow_args": {"reward_model": "rater"}}, "auto", False),
+        ({"format": {"reward_fn_key": "how"}}, "auto", False),
+    ],
+)
+def test_a_reward_model_scores_tasksets_that_name_nothing(taskset: dict[str, Any], kind: str, scored: bool) -> None:
+    models = [{"model_path": "a/rater", "kind": kind}]
+    made = config(taskset, explorer={"auxiliary_models": models})
+    source = made.buffer.explorer_input.taskset
+    assert source is not None and (source.workflow_args.get("reward_model") == "") == scored
+    said = "buffer.explorer_input.taskset: names no workflow and no reward function; the reward model in"
+    assert any(notice.startswith(said) for notice in made.notices) == scored
+    assert parse(json.dumps(dump(made))).buffer == made.buffer
 
 
 def test_rows_that_name_their_workflow_may_ask_any_model() -> None:

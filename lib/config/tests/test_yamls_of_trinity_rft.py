@@ -108,6 +108,8 @@ def test_the_published_ppo_run_means_what_it_says() -> None:
     assert config.model.critic_model_path.endswith("/models/Qwen2-7B-Instruct")
     assert [taskset.name for taskset in plan.tasksets] == ["gsm8k", "math"]
     assert plan.staleness.bound == 4
+    scored = [taskset.workflow_args for taskset in (*plan.tasksets, *plan.eval_tasksets)]
+    assert scored == [{"reward_model": ""}] * 4, "as veRL's reward_model.enable: by the classifier"
 
 
 def test_the_published_stages_run_one_after_the_other() -> None:

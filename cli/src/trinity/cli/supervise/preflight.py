@@ -14,7 +14,9 @@ from trinity.cli.supervise.task_rows import check_providers, check_tasks, check_
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
 from trinity.config.checks.lora import modules_of, select
 from trinity.config.checks.weights import S3
+from trinity.config.names import auxiliary_name, rates
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
+from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.data.datasets import DatasetError, Row, features, read, read_buffer, reader
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
 from trinity.runtime import files
@@ -51,7 +53,7 @@ def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipeli
 def check_inputs(plan: Plan, source: str) -> int:
     """Look at model and data of a stage; returns its last optimizer step. Raises ConfigError with all problems."""
     checks = (
-        _check_engine, _check_model, _check_lora, _check_monitor, _check_stores,
+        _check_engine, _check_model, _check_reward_models, _check_lora, _check_monitor, _check_stores,
         _check_endpoints,
     )  # fmt: skip
     problems = [problem for check in checks for problem in check(plan)]
@@ -195,6 +197,26 @@ def _check_endpoints(plan: Plan) -> Iterator[Problem]:
         except (OSError, HTTPException) as error:
             what = f"{external.base_url} is not reachable: {getattr(error, 'reason', error)}"
             yield Problem(f"{place}.base_url", what)
+
+
+def _check_reward_models(plan: Plan) -> list[Problem]:
+    """Tasksets that a reward model scores need one; those whose config.json is elsewhere are believed."""
+    key = "explorer.auxiliary_models"
+    models = {auxiliary_name(model): model for model in plan.config.explorer.auxiliary_models}
+    for taskset in [] if plan.offline else [*plan.tasksets, *plan.eval_tasksets]:
+        name = taskset.workflow_args.get("reward_model")
+        asked = [model for known, model in models.items() if name in ("", known)]
+        if asked and not any(_may_rate(model) for model in asked):
+            what = f"are to score {taskset.name}, and write text; add a sequence classifier, or name a "
+            return [Problem(key, f"{what}default_reward_fn_type for the taskset")]
+    return []
+
+
+def _may_rate(model: AuxiliaryModelConfig) -> bool:
+    if model.external_model or model.kind != "auto":
+        return model.kind == "score"
+    found = files.read_json(Path(model.model_path).expanduser() / "config.json")
+    return not isinstance(found, dict) or rates(found.get("architectures") or [])
 
 
 def _longest(folder: Path) -> int:

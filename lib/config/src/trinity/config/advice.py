@@ -65,11 +65,11 @@ def _tasks_advice(config: Config) -> Iterator[str]:
         if given is None and not taskset.format.workflow_key:
             yield f"{place}.default_workflow_type: is not given; {workflow} is taken"
         reward = taskset.default_reward_fn_type or source.default_reward_fn_type or taskset.format.reward_fn_key
-        if not reward and scores_by_name(workflow):
+        model = asked_model(workflow, taskset.workflow_args)
+        if not reward and scores_by_name(workflow) and model is None:
             yield f"{place}.default_reward_fn_type: is not given; {DEFAULT_REWARD_FUNCTION} is taken"
         for name in ignored_args(workflow, taskset.workflow_args):
             yield f"{place}.workflow_args.{name}: has no effect: {workflow} does not read it"
-        model = asked_model(workflow, taskset.workflow_args)
         asked |= {model} if model is not None else set()
         others = others or workflow not in WORKFLOWS or bool(taskset.format.workflow_key)
     for index, auxiliary in enumerate(config.explorer.auxiliary_models):

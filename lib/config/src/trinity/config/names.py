@@ -1,7 +1,7 @@
 """Names that a YAML may use: the built-in ones, and those of plugins. The services implement them; tests compare."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from trinity import plugins
@@ -157,6 +157,11 @@ def is_number(value: Any, whole: bool = False, lowest: float = -math.inf) -> boo
     """Whether a value of a free-form mapping is a finite number (a whole one) of at least `lowest`."""
     number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
     return number and -_LARGEST <= value <= _LARGEST and value >= lowest
+
+
+def rates(architectures: Iterable[object]) -> bool:
+    """Whether a model whose config.json names these architectures gives a number instead of text."""
+    return any("SequenceClassification" in str(name) or "Reward" in str(name) for name in architectures)
 
 
 def auxiliary_name(model: AuxiliaryModelConfig) -> str:

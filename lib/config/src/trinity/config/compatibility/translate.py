@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trinity.config.compatibility.foreign_keys import FOREIGN_SECTIONS, IGNORED, OFF, RENAMED, SAME, UNSUPPORTED, VALUES
+from trinity.config.compatibility.reward_models import score_by_models
 from trinity.config.foreign_correction import MEANINGS, translated
 from trinity.config.stages import SECTIONS
 
@@ -45,6 +46,8 @@ def translate(document: dict[str, Any]) -> Translation:
         if isinstance(stage, dict):
             prefix = "" if stage is result.values else f"stages.{stages.index(stage)}."  # type: ignore[union-attr]
             _translate(stage, prefix, result)
+    message = "names no workflow and no reward function; the reward model in explorer.auxiliary_models scores it"
+    result.notices.extend(Notice(path, message) for path in score_by_models(result.values))
     return result
 
 

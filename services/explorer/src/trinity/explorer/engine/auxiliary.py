@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trinity.config.names import auxiliary_name
+from trinity.config.names import auxiliary_name, rates
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.config.schema.model import ModelConfig
 from trinity.data.experience import SamplingParams
@@ -199,4 +199,4 @@ def _rates(config: AuxiliaryModelConfig) -> bool:
     from transformers import AutoConfig
 
     found = AutoConfig.from_pretrained(config.model_path, trust_remote_code=config.trust_remote_code)
-    return any("SequenceClassification" in name or "Reward" in name for name in found.architectures or [])
+    return rates(found.architectures or [])
