@@ -79,7 +79,9 @@ def _prompts(
     try:
         for row in _in_time(rows[:: _stride(rows)]):
             if taskset.format.prompt_key in row:
-                messages = [*system, {"role": "user", "content": str(row[taskset.format.prompt_key])}]
+                given = row[taskset.format.prompt_key]
+                talk = given if isinstance(given, list) else [{"role": "user", "content": str(given)}]
+                messages = talk if talk[0]["role"] == "system" else [*system, *talk]
                 lengths.append(_length(tokenizer, messages))
     except Exception as error:  # a template that takes no system prompt, say
         what = f"renders no prompt of {key}: {_said(error)}"

@@ -10,6 +10,7 @@ from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, rewa
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import reads_prompt, scored_by
 from trinity.data.datasets import DatasetError, Row, features
+from trinity.data.prompts import prompt_messages
 
 # Built-in reward functions that compare a reply with the row's reference answer.
 _COMPARING = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_reward")
@@ -28,7 +29,7 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
         here = _named(row, number, form.workflow_key, workflows()) or workflow
         function = scored_by(here, _named(row, number, form.reward_fn_key, reward_functions()) or reward)
         if reads_prompt(here):
-            _text(row, number, form.prompt_key, "the prompt")
+            _prompt(row, number, form.prompt_key)
         if row.get(form.system_prompt_key or "") is not None:
             _text(row, number, str(form.system_prompt_key), "the system prompt")
         if function in _COMPARING and reads_prompt(here):
@@ -60,6 +61,16 @@ def _named(row: Row, number: int, column: str, known: Sequence[str]) -> str:
     if name and name not in known:
         raise DatasetError(f"row {number}: {column!r} is {name!r:.100}, which is none of {', '.join(known)}")
     return name or ""
+
+
+def _prompt(row: Row, number: int, column: str) -> None:
+    if not isinstance(row.get(column), list):
+        _text(row, number, column, "the prompt")
+        return
+    try:
+        prompt_messages(row[column])
+    except ValueError as error:
+        raise DatasetError(f"row {number}: {column!r} {error}") from None
 
 
 def _text(row: Row, number: int, column: str, what: str) -> None:

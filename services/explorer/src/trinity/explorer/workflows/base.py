@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from trinity.data.experience import Experience, SamplingParams, Task
+from trinity.data.prompts import prompt_text
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, EnvironmentFailed, Score
 from trinity.explorer.types import Completion, EngineFailed
@@ -104,9 +105,17 @@ class Workflow(ABC):
         """All experiences of the group: `task.repeat_times` rollouts."""
 
     def column(self, key: str) -> str:
-        """A text column of the row named by `format[key]`. Raises InvalidInput naming the column."""
+        """A text column of the row named by `format[key]`; of a prompt that is a list of messages, their contents.
+
+        Raises InvalidInput naming the column.
+        """
         name = self.format[key]
         value = self.row.get(name)
+        if key == "prompt_key" and isinstance(value, list):
+            try:
+                return prompt_text(value)
+            except ValueError as error:
+                raise InvalidInput(f"task.{name}", str(error)) from None
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return json.dumps(value)
         if not isinstance(value, str):

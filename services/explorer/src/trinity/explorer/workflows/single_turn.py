@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from trinity.data.experience import Experience, Truncation
+from trinity.data.prompts import prompt_messages
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score
 from trinity.explorer.types import Completion
@@ -80,10 +81,14 @@ class SimpleWorkflow(Workflow):
     def messages(self) -> list[Message]:
         key = self.format["system_prompt_key"]
         system = self.row.get(key) if key else self.format["system_prompt"]
-        if system is None:
+        text, given = self.column("prompt_key"), self.row.get(self.format["prompt_key"])
+        asked: list[Message] = [{"role": "user", "content": text}]
+        if isinstance(given, list):  # asked as it is written, without the workflow's own system prompt
+            asked = list(prompt_messages(given))
+            system = None if asked[0]["role"] == "system" else system
+        elif system is None:
             system = self.default_system_prompt
-        head: list[Message] = [{"role": "system", "content": str(system)}] if system else []
-        return [*head, {"role": "user", "content": self.column("prompt_key")}]
+        return [{"role": "system", "content": str(system)}, *asked] if system else asked
 
     def truth(self) -> str:
         """The reference answer; empty if the row has none."""

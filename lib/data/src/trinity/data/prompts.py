@@ -1,0 +1,23 @@
+"""Prompts that are conversations: veRL's preprocessing writes a list of messages into the prompt column."""
+
+from typing import Any
+
+_ROLES = ("system", "user", "assistant")
+
+
+def prompt_messages(value: list[Any]) -> list[dict[str, str]]:
+    """The messages as {role, content}. Raises ValueError for what no model can be asked."""
+    found = []
+    for number, message in enumerate(value):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+        if role not in _ROLES or not isinstance(content, str):
+            raise ValueError(f"has no role of {', '.join(_ROLES)} or no text as content in message {number}")
+        found.append({"role": str(role), "content": content})
+    if not found or found[-1]["role"] != "user" or not found[-1]["content"].strip():
+        raise ValueError("must end with a user's message that has a text")
+    return found
+
+
+def prompt_text(value: list[Any]) -> str:
+    """The contents, as judges and reward functions read the question. Raises ValueError."""
+    return "\n\n".join(message["content"] for message in prompt_messages(value))

@@ -1,0 +1,51 @@
+"""Rows whose prompt is a list of messages, as veRL's preprocessing writes them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from support.engines.toolbox import Toolbox, make_episode_task
+from trinity.explorer.workflows import WORKFLOWS
+from trinity.explorer.workflows.single_turn import SimpleWorkflow
+from trinity.runtime.errors import InvalidInput
+
+pytestmark = pytest.mark.core
+
+TALK = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2+2"}]
+OWN = {"role": "system", "content": "Be short."}
+
+
+def workflow(prompt: Any, name: str = "simple_workflow", **form: Any) -> SimpleWorkflow:
+    given = {"prompt_key": "prompt", "response_key": "response", **form}
+    task = make_episode_task("{}", 1, workflow=name, row_json=json.dumps({"prompt": prompt, "response": "4"}))
+    made = WORKFLOWS[name](task, Toolbox(lambda _: "4"))
+    assert isinstance(made, SimpleWorkflow)
+    made.format.update(given)
+    return made
+
+
+def test_they_are_asked_as_they_are_written() -> None:
+    assert workflow(TALK).messages() == TALK
+    assert workflow(TALK, "math_workflow").messages() == TALK, "without the workflow's own system prompt"
+    assert workflow(TALK, system_prompt="Answer.").messages() == [{"role": "system", "content": "Answer."}, *TALK]
+    assert workflow([OWN, *TALK], system_prompt="Answer.").messages() == [OWN, *TALK]
+    assert workflow("2+2").messages() == [{"role": "user", "content": "2+2"}]
+
+
+def test_judges_read_their_contents() -> None:
+    assert workflow(TALK).column("prompt_key") == "1+1\n\n2\n\n2+2"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([], r"task\.prompt: must end with a user's message"),
+        (TALK[:2], r"task\.prompt: must end with a user's message"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"task\.prompt: has no role .* in message 0"),
+        ([*TALK, "2+2"], r"task\.prompt: has no role .* in message 3"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(prompt: Any, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        workflow(prompt).messages()
