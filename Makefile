@@ -111,7 +111,7 @@ lock: $(BIN)/.installed ## the locks in requirements/, from every pyproject.toml
 	$(LOCK_IMAGE) --excludes requirements/excluded.txt --extra cpu pyproject.toml requirements/cpu.in -o requirements/image-cpu.txt
 	$(LOCK_IMAGE) --extra cuda --extra flash pyproject.toml -o requirements/cuda.txt
 LOCK_IMAGE = $(LOCK) --python-platform x86_64-manylinux_2_28 $(foreach e,$(IMAGE_EXTRAS),--extra $(e))
-IMAGE_EXTRAS := gym hub java lora mcp mlflow openenv parquet postgresql reasoning-gym s3 sandbox scienceworld sql swanlab verifiers wandb
+IMAGE_EXTRAS := gym hub java lora mcp mlflow openenv parquet postgresql reasoning-gym s3 sandbox scienceworld sql swanlab verifiers vision wandb
 
 wheels: $(BIN)/.installed ## the root's wheel and those of the parts, in dist/
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist $(addprefix ./,$(dir $(filter %pyproject.toml,$(PYPROJECTS))))

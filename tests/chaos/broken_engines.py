@@ -13,7 +13,7 @@ from trinity.explorer.weights.fetch import base_folder
 class SamplesByTheModelItStartedWith(MemberEngine):
     """Its canaries are right, as an engine's that answers from blocks of older weights."""
 
-    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Any]:
+    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Any = ()) -> list[Any]:
         old = read_weights(base_folder(self.options.model).glob("*.safetensors"))
         made = await super().generate(prompt_token_ids, sampling)
         for completion in made:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trinity.buffer.tasks.source import TaskSource
 from trinity.config import Config, make_plan
 from trinity.data.experience import TaskKind
+from trinity.data.task_source import TaskSource
 
 pytestmark = pytest.mark.core
 

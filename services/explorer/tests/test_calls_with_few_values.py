@@ -19,7 +19,7 @@ class Pool:
     def __init__(self) -> None:
         self.asked: list[SamplingParams] = []
 
-    async def generate(self, prompt: list[int], sampling: SamplingParams) -> list[Completion]:
+    async def generate(self, prompt: list[int], sampling: SamplingParams, images: Any = ()) -> list[Completion]:
         self.asked.append(sampling)
         tokens = np.array([5, 6], np.int32)
         return [Completion(tokens, np.zeros(2, np.float32), (VersionSpan(0, 0, 2),), "stop")] * sampling.n

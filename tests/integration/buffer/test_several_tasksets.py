@@ -18,9 +18,10 @@ from support.runs.peers import FakeTrainer, explorer
 from support.services.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import task_pb2
-from trinity.buffer.tasks.source import Mixture, TaskSource
+from trinity.buffer.tasks.source import Mixture
 from trinity.config import Plan, load, make_plan
 from trinity.data.experience import Group, Task, TaskKind
+from trinity.data.task_source import TaskSource
 from trinity.data.wire import task_from_proto
 from trinity.explorer.rollout import attempt
 from trinity.runtime import names

@@ -81,7 +81,9 @@ class MemberEngine:
     async def start(cls, options: EngineOptions, devices: str | None = None) -> "MemberEngine":
         return cls(options)
 
-    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Any = ()
+    ) -> list[Completion]:
         async with self._loading:
             pass
         tasks = [self._complete(list(prompt_token_ids), sampling) for _ in range(sampling.n)]
@@ -117,7 +119,7 @@ class MemberEngine:
     def _ends(self, token: int, sampling: SamplingParams) -> bool:
         return False
 
-    async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
+    async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray:
         return logprobs(self._weights, token_ids)
 
     async def load(self, serial: int, update_info: dict[str, Any]) -> float:

@@ -102,7 +102,9 @@ class Toolbox:
         self.schemas: list[Any] = []
         self.version = 0
 
-    def prompt(self, messages: Any, reply_prefix: str | None = None, tools: Any = None) -> list[int]:
+    def prompt(
+        self, messages: Any, reply_prefix: str | None = None, tools: Any = None, images: Sequence[bytes] = ()
+    ) -> list[int]:
         self.schemas.append(tools)
         return [*render(messages), 1 + ROLES.index("assistant"), *encode(reply_prefix or "")]
 
@@ -118,7 +120,9 @@ class Toolbox:
     def text(self, token_ids: Any) -> str:
         return decode([int(token) for token in token_ids])
 
-    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> list[Completion]:
         self.prompts.append(list(prompt_token_ids))
         made = []
         for _ in range(sampling.n):

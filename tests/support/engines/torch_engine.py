@@ -50,7 +50,7 @@ class TorchEngine(MemberEngine):
     def _ends(self, token: int, sampling: SamplingParams) -> bool:
         return token == self._end and not sampling.ignore_eos
 
-    async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
+    async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray:
         found = self._logits(token_ids)[:-1].log_softmax(-1)
         return found.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].numpy()
 
@@ -117,5 +117,5 @@ class BatchedTorchEngine(TorchEngine):
 class ComputesSomethingElse(TorchEngine):
     """Its log-probabilities are half a thousandth of a nat too low: in float32 canaries allow twice that by default."""
 
-    async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
-        return await super().logprobs(token_ids) - np.float32(5e-4)
+    async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray:
+        return await super().logprobs(token_ids, images) - np.float32(5e-4)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from vllm import SamplingParams
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.interface import PauseState
@@ -117,3 +118,21 @@ def test_a_vllm_that_cannot_be_patched_is_refused_with_the_reason() -> None:
         RuntimeError, match=r"no set_pause_state and no add_request and no update_from_output and .* vLLM 0\.26"
     ):
         make_scheduler(vllm_config=config)
+
+
+def test_features_of_images_are_shared_like_blocks_unless_the_worker_has_them(scheduler: Forgetful) -> None:
+    def with_image(name: str) -> Request:
+        made = request(name)
+        made.mm_features = [MultiModalFeatureSpec(None, "image", "digest", PlaceholderRange(0, 1))]
+        scheduler.add_request(made)
+        return made
+
+    waiting, running, preempted = (with_image(name) for name in ("waiting", "running", "preempted"))
+    before = {made.mm_features[0].identifier for made in (waiting, running, preempted)}
+    assert len(before) == 1
+    running.num_computed_tokens = 3
+    preempted.num_preemptions = 1
+    pause(scheduler)
+    assert {running.mm_features[0].identifier, preempted.mm_features[0].identifier} == before
+    late = with_image("late")
+    assert not {waiting.mm_features[0].identifier, late.mm_features[0].identifier} & before

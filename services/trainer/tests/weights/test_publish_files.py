@@ -15,12 +15,22 @@ from safetensors.torch import load_file
 from support.trainer.training import BASE, fixed_batch
 from trinity.config import make_plan
 from trinity.config.schema import Config
+from trinity.data.images import check_placeholders
+from trinity.data.vision import ImageRules
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput, TrinityError
 from trinity.trainer.weights import canary, read_version, write_huggingface_index, write_shards
 from trinity.trainer.weights import shards as shards_module
 from trinity.trainer.weights.shards import describe
-from trinity.weights import Canary, Manifest, Probe, TensorInfo, check_files
+from trinity.weights import (
+    Canary,
+    Manifest,
+    Probe,
+    TensorInfo,
+    check_files,
+    manifest_from_proto,
+    manifest_to_proto,
+)
 
 pytestmark = pytest.mark.core
 
@@ -143,6 +153,21 @@ def test_the_first_probe_is_the_same_everywhere_and_within_the_vocabulary() -> N
     assert probe == canary.pseudo_random_probe(97)
     assert all(0 <= token < 97 for tokens in probe for token in tokens)
     assert [len(tokens) for tokens in probe] == [canary.TOKENS] * canary.SEQUENCES
+
+
+def test_a_model_that_reads_images_has_a_probe_with_a_picture() -> None:
+    rules = ImageRules(token=5, patch=14, merge=2, least_pixels=3136, most_pixels=12_845_056)
+    tokens, picture = canary.picture_probe(50, rules)
+    assert (tokens, picture) == canary.picture_probe(50, rules)
+    check_placeholders("probe", tokens, [picture], rules)
+    assert all(0 <= token < 50 for token in tokens)
+    made = canary.make_canary((tokens, (1, 2)), [[-1.0] * (len(tokens) - 1), [-2.0]], (1e-3, 1e-2), 1, [(picture,)])
+    version = Manifest("run", 1, 1, (), (), (), 0.0, canary=made)
+    assert manifest_from_proto(manifest_to_proto(version)).canary == made
+    assert canary.probe_of_versions([version]) == ((1, 2),)
+    large = replace(made, probes=(replace(made.probes[0], images=(b"x" * 65_537,)),))
+    with pytest.raises(InvalidInput, match=r"canary\.probes\[0\]\.images: have 65537 bytes, at most 65536"):
+        replace(version, canary=large).check()
 
 
 def test_the_newest_version_but_the_base_model_says_what_the_probe_is() -> None:

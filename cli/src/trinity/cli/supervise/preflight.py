@@ -10,15 +10,17 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from trinity.cli.supervise.rendered_rows import check_rendering
-from trinity.cli.supervise.task_rows import check_providers, check_tasks, check_text
+from trinity.cli.supervise.task_rows import check_images, check_providers, check_tasks, check_text
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
 from trinity.config.checks.lora import modules_of, select
+from trinity.config.checks.vision import refusals
 from trinity.config.checks.weights import S3
 from trinity.config.names import auxiliary_name, rates
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.config.schema.explorer import AuxiliaryModelConfig
 from trinity.data.datasets import DatasetError, Row, features, read, read_buffer, reader
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
+from trinity.data.vision import image_rules, sees
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import time_limit
@@ -53,7 +55,7 @@ def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipeli
 def check_inputs(plan: Plan, source: str) -> int:
     """Look at model and data of a stage; returns its last optimizer step. Raises ConfigError with all problems."""
     checks = (
-        _check_engine, _check_model, _check_reward_models, _check_lora, _check_monitor, _check_stores,
+        _check_engine, _check_model, _check_vision, _check_reward_models, _check_lora, _check_monitor, _check_stores,
         _check_endpoints,
     )  # fmt: skip
     problems = [problem for check in checks for problem in check(plan)]
@@ -96,7 +98,11 @@ def check_deeper(plan: Plan, source: str, job: Path) -> list[str]:
     examples = [(key, form, rows) for key, form, rows in buffers if "token_ids" not in rows[0]]
     from trinity.cli.supervise.task_environments import check_environments  # those and their scorers load sympy
 
-    found = [*check_rendering(plan, read_rows, examples), *check_environments(plan, read_rows, job)]
+    found = [
+        *check_images(plan, read_rows),
+        *check_rendering(plan, read_rows, examples),
+        *check_environments(plan, read_rows, job),
+    ]
     if problems := [one for one in found if isinstance(one, Problem)]:
         raise ConfigError(source, problems)
     return [*(str(one) for one in found), *check_providers(plan)]
@@ -217,6 +223,24 @@ def _may_rate(model: AuxiliaryModelConfig) -> bool:
         return model.kind == "score"
     found = files.read_json(Path(model.model_path).expanduser() / "config.json")
     return not isinstance(found, dict) or rates(found.get("architectures") or [])
+
+
+def _check_vision(plan: Plan) -> list[Problem]:
+    """The model reads the images of the tasks, by files and packages that are here."""
+    path = plan.config.model.model_path
+    tasksets = [dataset for dataset in _datasets(plan) if isinstance(dataset.config, TasksetConfig)]
+    keys = [f"{dataset.key}.format.image_key" for dataset in tasksets if dataset.config.format.image_key]
+    if not sees(path):
+        known = os.path.isfile(Path(path).expanduser() / "config.json")
+        return [Problem(key, f"is given, and the model {path!r} reads no images; remove it") for key in keys if known]
+    try:
+        image_rules(path)
+    except InvalidInput as error:
+        return [Problem(error.field, str(error).partition(": ")[2])]
+    needs = [name for name in ("PIL", "torchvision") if importlib.util.find_spec(name) is None]
+    missing = [Problem("model.model_path", f"reads images, which needs {name}; `pip install -e '.[vision]'`")
+               for name in needs if plan.config.mode != "explore"]  # fmt: skip
+    return [*missing, *refusals(plan.config, "a model that reads images")]
 
 
 def _longest(folder: Path) -> int:

@@ -3,15 +3,20 @@
 import json
 import math
 import socket
+import time
 from collections.abc import Iterator, Sequence
 
 from trinity.config import Plan, Problem
 from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, reward_functions, workflows
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import reads_prompt, scored_by
+from trinity.data import images
 from trinity.data.datasets import DatasetError, Row, features
 from trinity.data.prompts import prompt_messages
+from trinity.data.task_source import folder_of
+from trinity.data.vision import image_rules
 
+_MOST_SECONDS_OF_IMAGES = 60.0  # of a taskset
 # Built-in reward functions that compare a reply with the row's reference answer.
 _COMPARING = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_reward")
 
@@ -35,6 +40,22 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
         if function in _COMPARING and reads_prompt(here):
             _text(row, number, form.response_key, f"the reference answer, which {function} compares with")
     return []
+
+
+def check_images(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequence[Row]]]) -> Iterator[Problem | str]:
+    """Decode the images of the rows: the first one of each taskset that no task can have, and how far this came."""
+    rules = image_rules(plan.config.model.model_path)
+    for key, taskset, rows in tasksets:
+        column, begin = taskset.format.image_key, time.monotonic()
+        for number, row in enumerate(rows if column else ()):
+            if time.monotonic() - begin > _MOST_SECONDS_OF_IMAGES:
+                yield f"{key}: the images of {number} of {len(rows)} rows were decoded in {_MOST_SECONDS_OF_IMAGES:g} s"
+                break
+            try:
+                images.check(row, number, str(column), folder_of(taskset.path), rules, plan.lengths.prompt)
+            except DatasetError as error:
+                yield error.at(f"{key}.format.image_key")
+                break
 
 
 def names_for(plan: Plan, key: str, taskset: TasksetConfig) -> tuple[str, str]:

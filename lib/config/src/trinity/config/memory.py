@@ -70,11 +70,16 @@ def vocabulary_of(model_path: str) -> int:
 
     A model with a hub name is found in Hugging Face's cache.
     """
-    folder = Path(model_path).expanduser()
-    config = _model_config(folder if os.path.isdir(folder) else _cached(model_path))
+    config = _model_config(model_folder(model_path))
     text = config.get("text_config")
     size = (text if isinstance(text, dict) else config).get("vocab_size")
     return size if isinstance(size, int) and size > 0 else 0
+
+
+def model_folder(model_path: str) -> Path:
+    """Where the model's files are; of one with a hub name, its newest fetched revision. It need not exist."""
+    folder = Path(model_path).expanduser()
+    return folder if os.path.isdir(folder) else _cached(model_path)
 
 
 def _cached(hub_name: str) -> Path:

@@ -215,7 +215,7 @@ TOOL_ARGS: dict[str, Any] = {
 
 THINKING_ARGS: dict[str, Any] = {"thinking_token_budget": 0, "reasoning_end_str": "</think>", "reward_model": None}
 
-_SINGLE_TURN = ("simple", "math", "math_boxed", "math_eval", "math_rm", "math_ruler")
+_SINGLE_TURN = ("simple", "simple_mm", "math", "math_boxed", "math_eval", "math_rm", "math_ruler")
 WORKFLOWS: tuple[str, ...] = (
     *(f"{name}_workflow" for name in _SINGLE_TURN),
     *(f"async_{name}_workflow" for name in _SINGLE_TURN),
@@ -260,7 +260,8 @@ def asked_model(workflow: str, args: dict[str, Any]) -> str | None:
 def scores_by_name(workflow: str) -> bool:
     """Whether a built-in workflow scores replies with the task's reward function, and not by its own."""
     plain = workflow.removeprefix("async_")
-    return plain in ("simple_workflow", "math_workflow", "tool_call_workflow", "thinking_budget_workflow")
+    named = ("simple", "simple_mm", "math", "tool_call", "thinking_budget")
+    return plain in {f"{name}_workflow" for name in named}
 
 
 def reads_prompt(workflow: str) -> bool:

@@ -6,13 +6,15 @@ Life of a task: fed by the buffer -> leased by an explorer -> ended as exactly o
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol
 
 import numpy as np
 
+from trinity.data.images import check_placeholders, digest
+from trinity.data.vision import ImageRules
 from trinity.runtime.errors import FailureCause, InvalidInput
 
 ROLLOUTS_PER_REPEAT = 2
@@ -64,7 +66,8 @@ class TaskKind(StrEnum):
 class Task:
     """One prompt or environment instance, explored `repeat_times` as one group.
 
-    `greedy_baseline`: the last rollout is sampled at temperature 0, as the baseline of the others (ReMax).
+    `greedy_baseline`: the last rollout is sampled at temperature 0, as the baseline of the others (ReMax). `images`:
+    files of images, each as its bytes.
     """
 
     run: str
@@ -88,6 +91,7 @@ class Task:
     max_attempts: int
     requeues: int = 0
     greedy_baseline: bool = False
+    images: tuple[bytes, ...] = ()
 
     @property
     def raw(self) -> dict[str, Any]:
@@ -119,13 +123,15 @@ class Limits:
     """What a run allows of one experience: `tokens` in all, and token ids below `vocabulary`. 0: not known.
 
     `numbers`: entries of info that are numbers where they are given, since the advantage calculates with them.
-    `teacher`: the advantage compares each sampled token with a teacher.
+    `teacher`: the advantage compares each sampled token with a teacher. `images`: how the model reads them; None: not
+    at all, or not known.
     """
 
     tokens: int = 0
     vocabulary: int = 0
     numbers: tuple[str, ...] = ()
     teacher: bool = False
+    images: ImageRules | None = None
 
     @property
     def ids_below(self) -> int:
@@ -156,7 +162,8 @@ class Experience:
     """One trajectory (or one step of it) as it was sampled.
 
     token_ids int32 [P + R], logprobs float32 [R], action_mask bool [R]; reward in the environment's own unit.
-    teacher_logprobs float32 [R], of the same tokens; None without a teacher.
+    teacher_logprobs float32 [R], of the same tokens; None without a teacher. images: sha256 of each image of the
+    prompt, in order.
     """
 
     rollout: int
@@ -173,13 +180,17 @@ class Experience:
     prompt_text: str = ""
     response_text: str = ""
     teacher_logprobs: np.ndarray | None = None
+    images: tuple[bytes, ...] = ()
 
     @property
     def response_length(self) -> int:
         return len(self.token_ids) - self.prompt_length
 
-    def check(self, name: str, limits: Limits = UNLIMITED) -> None:
-        """Raise InvalidInput naming the first field of this experience that cannot be right (invariants I5, I8)."""
+    def check(self, name: str, limits: Limits = UNLIMITED, images: Mapping[bytes, bytes] | None = None) -> None:
+        """Raise InvalidInput naming the first field of this experience that cannot be right (invariants I5, I8).
+
+        images: the task's, by digest.
+        """
         length = self.response_length
         for part, number in (("rollout", self.rollout), ("step", self.step)):
             if number < 0:
@@ -214,6 +225,16 @@ class Experience:
             if not isinstance(value, int | float | None) or not is_number(value or 0.0):
                 raise InvalidInput(f"{name}.info_json", f"has {value!r:.100} for {key!r}, must be a finite number")
         self._check_spans(name, length)
+        self._check_images(name, limits, images or {})
+
+    def _check_images(self, name: str, limits: Limits, images: Mapping[bytes, bytes]) -> None:
+        for index, key in enumerate(self.images):
+            if key not in images:
+                raise InvalidInput(f"{name}.images[{index}]", f"is {key[:32].hex()!r}, which is no image of the task")
+        if limits.images is not None:
+            found = [images[key] for key in self.images]
+            prompt = self.token_ids[: self.prompt_length].tolist()
+            check_placeholders(f"{name}.token_ids", prompt, found, limits.images)
 
     def _check_logprobs(self, name: str, part: str, length: int) -> None:
         values: np.ndarray | None = getattr(self, part)
@@ -336,8 +357,9 @@ class Group:
             raise InvalidInput("group.experiences", "is empty")
         check_header(self)
         check_rollouts(self.task.repeat_times, self.experiences)
+        images = {digest(image): image for image in self.task.images}
         for index, experience in enumerate(self.experiences):
-            experience.check(f"group.experiences[{index}]", limits)
+            experience.check(f"group.experiences[{index}]", limits, images)
 
     def as_kept(self, kept: Iterable[KeptExperience]) -> "Group":
         """The group as the ledger has it: what is kept, with its reward; no token of a masked one is trained.

@@ -135,6 +135,7 @@ def _fill_experience(message: experience_pb2.Experience, experience: Experience)
     message.prompt_text, message.response_text = experience.prompt_text, experience.response_text
     if experience.teacher_logprobs is not None:
         fill_tensor(message.teacher_logprobs, experience.teacher_logprobs)
+    message.images.extend(experience.images)
 
 
 def experience_from_proto(message: experience_pb2.Experience, name: str = "experience") -> Experience:

@@ -14,7 +14,7 @@ from trinity.weights import Canary
 class Engine(Protocol):
     """The part of engine.Engine that is needed here."""
 
-    async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray: ...
+    async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,15 @@ def compare(expected: np.ndarray, computed: np.ndarray) -> Measured:
 
 
 async def measure(engines: Sequence[Engine], canary: Canary, max_tokens: int) -> Measured:
-    """The worst result of the canary over all engines. Probes are cut to `max_tokens`. Raises EngineFailed."""
-    probes = [probe.token_ids[:max_tokens] for probe in canary.probes]
-    wanted = np.concatenate([np.array(probe.logprobs[: max_tokens - 1], np.float32) for probe in canary.probes])
+    """The worst result of the canary over all engines. Raises EngineFailed.
+
+    Probes are cut to `max_tokens`; a longer one with images, which cannot be cut, is left out.
+    """
+    probes = [probe for probe in canary.probes if not probe.images or len(probe.token_ids) <= max_tokens]
+    wanted = np.concatenate([np.array(probe.logprobs[: max_tokens - 1], np.float32) for probe in probes])
 
     async def one(engine: Engine) -> Measured:
-        found = await asyncio.gather(*(engine.logprobs(probe) for probe in probes))
+        found = await asyncio.gather(*(engine.logprobs(probe.token_ids[:max_tokens], probe.images) for probe in probes))
         return compare(wanted, np.concatenate(found))
 
     def distance(measured: Measured) -> float:

@@ -24,6 +24,8 @@ from trinity.weights.lora import Lora
 # Bytes of an element, by safetensors' name of the dtype.
 _BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
+_MOST_OF_IMAGES = 64 * 1024  # bytes, of one probe
+
 _CHECKED_TOGETHER = 4  # files hashed at once; more would wait for memory
 
 
@@ -115,10 +117,14 @@ class Delta:
 
 @dataclass(frozen=True)
 class Probe:
-    """A token sequence of L >= 2 ids and the log-probabilities [L - 1] of each next token at temperature 1, in nats."""
+    """A token sequence of L >= 2 ids and the log-probabilities [L - 1] of each next token at temperature 1, in nats.
+
+    images: files of those whose placeholders are among the tokens, in order.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    images: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -220,6 +226,8 @@ class Manifest:
                 )  # fmt: skip
             if not all(math.isfinite(value) for value in probe.logprobs):
                 raise InvalidInput(field, "has a log-probability that is not finite; the weights are broken")
+            if (size := sum(map(len, probe.images))) > _MOST_OF_IMAGES:
+                raise InvalidInput(f"{field}.images", f"have {size} bytes, at most {_MOST_OF_IMAGES} are taken")
         if not self.canary.probes:
             raise InvalidInput("manifest.canary.probes", "is empty")
         if not (self.canary.mean_tolerance > 0 and self.canary.max_tolerance > 0):

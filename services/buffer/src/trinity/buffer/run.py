@@ -27,12 +27,13 @@ from trinity.buffer.report import Reporter
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import LiveVersions, RunContext
 from trinity.buffer.tasks.feeder import Feeder
-from trinity.buffer.tasks.source import Mixture, TaskSource
+from trinity.buffer.tasks.source import Mixture
 from trinity.buffer.tasks.unreported import offer_unreported
 from trinity.config.plan import Plan
 from trinity.config.service import monitor_fields
 from trinity.data.experience import TaskKind
 from trinity.data.selectors import DifficultyBased
+from trinity.data.task_source import TaskSource
 from trinity.runtime import files
 from trinity.runtime.broker import Bucket, return_undelivered
 from trinity.runtime.errors import Conflict, DataLoss, NotFound

@@ -10,6 +10,7 @@ from trinity.config import Plan
 from trinity.config.checks.teacher import teachers
 from trinity.config.memory import vocabulary_of
 from trinity.data.experience import Limits
+from trinity.data.vision import image_rules
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import choose, has_nccl
@@ -45,7 +46,8 @@ class ExplorerBuilder:
         self._cards: list[str] = []  # left for the auxiliary models
 
     def limits(self) -> Limits:
-        return Limits(self._plan.lengths.model, vocabulary_of(self._config.model.model_path))
+        path = self._config.model.model_path
+        return Limits(self._plan.lengths.model, vocabulary_of(path), images=image_rules(path))
 
     def engine_options(self) -> EngineOptions:
         model, device = self._config.model, choose(self._settings.device)
@@ -58,6 +60,7 @@ class ExplorerBuilder:
             max_model_len=self._plan.lengths.model,
             trust_remote_code=model.trust_remote_code,
             gpu_memory_gib=self._settings.gpu_memory_gib,
+            images=image_rules(model.model_path),
             one_at_a_time=self._config.reproducible,
         )
 

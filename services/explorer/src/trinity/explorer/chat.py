@@ -13,7 +13,9 @@ import numpy as np
 import structlog
 
 from trinity.config.schema.model import ModelConfig
+from trinity.data.images import expanded
 from trinity.data.templates import chat_template, template_key
+from trinity.data.vision import image_rules
 from trinity.runtime.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
@@ -31,6 +33,7 @@ class ChatTokenizer:
         from transformers import AutoTokenizer
 
         self.model_path = model.model_path
+        self._image_rules = image_rules(model.model_path)
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
         except (OSError, ValueError) as error:
@@ -55,12 +58,19 @@ class ChatTokenizer:
         messages: Sequence[Message],
         reply_prefix: str | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        images: Sequence[bytes] = (),
     ) -> list[int]:
         """Token ids of a conversation, ready for the assistant to answer. InvalidInput if the template refuses it.
 
-        tools: JSON schemas of functions the assistant may call.
+        tools: JSON schemas of functions the assistant may call. images: files, for the parts {"type": "image"} in
+        order; each has as many placeholder tokens as the model gives it.
         """
-        return [*self._encode(self._render(messages, tools=tools)), *self._encode(reply_prefix or "")]
+        asked = [*self._encode(self._render(messages, tools=tools)), *self._encode(reply_prefix or "")]
+        if not images:
+            return asked
+        if self._image_rules is None:
+            raise InvalidInput("task.images", f"are {len(images)}, and the model {self.model_path!r} reads no images")
+        return expanded(asked, images, self._image_rules)
 
     def next_turn(self, messages: Sequence[Message]) -> list[int]:
         """Token ids between a reply and the next one: the end of that reply's turn, the new messages, the next's begin.

@@ -8,6 +8,7 @@ import numpy as np
 
 from trinity.config.schema.explorer import RolloutModelConfig
 from trinity.data.experience import VersionSpan
+from trinity.data.vision import ImageRules
 from trinity.runtime.errors import TrinityError
 
 # Of a vLLM request's extra_args: its log-probabilities are recorded, and no client reads them.
@@ -62,6 +63,7 @@ class EngineOptions:
     trust_remote_code: bool = False
     weights_change: bool = True  # False: auxiliary models, which are never updated
     pooling: bool = False  # a model that rates instead of writing
+    images: ImageRules | None = None  # how the model reads them; None: not at all
     one_at_a_time: bool = False  # sequences: other ones in the same batch change the last bits of a result
 
     @classmethod

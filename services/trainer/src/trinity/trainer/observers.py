@@ -13,6 +13,7 @@ import torch
 
 from trinity.config import Plan
 from trinity.config.service import monitor_fields
+from trinity.data.images import digest, form
 from trinity.runtime import tracing
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
 from trinity.trainer import metrics as operators
@@ -83,13 +84,20 @@ class Experiences(_Appends):
 
     Its `arrays` are in base64, since numbers as text take far longer to write: token_ids little-endian int32 [P + R],
     mask uint8 [R] (1: trained), logprobs little-endian float32 [R], under the weights that sampled the response.
+    `images` are files below the job's folder, each kept once.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "buffer" / "experience_buffer.jsonl")
+        self._folder = folder
 
     def trained(self, done: StepDone) -> None:
         if done.trained:
+            for image in {image for sequence in done.batch.sequences for image in sequence.images}:
+                file = self._folder / image_file(image)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if not file.exists():
+                    file.write_bytes(image)
             self._append(_line(done, s) for s in done.batch.sequences if s.experience is not None)
 
 
@@ -110,6 +118,7 @@ def _line(done: StepDone, sequence: TrainSequence) -> dict[str, Any]:
         "response_tokens": sequence.response_length,
         "truncation": experience.truncation.name.lower(),
         "metrics": dict(experience.metrics),
+        **({"images": [image_file(image) for image in sequence.images]} if sequence.images else {}),
         "log_sequence": group.log_sequence,
         "prompt": experience.prompt_text,
         "response": experience.response_text,
@@ -119,6 +128,11 @@ def _line(done: StepDone, sequence: TrainSequence) -> dict[str, Any]:
             "logprobs": _base64(sequence.old_logprobs, "<f4"),
         },
     }
+
+
+def image_file(image: bytes) -> str:
+    """Where an image is kept, below the job's folder."""
+    return f"buffer/images/{digest(image).hex()}.{form(image)}"
 
 
 def _base64(values: np.ndarray, dtype: str) -> str:

@@ -32,6 +32,7 @@ from trinity.trainer.process.times import SECONDS, StepTimes
 from trinity.trainer.weights.canary import (
     Tokens,
     make_canary,
+    picture_probe,
     probe_of_batch,
     pseudo_random_probe,
     rounding_counts,
@@ -166,10 +167,14 @@ class VersionPublisher:
         if not self.plan.config.synchronizer.canary or not probe:
             return None
         engine, allowed = self.engine, allowed_by(self.plan, self.engine)
-        logprobs = engine.probe_logprobs(probe)
+        images: list[tuple[bytes, ...]] = []
+        if engine.image_rules is not None:
+            tokens, picture = picture_probe(engine.vocabulary, engine.image_rules)
+            probe, images = (tokens, *probe), [(picture,)]
+        logprobs = engine.probe_logprobs(probe, images=images)
         if rounding_counts(self.plan, engine.trains_in_float32, engine.device.type == "cuda"):
-            allowed = widened(allowed, logprobs, engine.probe_logprobs(probe, other_head=True))
-        return make_canary(probe, logprobs, allowed, step)
+            allowed = widened(allowed, logprobs, engine.probe_logprobs(probe, other_head=True, images=images))
+        return make_canary(probe, logprobs, allowed, step, images)
 
     def poll(self, step: int) -> bool:
         """Rank 0, after a step: whether a rollback is to be applied now. Raises errors that end the trainer.

@@ -11,6 +11,7 @@ from trinity.config.checks.external import check_external
 from trinity.config.checks.lora import check_lora
 from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
+from trinity.config.checks.vision import check_images
 from trinity.config.checks.weights import check_synchronizer
 from trinity.config.compatibility.foreign_keys import NOT_HERE
 from trinity.config.errors import Problem
@@ -253,6 +254,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     if config.mode == "bench" and not source.eval_tasksets:
         yield Problem("buffer.explorer_input.eval_tasksets", "is missing; mode bench evaluates on them")
     yield from _check_tasksets(config, plugins_loaded)
+    yield from check_images(config, tasksets(config))
     if plugins_loaded:
         yield from _check_names(config)
         operators = config.data_processor.experience_pipeline.operators

@@ -55,6 +55,7 @@ class TrainerConfig(Section):
     )
     max_checkpoints_to_keep: PositiveInt | None = Field(None, description="Older ones are removed; null: keep all")
     grad_clip: NonNegativeFloat = Field(1.0, description="Gradient norm limit; 0: off")
+    freeze_vision_tower: bool = Field(False, description="Train the language model alone (docs/vision.md)")
     gradient_checkpointing: bool | Literal["mlp"] | None = Field(
         None,
         description="Recompute activations of whole layers, or of their MLPs alone (faster, more memory); null: on "

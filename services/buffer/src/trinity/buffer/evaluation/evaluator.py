@@ -14,8 +14,8 @@ from trinity.buffer.evaluation.tally import Tally
 from trinity.buffer.log.reader import check_owner, whole_outcome
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
-from trinity.buffer.tasks.source import TaskSource
 from trinity.data.experience import AttemptFailure, Group, Outcome, Task, TaskKind
+from trinity.data.task_source import TaskSource
 from trinity.data.wire import outcome_from_proto, task_from_proto, task_to_proto
 from trinity.runtime import headers, tracing
 from trinity.runtime.broker import Message, StoredMessage, tail

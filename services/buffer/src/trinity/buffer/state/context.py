@@ -13,6 +13,7 @@ from trinity.buffer.state.window import Lineage
 from trinity.config import Plan
 from trinity.config.memory import vocabulary_of
 from trinity.data.experience import Limits
+from trinity.data.vision import image_rules
 from trinity.runtime.broker import Broker, Bucket, Entry
 from trinity.runtime.errors import DataLoss
 from trinity.runtime.names import RunNames
@@ -119,7 +120,9 @@ class RunContext:
         vocabulary = vocabulary_of(self.plan.config.model.model_path)
         numbers = (read,) if isinstance(read, str) else ()
         teacher = "teacher" in self.plan.algorithm.advantage_traits
-        return Limits(self.plan.lengths.model, vocabulary, numbers, teacher)
+        return Limits(
+            self.plan.lengths.model, vocabulary, numbers, teacher, image_rules(self.plan.config.model.model_path)
+        )
 
     @property
     def live_step(self) -> int:

@@ -111,7 +111,7 @@ class Feeder:
                 self._remember(task)
 
     def _remember(self, task: task_pb2.Task) -> task_pb2.Task:
-        if len(self._tasks) >= self._forget_at:
+        if len(self._tasks) >= self._forget_at or task.images:
             for ordinal in [o for o in self._tasks if self._window.has_ended(o)]:
                 del self._tasks[ordinal]
             self._forget_at = max(_REMEMBERED, 2 * len(self._tasks))

@@ -19,6 +19,7 @@ import numpy as np
 import structlog
 
 from trinity.data.experience import SamplingParams, VersionSpan
+from trinity.data.images import collapsed, digest, rgb
 from trinity.explorer.engine.start import start_vllm
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
 from trinity.runtime.errors import InvalidInput
@@ -68,13 +69,14 @@ class Engine:
         if stats is not None:
             self.usage = EngineUsage(stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
 
-    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> list[Completion]:
         """`sampling.n` completions of one prompt. InvalidInput if it does not fit, EngineFailed if vLLM fails.
 
-        At temperature 0 all of them are the same, so one is sampled.
+        images: files of those whose placeholders the prompt has, in order. At temperature 0 all completions are the
+        same, so one is sampled.
         """
-        from vllm import TokensPrompt
-
         if not prompt_token_ids:
             raise InvalidInput("prompt_token_ids", "is empty")
         if len(prompt_token_ids) + sampling.max_tokens > self.options.max_model_len:
@@ -86,19 +88,35 @@ class Engine:
         copies = sampling.n if sampling.temperature == 0 else 1
         sampling = replace(sampling, n=sampling.n // copies)
         await self.after_load()
-        prompt = TokensPrompt(prompt_token_ids=list(prompt_token_ids), cache_salt=self.cache_salt)
+        prompt = self._vllm_prompt(list(prompt_token_ids), images)
         try:
             stream = self.llm.generate(prompt, self._vllm_sampling(sampling), request_id=uuid.uuid4().hex)
-            parts = [part async for output in stream for part in output.outputs]
+            outputs = [output async for output in stream]
         except asyncio.CancelledError:
             raise
         except Exception as error:
             if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
                 raise InvalidInput("sampling", str(error)) from error
             raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
+        if images and any(list(output.prompt_token_ids) != list(prompt_token_ids) for output in outputs):
+            raise EngineFailed("vLLM gives the prompt's images other numbers of tokens than the model's files say")
+        parts = [part for output in outputs for part in output.outputs]
         completions = [completion_of(part, self.serials) for part in sorted(parts, key=lambda part: part.index)]
         self.tokens_generated += sum(len(completion.token_ids) for completion in completions)
         return completions * copies
+
+    def _vllm_prompt(self, token_ids: list[int], images: Sequence[bytes]) -> Any:
+        """vLLM expands placeholders by itself."""
+        from vllm import TokensPrompt
+
+        prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=self.cache_salt)
+        if images:
+            if self.options.images is None:
+                raise InvalidInput("images", f"are {len(images)}, and {self.options.model} reads none")
+            prompt["prompt_token_ids"] = collapsed(token_ids, self.options.images.token)
+            prompt["multi_modal_data"] = {"image": [rgb(image) for image in images]}
+            prompt["multi_modal_uuids"] = {"image": [digest(image).hex() for image in images]}
+        return prompt
 
     async def after_load(self) -> None:
         """Wait for the load that is under way: a request that begins afterwards belongs to the new weights."""
@@ -142,17 +160,16 @@ class Engine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    async def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
+    async def logprobs(self, token_ids: Sequence[int], images: Sequence[bytes] = ()) -> np.ndarray:
         """float32 [L - 1]: log-probability of each token after the first, at temperature 1, by the newest weights.
 
-        Runs before all queued requests and reads no cached block. Not allowed during a load or on a paused engine.
-        Raises EngineFailed.
+        images: files of those whose placeholders are among the tokens, in order. Runs before all queued requests and
+        reads no cached block. Not allowed during a load or on a paused engine. Raises EngineFailed.
         """
         from vllm import SamplingParams as VllmSampling
-        from vllm import TokensPrompt
 
         sampling = VllmSampling(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        prompt = TokensPrompt(prompt_token_ids=list(token_ids), cache_salt=self.cache_salt)
+        prompt = self._vllm_prompt(list(token_ids), images)
         stream = self.llm.generate(prompt, sampling, request_id=uuid.uuid4().hex, priority=_BEFORE_ALL_OTHERS)
         try:
             async with asyncio.timeout(_PROBE_SECONDS):

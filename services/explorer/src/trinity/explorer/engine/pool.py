@@ -71,12 +71,14 @@ class EnginePool:
         finally:
             self._running[index] -= sequences
 
-    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> list[Completion]:
         """As Engine.generate, with spans of versions. Returns once all weights that took part are known to be good;
         raises WeightsWithdrawn if some are not."""
         await self.loads.usable()
         async with self.least_busy(sampling.n) as engine:
-            completions = await engine.generate(prompt_token_ids, sampling)
+            completions = await engine.generate(prompt_token_ids, sampling, images)
         self._count(sum(len(c.token_ids) for c in completions))
         return [replace(c, version_spans=await self.loads.settle(c.version_spans)) for c in completions]
 

@@ -8,7 +8,8 @@ and running requests keep theirs.
 
 So every request's block hashes are salted with the number of pauses so far. No later request finds blocks from before
 the pause, and they are evicted in time. A request that runs across the pause gets a salt of its own: its new blocks
-depend on old blocks and new weights, so no other request may share them.
+depend on old blocks and new weights, so no other request may share them. The features of images, which vLLM keeps by
+an identifier, are told apart in the same way.
 """
 
 import time
@@ -30,7 +31,10 @@ _MAX_ABORTED = 1000  # responses kept of aborted requests, because vLLM reports 
 
 
 class InvalidatePrefixCacheOnPause:
-    """Mixed into vLLM's scheduler. Uses `requests`, and of a request `block_hashes` and `cache_salt`."""
+    """Mixed into vLLM's scheduler.
+
+    Uses `requests`, and of a request `block_hashes`, `cache_salt`, `num_preemptions` and `mm_features`.
+    """
 
     requests: dict[str, Any]
     _pauses = 0
@@ -52,6 +56,9 @@ class InvalidatePrefixCacheOnPause:
         mark = f"/{self._pauses}/{owner}"
         request.cache_salt = f"{request.cache_salt or ''}{mark}"
         request.block_hashes[:] = [block_hash + mark.encode() for block_hash in request.block_hashes]
+        if not owner and not request.num_preemptions:  # the worker does not know its images yet
+            for feature in request.mm_features:
+                feature.identifier = f"{feature.identifier}{mark}"
 
 
 class ReportsUsage:

@@ -13,6 +13,7 @@ from trinity.runtime.process import environment
 from trinity.weights import nccl
 
 _WORKER = "trinity.explorer.engine.worker.WorkerExtension"
+_MOST_IMAGES = 16  # of one prompt
 _SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"
 
 
@@ -20,6 +21,8 @@ def start_vllm(options: EngineOptions, devices: str | None) -> Any:
     """A running AsyncLLM. Raises InvalidInput for what vLLM refuses before it starts anything, EngineFailed else."""
     if importlib.util.find_spec("vllm") is None:
         raise InvalidInput("explorer", "needs vLLM: `pip install -e '.[cpu]'`, or '.[cuda]' on a machine with GPUs")
+    if options.images is not None and importlib.util.find_spec("torchvision") is None:
+        raise InvalidInput("explorer", f"needs torchvision for {options.model}; `pip install -e '.[vision]'`")
     memory = room_of(options, devices)
     with _environment(options, devices):
         from vllm.v1.engine import output_processor
@@ -72,6 +75,8 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
             "scheduler_cls": _SCHEDULER,
             "scheduling_policy": "priority",  # canaries do not queue behind rollouts
         }
+    if options.images is not None:
+        arguments |= {"limit_mm_per_prompt": {"image": _MOST_IMAGES, "video": 0}, "mm_processor_cache_gb": 0}
     if options.max_num_seqs:
         arguments["max_num_seqs"] = options.max_num_seqs
     if options.one_at_a_time:

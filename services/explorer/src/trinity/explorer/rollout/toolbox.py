@@ -65,8 +65,9 @@ class ExplorerTools:
         messages: Sequence[Message],
         reply_prefix: str | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        images: Sequence[bytes] = (),
     ) -> list[int]:
-        return self._tokenizer.prompt(messages, reply_prefix, tools)
+        return self._tokenizer.prompt(messages, reply_prefix, tools, images)
 
     def next_turn(self, messages: Sequence[Message]) -> list[int]:
         return self._tokenizer.next_turn(messages)
@@ -77,11 +78,13 @@ class ExplorerTools:
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         return self._tokenizer.text(token_ids)
 
-    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> list[Completion]:
         if self._seed is not None:
             sampling = replace(sampling, seed=seeds.of_request(self._seed, prompt_token_ids))
         with tracing.span("engine.generate", prompt_tokens=len(prompt_token_ids), n=sampling.n):
-            return await self._pool.generate(prompt_token_ids, sampling)
+            return await self._pool.generate(prompt_token_ids, sampling, images)
 
     async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         if not 2 <= len(token_ids) < self.max_model_tokens:

@@ -16,6 +16,7 @@ from trinity.explorer.workflows.single_turn import (
     MathEvalWorkflow,
     MathRewardModelWorkflow,
     MathWorkflow,
+    SimpleMMWorkflow,
     SimpleWorkflow,
 )
 from trinity.explorer.workflows.thinking import ThinkingBudgetWorkflow
@@ -24,6 +25,7 @@ from trinity.explorer.workflows.tool_calls import ToolCallWorkflow
 # Trinity-RFT has these a second time as async_*: here all are.
 _SINGLE_TURN: dict[str, type[Workflow]] = {
     "simple_workflow": SimpleWorkflow,
+    "simple_mm_workflow": SimpleMMWorkflow,
     "math_workflow": MathWorkflow,
     "math_boxed_workflow": MathBoxedWorkflow,
     "math_eval_workflow": MathEvalWorkflow,

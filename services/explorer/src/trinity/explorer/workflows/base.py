@@ -39,8 +39,12 @@ class Toolbox(Protocol):
         messages: Sequence[Message],
         reply_prefix: str | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        images: Sequence[bytes] = (),
     ) -> list[int]:
-        """Token ids of a conversation under the chat template. `tools`: JSON schemas of functions."""
+        """Token ids of a conversation under the chat template. `tools`: JSON schemas of functions.
+
+        `images`: files of those that its parts {"type": "image"} stand for, in order.
+        """
 
     def next_turn(self, messages: Sequence[Message]) -> list[int]:
         """Token ids between a reply and the next one, with new messages; they begin with what ends a turn."""
@@ -51,8 +55,10 @@ class Toolbox(Protocol):
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         """Token ids as text, special tokens left out."""
 
-    async def generate(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> list[Completion]:
-        """`sampling.n` completions."""
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+    ) -> list[Completion]:
+        """`sampling.n` completions. `images`: as given to `prompt`."""
 
     async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32 [L - 1]: the policy's log-probabilities of each token after the first, at temperature 1."""

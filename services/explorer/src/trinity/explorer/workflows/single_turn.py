@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from trinity.data.experience import Experience, Truncation
+from trinity.data.images import digest, parts
 from trinity.data.prompts import prompt_messages
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Workflow
+from trinity.runtime.errors import InvalidInput
 
 _MATH_SYSTEM_PROMPT = (
     "You solve mathematical problems. First reason inside <think> and </think>, then give only the final answer inside "
@@ -29,10 +31,10 @@ class SimpleWorkflow(Workflow):
     reward_function = ""  # empty: the task's
 
     async def run(self) -> list[Experience]:
-        prompt = self.tools.prompt(self.messages(), self.format["reply_prefix"])
+        prompt = self.asked()
         if len(prompt) > self.tools.max_prompt_tokens:
             return await self._too_long(prompt)
-        completions = await self.tools.generate(prompt, self.task.sampling)
+        completions = await self.sampled(prompt)
         prompt_text = self.tools.text(prompt)
         prefix = self.format["reply_prefix"] or ""
         replies = [prefix + self.tools.text(completion.token_ids) for completion in completions]
@@ -52,6 +54,14 @@ class SimpleWorkflow(Workflow):
             self._experience(index, prompt, completion, score, prompt_text, reply)
             for index, (completion, score, reply) in enumerate(zip(completions, scores, replies, strict=True))
         ]
+
+    def asked(self) -> list[int]:
+        """The prompt's tokens."""
+        return self.tools.prompt(self.messages(), self.format["reply_prefix"])
+
+    async def sampled(self, prompt: list[int]) -> list[Completion]:
+        """The group's replies."""
+        return await self.tools.generate(prompt, self.task.sampling)
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
         """A score for each answer: by the reward model that workflow_args name, or by the task's reward function."""
@@ -135,6 +145,40 @@ class SimpleWorkflow(Workflow):
             prompt_text=prompt_text,
             response_text=reply,
         )
+
+
+class SimpleMMWorkflow(SimpleWorkflow):
+    """As simple_workflow, with the images of the row's format.image_key at the prompt's <image>, or before the text.
+
+    A prompt that is too long is a failed attempt: the placeholders of an image cannot be cut.
+    """
+
+    async def run(self) -> list[Experience]:
+        shown = tuple(map(digest, self.task.images))
+        return [replace(experience, images=shown) for experience in await super().run()]
+
+    def asked(self) -> list[int]:
+        return self.tools.prompt(self.messages(), self.format["reply_prefix"], images=self.task.images)
+
+    async def sampled(self, prompt: list[int]) -> list[Completion]:
+        return await self.tools.generate(prompt, self.task.sampling, self.task.images)
+
+    def messages(self) -> list[Message]:
+        key = self.format.get("image_key")
+        if not self.task.images:
+            found = self.row.get(key) if key else None
+            problem = found.get("problem") if isinstance(found, dict) else "has no image"
+            raise InvalidInput(f"task.{key or 'images'}", str(problem))
+        *head, asked = super().messages()
+        return [*head, {**asked, "content": parts(asked["content"], len(self.task.images))}]
+
+    async def scores(self, answers: list[Answer]) -> list[Score]:
+        """By the task's reward function; reward models read text alone."""
+        return await self._by_function(answers)
+
+    async def _too_long(self, prompt: list[int]) -> list[Experience]:
+        most = self.tools.max_prompt_tokens
+        raise InvalidInput("prompt", f"has {len(prompt)} tokens with its images, model.max_prompt_tokens is {most}")
 
 
 class MathWorkflow(SimpleWorkflow):

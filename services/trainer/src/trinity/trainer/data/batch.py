@@ -12,6 +12,7 @@ import torch
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import AlgorithmPlan
 from trinity.data.experience import LONGEST_NAME, Experience, Group
+from trinity.data.images import digest
 from trinity.data.wire import decode_outcome, parse_outcome
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms import advantages
@@ -30,7 +31,7 @@ class TrainSequence:
     weights before the first mini-batch of the step; None: those of the loss itself.
     pair: k > 0 for the chosen one of preference pair k, -k for the rejected one. keep_mask bool [R] and `peers`:
     statistics of the whole batch for the loss (engine.whole_batch). values and returns float32 [R]: the critic's values
-    before the step, and its targets; None without a critic.
+    before the step, and its targets; None without a critic. images: files of those in the prompt, in order.
     """
 
     token_ids: np.ndarray
@@ -51,6 +52,7 @@ class TrainSequence:
     peers: float = 0.0
     values: np.ndarray | None = None
     returns: np.ndarray | None = None
+    images: tuple[bytes, ...] = ()
 
     @property
     def length(self) -> int:
@@ -148,6 +150,7 @@ def _undecodable(step: int, index: int, member: pb.LedgerGroup, data: bytes, err
 def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]:
     """`version`: the trainer's before the step."""
     temperature = group.task.sampling.temperature or 1.0
+    images = {digest(image): image for image in group.task.images}
     return [
         TrainSequence(
             token_ids=experience.token_ids,
@@ -159,6 +162,7 @@ def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]
             temperature=temperature,
             experience=experience,
             on_policy_mask=_wholly_by(experience, version),
+            images=tuple(images[key] for key in experience.images),
         )
         for experience in group.experiences
     ]

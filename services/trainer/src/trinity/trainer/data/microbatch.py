@@ -7,13 +7,15 @@ import numpy as np
 import torch
 
 from trinity.trainer.data.batch import TrainSequence
+from trinity.trainer.data.images import ImageReader, Seen
 
 
 @dataclass(frozen=True)
 class MicroBatch:
     """B sequences with N predicted tokens; R is the longest response.
 
-    The model reads input_ids and position_ids, int64. Packed: one row [1, T] of the sequences laid end to end,
+    The model reads input_ids and position_ids, int64, and the images `seen`, if there are any; position_ids of a model
+    that reads images are [3, ...], see ImageReader. Packed: one row [1, T] of the sequences laid end to end,
     without padding, attention_mask None; `boundaries` int32 [B + 1] has their starts and `lengths` their lengths.
     Padded: [B, L] on the right, attention_mask int64 [B, L].
 
@@ -44,6 +46,7 @@ class MicroBatch:
     expert: torch.Tensor
     pairs: torch.Tensor
     peers: torch.Tensor
+    seen: Seen | None = None
 
     @property
     def packed(self) -> bool:
@@ -51,7 +54,7 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)}
+        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor | Seen)}
         return replace(self, **moved)  # type: ignore[arg-type]
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
@@ -86,10 +89,12 @@ class MicroBatch:
         )
 
 
-def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = False) -> MicroBatch:
+def collate(
+    sequences: Sequence[TrainSequence], padding: int, packed: bool = False, reader: ImageReader | None = None
+) -> MicroBatch:
     """Tensors of some sequences. Without any: one sequence of two untrained tokens, so that all ranks run the same.
 
-    padding: the token id for padded rows.
+    padding: the token id for padded rows. reader: of a model that reads images.
     """
     if not sequences:
         nothing = np.zeros(1, np.float32)
@@ -100,7 +105,7 @@ def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = Fal
     width = max(lengths)
     starts = ends - lengths if packed else np.arange(len(lengths)) * width
     size = int(ends[-1]) if packed else len(lengths) * width
-    ids, positions, attention = _read(sequences, starts, size, padding)
+    ids, positions, attention = _read(sequences, starts, size, padding, reader)
     rows = (1, -1) if packed else (-1, width)
     responses = [sequence.response_length for sequence in sequences]
     longest = max(responses)
@@ -124,7 +129,7 @@ def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = Fal
 
     return MicroBatch(
         input_ids=ids.view(rows),
-        position_ids=positions.view(rows),
+        position_ids=positions.view(rows) if reader is None else positions.view(3, *rows),
         attention_mask=None if packed else attention.view(rows),
         boundaries=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
         lengths=tuple(lengths),
@@ -141,24 +146,27 @@ def collate(sequences: Sequence[TrainSequence], padding: int, packed: bool = Fal
         expert=of_sequences([float(s.expert) for s in sequences]),
         pairs=of_sequences([float(np.sign(s.pair)) for s in sequences]),
         peers=of_sequences([s.peers for s in sequences]),
+        seen=None if reader is None else reader.read(sequences, starts.tolist()),
     )
 
 
 def _read(
-    sequences: Sequence[TrainSequence], starts: np.ndarray, size: int, padding: int
+    sequences: Sequence[TrainSequence], starts: np.ndarray, size: int, padding: int, reader: ImageReader | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ids, positions and attention mask, int64 [size], with each sequence at its start."""
-    ids, positions, attention = np.full(size, padding, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    """ids, positions and attention mask, int64 [size], with each sequence at its start; with a reader positions are
+    [3, size]."""
+    ids, attention = np.full(size, padding, np.int64), np.zeros(size, np.int64)
+    positions = np.zeros(size if reader is None else (3, size), np.int64)
     for start, sequence in zip(starts, sequences, strict=True):
         own = slice(int(start), int(start) + sequence.length)
         ids[own] = sequence.token_ids
-        positions[own] = np.arange(sequence.length)
+        positions[..., own] = np.arange(sequence.length) if reader is None else reader.positions(sequence)
         attention[own] = 1
     return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(attention)
 
 
-def after_first_token(tokens: Sequence[int]) -> TrainSequence:
+def after_first_token(tokens: Sequence[int], images: tuple[bytes, ...] = ()) -> TrainSequence:
     """All tokens but the first as a response, to compute their log-probabilities at temperature 1."""
     count = max(0, len(tokens) - 1)
     nothing = np.zeros(count, np.float32)
-    return TrainSequence(np.asarray(tokens, np.int32), 1, nothing, nothing.astype(bool), group=0)
+    return TrainSequence(np.asarray(tokens, np.int32), 1, nothing, nothing.astype(bool), group=0, images=images)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from trinity.config import Plan
+from trinity.data.vision import ImageRules
 from trinity.trainer.algorithms.aggregation import Report, join, means
 from trinity.trainer.algorithms.kl import KlCoefficients
 from trinity.trainer.algorithms.loss import LossInputs, compute_loss, wants_entropy_gradient
@@ -36,6 +38,7 @@ from trinity.trainer.model import activations
 from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import OffloadedReference, PolicyModel, disable_dropout, load_policy
 from trinity.trainer.model.sequence_parallel import make_groups
+from trinity.trainer.model.vision import freeze_vision, has_vision
 from trinity.trainer.process.devices import limit_memory
 from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.weights.shards import Weights
@@ -76,6 +79,8 @@ class TrainEngine:
         self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
         self._fused = trainer.fused_kernels if on_gpu else False
         policy = self._load()
+        if trainer.freeze_vision_tower and has_vision(policy.model):
+            freeze_vision(policy.model)
         disable_dropout(policy, "policy")
         memory = limit_memory(self.device, gpu_memory_gib) if on_gpu else None
         self._activations = activations.choose(plan, policy, ranks, self.device, memory)
@@ -283,15 +288,24 @@ class TrainEngine:
 
         return ask
 
+    @property
+    def image_rules(self) -> ImageRules | None:
+        """How the policy reads images; None: not at all."""
+        return self._planner.image_rules
+
     @torch.no_grad()
-    def probe_logprobs(self, sequences: Sequence[Sequence[int]], other_head: bool = False) -> list[list[float]]:
+    def probe_logprobs(
+        self, sequences: Sequence[Sequence[int]], other_head: bool = False, images: Sequence[tuple[bytes, ...]] = ()
+    ) -> list[list[float]]:
         """Of each sequence's tokens but the first, at temperature 1. A collective under ZeRO-3; changes nothing.
 
-        `other_head`: with the output projection in bfloat16 if it is usually in float32, and vice versa.
+        images: of the first sequences, as many as given. `other_head`: with the output projection in bfloat16 if it is
+        usually in float32, and vice versa.
         """
         self._model.engine.eval()
         with self.policy.other_head() if other_head else contextlib.nullcontext():
-            logprobs, _ = self._model(self._planner.one([after_first_token(tokens) for tokens in sequences]))
+            asked = [after_first_token(*of) for of in zip_longest(sequences, images, fillvalue=())]
+            logprobs, _ = self._model(self._planner.one(asked))
         return [row[: len(tokens) - 1] for row, tokens in zip(logprobs.tolist(), sequences, strict=True)]
 
     def layout(self) -> list[TensorInfo]:

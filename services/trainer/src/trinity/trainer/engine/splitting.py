@@ -13,7 +13,9 @@ import torch
 
 from trinity.config import Plan
 from trinity.config.algorithms import AlgorithmPlan
+from trinity.data.vision import ImageRules
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
+from trinity.trainer.data.images import ImageReader
 from trinity.trainer.data.microbatch import MicroBatch, collate
 from trinity.trainer.model.policy import TokenModel
 from trinity.trainer.model.sequence_parallel import SequenceGroup
@@ -40,7 +42,13 @@ class MicroBatchPlanner:
     """
 
     def __init__(
-        self, limit: Limit, padding: int, ranks: Ranks, group: SequenceGroup | None, device: torch.device
+        self,
+        limit: Limit,
+        padding: int,
+        ranks: Ranks,
+        group: SequenceGroup | None,
+        device: torch.device,
+        reader: ImageReader | None = None,
     ) -> None:
         self.copies = 1 if group is None else group.size
         self.tokens_per_gpu = limit.tokens // self.copies
@@ -48,6 +56,12 @@ class MicroBatchPlanner:
         self._padding = padding
         self._share, self._shares = ranks.rank // self.copies, ranks.world_size // self.copies
         self._device = device
+        self._reader = reader
+
+    @property
+    def image_rules(self) -> ImageRules | None:
+        """How the models read images; None: not at all."""
+        return None if self._reader is None else self._reader.rules
 
     @classmethod
     def of(cls, plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, tokens: int) -> "MicroBatchPlanner":
@@ -56,7 +70,7 @@ class MicroBatchPlanner:
         rows = None if trainer.use_dynamic_bsz else trainer.micro_batch_size_per_gpu
         limit = Limit(tokens * size, model.packed, rows)
         padding = int(getattr(model.model.config, "pad_token_id", None) or 0)
-        return cls(limit, padding, ranks, model.group, device)
+        return cls(limit, padding, ranks, model.group, device, ImageReader.of(plan.config.model))
 
     def micro_batches(self, sequences: Sequence[TrainSequence]) -> Iterator[tuple[list[int], MicroBatch]]:
         """Micro-batches with the indices of their sequences, some perhaps empty. The same number on every rank."""
@@ -66,7 +80,7 @@ class MicroBatchPlanner:
 
     def one(self, sequences: Sequence[TrainSequence]) -> MicroBatch:
         """One micro-batch of these sequences, on the device."""
-        return collate(sequences, self._padding, self._limit.packed).to(self._device)
+        return collate(sequences, self._padding, self._limit.packed, self._reader).to(self._device)
 
 
 def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list[list[list[int]]]:

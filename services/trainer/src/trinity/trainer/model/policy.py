@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd
 
 from trinity.config.schema.model import ModelConfig
+from trinity.data.vision import image_rules
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.model import attention
@@ -18,6 +19,7 @@ from trinity.trainer.model.fused import fuse, is_lean, wants_kernels
 from trinity.trainer.model.logprobs import chunked_logprobs
 from trinity.trainer.model.lora import adapter_weights, add_adapters, without_adapters
 from trinity.trainer.model.sequence_parallel import KEY, SequenceGroup, check_heads
+from trinity.trainer.model.vision import has_vision, hidden_states, text_model
 from trinity.weights import Lora
 
 log = structlog.get_logger(__name__)
@@ -71,9 +73,12 @@ class TokenModel(nn.Module):
         kind: dict[str, Any] = {"attention_mask": micro.attention_mask}
         if micro.packed:
             kind["packing"] = attention.Packing(micro.boundaries, micro.lengths, self.group)
-        states = self.model.base_model(
-            input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False, **kind
-        )[0]
+        if has_vision(self.model):
+            states = hidden_states(self.model, micro, **kind)
+        else:
+            states = self.model.base_model(
+                input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False, **kind
+            )[0]
         return micro, states.reshape(-1, states.shape[-1])[micro.predicting]
 
     def gather(self, micro: MicroBatch, values: torch.Tensor) -> torch.Tensor:
@@ -155,15 +160,16 @@ def load_policy(
     the logits of this many tokens exist at a time. fused: with fused kernels (see fused.py); None: if it is large
     enough.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    kind: Any = AutoModelForCausalLM if image_rules(config.model_path) is None else AutoModelForImageTextToText
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = kind.from_pretrained(
             config.model_path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError) as error:
         raise InvalidInput("model.model_path", f"{config.model_path!r} cannot be loaded: {error}") from None
-    with_kernels = wants_kernels(model, fused)
+    with_kernels = not has_vision(model) and wants_kernels(model, fused)
     lean = with_kernels and is_lean(model, fuse(model))
     packed = packed and pack(model, group)
     policy = PolicyModel(model, chunk, packed, group, head_in_float32, with_kernels)
@@ -186,7 +192,7 @@ def pack(model: Any, group: SequenceGroup | None) -> bool:
     if reason is not None:
         log.warning("trainer.model.padded", reason=reason)
         return False
-    attention.replace_attention(model)
+    attention.replace_attention(text_model(model))
     return True
 
 

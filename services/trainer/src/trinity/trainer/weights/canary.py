@@ -1,19 +1,26 @@
 """The probe of a run: token sequences whose log-probabilities an engine must reproduce after it loads a version.
 
 Version 0's probe has pseudo-random tokens. From the first batch on the run has its own: prefixes of the first batch's
-sequences. It is constant for the rest of the run, so that versions can be compared with each other.
+sequences. It is constant for the rest of the run, so that versions can be compared with each other. For a model that
+reads images there is a sequence with a picture besides, the same in all runs.
 """
 
+import io
 import math
 import random
 from collections.abc import Sequence
 
+import numpy as np
+
 from trinity.config import Plan
+from trinity.data.images import expanded
+from trinity.data.vision import ImageRules
 from trinity.runtime.errors import TrinityError
 from trinity.trainer.data.batch import TrainBatch
 from trinity.weights import Canary, Manifest, Probe
 
 SEQUENCES, TOKENS = 4, 64
+_BESIDE_PICTURE = 16  # tokens of text
 
 # Mean and largest absolute difference, in nats, between the trainer and a sound engine. Float32 differs only by
 # rounding. With 8 bits of mantissa a logit of 16 to 32 is rounded to 1/8 on each side; rare tokens show it in full.
@@ -33,6 +40,19 @@ def pseudo_random_probe(vocabulary: int) -> Tokens:
     return tuple(tuple(source.randrange(vocabulary) for _ in range(TOKENS)) for _ in range(SEQUENCES))
 
 
+def picture_probe(vocabulary: int, rules: ImageRules) -> tuple[tuple[int, ...], bytes]:
+    """A few tokens with a picture after the first, and the picture: coloured noise of few pixels, as a PNG file."""
+    from PIL import Image
+
+    source = random.Random(1)
+    text = [(rules.token + 1 + source.randrange(vocabulary - 1)) % vocabulary for _ in range(_BESIDE_PICTURE)]
+    side, file = 2 * rules.patch * rules.merge, io.BytesIO()
+    noise = np.frombuffer(source.randbytes(3 * side**2), np.uint8).reshape(side, side, 3)
+    Image.fromarray(noise).save(file, "png")
+    picture = file.getvalue()
+    return tuple(expanded([text[0], rules.token, *text[1:]], [picture], rules)), picture
+
+
 def probe_of_batch(batch: TrainBatch) -> Tokens:
     """The first distinct prefixes of a batch, in its order; empty if no sequence has two tokens."""
     found: dict[tuple[int, ...], None] = {}
@@ -49,7 +69,7 @@ def probe_of_versions(manifests: Sequence[Manifest]) -> Tokens:
     """The run's own probe, from the first version that has one; empty if none has. Newest first."""
     known = (m.canary for m in manifests if m.version > 0 and m.canary is not None)
     newest = next(known, None)
-    return tuple(probe.token_ids for probe in newest.probes) if newest is not None else ()
+    return tuple(probe.token_ids for probe in newest.probes if not probe.images) if newest is not None else ()
 
 
 def rounding_counts(plan: Plan, trains_in_float32: bool, on_gpu: bool) -> bool:
@@ -80,12 +100,22 @@ def widened(
     return mean, max(allowed[1], mean * _LARGEST_OF_MEAN)
 
 
-def make_canary(probe: Tokens, logprobs: Sequence[Sequence[float]], allowed: tuple[float, float], step: int) -> Canary:
-    """Raises TrinityError if the log-probabilities are not finite: no explorer could verify them."""
+def make_canary(
+    probe: Tokens,
+    logprobs: Sequence[Sequence[float]],
+    allowed: tuple[float, float],
+    step: int,
+    images: Sequence[tuple[bytes, ...]] = (),
+) -> Canary:
+    """`images`: of the first sequences, as many as given.
+
+    Raises TrinityError if the log-probabilities are not finite: no explorer could verify them.
+    """
     if not all(math.isfinite(value) for values in logprobs for value in values):
         raise TrinityError(
             f"the weights of step {step} give log-probabilities that are not finite: training has diverged. Continue "
             "from an older version (`trinity weights rollback`); lower algorithm.optimizer.lr or trainer.grad_clip"
         )
-    probes = tuple(Probe(tokens, tuple(values)) for tokens, values in zip(probe, logprobs, strict=True))
+    shown = [*images, *((),) * (len(probe) - len(images))]
+    probes = tuple(Probe(tokens, tuple(values), of) for tokens, values, of in zip(probe, logprobs, shown, strict=True))
     return Canary(probes, *allowed)

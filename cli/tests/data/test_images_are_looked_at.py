@@ -1,0 +1,83 @@
+"""`trinity check --deep` decodes the images of tasksets, and refuses what does not go with a model that reads them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from support.data.vision import make_files, picture
+from trinity.cli.main import app
+from trinity.cli.supervise import preflight
+
+pytestmark = pytest.mark.core
+
+
+def check(folder: Path, image: Any, **sections: Any) -> tuple[int, str]:
+    """Exit code and output for a dataset whose third row has this image."""
+    if not (folder / "model").exists():
+        make_files(folder / "model")
+    (folder / "good.png").write_bytes(picture())
+    images = ["good.png", "good.png", image]
+    rows = [{"prompt": "how many?", "response": "1", "image": found} for found in images]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    taskset = {"path": str(folder / "rows.jsonl"), "format": {"image_key": "image"},
+               "default_workflow_type": "simple_mm_workflow"}  # fmt: skip
+    model = {"model_path": str(folder / "model"), "custom_chat_template": "{{ messages }}", "max_prompt_tokens": 20}
+    config: dict[str, Any] = {
+        "checkpoint_root_dir": str(folder / "jobs"),
+        "model": {**model, "max_response_tokens": 4},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
+        "buffer": {"batch_size": 1, "explorer_input": {"taskset": taskset}},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump({**config, **sections}))
+    done = CliRunner().invoke(app, ["check", "--deep", str(folder / "run.yaml")])
+    return done.exit_code, " ".join(done.output.split())
+
+
+@pytest.fixture(autouse=True)
+def packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision is no requirement of these tests."""
+    real = preflight.importlib.util.find_spec
+
+    def find(name: str) -> Any:
+        return real("json" if name == "torchvision" else name)
+
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", find)
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        ("gone.png", "taskset.format.image_key: row 2: 'image': "),
+        ("text.png", "row 2: 'image': text.png: image: is no image that Pillow reads"),
+        ("big.png", "row 2: 'image': big.png takes 64 tokens, model.max_prompt_tokens is 20"),
+        ("deep.png", "row 2: 'image': deep.png: image: has Pillow's mode 'I;16'"),
+    ],
+)
+def test_an_image_that_no_task_can_have_is_named(image: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "big.png").write_bytes(picture(64, 64))
+    (tmp_path / "deep.png").write_bytes(picture(mode="I;16"))
+    code, output = check(tmp_path, image)
+    assert code == 2
+    assert said in output
+
+
+def test_good_images_pass_and_so_does_the_model(tmp_path: Path) -> None:
+    code, output = check(tmp_path, "good.png")
+    assert code == 0, output
+
+
+def test_a_model_that_reads_no_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"model_type": "qwen2"}')
+    code, output = check(tmp_path, "good.png")
+    assert code == 2
+    assert "taskset.format.image_key: is given, and the model" in output
+    (tmp_path / "model/config.json").write_text('{"model_type": "llava", "vision_config": {}}')
+    code, output = check(tmp_path, "good.png")
+    assert code == 2
+    assert "model.model_path: is of type 'llava', which reads images; of those qwen2_5_vl is supported" in output

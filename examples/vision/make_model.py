@@ -1,0 +1,121 @@
+"""Make the example's model: a small Qwen2.5-VL with random weights, its tokenizer and its image processor.
+
+    python examples/vision/make_model.py [FOLDER]
+
+0.6 M parameters. A token of an image is 8 x 8 pixels. The tokenizer knows small letters, digits, space and a few marks,
+so that a random model says a digit now and then.
+"""
+
+import argparse
+import json
+import string
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from trinity.runtime.torch_builds import hide_unusable_companions
+
+hide_unusable_companions()
+from transformers import (  # noqa: E402
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+)
+
+ROLES = ("system", "user", "assistant")
+VISION = ("vision_start", "vision_end", "image_pad", "video_pad")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+HIDDEN, PATCH, MERGE = 128, 4, 2
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    letters = ["<|unknown|>", *string.ascii_lowercase, *string.digits, *" ?.,"]
+    tokenizer = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(letters)}, "<|unknown|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<|unknown|>",
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        additional_special_tokens=[f"<|{name}|>" for name in (*ROLES, *VISION)],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    torch.manual_seed(seed)
+    ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in VISION}
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": HIDDEN,
+        "intermediate_size": 3 * HIDDEN,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]},
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "out_hidden_size": HIDDEN,
+        "patch_size": PATCH,
+        "spatial_merge_size": MERGE,
+        "window_size": 32,
+        "fullatt_block_indexes": [1],
+    }
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids["image_pad"],
+        video_token_id=ids["video_pad"],
+        vision_start_token_id=ids["vision_start"],
+        vision_end_token_id=ids["vision_end"],
+        tie_word_embeddings=False,
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def processor_files() -> dict[str, object]:
+    """preprocessor_config.json: as Qwen2.5-VL has it, for smaller patches."""
+    return {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2_5_VLProcessor",
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "patch_size": PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": MERGE,
+        "min_pixels": (PATCH * MERGE) ** 2,
+        "max_pixels": 128 * 128,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", default="build/vision/model", type=Path)
+    parser.add_argument("--seed", type=int, default=0, help="of the random weights")
+    args = parser.parse_args()
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, args.seed)
+    model.save_pretrained(args.folder)
+    tokenizer.save_pretrained(args.folder)
+    (args.folder / "preprocessor_config.json").write_text(json.dumps(processor_files(), indent=2) + "\n")
+    print(f"{args.folder}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
+
+
+if __name__ == "__main__":
+    main()

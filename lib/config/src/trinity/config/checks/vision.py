@@ -1,0 +1,58 @@
+"""What tasks with images need, and what does not go with them."""
+
+from collections.abc import Iterator
+
+from trinity.config.errors import Problem
+from trinity.config.names import DEFAULT_WORKFLOW
+from trinity.config.schema import Config
+from trinity.config.schema.buffer import TasksetConfig
+from trinity.plugins.declarations import ALGORITHMS
+
+WORKFLOW = "simple_mm_workflow"
+
+
+def check_images(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Problem]:
+    """`tasksets`: all of them, with their keys below buffer.explorer_input."""
+    source, base = config.buffer.explorer_input, "buffer.explorer_input"
+    trained = [config.buffer.trainer_input.experience_buffer, *config.buffer.trainer_input.auxiliary_buffers.values()]
+    if any(buffer is not None and buffer.format.image_key for buffer in trained):
+        yield Problem("buffer.trainer_input", "has an image_key; images are for tasksets, datasets are trained as text")
+    seen = False
+    for key, taskset in tasksets:
+        default = (key.startswith("eval") and source.default_eval_workflow_type) or source.default_workflow_type
+        workflow = taskset.default_workflow_type or default or DEFAULT_WORKFLOW
+        seen |= taskset.format.image_key is not None
+        if taskset.format.image_key is not None and workflow.removeprefix("async_") != WORKFLOW:
+            what = f"is given, and {workflow} shows no images; use default_workflow_type: {WORKFLOW}"
+            yield Problem(f"{base}.{key}.format.image_key", what)
+        elif taskset.format.image_key is None and workflow.removeprefix("async_") == WORKFLOW:
+            yield Problem(f"{base}.{key}.format.image_key", f"is missing; {WORKFLOW} needs the column of the images")
+    if seen:
+        pipeline, buffer = config.data_processor.experience_pipeline, config.buffer.trainer_input.experience_buffer
+        for where, path in (
+            ("data_processor.experience_pipeline.input_save_path", pipeline.input_save_path),
+            ("buffer.trainer_input.experience_buffer.path", buffer and buffer.path),
+        ):
+            if path:
+                yield Problem(where, "is given; archives hold no images yet. Remove it, or image_key")
+        yield from refusals(config, "tasks with images")
+
+
+def refusals(config: Config, of: str) -> Iterator[Problem]:
+    """Keys that do not go with a model that reads images."""
+    trainer = config.trainer
+    if config.mode not in ("both", "train"):
+        return
+    if trainer.ulysses_sequence_parallel_size > 1:
+        size = trainer.ulysses_sequence_parallel_size
+        what = f"is {size}; the features of an image would be cut apart; use 1 with {of}"
+        yield Problem("trainer.ulysses_sequence_parallel_size", what)
+    if trainer.deepspeed.zero_stage == 3:
+        what = f"is 3, which gathers weights by hooks that the vision tower's caller passes by; use 0, 1 or 2 with {of}"
+        yield Problem("trainer.deepspeed.zero_stage", what)
+    if config.model.lora_configs:
+        yield Problem("model.lora_configs", f"is not supported with {of} yet; remove it")
+    declared = ALGORITHMS.get(config.algorithm.algorithm_type)
+    if declared is not None and declared.critic:
+        what = f"is {config.algorithm.algorithm_type!r}; its critic reads no images; use grpo with {of}"
+        yield Problem("algorithm.algorithm_type", what)

@@ -1,0 +1,199 @@
+"""Images of tasks: found in a row's column, checked, decoded to RGB.
+
+They travel as the files they were, known by their digest. Explorer and trainer decode them with `rgb`, so both give
+their processor the same pixels.
+"""
+
+import base64
+import binascii
+import hashlib
+import io
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trinity.data.tables import DatasetError, Row
+from trinity.data.vision import ImageRules
+from trinity.runtime.errors import InvalidInput
+
+MARKER = "<image>"  # where an image stands in a prompt; without markers images come before the text
+LARGEST_BYTES = 6 * 1024 * 1024  # of one task's images: a task is one message of NATS
+LARGEST_PIXELS = 64_000_000
+# Others hold more than 8 bits a channel, or colours that are not red, green and blue.
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
+
+
+def digest(image: bytes) -> bytes:
+    """sha256 of an image's file, 32 bytes."""
+    return hashlib.sha256(image).digest()
+
+
+@lru_cache(maxsize=4096)
+def size(image: bytes) -> tuple[int, int]:
+    """(width, height) in pixels, by its header alone. Raises InvalidInput for what `rgb` cannot take."""
+    found = _opened(image)
+    return int(found.width), int(found.height)
+
+
+def form(image: bytes) -> str:
+    """Of its file, as a suffix: png, jpeg, ... Raises InvalidInput."""
+    return str(_opened(image).format).lower()
+
+
+def rgb(image: bytes) -> Any:
+    """The image as a PIL.Image in RGB, on white where it is transparent. Raises InvalidInput."""
+    from PIL import Image
+
+    found = _opened(image)
+    try:
+        found.load()
+        if found.mode in ("LA", "PA", "RGBA") or "transparency" in found.info:
+            layered = found.convert("RGBA")
+            whole = Image.new("RGB", layered.size, "white")
+            whole.paste(layered, mask=layered.getchannel("A"))
+            return whole
+        return found.convert("RGB")
+    except (OSError, ValueError, SyntaxError, EOFError) as error:
+        raise InvalidInput("image", f"cannot be decoded: {error}") from None
+
+
+def _opened(image: bytes) -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InvalidInput("image", "needs Pillow; `pip install pillow`") from None
+    Image.MAX_IMAGE_PIXELS = None  # LARGEST_PIXELS is below it
+    try:
+        found = Image.open(io.BytesIO(image))
+    except (OSError, ValueError, SyntaxError, EOFError):
+        raise InvalidInput("image", f"is no image that Pillow reads ({len(image)} bytes)") from None
+    if found.width * found.height > LARGEST_PIXELS:
+        what = f"is {found.width} x {found.height} pixels; at most {LARGEST_PIXELS:,} pixels are read. Make it smaller"
+        raise InvalidInput("image", what)
+    if found.mode not in _MODES:
+        raise InvalidInput("image", f"has Pillow's mode {found.mode!r}; convert it to one of {', '.join(_MODES)}")
+    return found
+
+
+def of_row(row: Row, key: str, folder: Path) -> tuple[bytes, ...]:
+    """The images in a row's column: one or a list of paths, bytes, {bytes, path}, or OpenAI's image parts.
+
+    Paths are relative to `folder`, the dataset's. Raises DatasetError naming column and file; what is not decoded here
+    is judged by `check`.
+    """
+    value = row.get(key)
+    if value is None or value == "":
+        what = f"{key!r} is missing" if key not in row else f"{key!r} is empty"
+        raise DatasetError(f"{what}; it must hold an image (columns: {', '.join(row)})")
+    images = tuple(_image(item, key, folder) for item in (value if isinstance(value, list | tuple) else [value]))
+    if not images:
+        raise DatasetError(f"{key!r} is an empty list; it must hold an image")
+    if (total := sum(map(len, images))) > LARGEST_BYTES:
+        what = f"holds {total:,} bytes of images; a task takes {LARGEST_BYTES:,}. Make them smaller"
+        raise DatasetError(f"{key!r} {what}")
+    return images
+
+
+def _image(value: Any, key: str, folder: Path) -> bytes:
+    if isinstance(value, dict):  # an OpenAI part, or what Hugging Face's datasets write to parquet
+        inner = value.get("image_url", value.get("bytes") or value.get("path") or value.get("image"))
+        return _image(inner.get("url") if isinstance(inner, dict) else inner, key, folder)
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str) or not value:
+        raise DatasetError(f"{key!r} holds {value!r:.100}, must be a path, bytes or an image part")
+    if value.startswith("data:"):
+        try:
+            return base64.b64decode(value.partition(";base64,")[2], validate=True)
+        except binascii.Error:
+            raise DatasetError(f"{key!r} holds {value:.40}..., which is no base64") from None
+    if "://" in value:
+        raise DatasetError(f"{key!r} holds {value:.200}; URLs are not fetched. Download it, and give its path")
+    file = folder / Path(value).expanduser()
+    try:
+        return file.read_bytes()
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{key!r}: {str(file)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def check(row: Row, number: int, key: str, folder: Path, rules: ImageRules | None, most_tokens: int) -> None:
+    """Decode every image of a row. DatasetError naming row and file unless all fit into `most_tokens` together."""
+    try:
+        images = of_row(row, key, folder)
+        for image in images:
+            rgb(image)
+        tokens = sum(rules.tokens(*size(image)) for image in images) if rules is not None else 0
+    except DatasetError as error:
+        raise DatasetError(f"row {number}: {error}") from None
+    except InvalidInput as error:
+        raise DatasetError(f"row {number}: {key!r}: {_named(row.get(key))}: {error}") from None
+    if tokens > most_tokens:
+        what = f"takes {tokens} tokens, model.max_prompt_tokens is {most_tokens}; make it smaller, or allow more"
+        raise DatasetError(f"row {number}: {key!r}: {_named(row.get(key))} {what}")
+
+
+def _named(value: Any) -> str:
+    """Of a column, for people: its path, or how many bytes there are."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_named, value))[:200]
+    if isinstance(value, dict):
+        return str(value.get("path") or "an image part")[:200]
+    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)[:200]
+
+
+def parts(prompt: str, count: int) -> list[dict[str, str]]:
+    """A prompt with `count` images as parts of a message: at its markers, or before the text where it has none.
+
+    Raises InvalidInput if there are other markers than images.
+    """
+    pieces = prompt.split(MARKER)
+    if len(pieces) == 1:
+        return [*({"type": "image"} for _ in range(count)), {"type": "text", "text": prompt}]
+    if len(pieces) - 1 != count:
+        raise InvalidInput("task.images", f"are {count}, and the prompt has {len(pieces) - 1} times {MARKER}")
+    found: list[dict[str, str]] = []
+    for index, piece in enumerate(pieces):
+        found += ([{"type": "image"}] if index else []) + ([{"type": "text", "text": piece}] if piece else [])
+    return found
+
+
+def expanded(prompt: Sequence[int], images: Sequence[bytes], rules: ImageRules) -> list[int]:
+    """The prompt with as many placeholder tokens as each image takes, in place of its one.
+
+    Raises InvalidInput if there are other placeholders than images, as where the text holds one.
+    """
+    places = sum(token == rules.token for token in prompt)
+    if places != len(images):
+        what = f"has {places} image placeholders for {len(images)} images; its text may not hold the placeholder token"
+        raise InvalidInput("prompt", what)
+    left = iter(images)
+    counts = ([token] * (rules.tokens(*size(next(left))) if token == rules.token else 1) for token in prompt)
+    return [token for run in counts for token in run]
+
+
+def collapsed(prompt: Sequence[int], token: int) -> list[int]:
+    """Inverse of `expanded`: one placeholder for each run of them."""
+    return [one for index, one in enumerate(prompt) if one != token or index == 0 or prompt[index - 1] != token]
+
+
+def runs(prompt: Sequence[int], token: int) -> list[tuple[int, int]]:
+    """(first position, length) of each run of placeholders."""
+    found: list[tuple[int, int]] = []
+    for index, one in enumerate(prompt):
+        if one != token:
+            continue
+        if found and sum(found[-1]) == index:
+            found[-1] = found[-1][0], found[-1][1] + 1
+        else:
+            found.append((index, 1))
+    return found
+
+
+def check_placeholders(name: str, prompt: Sequence[int], images: Sequence[bytes], rules: ImageRules) -> None:
+    """InvalidInput unless the prompt has a run of placeholders for each image, in order, of the length it takes."""
+    found = [length for _, length in runs(prompt, rules.token)]
+    expected = [rules.tokens(*size(image)) for image in images]
+    if found != expected:
+        what = f"has runs of {found} image placeholders; its images take {expected} tokens"
+        raise InvalidInput(name, what)

@@ -1,0 +1,143 @@
+"""From the rows of a taskset to its tasks. The task at a position never changes."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trinity.config import Plan
+from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW
+from trinity.config.schema.buffer import GenerationConfig, TasksetConfig
+from trinity.data import images
+from trinity.data.datasets import Row, read
+from trinity.data.experience import SamplingParams, Task, TaskKind
+from trinity.data.selectors import Selector, make_selector
+from trinity.data.tables import DatasetError
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """One taskset of a run, for training or for evaluation."""
+
+    run: str
+    plan: Plan
+    taskset: TasksetConfig
+    rows: Sequence[Row]
+    kind: TaskKind
+    selector: Selector
+
+    @classmethod
+    def open(cls, run: str, plan: Plan, taskset: TasksetConfig, kind: TaskKind) -> "TaskSource":
+        """Reads the dataset. Raises DatasetError."""
+        rows = read(taskset.path, taskset.split, taskset.subset_name)
+        selector = make_selector(taskset.data_selector, rows)
+        return cls(run, plan, taskset, rows, kind, selector)
+
+    def train_task(self, position: int, ordinal: int, gate_step: int) -> Task:
+        """The task at a position of the run (from 0, over all epochs)."""
+        epoch, row = position // len(self.rows), self.selector.select(position)
+        return self._task(f"{self.taskset.name}/{epoch}/{position}/{row}", ordinal, epoch, row, gate_step, 0)
+
+    def observe(self, task_id: str, reward: float | None) -> bool:
+        """Tell the selector what a group was worth, None: not known yet. Whether the task is of this taskset."""
+        name, *numbers = task_id.rsplit("/", 3)
+        if name != self.taskset.name or len(numbers) != 3 or not all(number.isdigit() for number in numbers):
+            return False
+        _, position, row = map(int, numbers)
+        if row < len(self.rows):
+            self.selector.taken(position, row)
+            if reward is not None:
+                self.selector.observe(row, reward)
+        return True
+
+    def evaluation_task(self, row: int, ordinal: int, step: int) -> Task:
+        """The task of a row (from 0) in the evaluation of a step."""
+        return self._task(f"{self.taskset.name}/eval/{step}/{row}", ordinal, 0, row, step, step)
+
+    def _task(self, task_id: str, ordinal: int, epoch: int, row: int, gate_step: int, evaluation_step: int) -> Task:
+        config, taskset, values = self.plan.config, self.taskset, self.rows[row]
+        source = config.buffer.explorer_input
+        training = self.kind is TaskKind.TRAIN
+        default_workflow = source.default_workflow_type if training else source.default_eval_workflow_type
+        workflow = (
+            _from_row(values, taskset.format.workflow_key)
+            or taskset.default_workflow_type
+            or default_workflow
+            or source.default_workflow_type
+            or DEFAULT_WORKFLOW
+        )
+        reward = (
+            _from_row(values, taskset.format.reward_fn_key)
+            or taskset.default_reward_fn_type
+            or source.default_reward_fn_type
+            or DEFAULT_REWARD_FUNCTION
+        )
+        values, files = _with_images(values, taskset)
+        repeat_times = config.algorithm.repeat_times if training else taskset.repeat_times
+        return Task(
+            run=self.run,
+            task_id=task_id,
+            ordinal=ordinal,
+            kind=self.kind,
+            taskset=taskset.name,
+            epoch=epoch,
+            row=row,
+            row_json=json.dumps(values, default=str),
+            format_json=taskset.format.model_dump_json(),
+            workflow=workflow,
+            workflow_args_json=json.dumps(taskset.workflow_args),
+            reward_function=reward,
+            reward_args_json=json.dumps(taskset.reward_fn_args),
+            repeat_times=repeat_times,
+            sampling=sampling_of(self.plan, taskset.rollout_args, repeat_times),
+            gate_step=gate_step,
+            evaluation_step=evaluation_step,
+            timeout_seconds=config.explorer.max_timeout,
+            max_attempts=config.explorer.max_retry_times + 1,
+            greedy_baseline=training and self.plan.algorithm.needs_greedy_baseline,
+            images=files,
+        )
+
+
+def folder_of(path: str) -> Path:
+    """Where the files of images lie that rows of a dataset name: its folder."""
+    place = Path(path).expanduser()
+    return place if place.is_dir() else place.parent
+
+
+def _with_images(row: Row, taskset: TasksetConfig) -> tuple[Row, tuple[bytes, ...]]:
+    """The row with digests in place of its images, and these. One that cannot be read leaves its problem there."""
+    key = taskset.format.image_key
+    if key is None:
+        return row, ()
+    try:
+        files = images.of_row(row, key, folder_of(taskset.path))
+    except DatasetError as error:
+        return {**row, key: {"problem": str(error)}}, ()
+    return {**row, key: [images.digest(file).hex() for file in files]}, files
+
+
+def sampling_of(plan: Plan, args: GenerationConfig, n: int) -> SamplingParams:
+    """A taskset's rollout_args over the model's defaults."""
+    model = plan.config.model
+    max_tokens = min(args.max_tokens or plan.lengths.response, plan.lengths.response)
+    return SamplingParams(
+        temperature=_first(args.temperature, model.temperature),
+        top_p=_first(args.top_p, model.top_p),
+        top_k=_first(args.top_k, model.top_k),
+        max_tokens=max_tokens,
+        min_tokens=min(model.min_response_tokens, max_tokens),
+        n=n,
+        repetition_penalty=model.repetition_penalty,
+        stop=tuple(args.stop),
+    )
+
+
+def _first(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _from_row(row: Row, key: str) -> str:
+    value = row.get(key) if key else None
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,89 @@
+"""How a vision-language model cuts images into tokens, from the files of its folder. Qwen2.5-VL is supported."""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from trinity.config.memory import model_folder
+from trinity.runtime.errors import InvalidInput
+
+SUPPORTED = ("qwen2_5_vl",)
+_NARROWEST = 200  # longer side over shorter side: the processor refuses more
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """An image is scaled to patches of `patch` pixels a side; `merge` x `merge` of them are a token, `token` its id.
+
+    The scaled image has least_pixels to most_pixels pixels.
+    """
+
+    token: int
+    patch: int
+    merge: int
+    least_pixels: int
+    most_pixels: int
+
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        """(1, rows, columns) of patches of an image of width x height pixels. Raises InvalidInput."""
+        if max(width, height) > _NARROWEST * min(width, height):
+            what = f"is {width} x {height} pixels, one side more than {_NARROWEST} times the other; cut it"
+            raise InvalidInput("image", what)
+        side = self.patch * self.merge
+        rows, columns = round(height / side) * side, round(width / side) * side
+        if rows * columns > self.most_pixels:
+            scale = math.sqrt(height * width / self.most_pixels)
+            rows = max(side, math.floor(height / scale / side) * side)
+            columns = max(side, math.floor(width / scale / side) * side)
+        elif rows * columns < self.least_pixels:
+            scale = math.sqrt(self.least_pixels / (height * width))
+            rows, columns = math.ceil(height * scale / side) * side, math.ceil(width * scale / side) * side
+        return 1, rows // self.patch, columns // self.patch
+
+    def tokens(self, width: int, height: int) -> int:
+        """How many tokens of a prompt such an image takes. Raises InvalidInput."""
+        _, rows, columns = self.grid(width, height)
+        return rows * columns // self.merge**2
+
+
+def sees(model_path: str) -> bool:
+    """Whether the model's config.json, where it is on this machine, has a part for images."""
+    return "vision_config" in _read(model_path, "config.json")
+
+
+def image_rules(model_path: str) -> ImageRules | None:
+    """The rules of a model on this machine; None of one that reads text alone, or is not here.
+
+    Raises InvalidInput for a model that reads images and is not supported, or lacks files.
+    """
+    config = _read(model_path, "config.json")
+    if "vision_config" not in config:
+        return None
+    if (kind := config.get("model_type")) not in SUPPORTED:
+        what = f"is of type {kind!r}, which reads images; of those {', '.join(SUPPORTED)} is supported"
+        raise InvalidInput("model.model_path", what)
+    processor = _read(model_path, "preprocessor_config.json")
+    try:
+        size = processor.get("size") or {}
+        rules = ImageRules(
+            token=int(config["image_token_id"]),
+            patch=int(processor["patch_size"]),
+            merge=int(processor["merge_size"]),
+            least_pixels=int(processor.get("min_pixels") or size["shortest_edge"]),
+            most_pixels=int(processor.get("max_pixels") or size["longest_edge"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"has no image processor that can be used (preprocessor_config.json, config.json): {error!r}"
+        raise InvalidInput("model.model_path", what) from None
+    if min(rules.patch, rules.merge, rules.least_pixels) < 1 or rules.most_pixels < (rules.patch * rules.merge) ** 2:
+        raise InvalidInput("model.model_path", f"has an image processor without pixels: {rules}")
+    return rules
+
+
+def _read(model_path: str, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads((model_folder(model_path) / name).read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,174 @@
+"""Images of tasks: read from rows in every form, refused by name, and as many tokens as the model's processor makes."""
+
+import base64
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+from support.data.experience import make_group, make_task
+from support.data.vision import make_files, picture
+from trinity.config import make_plan
+from trinity.config.load import parse
+from trinity.data import images
+from trinity.data.experience import Group, Limits, TaskKind
+from trinity.data.tables import DatasetError
+from trinity.data.task_source import TaskSource
+from trinity.data.vision import ImageRules, image_rules, sees
+from trinity.data.wire import decode_outcome, decode_task, encode_outcome, task_to_proto
+from trinity.runtime.errors import InvalidInput
+
+pytestmark = pytest.mark.core
+
+RULES = ImageRules(token=47, patch=4, merge=2, least_pixels=64, most_pixels=128 * 128)
+WHITE = picture(colour="white")
+
+
+@pytest.mark.parametrize("size", [(32, 32), (1, 200), (7, 9), (300, 20), (1000, 900), (129, 127), (12, 20)])
+@pytest.mark.parametrize("rules", [RULES, ImageRules(1, 14, 2, 56 * 56, 14 * 14 * 4 * 1280)])
+def test_grids_are_those_of_the_processor(size: tuple[int, int], rules: ImageRules) -> None:
+    width, height = size
+    rows, columns = smart_resize(height, width, rules.patch * rules.merge, rules.least_pixels, rules.most_pixels)
+    assert rules.grid(width, height) == (1, rows // rules.patch, columns // rules.patch)
+    assert rules.tokens(width, height) == rows * columns // (rules.patch * rules.merge) ** 2
+
+
+def test_the_rules_are_in_the_models_files(tmp_path: Path) -> None:
+    assert image_rules(str(make_files(tmp_path / "a"))) == RULES
+    assert image_rules(str(tmp_path / "none")) is None
+    for change, said in (
+        ({"model_type": "llava"}, "of those qwen2_5_vl is supported"),
+        ({"image_token_id": None}, "has no image processor that can be used"),
+    ):
+        config = json.loads((tmp_path / "a/config.json").read_text())
+        (tmp_path / "b").mkdir(exist_ok=True)
+        (tmp_path / "b/config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(InvalidInput, match=said):
+            image_rules(str(tmp_path / "b"))
+        assert sees(str(tmp_path / "b"))
+
+
+def test_a_column_holds_images_in_any_form(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(WHITE)
+    url = "data:image/png;base64," + base64.b64encode(WHITE).decode()
+    forms: list[Any] = [
+        "a.png", str(tmp_path / "a.png"), WHITE, {"bytes": WHITE, "path": None}, {"bytes": None, "path": "a.png"}, url,
+        {"type": "image_url", "image_url": {"url": url}}, {"type": "image", "image": "a.png"}, ["a.png"],
+    ]  # fmt: skip
+    for form in forms:
+        assert images.of_row({"i": form}, "i", tmp_path) == (WHITE,), form
+    assert images.of_row({"i": ["a.png", WHITE]}, "i", tmp_path) == (WHITE, WHITE)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({}, "'i' is missing"),
+        ({"i": []}, "'i' is an empty list"),
+        ({"i": 3}, "'i' holds 3, must be a path, bytes or an image part"),
+        ({"i": "no.png"}, "no.png' cannot be read: No such file"),
+        ({"i": "https://example.org/a.png"}, "URLs are not fetched. Download it, and give its path"),
+        ({"i": "data:image/png;base64,%%"}, "is no base64"),
+        ({"i": b"GIF89a"}, "row 3: 'i': 6 bytes: image: is no image that Pillow reads"),
+        ({"i": {"path": "cut.png"}}, "row 3: 'i': cut.png: image: cannot be decoded"),
+        ({"i": picture(mode="I;16")}, "has Pillow's mode 'I;16'; convert it"),
+        ({"i": picture(mode="CMYK", colour=(0, 0, 0, 0), form="TIFF")}, "has Pillow's mode 'CMYK'"),
+        ({"i": picture(2100, 2)}, "one side more than 200 times the other"),
+        ({"i": [WHITE, WHITE, WHITE]}, "takes 48 tokens, model.max_prompt_tokens is 40; make it smaller"),
+        ({"i": bytes(images.LARGEST_BYTES + 1)}, "a task takes 6,291,456. Make them smaller"),
+    ],
+)
+def test_what_is_no_image_is_refused_by_row_and_file(row: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "cut.png").write_bytes(picture(64, 64)[:-40])
+    with pytest.raises(DatasetError) as error:
+        images.check(row, 3, "i", tmp_path, RULES, 40)
+    assert said in str(error.value)
+    assert str(error.value).startswith("row 3: ")
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded() -> None:
+    with pytest.raises(InvalidInput, match="9000 x 9000 pixels; at most 64,000,000"):
+        images.rgb(picture(9000, 9000, "1"))
+
+
+def test_transparent_pixels_are_white() -> None:
+    for mode, clear in (("RGBA", (0, 0, 0, 0)), ("LA", (0, 0))):
+        assert images.rgb(picture(mode=mode, colour=clear)).getpixel((0, 0)) == (255, 255, 255)
+    assert images.rgb(picture(mode="L", colour=7)).getpixel((0, 0)) == (7, 7, 7)
+
+
+def test_images_stand_at_their_markers_or_first() -> None:
+    image, text = {"type": "image"}, {"type": "text", "text": "Why?"}
+    assert images.parts("Why?", 2) == [image, image, text]
+    assert images.parts("<image>Why?<image>", 2) == [image, text, image]
+    with pytest.raises(InvalidInput, match="are 1, and the prompt has 2 times"):
+        images.parts("<image><image>", 1)
+
+
+def test_placeholders_are_as_many_as_tokens_and_back() -> None:
+    wide = picture(16, 8)
+    prompt = [1, 47, 2, 47, 3]
+    whole = images.expanded(prompt, [WHITE, wide], RULES)
+    assert whole == [1, *[47] * 16, 2, *[47] * 2, 3]
+    assert images.collapsed(whole, 47) == prompt
+    assert images.runs(whole, 47) == [(1, 16), (18, 2)]
+    with pytest.raises(InvalidInput, match="has 2 image placeholders for 1 images"):
+        images.expanded(prompt, [WHITE], RULES)
+
+
+def experience_of(image: bytes, prompt: list[int], names: tuple[bytes, ...]) -> Group:
+    task = make_task(images=(image,), repeat_times=1)
+    group = make_group(task)
+    first = group.experiences[0]
+    tokens = np.array([*prompt, *[5] * first.response_length], np.int32)
+    return replace(group, experiences=(replace(first, token_ids=tokens, prompt_length=len(prompt), images=names),))
+
+
+def test_a_group_keeps_each_image_once_and_its_experiences_name_it() -> None:
+    group = experience_of(WHITE, [1, *[47] * 16, 2], (images.digest(WHITE),))
+    group.check(Limits(images=RULES))
+    read = decode_outcome(encode_outcome(group))
+    assert isinstance(read, Group)
+    assert read.task.images == (WHITE,)
+    assert read.experiences[0].images == (images.digest(WHITE),)
+    assert decode_task(task_to_proto(group.task).SerializeToString()).images == (WHITE,)
+    assert encode_outcome(group).count(WHITE) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "names", "said"),
+    [
+        ([1, *[47] * 16], (bytes(32),), r"experiences\[0\].images\[0\]: is '0000.*no image of the task"),
+        ([1, *[47] * 15], (images.digest(WHITE),), r"token_ids: has runs of \[15\] .* its images take \[16\]"),
+        ([1, *[47] * 16], (), r"has runs of \[16\] image placeholders; its images take \[\]"),
+        ([1], (images.digest(WHITE),), r"has runs of \[\] image placeholders"),
+    ],
+)
+def test_references_and_placeholders_that_do_not_agree_are_refused(
+    prompt: list[int], names: tuple[bytes, ...], said: str
+) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        experience_of(WHITE, prompt, names).check(Limits(images=RULES))
+
+
+def test_a_task_carries_its_images_and_says_what_is_wrong_with_one(tmp_path: Path) -> None:
+    rows = [{"q": "?", "a": "1", "i": "a.png"}, {"q": "?", "a": "1", "i": "gone.png"}]
+    (tmp_path / "a.png").write_bytes(WHITE)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    taskset = {
+        "path": str(tmp_path / "rows.jsonl"),
+        "default_workflow_type": "simple_mm_workflow",
+        "format": {"prompt_key": "q", "response_key": "a", "image_key": "i"},
+    }
+    buffer = {"batch_size": 1, "explorer_input": {"taskset": taskset}}
+    config = {"model": {"model_path": "m"}, "buffer": buffer, "algorithm": {"repeat_times": 2}}
+    plan = make_plan(parse(json.dumps(config), "test"))
+    source = TaskSource.open("run", plan, plan.config.buffer.explorer_input.taskset, TaskKind.TRAIN)  # type: ignore[arg-type]
+    good, bad = source.train_task(0, 1, 0), source.train_task(1, 2, 0)
+    assert (good.images, good.raw["i"]) == ((WHITE,), [images.digest(WHITE).hex()])
+    assert bad.images == ()
+    assert "gone.png' cannot be read" in bad.raw["i"]["problem"]

@@ -1,0 +1,60 @@
+"""Tasks with images: what goes with them, and what is refused with its reason."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from trinity.config import ConfigError, make_plan
+from trinity.config.load import parse
+from trinity.config.plan import Plan
+
+pytestmark = pytest.mark.core
+
+TASKSET = {"path": "d.jsonl", "default_workflow_type": "simple_mm_workflow", "format": {"image_key": "image"}}
+
+
+def plan_of(taskset: dict[str, Any] | None = None, **sections: Any) -> Plan:
+    base: dict[str, Any] = {
+        "checkpoint_root_dir": "/tmp/none",
+        "model": {"model_path": "m", "max_prompt_tokens": 16, "max_response_tokens": 16, **sections.pop("model", {})},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
+        "buffer": {
+            "batch_size": 2,
+            "explorer_input": {"taskset": {**TASKSET, **(taskset or {})}},
+            **sections.pop("buffer", {}),
+        },
+    }
+    return make_plan(parse(yaml.safe_dump({**base, **sections}), "test"))
+
+
+def test_tasks_with_images_have_the_workflow_that_shows_them() -> None:
+    assert plan_of().config.buffer.explorer_input.taskset is not None
+    assert plan_of({"default_workflow_type": "async_simple_mm_workflow"})
+    with pytest.raises(ConfigError, match=r"taskset.format.image_key: is given, and math_workflow shows no images"):
+        plan_of({"default_workflow_type": "math_workflow"})
+    with pytest.raises(ConfigError, match=r"taskset.format.image_key: is missing; simple_mm_workflow needs"):
+        plan_of({"format": {}})
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"trainer": {"num_ranks": 2, "ulysses_sequence_parallel_size": 2}}, "features of an image would be cut"),
+        ({"trainer": {"deepspeed": {"zero_stage": 3}}}, "trainer.deepspeed.zero_stage: is 3"),
+        (
+            {"model": {"lora_configs": [{"lora_rank": 4}]}},
+            "model.lora_configs: is not supported with tasks with images",
+        ),
+        ({"data_processor": {"experience_pipeline": {"input_save_path": "/a.jsonl"}}}, "archives hold no images yet"),
+        (
+            {"buffer": {"trainer_input": {"experience_buffer": {"path": "a.jsonl"}}}},
+            "experience_buffer.path: is given; archives hold no images yet",
+        ),
+        ({"algorithm": {"algorithm_type": "ppo", "repeat_times": 4}}, "is 'ppo'; its critic reads no images"),
+    ],
+)
+def test_what_does_not_go_with_images_is_refused(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan_of(**sections)
+    assert said in str(error.value)

@@ -1,0 +1,107 @@
+"""What the trainer's model reads of images: patches by the model's own processor, and positions in three directions."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trinity.config.schema.model import ModelConfig
+from trinity.data.images import digest, rgb
+from trinity.data.vision import ImageRules, image_rules
+from trinity.runtime.errors import InvalidInput
+from trinity.trainer.data.batch import TrainSequence
+
+_KEPT = 512  # processed images
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Images of a micro-batch: pixels float32 [patches, values], grids int64 [images, 3] (time, rows, columns).
+
+    places int64 [M]: where their features stand in the flattened input_ids, one for each placeholder.
+    """
+
+    pixels: torch.Tensor
+    grids: torch.Tensor
+    places: torch.Tensor
+
+    def to(self, device: torch.device) -> "Seen":
+        return Seen(self.pixels.to(device), self.grids.to(device), self.places.to(device))
+
+
+class ImageReader:
+    """Of a model that reads images: its processor, from the same files that the engine has."""
+
+    def __init__(self, model_path: str, rules: ImageRules) -> None:
+        from transformers import AutoImageProcessor
+
+        self.rules = rules
+        try:
+            self._processor = AutoImageProcessor.from_pretrained(model_path)
+        except (OSError, ValueError, ImportError) as error:
+            raise InvalidInput("model.model_path", f"has no usable image processor: {error}") from None
+        self._kept: OrderedDict[bytes, tuple[torch.Tensor, tuple[int, int, int]]] = OrderedDict()
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> "ImageReader | None":
+        """None for a model that reads text alone."""
+        rules = image_rules(model.model_path)
+        return None if rules is None else cls(model.model_path, rules)
+
+    def positions(self, sequence: TrainSequence) -> np.ndarray:
+        """int64 [3, T]: of each token in time, rows and columns. Text counts all three; an image counts as its longer
+        side, and its tokens have their row and column."""
+        found = np.empty((3, sequence.length), np.int64)
+        at, position = 0, 0
+        for (start, length), (_, rows, columns) in zip(self._runs(sequence), self._grids(sequence), strict=True):
+            found[:, at:start] = np.arange(position, position + start - at)
+            position += start - at
+            rows, columns = rows // self.rules.merge, columns // self.rules.merge
+            places = np.indices((rows, columns)).reshape(2, length)
+            found[:, start : start + length] = position
+            found[1:, start : start + length] += places
+            at, position = start + length, position + max(rows, columns)
+        found[:, at:] = np.arange(position, position + sequence.length - at)
+        return found
+
+    def read(self, sequences: Sequence[TrainSequence], starts: Sequence[int]) -> Seen | None:
+        """The images of some sequences, whose tokens begin at `starts`; None without any."""
+        if not any(sequence.images for sequence in sequences):
+            return None
+        read = [self._one(image) for sequence in sequences for image in sequence.images]
+        places = [
+            np.arange(int(begin) + start, int(begin) + start + length)
+            for sequence, begin in zip(sequences, starts, strict=True)
+            for start, length in self._runs(sequence)
+        ]
+        return Seen(
+            torch.cat([pixels for pixels, _ in read]),
+            torch.tensor([grid for _, grid in read], dtype=torch.int64),
+            torch.from_numpy(np.concatenate(places)),
+        )
+
+    def _runs(self, sequence: TrainSequence) -> list[tuple[int, int]]:
+        """(first position, length) of each image's placeholders. Any after them are tokens like others."""
+        if not sequence.images:
+            return []
+        places = np.flatnonzero(sequence.token_ids == self.rules.token)
+        starts = places[np.diff(places, prepend=-2) > 1][: len(sequence.images)].tolist()
+        lengths = [rows * columns // self.rules.merge**2 for _, rows, columns in self._grids(sequence)]
+        return list(zip(starts, lengths, strict=True))
+
+    def _grids(self, sequence: TrainSequence) -> list[tuple[int, int, int]]:
+        return [self._one(image)[1] for image in sequence.images]
+
+    def _one(self, image: bytes) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        key = digest(image)
+        if key not in self._kept:
+            found: Any = self._processor(images=[rgb(image)], return_tensors="pt")
+            rows = found["image_grid_thw"][0].tolist()
+            self._kept[key] = found["pixel_values"].float(), (rows[0], rows[1], rows[2])
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]

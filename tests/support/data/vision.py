@@ -1,0 +1,36 @@
+"""The example's vision-language model and pictures, for tests."""
+
+import io
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+EXAMPLE = Path(__file__).parents[3] / "examples/vision"
+
+
+def make_model(folder: Path) -> Path:
+    """The example's model folder."""
+    command = [sys.executable, str(EXAMPLE / "make_model.py"), str(folder)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    return folder
+
+
+def make_files(folder: Path) -> Path:
+    """The files of the example's model folder that say how it reads images; no weights."""
+    files = runpy.run_path(str(EXAMPLE / "make_model.py"))["processor_files"]()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "preprocessor_config.json").write_text(json.dumps(files))
+    config = {"model_type": "qwen2_5_vl", "vision_config": {}, "image_token_id": 47, "text_config": {"vocab_size": 60}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def picture(width: int = 32, height: int = 32, mode: str = "RGB", colour: object = 0, form: str = "PNG") -> bytes:
+    """The file of an image of one colour."""
+    found = io.BytesIO()
+    Image.new(mode, (width, height), colour).save(found, form)  # type: ignore[arg-type]
+    return found.getvalue()
