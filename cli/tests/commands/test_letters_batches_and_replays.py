@@ -124,6 +124,10 @@ def test_texts_are_those_that_were_trained_with_the_reward_they_were_trained_wit
     shown = wire.batch(make_entry())
     shown["groups"][0]["experiences"] = found
     assert r"r3\x1b" in batch.render("p/n", shown)
+    moves = [{"turn": 4, "from": "a-1"}]
+    moved = tuple(replace(e, info_json=json.dumps({"moved": moves})) for e in texts[:2]) + texts[2:]
+    found = wire.experiences(member, encode_outcome(replace(group, experiences=moved)))
+    assert [e.get("moved") for e in found] == [moves, None]
     del member.experiences[:]
     assert [e["index"] for e in wire.experiences(member, encode_outcome(group))] == [0, 1, 2, 3]
 

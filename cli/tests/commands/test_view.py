@@ -140,6 +140,12 @@ def test_one_experience_is_shown_whole(job: Callable[..., Path]) -> None:
         assert re.search(rf"^{key} +{re.escape(value)}$", text, re.MULTILINE)
 
 
+def test_an_episode_that_moved_says_where(job: Callable[..., Path]) -> None:
+    moved = [{"turn": 1, "from": "a", "to": "b", "token": 4}, {"turn": 3, "from": "b", "to": "c"}]
+    text = view(job(experience(3, moved=moved)), None, 0, "", False)
+    assert re.search(r"^moved +turn 1, token 4: a -> b; turn 3: b -> c$", text, re.MULTILINE)
+
+
 def test_offline_experience_has_no_versions(job: Callable[..., Path]) -> None:
     folder = job(experience(3, versions=[], reward=0.0, advantage=0.0))
     assert "mean reward 0.000" in view(folder, None, None, "", False)

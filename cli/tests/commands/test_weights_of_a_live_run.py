@@ -173,6 +173,9 @@ async def test_status_says_the_same_in_short(three: tuple[Live, FakeMember, Fake
     text = status.render(found)
     assert "weights: version 4 LIVE; 5 REJECTED" in text
     assert "one: running, version 4 by folder" in text
+    assert "continued by another explorer" not in text
+    moved = status.render({**found, "groups": {"moved_episodes": 2}})
+    assert "2 episodes were continued by another explorer" in moved
 
 
 async def store_groups_of(live: Live, version: int) -> None:

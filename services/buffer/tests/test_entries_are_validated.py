@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.data.experience import make_group, make_task
 from trinity.api.common.v1 import experience_pb2
-from trinity.buffer.log.validator import MOST_FENCED, _plausible, check_fence, summarise
+from trinity.buffer.log.validator import MOST_FENCED, _plausible, check_fence, summarise, without_check
 from trinity.buffer.state.policy import Policy
 from trinity.buffer.state.window import Window
 from trinity.data.experience import Limits
@@ -250,3 +250,14 @@ def test_fences_are_bounded(versions: list[int]) -> None:
     with pytest.raises(InvalidInput, match="versions"):
         check_fence(versions)
     check_fence(range(1, MOST_FENCED + 1))
+
+
+def test_episodes_that_moved_are_counted() -> None:
+    group = sound()
+    texts = {'{"moved": [{"turn": 1, "from": "a", "to": "b"}]}': 1, '{"moved": []}': 0, '{"moved"': 0, '["moved"]': 0}
+    for text, count in texts.items():
+        group.experiences[0].info_json = text
+        assert without_check(1, group).moved_episodes == count
+    window = Window(Policy(1))
+    window.group(replace(without_check(1, group), moved_episodes=2))
+    assert window.moved_episodes == 2

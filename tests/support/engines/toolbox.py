@@ -26,6 +26,12 @@ def encode(text: str) -> list[int]:
     return [ord(character) + FIRST_CHARACTER for character in text]
 
 
+def split_reply(prompt: Sequence[int]) -> tuple[list[int], list[int]]:
+    """A prompt up to the beginning of the reply, and the tokens of it that are known."""
+    begin = len(prompt) - [*reversed(prompt)].index(1 + ROLES.index("assistant"))
+    return list(prompt[:begin]), list(prompt[begin:])
+
+
 def decode(tokens: Sequence[int]) -> str:
     return "".join(chr(token - FIRST_CHARACTER) for token in tokens if token >= FIRST_CHARACTER)
 
@@ -57,6 +63,8 @@ class Step:
 
 class Corridor:
     """Walk `length` steps to the right. `left` goes back; anything else is refused; 8 steps at most."""
+
+    deterministic = True
 
     def __init__(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> None:
         self.length, self.seed, self.args, self.at, self.steps = task.get("length", 2), seed, args, 0, 0
@@ -150,6 +158,9 @@ class Toolbox:
     async def score(self, scorer: str, answers: Sequence[Answer], task: Any, args: Any) -> list[Score]:
         assert self._scored is not None
         return [self._scored(scorer, answer) for answer in answers]
+
+    def journal(self) -> Any:
+        return None
 
     def episode(self, environment: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> Any:
         self.episodes.append(self._environments[environment](task, args, seed))

@@ -11,6 +11,7 @@ class InProcess:
 
     def __init__(self, name: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> None:
         self._environment, self._given = ENVIRONMENTS[name](), (task, args, seed)
+        self.deterministic = ENVIRONMENTS[name].description.deterministic
 
     async def __aenter__(self) -> "InProcess":
         return self

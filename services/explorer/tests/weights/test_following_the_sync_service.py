@@ -148,6 +148,8 @@ async def test_a_candidate_that_is_rejected_is_left_for_the_live_version(explore
     await explorer.sync.show(explorer.version(1), rejected=[2])
     await explorer.serves(1)
     assert explorer.engines.versions == [1, 2, 1]
+    assert [explorer.follower.is_usable(version) for version in (0, 1, 2)] == [True, True, False]
+    assert [explorer.follower.is_usable(version, most_stale=0) for version in (0, 1, 2)] == [False, True, False]
     with pytest.raises(WeightsWithdrawn, match="version 2, which was rejected"):
         await explorer.engines.loads.settle([VersionSpan(2, 0, 5)])
     assert await explorer.engines.loads.settle([VersionSpan(1, 0, 2), VersionSpan(3, 2, 5)]) == (VersionSpan(1, 0, 5),)

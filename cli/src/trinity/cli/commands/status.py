@@ -146,6 +146,7 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
             "failed_attempts": stats.failed_attempts,
             "failing": failing(stats),
             "prompts_cut": prompts_cut(stats),
+            "moved_episodes": stats.moved_episodes,
         }
         if stats
         else None,
@@ -209,6 +210,8 @@ def render(found: dict[str, Any]) -> str:
     step = f"step {found['step']}/{found['last_step']} ({found['trainer_state']}) {visible(found['waiting_for'])}"
     title = visible(f"{found['job'] or found['run']} ({found['stage']})")
     lines = [title, table(found["processes"], _COLUMNS), step.rstrip()]
+    if moved := (found.get("groups") or {}).get("moved_episodes"):
+        lines.append(f"{moved} episodes were continued by another explorer")
     return "\n".join([*lines, *_about_failures(found), *_about_weights(found), *_about_providers(found)])
 
 

@@ -213,9 +213,21 @@ def versions(value: Any) -> str:
     return " ".join(f"{version}:{first}-{end}" for version, first, end in value)
 
 
+def moves(value: Any) -> str:
+    """Where an episode came to another explorer: "turn 4: a -> b"."""
+    return "; ".join(
+        f"turn {move['turn']}{f', token {at}' if (at := move.get('token')) else ''}: "
+        f"{move['from']} -> {move.get('to', '?')}"
+        for move in value
+    )
+
+
+_SHOWN: dict[str, Callable[[Any], str]] = {"versions": versions, "moved": moves}
+
+
 def _whole(row: Row, index: int, total: int) -> str:
     fields = {
-        visible(key): versions(value) if key == "versions" else value if isinstance(value, str) else json.dumps(value)
+        visible(key): _SHOWN.get(key, json.dumps)(value) if not isinstance(value, str) else value
         for key, value in row.items()
         if key not in (*_TEXTS, _ARRAYS)
     }

@@ -27,6 +27,7 @@ _COUNTS = (
     "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step",
     "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "sampled_tokens",
     "reward_mean", "staleness_max", "waiting_for", "finished", "log_bytes", "log_limit_bytes", "refused",
+    "moved_episodes",
 )  # fmt: skip
 
 Facts = dict[str, Any]
@@ -205,6 +206,7 @@ def experiences(member: buffer_pb2.LedgerGroup, outcome: bytes) -> list[Facts]:
             "response_tokens": experience.response_length,
             "truncation": experience.truncation.name.lower(),
             "metrics": dict(experience.metrics),
+            **experience.moved,
             "prompt": experience.prompt_text,
             "response": experience.response_text,
         }

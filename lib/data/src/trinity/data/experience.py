@@ -186,6 +186,12 @@ class Experience:
     def response_length(self) -> int:
         return len(self.token_ids) - self.prompt_length
 
+    @property
+    def moved(self) -> dict[str, Any]:
+        """{"moved": info.moved} where its episode came to another explorer, else nothing."""
+        moves = _json_object(self.info_json, "info_json").get("moved")
+        return {"moved": moves} if moves else {}
+
     def check(self, name: str, limits: Limits = UNLIMITED, images: Mapping[bytes, bytes] | None = None) -> None:
         """Raise InvalidInput naming the first field of this experience that cannot be right (invariants I5, I8).
 

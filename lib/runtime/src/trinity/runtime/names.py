@@ -80,6 +80,7 @@ class RunNames:
     batches_stream = _OfRun("TRINITY_BATCHES_{run}")
     cursors_stream = _OfRun("TRINITY_CURSORS_{run}")
     dead_letters_stream = _OfRun("TRINITY_DEADLETTERS_{run}")
+    turns_stream = _OfRun("TRINITY_TURNS_{run}")  # of unfinished episodes
     lines_stream = _OfRun("TRINITY_LINES_{run}")  # of the log lines of the run's services
     blobs_stream = _OfRun("TRINITY_BLOBS_{run}")
     weights_stream = _OfRun("TRINITY_WEIGHTS_{run}")
@@ -145,6 +146,19 @@ class RunNames:
     def blob_chunks(self, owner: str, key: str) -> str:
         """All chunks of a blob, for a filter."""
         return f"trinity.{self.run}.blobs.{owner}.{key}.*"
+
+    def turn(self, ordinal: int, attempt: int, owner: str) -> str:
+        """Subject of the turns of one attempt at a task."""
+        return f"trinity.{self.run}.turns.{ordinal}.{attempt}.{owner}"
+
+    def turns(self, ordinal: int) -> str:
+        """All turns of a task, for a filter."""
+        return f"trinity.{self.run}.turns.{ordinal}.>"
+
+    def turn_of(self, subject: str) -> tuple[int, int, str]:
+        """Ordinal, attempt and owner by the subject of a turn; (0, 0, "") for any other."""
+        found = re.fullmatch(rf"trinity\.{re.escape(self.run)}\.turns\.([0-9]+)\.([0-9]+)\.([^.]+)", subject)
+        return (int(found[1]), int(found[2]), found[3]) if found else (0, 0, "")
 
     def line(self, service: str, owner: str) -> str:
         """Subject of a log line; `owner` is the token of the process (owner_of)."""

@@ -62,6 +62,7 @@ async def _measure_nats(broker: Broker, run: names.RunNames) -> None:
         "blobs": run.blobs_stream,
         "batches": run.batches_stream,
         "dead_letters": run.dead_letters_stream,
+        "turns": run.turns_stream,
     }
     with contextlib.suppress(TrinityError):  # a consumer is there once an explorer was
         STORAGE.set(await broker.storage_bytes())

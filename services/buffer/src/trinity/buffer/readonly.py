@@ -33,6 +33,7 @@ _COUNTS = (
     "failed_attempts",
     "sampled_tokens",
     "prompts_cut",
+    "moved_episodes",
     "refused",
 )
 

@@ -156,6 +156,7 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         response.failed_attempts = window.failed_attempts
         response.sampled_tokens = window.sampled_tokens
         response.prompts_cut = window.prompts_cut
+        response.moved_episodes = window.moved_episodes
         response.dropped.update(window.dropped)
         response.refused = window.refused
         response.failure_causes.update(run.writer.failures.causes)

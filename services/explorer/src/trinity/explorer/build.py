@@ -16,6 +16,7 @@ from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import choose, has_nccl
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.journal.journal import Journals
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
@@ -136,6 +137,14 @@ class ExplorerBuilder:
     def loop(
         self, broker: Broker, pool: EnginePool, tools: ExplorerTools, weights: WeightFollower, progress: Progress
     ) -> RolloutLoop:
-        explore = partial(attempt.explore, explorer_id=self._explorer_id, tools=tools, limits=self.limits())
+        names, mine, limits = RunNames(self._run_id), self._explorer_id, self.limits()
+        journals = None
+        # A reproducible run samples the same tokens again.
+        if self._explorer.durable_episodes and not self._config.reproducible:
+            usable = partial(
+                weights.is_usable, most_stale=self._plan.algorithm.sample_strategy.args.get("staleness_limit")
+            )
+            journals = Journals(broker, names, mine, limits, usable, weights.reaches_step, self._explorer.flush_tokens)
+        explore = partial(attempt.explore, explorer_id=mine, tools=tools, limits=limits, journals=journals)
         slots = self._explorer.runner_per_model * len(pool.engines)
-        return RolloutLoop(broker, RunNames(self._run_id), slots, explore, weights, progress)
+        return RolloutLoop(broker, names, slots, explore, weights, progress)

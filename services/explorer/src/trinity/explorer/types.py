@@ -1,7 +1,7 @@
 """Inputs and results of an engine."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -80,3 +80,14 @@ class EngineOptions:
         if self.dtype != "auto":
             return self.dtype
         return "float32" if self.device == "cpu" else "bfloat16"
+
+
+def spans_of(ends: Sequence[tuple[int, int]]) -> tuple[VersionSpan, ...]:
+    """Of (version, end) of each: a span begins where the previous one ended; adjacent spans of a version are merged."""
+    spans: list[VersionSpan] = []
+    for version, end in ends:
+        if spans and spans[-1].version == version:
+            spans[-1] = replace(spans[-1], end=end)
+        else:
+            spans.append(VersionSpan(version, spans[-1].end if spans else 0, end))
+    return tuple(spans)

@@ -118,6 +118,7 @@ def _line(done: StepDone, sequence: TrainSequence) -> dict[str, Any]:
         "response_tokens": sequence.response_length,
         "truncation": experience.truncation.name.lower(),
         "metrics": dict(experience.metrics),
+        **experience.moved,
         **({"images": [image_file(image) for image in sequence.images]} if sequence.images else {}),
         "log_sequence": group.log_sequence,
         "prompt": experience.prompt_text,

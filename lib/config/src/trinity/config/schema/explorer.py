@@ -122,6 +122,16 @@ class ExplorerConfig(Section):
     max_retry_times: NonNegativeInt = Field(
         2, description="Attempts after the first before a task becomes a dead letter"
     )
+    durable_episodes: bool = Field(
+        True,
+        description="Keep the turns of unfinished episodes, so that another explorer continues them; where the "
+        "environment is deterministic and more than one turn is played",
+    )
+    flush_tokens: NonNegativeInt = Field(
+        4096,
+        description="With durable_episodes: a reply is kept after each so many tokens, and another explorer continues "
+        "it there; 0: only whole replies. Replies with stop texts are kept whole",
+    )
     max_dead_letters_in_a_row: NonNegativeInt = Field(
         32,
         description="The run ends after this many failed tasks of one cause without a stored group between; 0: never",

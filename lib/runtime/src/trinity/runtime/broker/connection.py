@@ -325,6 +325,13 @@ class Broker:
         state = info.state
         return StreamState(state.first_seq, state.last_seq, state.messages, state.bytes)
 
+    async def subjects(self, stream: str) -> list[str]:
+        """Subjects that have messages, and are few. NotFound without the stream."""
+        if not (await self.state(stream)).messages:
+            return []
+        info = await self.request(lambda: self.js.stream_info(stream, subjects_filter=">"), f"subjects of {stream}")
+        return list(info.state.subjects or {})
+
     async def consumer(self, stream: str, name: str) -> ConsumerState:
         try:
             info = await self.request(lambda: self.js.consumer_info(stream, name), f"state of {stream}'s {name}")

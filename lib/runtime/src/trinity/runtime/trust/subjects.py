@@ -78,7 +78,13 @@ def _buffer(run: RunNames, _: str) -> _Parts:
         *(subject for stream in _streams(run) for subject in _reads(stream)),
         *(
             f"{_API}.STREAM.PURGE.{stream}"
-            for stream in (run.experiences_stream, run.blobs_stream, run.tasks_stream, run.cursors_stream)
+            for stream in (
+                run.experiences_stream,
+                run.blobs_stream,
+                run.tasks_stream,
+                run.cursors_stream,
+                run.turns_stream,
+            )
         ),
         *(f"{_API}.STREAM.MSG.DELETE.{stream}" for stream in (run.tasks_stream, run.dead_letters_stream)),
         *(f"{_API}.CONSUMER.{verb}.{stream}{rest}" for stream in tailed for verb, rest in _TAIL),
@@ -102,6 +108,8 @@ def _explorer(run: RunNames, owner: str) -> _Parts:
         f"{prefix}.experiences.failed.{owner}.*",
         f"{prefix}.evaluations.{owner}.*",
         f"{prefix}.blobs.{owner}.>",
+        f"{prefix}.turns.*.*.{owner}",
+        *_reads(run.turns_stream),
         run.line(Role.EXPLORER, owner),
         *(f"{_API}.CONSUMER.{verb}.{queue}" for queue in queues for verb in ("INFO", "MSG.NEXT")),
         *(f"$JS.ACK.{queue}.>" for queue in queues),
@@ -173,6 +181,7 @@ def _streams(run: RunNames) -> tuple[str, ...]:
         run.batches_stream,
         run.cursors_stream,
         run.dead_letters_stream,
+        run.turns_stream,
         run.lines_stream,
     )
 

@@ -43,7 +43,7 @@ async def limit_of(broker: Broker, names: RunNames, limit: int) -> int:
 
 
 class Retention:
-    """Purges the log, the blobs beside it and the queue of tasks."""
+    """Purges the log, the blobs beside it, the queue of tasks and the turns of those that ended."""
 
     def __init__(
         self,
@@ -103,6 +103,7 @@ class Retention:
 
     async def _look_once(self) -> None:
         """Cut the log if it is too long, and say whether there is too little room all the same."""
+        await self._cut_turns()
         await self._measure()
         if self.log_bytes > self._keep_bytes and await self._cut():
             await self._measure()
@@ -153,6 +154,13 @@ class Retention:
         await broker.purge_below(names.experiences_stream, floor)
         log.info("buffer.log.cut", below=floor, kept_step=self._oldest_kept_step)
         return True
+
+    async def _cut_turns(self) -> None:
+        """The turns of tasks that have ended are of no use."""
+        names, broker = self._context.names, self._context.broker
+        ordinals = {names.turn_of(subject)[0] for subject in await broker.subjects(names.turns_stream)}
+        for ordinal in filter(self._writer.window.has_ended, ordinals):
+            await broker.purge_subject(names.turns_stream, names.turns(ordinal))
 
     async def _cut_tasks(self) -> None:
         """Tasks that have ended are of no use. A task's sequence in the queue is its ordinal or higher."""

@@ -180,8 +180,17 @@ def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
         num_response_tokens=sum(max(0, sum(e.token_ids.shape) - e.prompt_length) for e in experiences),
         num_sampled_tokens=sum(e.action_mask.data.count(1) for e in experiences),
         prompt_cut=any(e.truncation == experience_pb2.TRUNCATION_PROMPT for e in experiences),
+        moved_episodes=sum(_moved(experience.info_json) for experience in experiences),
         reward_mean=sum(experience.reward for experience in experiences) / max(1, len(experiences)),
     )
+
+
+def _moved(info_json: str) -> bool:
+    """Whether another explorer continued the episode."""
+    try:
+        return '"moved"' in info_json and bool(json.loads(info_json).get("moved"))
+    except (ValueError, AttributeError, RecursionError):
+        return False
 
 
 def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:

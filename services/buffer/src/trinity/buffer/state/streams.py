@@ -10,6 +10,10 @@ from trinity.runtime.names import RunNames
 
 log = structlog.get_logger(__name__)
 
+# The turns of unfinished episodes take at most this part of what the log may, and stay at most a day: the oldest go,
+# and their episodes begin again. No explorer repeats a publish for longer.
+_TURNS, _TURNS_SECONDS, _TURNS_REPEATED_SECONDS = 0.125, 86400.0, 30.0
+
 # Whether a message is one that a buffer of this run wrote.
 IsOurs = Callable[[StoredMessage], Awaitable[bool]]
 
@@ -32,6 +36,14 @@ def stream_specs(names: RunNames, *, log_bytes: int, replicas: int) -> list[Stre
         StreamSpec(names.cursors_stream, (names.subjects("cursors"),), replicas=replicas),
         StreamSpec(names.dead_letters_stream, (names.subjects("deadletters"),), replicas=replicas),
         StreamSpec(names.blobs_stream, (names.subjects("blobs"),), replicas=replicas, max_bytes=log_bytes),
+        StreamSpec(
+            names.turns_stream,
+            (names.subjects("turns"),),
+            replicas=replicas,
+            max_bytes=int(_TURNS * log_bytes),
+            max_age_seconds=_TURNS_SECONDS,
+            duplicate_window_seconds=_TURNS_REPEATED_SECONDS,
+        ),
     ]
 
 

@@ -85,6 +85,7 @@ class StoredGroup:
     reward_mean: float
     num_sampled_tokens: int = 0
     prompt_cut: bool = False  # it was longer than model.max_prompt_tokens
+    moved_episodes: int = 0  # that another explorer continued
     kept: tuple[Kept, ...] = ()
     use_count: int = 0
     reusable_at: float = 0.0
@@ -139,6 +140,7 @@ class Window:
     failed_attempts: int = 0
     sampled_tokens: int = 0
     prompts_cut: int = 0
+    moved_episodes: int = 0
     refused: int = 0
     ended: set[int] = field(default_factory=set)  # above ended_through
     unused: dict[int, StoredGroup] = field(default_factory=dict)
@@ -183,6 +185,7 @@ class Window:
         self.stored += 1
         self.sampled_tokens += group.num_sampled_tokens
         self.prompts_cut += group.prompt_cut
+        self.moved_episodes += group.moved_episodes
         reason = dropped_by or (FENCED if group.sampled_by(self.fenced) else "")
         if reason:
             self._drop(group, reason)

@@ -29,6 +29,7 @@ from trinity.data.experience import (
 from trinity.data.wire import encode_outcome, encode_reference
 from trinity.explorer.environments import slots as episode_slots
 from trinity.explorer.environments.client import EnvironmentCause, EnvironmentFailed, ScorerFailed
+from trinity.explorer.journal.journal import Journals, TaskJournal
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow, seeds
@@ -88,12 +89,15 @@ async def explore(
     tools: Toolbox,
     limits: Limits = UNLIMITED,
     aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+    journals: Journals | None = None,
 ) -> Outcome:
     """The task's group, within `limits`, or why there is none. Only cancellation and a dead engine are raised.
 
-    `aside`: the context in which the task waits for a provider that is away.
+    `aside`: the context in which the task waits for a provider that is away. `journals`: with them, episodes continue
+    where an explorer that died left them; an attempt that got further than all before it is none of those that died.
     """
-    if attempt > task.max_attempts + _SILENT_DEATHS:
+    journal = await journals.open(task, attempt) if journals is not None else None
+    if attempt - (journal.progressed if journal is not None else 0) > task.max_attempts + _SILENT_DEATHS:
         error = RuntimeError(f"delivered {attempt} times; no explorer reported a result")
         return _failure(task, attempt, explorer_id, FailureCause.LEASE_LOST, error, final=True)
     begin = time.time()
@@ -102,7 +106,9 @@ async def explore(
             workflow = find_workflow(task.workflow)
             if workflow is None:
                 raise InvalidInput("task.workflow", f"{task.workflow!r} is unknown; known: {', '.join(WORKFLOWS)}")
-            experiences = await _run(workflow, task, tools, aside)
+            experiences = await _run(workflow, task, tools, aside, journal)
+            if journal is not None:
+                await journal.settle()
             group = Group(task, attempt, explorer_id, tuple(experiences), begin, time.time())
             try:
                 group.check(limits)
@@ -115,15 +121,23 @@ async def explore(
         cause = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), FailureCause.WORKFLOW_ERROR)
         if cause is FailureCause.TIMEOUT:
             error = TimeoutError(f"the attempt took longer than {task.timeout_seconds:g} s (explorer.max_timeout)")
+        if journal is not None:
+            await journal.abandon(cause)
         return _failure(task, attempt, explorer_id, cause, error)
     finally:
         SECONDS.observe(time.time() - begin)
 
 
 async def _run(
-    workflow: type[Workflow], task: Task, tools: Toolbox, aside: Callable[[], AbstractAsyncContextManager[None]]
+    workflow: type[Workflow],
+    task: Task,
+    tools: Toolbox,
+    aside: Callable[[], AbstractAsyncContextManager[None]],
+    journal: TaskJournal | None,
 ) -> list[Experience]:
     """The workflow's experiences, sampled again if weights were withdrawn or a provider was lost meanwhile.
+
+    Episodes with a journal continue after the loss of a provider.
 
     Each run has the whole time, from its first episode slot on where it had to wait for one. The wait for a provider
     that is away takes none of it, and has no limit.
@@ -132,13 +146,16 @@ async def _run(
     while True:
         try:
             async with asyncio.timeout(task.timeout_seconds) as limit:
-                with episode_slots.attempt(limit, task.timeout_seconds), seeds.attempt(task.task_id):
+                kept = journal.run() if journal is not None else nullcontext()
+                with episode_slots.attempt(limit, task.timeout_seconds), seeds.attempt(task.task_id), kept:
                     experiences = await _rollouts(workflow, task, tools)
             _refuse_older_after_newer(experiences)
             return experiences
         except WeightsWithdrawn as error:
             problem: WeightsWithdrawn | EnvironmentFailed = error
             counts = True
+            if journal is not None:
+                journal.forget()
         except EnvironmentFailed as error:
             if error.cause is not EnvironmentCause.AWAY:
                 raise

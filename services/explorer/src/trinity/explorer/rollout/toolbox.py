@@ -12,6 +12,7 @@ from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import Answer, EnvironmentClient, EnvironmentFailed, Score
+from trinity.explorer.journal.journal import EpisodeJournal, current_episode
 from trinity.explorer.serving.agents import AgentGateway, AgentSession
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows import seeds
@@ -121,6 +122,9 @@ class ExplorerTools:
 
     def episode(self, environment: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> Any:
         return self._environment.episode(environment, task, args, seed)
+
+    def journal(self) -> EpisodeJournal | None:
+        return current_episode(seeds.place())
 
     async def until_served(self, failure: EnvironmentFailed) -> None:
         await self._environment.until_served(failure)

@@ -139,6 +139,12 @@ class WeightFollower:
     def updating(self) -> bool:
         return self._loader.updating
 
+    def is_usable(self, version: int, most_stale: int | None = None) -> bool:
+        """Whether tokens of a version may be trained: neither rejected nor withdrawn, and at most so many versions
+        older than the one served."""
+        stale = most_stale is not None and self.version - version > most_stale
+        return version not in self._view.rejected and not stale
+
     async def wait_for_step(self, step: int) -> None:
         """Wait until the engines serve weights that meet the gate of that optimizer step and are known to be good."""
         async with self._changed:

@@ -88,6 +88,12 @@ class Toolbox(Protocol):
         Its reset() and step(text) give observation, reward, done, info and metrics. Raises EnvironmentFailed.
         """
 
+    def journal(self) -> Any:
+        """Of the next episode of this rollout: see trinity.explorer.journal.journal.EpisodeJournal. None: none is kept.
+
+        Asked for before the episode begins, so that another attempt at the task finds the same one.
+        """
+
     async def until_served(self, failure: EnvironmentFailed) -> None:
         """Wait until the provider that is away, as this failure said, is back."""
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trinity.data.experience import Experience, Truncation, VersionSpan
-from trinity.explorer.types import Completion
+from trinity.data.experience import Experience, Truncation
+from trinity.explorer.types import Completion, spans_of
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 
 
@@ -118,14 +118,3 @@ class Conversation:
         """RESPONSE if the last reply reached its limit."""
         cut = bool(self.exchanges) and self.exchanges[-1].completion.finish_reason == "length"
         return Truncation.RESPONSE if cut else Truncation.NONE
-
-
-def spans_of(ends: Sequence[tuple[int, int]]) -> tuple[VersionSpan, ...]:
-    """Of (version, end) of each: a span begins where the previous one ended; adjacent spans of a version are merged."""
-    spans: list[VersionSpan] = []
-    for version, end in ends:
-        if spans and spans[-1].version == version:
-            spans[-1] = replace(spans[-1], end=end)
-        else:
-            spans.append(VersionSpan(version, spans[-1].end if spans else 0, end))
-    return tuple(spans)

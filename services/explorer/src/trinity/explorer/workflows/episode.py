@@ -10,6 +10,7 @@ from typing import Any
 from trinity.config.workflows import EpisodeRules
 from trinity.data.experience import Experience
 from trinity.explorer.chat import Message
+from trinity.explorer.journal.journal import EpisodeJournal
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows.conversation import Conversation
 
@@ -50,6 +51,7 @@ class Episode:
 
     `answered`: the environment's own last answer; `observation` may say more, of a reply that never reached it.
     `steps`: the conversation at each turn's reply, where turns are experiences of their own.
+    `journal`: of an episode that another explorer can continue.
     """
 
     rules: EpisodeRules
@@ -62,6 +64,7 @@ class Episode:
     info: dict[str, Any] = field(default_factory=dict)
     end: End | None = None
     answered: str = ""
+    journal: EpisodeJournal | None = None
 
     def __post_init__(self) -> None:
         self.answered = self.answered or self.observation
@@ -81,6 +84,11 @@ class Episode:
         if isinstance(self.info.get("success"), bool):
             return bool(self.info["success"])
         return self.reward >= 1 - REWARD_TOLERANCE
+
+    @property
+    def moves(self) -> list[dict[str, int | str]]:
+        """At which turns another explorer continued it: `turn`, and `from`, which sampled the turns before."""
+        return self.journal.moves if self.journal is not None else []
 
     @property
     def sampled_tokens(self) -> int:
@@ -125,7 +133,8 @@ def whole(episode: Episode, rollout: int, untrained_turns: int = 0) -> Experienc
     """The episode as one experience. It was played under a template that leaves history as it is."""
     made = episode.conversation.experience(rollout, episode.reward, untrained_turns)
     asked, said = texts(episode.messages)
-    return replace(made, metrics=episode.measures(), prompt_text=asked, response_text=said)
+    info = json.dumps({"moved": episode.moves}) if episode.moves else ""
+    return replace(made, metrics=episode.measures(), info_json=info, prompt_text=asked, response_text=said)
 
 
 def texts(messages: Sequence[Message]) -> tuple[str, str]:
@@ -138,7 +147,7 @@ def texts(messages: Sequence[Message]) -> tuple[str, str]:
 def by_step(episode: Episode, rollout: int) -> list[Experience]:
     """Every turn as an experience, each with the episode's reward; the last one has its metrics.
 
-    info: step_reward, and env_state_hash of what the policy saw, for GiGPO.
+    info: step_reward, and env_state_hash of what the policy saw, for GiGPO; of the last one where the episode moved.
     """
     made = []
     for number, (turn, reward) in enumerate(zip(episode.turns, episode.step_rewards, strict=True)):
@@ -154,4 +163,7 @@ def by_step(episode: Episode, rollout: int) -> list[Experience]:
         made.append(step)
     if made:
         made[-1] = replace(made[-1], metrics=episode.measures())
+        if episode.moves:
+            info = {**json.loads(made[-1].info_json), "moved": episode.moves}
+            made[-1] = replace(made[-1], info_json=json.dumps(info))
     return made

@@ -11,6 +11,8 @@ from trinity.config.workflows import ActionForm, EpisodeRules, Policy
 from trinity.data.experience import SamplingParams, Task
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import EnvironmentFailed
+from trinity.explorer.journal.journal import EpisodeJournal
+from trinity.explorer.journal.turns import OPEN, digest
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Toolbox
 from trinity.explorer.workflows.conversation import Conversation
@@ -61,9 +63,13 @@ class Player:
 
     async def play(self) -> Episode:
         """A whole episode. Raises EnvironmentFailed and the engine's errors; a failure is never a reward of zero."""
+        journal = self._tools.journal()
+        if journal is not None and self.rules.max_turns == 1 and not 0 < journal.flush_tokens < self._turn_tokens:
+            journal = None
         with self.counting() as counted:
             async with self.episode() as remote:
                 episode = counted.episode = self.begin(await remote.reset())
+                episode.journal = journal if journal is not None and remote.deterministic else None
                 await self.play_until_done(episode, remote)
         return episode
 
@@ -117,17 +123,53 @@ class Player:
     async def play_until_done(self, episode: Episode, remote: Any) -> None:
         """Play until the episode is over."""
         while episode.end is None:
-            completion = await self.reply(episode)
-            await self.act(episode, completion, remote)
+            await self.turn(episode, remote)
             if episode.end is None:
                 self.tell(episode)
 
+    async def turn(self, episode: Episode, remote: Any) -> None:
+        """A reply, and the environment's answer to it. With a journal the reply is the recorded one, or is recorded
+        while the episode continues."""
+        journal, number = episode.journal, len(episode.turns)
+        if journal is None:
+            await self.act(episode, await self.reply(episode), remote)
+            return
+        seen = digest(episode.conversation.tokens, [turn.reward for turn in episode.turns])
+        completion = journal.recorded(number, seen)
+        if completion is None or completion.finish_reason == OPEN:
+            completion = await self._kept_reply(episode, journal, seen, completion)
+        await self.act(episode, completion, remote)
+
+    async def _kept_reply(
+        self, episode: Episode, journal: EpisodeJournal, seen: bytes, made: Completion | None
+    ) -> Completion:
+        """The reply, which the journal gets in parts. `made`: its first tokens, which are known and not sampled."""
+        sampling, number = self._sampling(episode), len(episode.turns)
+        # A text to stop at may lie across the end of a part.
+        at_once = journal.flush_tokens if not sampling.stop else 0
+        if made is not None and len(made.token_ids) >= sampling.max_tokens:
+            made = None
+        while made is None or made.finish_reason == OPEN:
+            known = made.token_ids.tolist() if made is not None else []
+            left = sampling.max_tokens - len(known)
+            tokens = min(at_once or left, left)
+            least = min(max(sampling.min_tokens - len(known), 0), tokens)
+            asked = replace(sampling, max_tokens=tokens, min_tokens=least)
+            (part,) = await self._tools.generate([*episode.conversation.tokens, *known], asked)
+            if part.finish_reason == "length" and tokens < left:
+                part = replace(part, finish_reason=OPEN)
+            made = await journal.keep(number, seen, part, len(known))
+        return made
+
     async def reply(self, episode: Episode) -> Completion:
+        (completion,) = await self._tools.generate(episode.conversation.tokens, self._sampling(episode))
+        return completion
+
+    def _sampling(self, episode: Episode) -> SamplingParams:
+        """Of the next reply."""
         sampling = replace(self._task.sampling, n=1, max_tokens=self._turn_tokens)
         sampling = asked_for(sampling, episode.info.get("sampling"))
-        sampling = replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens))
-        (completion,) = await self._tools.generate(episode.conversation.tokens, sampling)
-        return completion
+        return replace(sampling, min_tokens=min(sampling.min_tokens, sampling.max_tokens))
 
     async def act(self, episode: Episode, completion: Completion, remote: Any) -> None:
         """Pass the action of a reply to the environment, unless the reply breaks a rule."""

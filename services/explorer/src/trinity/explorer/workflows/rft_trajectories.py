@@ -15,8 +15,7 @@ import numpy as np
 from trinity.common.experience import Experience as Made
 from trinity.common.refusals import NotMapped
 from trinity.data.experience import Experience, Truncation, VersionSpan
-from trinity.explorer.types import Completion
-from trinity.explorer.workflows.conversation import spans_of
+from trinity.explorer.types import Completion, spans_of
 
 _REFUSED = (
     "advantages",

@@ -45,6 +45,11 @@ async def numbered(index: int, rollout: Coroutine[Any, Any, Result]) -> Result:
     return await rollout
 
 
+def place() -> str:
+    """Which rollout of its group this is, as text: the numbers of `numbered` around it."""
+    return ".".join(str(index) for index in _rollout.get())
+
+
 def of_request(seed: int, prompt_token_ids: Sequence[int]) -> int:
     """The seed of the next request with this prompt in this rollout, from the run's seed. Below 2**48."""
     current = _attempt.get()

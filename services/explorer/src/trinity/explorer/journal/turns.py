@@ -1,0 +1,180 @@
+"""What is known of an unfinished task: the turns of its episodes, out of the entries of all attempts at it.
+
+Each attempt writes under a subject of its own, so a process whose lease ended cannot change what the next holder
+writes. Entries of a later attempt replace those of earlier ones from their turn on. The digest of a turn tells, when it
+is played again, whether it still answers what it answered.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from trinity.data.experience import Experience, Limits, Truncation
+from trinity.explorer.types import Completion, spans_of
+from trinity.explorer.weights.load_history import WeightsWithdrawn
+from trinity.runtime.errors import InvalidInput
+
+OPEN = "open"
+_REASONS = ("stop", "length", OPEN)
+DIGEST_BYTES = 16
+LONGEST_NAME = 200
+# Attempts in a row without a further turn, after which episodes begin again: what they say may end their explorers.
+_FRUITLESS = 3
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """Reply number `turn` (from 0) of an episode. `seen`: `digest` of what it answers.
+
+    A long reply has several entries: `begin` is the number of its tokens before this one, and all but the last one end
+    with the reason OPEN.
+    """
+
+    episode: str
+    turn: int
+    seen: bytes
+    completion: Completion
+    begin: int = 0
+
+    def check(self, limits: Limits) -> None:
+        """Raise InvalidInput naming the field that cannot be right."""
+        if not 1 <= len(self.episode) <= LONGEST_NAME:
+            raise InvalidInput("turn.episode", f"has {len(self.episode)} characters, must have 1 to {LONGEST_NAME}")
+        if self.turn < 0:
+            raise InvalidInput("turn.turn", f"is {self.turn}, must be >= 0")
+        if len(self.seen) != DIGEST_BYTES:
+            raise InvalidInput("turn.seen", f"has {len(self.seen)} bytes, must have {DIGEST_BYTES}")
+        if self.begin < 0:
+            raise InvalidInput("turn.begin", f"is {self.begin}, must be >= 0")
+        made = self.completion
+        if made.finish_reason not in _REASONS:
+            raise InvalidInput("turn.finish_reason", f"is {made.finish_reason[:40]!r}, must be {' or '.join(_REASONS)}")
+        if not len(made.token_ids):
+            raise InvalidInput("turn.token_ids", "is empty, must have at least one token")
+        alone = Experience(
+            rollout=0,
+            step=0,
+            token_ids=np.concatenate([np.zeros(1, np.int32), made.token_ids]),
+            prompt_length=1,
+            logprobs=made.logprobs,
+            action_mask=np.ones(len(made.token_ids), bool),
+            reward=0.0,
+            version_spans=made.version_spans,
+            truncation=Truncation.NONE,
+        )
+        alone.check("turn", limits)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one attempt wrote: a turn, or None: it failed. `owner`: the explorer's token, from the subject."""
+
+    attempt: int
+    owner: str
+    turn: RecordedTurn | None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A turn, and who sampled it: `parts` are (first token, explorer), of each explorer that sampled a part."""
+
+    turn: RecordedTurn
+    parts: tuple[tuple[int, str], ...]
+
+    @property
+    def owner(self) -> str:
+        """Of its last tokens."""
+        return self.parts[-1][1]
+
+    @property
+    def reached(self) -> tuple[int, int]:
+        """(finished turns, tokens of the open one) of an episode that ends with this turn."""
+        is_open = self.turn.completion.finish_reason == OPEN
+        return (self.turn.turn, len(self.turn.completion.token_ids)) if is_open else (self.turn.turn + 1, 0)
+
+    def continued(self, turn: RecordedTurn, owner: str) -> "Kept":
+        """With a further entry of the same turn. Raises InvalidInput for one that does not continue it."""
+        made, begin = self.turn.completion, len(self.turn.completion.token_ids)
+        if made.finish_reason != OPEN or turn.begin != begin or turn.seen != self.turn.seen:
+            raise InvalidInput("turn.begin", f"is {turn.begin} of a reply with {begin} tokens ({made.finish_reason})")
+        parts = self.parts if owner == self.owner else (*self.parts, (begin, owner))
+        return Kept(replace(turn, begin=0, completion=joined(made, turn.completion)), parts)
+
+    @property
+    def versions(self) -> set[int]:
+        return {span.version for span in self.turn.completion.version_spans}
+
+
+@dataclass
+class Known:
+    """`episodes`: the turns of each, by its name. `progressed`: attempts that got further than all before them;
+    `fruitless`: how many of the newest in a row did not."""
+
+    episodes: dict[str, list[Kept]] = field(default_factory=dict)
+    progressed: int = 0
+    fruitless: int = 0
+
+    @property
+    def newest_version(self) -> int:
+        """-1 without turns."""
+        return max((v for turns in self.episodes.values() for kept in turns for v in kept.versions), default=-1)
+
+
+def digest(token_ids: Sequence[int], rewards: Sequence[float]) -> bytes:
+    """Of what a reply answers: all tokens before it, and the rewards of the turns so far."""
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    hashed.update(len(token_ids).to_bytes(8, "little") + np.asarray(token_ids, np.int64).tobytes())
+    hashed.update(np.asarray(rewards, np.float64).tobytes())
+    return hashed.digest()
+
+
+def joined(first: Completion, then: Completion) -> Completion:
+    """A reply of both. Raises WeightsWithdrawn if older weights sampled the second part."""
+    was, now = first.version_spans[-1].version, then.version_spans[0].version
+    if now < was:
+        raise WeightsWithdrawn(f"weights went back from version {was} to {now} in the middle of a reply")
+    ends = [(span.version, span.end) for span in first.version_spans]
+    ends += [(span.version, len(first.token_ids) + span.end) for span in then.version_spans]
+    return Completion(
+        np.concatenate([first.token_ids, then.token_ids]),
+        np.concatenate([first.logprobs, then.logprobs]),
+        spans_of(ends),
+        then.finish_reason,
+    )
+
+
+def known_before(attempt: int, entries: Iterable[Entry]) -> Known:
+    """What attempts before this one left, without those up to the newest that failed.
+
+    No turn is known after `_FRUITLESS` attempts in a row that got no further. Raises InvalidInput for a turn without
+    the one before it.
+    """
+    earlier = sorted((entry for entry in entries if entry.attempt < attempt), key=lambda entry: entry.attempt)
+    known, furthest, last = Known(), dict[str, tuple[int, int]](), 0
+    for number, group in itertools.groupby(earlier, key=lambda entry: entry.attempt):
+        known.fruitless += number - last - 1  # those that wrote nothing
+        last, further = number, False
+        for entry in group:
+            if entry.turn is None:
+                known.episodes.clear()
+                continue
+            name, at = entry.turn.episode, entry.turn.turn
+            turns = known.episodes.setdefault(name, [])
+            if at > len(turns):
+                raise InvalidInput("turn.turn", f"is {at} of episode {name}, which has {len(turns)} turns before it")
+            if entry.turn.begin and at == len(turns):
+                raise InvalidInput("turn.begin", f"is {entry.turn.begin} of turn {at}, which has no entry before it")
+            begun = entry.turn.begin > 0
+            kept = turns[at].continued(entry.turn, entry.owner) if begun else Kept(entry.turn, ((0, entry.owner),))
+            turns[at:] = [kept]
+            if kept.reached > furthest.get(name, (0, 0)):
+                furthest[name], further = kept.reached, True
+        known.progressed += further
+        known.fruitless = 0 if further else known.fruitless + 1
+    known.fruitless += attempt - last - 1
+    if known.fruitless >= _FRUITLESS:
+        known.episodes.clear()
+    return known

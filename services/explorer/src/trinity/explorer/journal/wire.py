@@ -1,0 +1,52 @@
+"""Between turns and their protobuf messages. Decoding checks what it reads (invariant I8)."""
+
+from google.protobuf.message import DecodeError
+
+from trinity.api.common.v1 import experience_pb2
+from trinity.data.experience import Limits, VersionSpan
+from trinity.data.wire import fill_tensor, from_tensor
+from trinity.explorer.journal.turns import RecordedTurn
+from trinity.explorer.types import Completion
+from trinity.runtime.errors import FailureCause, InvalidInput
+
+
+def encode_turn(turn: RecordedTurn) -> bytes:
+    """An entry of the stream of turns."""
+    entry, made = experience_pb2.TurnEntry(), turn.completion
+    message = entry.turn
+    message.episode, message.turn, message.seen = turn.episode, turn.turn, turn.seen
+    message.begin = turn.begin
+    fill_tensor(message.token_ids, made.token_ids)
+    fill_tensor(message.logprobs, made.logprobs)
+    for span in made.version_spans:
+        message.version_spans.add(version=span.version, start=span.start, end=span.end)
+    message.finish_reason = made.finish_reason
+    return entry.SerializeToString()
+
+
+def encode_abandoned(cause: FailureCause) -> bytes:
+    """The entry of an attempt that failed."""
+    return experience_pb2.TurnEntry(abandoned=experience_pb2.Abandoned(cause=cause)).SerializeToString()
+
+
+def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | None:
+    """A turn, checked; None for an attempt that failed. Raises InvalidInput."""
+    try:
+        entry = experience_pb2.TurnEntry.FromString(data)
+    except DecodeError as error:
+        raise InvalidInput("turn", f"is no trinity.api.common.v1.TurnEntry: {error}") from None
+    kind = entry.WhichOneof("entry")
+    if kind == "abandoned":
+        return None
+    if kind != "turn":
+        raise InvalidInput("turn", "is empty, must hold a turn or the end of an attempt")
+    message = entry.turn
+    completion = Completion(
+        from_tensor(message.token_ids, "turn.token_ids", "int32"),
+        from_tensor(message.logprobs, "turn.logprobs", "float32"),
+        tuple(VersionSpan(span.version, span.start, span.end) for span in message.version_spans),
+        message.finish_reason,
+    )
+    turn = RecordedTurn(message.episode, message.turn, message.seen, completion, message.begin)
+    turn.check(limits)
+    return turn

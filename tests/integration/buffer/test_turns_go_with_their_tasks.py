@@ -1,0 +1,46 @@
+"""The buffer removes the turns of tasks that have ended, whatever the order, and leaves those of others."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+from support.runs.buffer_run import BufferRun
+from support.runs.peers import FakeTrainer, a_group, explorer
+from trinity.data.experience import Outcome, Task
+from trinity.runtime.broker import connect
+from trinity.runtime.names import RunNames
+
+pytestmark = pytest.mark.core
+
+Started = Callable[..., AbstractAsyncContextManager[tuple[BufferRun, FakeTrainer]]]
+OPEN = 2  # the task that does not end, by ordinal
+
+
+async def test_turns_stay_until_their_task_has_ended(started: Started) -> None:
+    def answer(task: Task, deliveries: int) -> Outcome | None:
+        return None if task.ordinal == OPEN else a_group(task, deliveries)
+
+    async with started(steps=2, groups=4) as (run, trainer), await connect(run.nats.url, "tests") as broker:
+        names = RunNames(run.run)
+
+        async def left() -> set[int]:
+            return {names.turn_of(subject)[0] for subject in await broker.subjects(names.turns_stream)}
+
+        async def until(wanted: set[int]) -> None:
+            async with asyncio.timeout(30):
+                while await left() != wanted:
+                    await asyncio.sleep(0.1)
+
+        for ordinal in range(1, 5):
+            for attempt in (1, 2):
+                await broker.publish(names.turn(ordinal, attempt, "a"), b"turn", message_id=f"{ordinal}/{attempt}")
+        assert await left() == {1, 2, 3, 4}
+        async with explorer(run.nats.url, run.run, answer):
+            await until({OPEN})
+            # A process whose lease ended writes once more.
+            await broker.publish(names.turn(1, 1, "a"), b"turn", message_id="late")
+            await until({OPEN})
+            stats = await trainer.stats()
+            assert stats.outstanding >= 1
