@@ -1,7 +1,7 @@
 """`reproducible: true`: asynchronous runs that are equal, bit for bit, with kills and with another number of explorers.
 
 Real vLLM, DeepSpeed and JetStream. The first run has one explorer and no accident. The second has two, and each of its
-processes is killed with -9 once. The third has another seed.
+processes is killed with -9 once. The third has another seed. Others have several turns, and LoRA.
 """
 
 import json
@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 import yaml
 
-from support.runs.run import TrinityRun, kill_process, process_of
+from support.runs.run import TrinityRun, kill_process, process_of, write_config
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(1200)]
 
-STEPS, TASKS, GROUP = 30, 6, 4
+STEPS, SHORT, TASKS, GROUP = 30, 4, 6, 4
 KILLED = ("explorer", "trainer", "buffer", "sync", "environment", "nats")
 REWARD = """
+import math
+
 from trinity.plugins import reward_function
 
 
@@ -30,10 +32,48 @@ from trinity.plugins import reward_function
 def spread(item, args):
     ids = list(item.token_ids)
     return len(set(ids)) / max(1, len(ids)) + (sum(ids) % 7) / 7
+
+
+@reward_function("flipped")
+def flipped(item, args):
+    found = spread(item, args)
+    return math.nextafter(found, 2.0) if str(item.truth).endswith("7") else found
 """
 
 
-def config(name: str, folder: Path, model: Path, seed: int = 42) -> dict[str, Any]:
+TURNS = """
+import zlib
+
+from trinity.plugins import environment
+from trinity.sdk.environment import Description, Environment, Observation
+
+
+@environment("numbers")
+class Numbers(Environment):
+    description = Description("numbers", deterministic=True)
+
+    def reset(self, task, args, seed):
+        self.turn, self.number = 0, seed % 90 + 10
+        return Observation(str(self.number))
+
+    def step(self, action):
+        self.turn += 1
+        self.number = zlib.crc32(f"{self.number}{action}".encode()) % 90 + 10
+        return Observation(str(self.number), reward=self.number / 100, done=self.turn == 3)
+"""
+_RULES = {"environment": "numbers", "max_response_tokens": 8, "on_bad_format": "pass"}
+_EPISODES = {"default_workflow_type": "environment_workflow", "workflow_args": _RULES}
+_LORA = {"lora_rank": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+KINDS = {
+    "turns": {
+        "model": {"max_model_len": 192, "max_prompt_tokens": 96, "max_response_tokens": 96},
+        "buffer": {"explorer_input": {"taskset": _EPISODES}},
+    },
+    "lora": {"model": {"lora_configs": [_LORA]}},
+}
+
+
+def config(name: str, folder: Path, model: Path, steps: int = STEPS) -> dict[str, Any]:
     taskset = {
         "name": "sums", "path": str(folder / "data"), "split": "train",
         "format": {"prompt_key": "question", "response_key": "answer"},
@@ -47,8 +87,8 @@ def config(name: str, folder: Path, model: Path, seed: int = 42) -> dict[str, An
         "reproducible": True,
         "model": {"model_path": str(model), "max_prompt_tokens": 32, "max_response_tokens": 12},
         "algorithm": {"repeat_times": GROUP, "optimizer": {"lr": 1e-3}, "kl_loss_fn": "none"},
-        "buffer": {"batch_size": TASKS, "total_steps": STEPS, "explorer_input": {"taskset": taskset}},
-        "explorer": {"runner_per_model": 4, "eval_on_startup": False, "rollout_model": {"seed": seed}},
+        "buffer": {"batch_size": TASKS, "total_steps": steps, "explorer_input": {"taskset": taskset}},
+        "explorer": {"runner_per_model": 4, "eval_on_startup": False, "rollout_model": {"seed": 42}},
         "synchronizer": {"sync_offset": 1, "versions_to_keep": STEPS + 1},
         "trainer": {"save_interval": 3, "gradient_checkpointing": False, "max_token_len_per_gpu": 4096},
     }  # fmt: skip
@@ -64,9 +104,10 @@ class Runs:
         subprocess.run([*make, "--test-size", "32"], check=True, timeout=60, capture_output=True)
         (folder / "plugins").mkdir()
         (folder / "plugins/spread.py").write_text(REWARD)
+        (folder / "plugins/numbers_of_turns.py").write_text(TURNS)
 
-    def start(self, name: str, **changes: Any) -> TrinityRun:
-        return self._start(f"{name}.yaml", config(name, self.folder, self.model, **changes))
+    def start(self, name: str, changes: dict[str, Any] | None = None, **given: Any) -> TrinityRun:
+        return self._start(f"{name}.yaml", config(name, self.folder, self.model, **given), changes or {})
 
     def join(self, name: str) -> TrinityRun:
         """A second explorer of a run."""
@@ -75,9 +116,10 @@ class Runs:
         explorer = {"name": "second", "runner_per_model": 4}
         return self._start(f"{name}-second.yaml", {**values, "mode": "explore", "explorer": explorer})
 
-    def _start(self, file: str, values: dict[str, Any]) -> TrinityRun:
+    def _start(self, file: str, values: dict[str, Any], changes: dict[str, Any] | None = None) -> TrinityRun:
         path = self.folder / file
         path.write_text(yaml.safe_dump(values))
+        write_config(path, path, changes or {})
         debug = {"TRINITY_LOG_LEVEL": "DEBUG"}  # for the lines of single groups
         run = TrinityRun(path, self.folder, TRINITY_PLUGIN_DIRS=str(self.folder / "plugins"), **debug)
         self._started.append(run)
@@ -101,6 +143,13 @@ def runs(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="module")
 def plain(runs: Runs) -> TrinityRun:
     run = runs.start("plain")
+    assert run.finish(400) == 0, run.tail()
+    return run
+
+
+@pytest.fixture(scope="module")
+def short(runs: Runs) -> TrinityRun:
+    run = runs.start("short", steps=SHORT)
     assert run.finish(400) == 0, run.tail()
     return run
 
@@ -129,6 +178,9 @@ def test_kills_and_another_explorer_change_no_bit(runs: Runs, plain: TrinityRun)
     assert run.finish(600) == 0, run.tail()
     found = bisect(plain, run)
     assert found == {"steps": list(range(1, STEPS + 1)), "difference": None}
+    for job in (plain.job, run.job):  # else bisect has compared fewer
+        kept = {path.parent.name for path in job.glob("weights/v*/*.safetensors")}
+        assert kept >= {f"v{step}" for step in range(1, STEPS + 1)}
     assert _explorers(run) == {"explorer", "second"}, "both have to have stored groups, or this shows less"
     second.kill()
 
@@ -141,12 +193,47 @@ def test_staleness_was_there(plain: TrinityRun) -> None:
     assert len({line["reward"] for line in lines}) > 20
 
 
-def test_another_seed_is_named(runs: Runs, plain: TrinityRun) -> None:
-    other = runs.start("seed", seed=43)
-    assert other.finish(400) == 0, other.tail()
-    difference = bisect(plain, other)["difference"]
-    assert difference["step"] == 1
-    assert "token_ids" in difference["where"] and "rollout 0" in difference["where"], difference
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("", None),
+        ("explorer.rollout_model.seed=43", ("task sums/", "rollout 0", "token_ids")),
+        ("algorithm.optimizer.lr=2e-3", ("actor/lr",)),
+        ("buffer.explorer_input.taskset.default_reward_fn_type=flipped", ("task sums/", "rollout 0", "reward")),
+    ],
+    ids=["nothing", "seed", "learning rate", "bits of rewards"],
+)
+def test_a_fresh_replay_names_what_changed(
+    runs: Runs, short: TrinityRun, change: str, named: tuple[str, ...] | None
+) -> None:
+    command = [sys.executable, "-m", "trinity.cli.main", "replay", "--fresh", "--json", "--job", str(short.job)]
+    command += [change] if change else []
+    given = {**short.environment, "TRINITY_CHECKPOINT_ROOT_DIR": ""}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=given)
+    assert done.returncode == (0 if named is None else 1), done.stderr
+    found = json.loads(done.stdout)
+    assert found["steps"] == list(range(1, SHORT + 1))
+    difference = found["difference"]
+    if named is None:
+        assert difference is None
+    else:
+        assert all(part in difference["where"] for part in named), difference
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_of_this_kind_is_equal_when_it_is_played_twice(runs: Runs, kind: str) -> None:
+    played = []
+    for name in ("one", "two"):
+        run = runs.start(f"{kind}-{name}", KINDS[kind], steps=SHORT)
+        assert run.finish(300) == 0, run.tail()
+        played.append(run)
+    assert bisect(*played) == {"steps": list(range(1, SHORT + 1)), "difference": None}
+    lines = [json.loads(line) for line in (played[0].job / "buffer/experience_buffer.jsonl").read_text().splitlines()]
+    assert len({line["reward"] for line in lines}) > 5, "else no weight changes"
+    if kind == "turns":
+        assert {line["metrics"]["steps"] for line in lines} == {3.0}
+    else:
+        assert list(played[0].job.glob("weights/v1/*.safetensors"))
 
 
 def _explorers(run: TrinityRun) -> set[str]:

@@ -35,7 +35,6 @@ def test_an_asynchronous_run_is_taken() -> None:
         ({"explorer": {"environments": [{"name": "far", "address": "attached"}]}}, "explorer.environments"),
         ({"explorer": {"auxiliary_models": [{"model_path": "/j"}]}}, "explorer.auxiliary_models"),
         ({"explorer": {"rollout_model": {"engine_args": {"block_size": 32}}}}, "engine_args"),
-        ({"explorer": {"rollout_model": {"max_num_seqs": 8}}}, "max_num_seqs"),
         ({"synchronizer": {"on_rejected": "continue"}}, "on_rejected"),
         ({"algorithm": {"repeat_times": 4, "sample_strategy": "staleness_control"}}, "staleness_control"),
         ({"buffer": {"batch_size": 4, "total_steps": 2, "explorer_input": TASKS, "trainer_input": {

@@ -52,7 +52,8 @@ GARBAGE = [b"", b"\xff\xfe", b"null", b"[]", b"[" * 100_000, b"{}", b'{"version"
 
 async def test_garbage_under_every_key_is_stepped_over_and_what_was_there_stays(nats_url: str) -> None:
     names = RunNames(RUN)
-    keys = [names.live_key, names.claim_key, names.candidate_key, names.epoch_key, names.version_key(0)]
+    keys = [names.live_key, names.claim_key, names.candidate_key, names.epoch_key, names.platform_key]
+    keys.append(names.version_key(0))
     keys += [f"{RUN}.version.x", f"{RUN}.version.9", f"{RUN}.nothing"]
     async with await connect(nats_url, "test") as broker, served(nats_url) as stub:
         await stub.Publish(pb.PublishRequest(manifest=manifest_to_proto(base_manifest())), timeout=20)
@@ -80,7 +81,8 @@ async def test_a_service_that_starts_steps_over_what_cannot_be_read(nats_url: st
     names = RunNames(RUN)
     async with await connect(nats_url, "test") as broker:
         versions, members = await Bucket.open(broker, VERSIONS_BUCKET), await Bucket.open(broker, MEMBERS_BUCKET)
-        for key in (names.live_key, names.claim_key, names.candidate_key, names.epoch_key, f"{RUN}.version.x"):
+        keys = (names.live_key, names.claim_key, names.candidate_key, names.epoch_key, names.platform_key)
+        for key in (*keys, f"{RUN}.version.x"):
             await versions.put_if(key, b"[]", 0)
         await members.put_if(names.member_key("a"), b"{", 0)
         async with served(nats_url) as stub:

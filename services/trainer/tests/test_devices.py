@@ -1,6 +1,9 @@
 """A rank without a usable GPU, or with one that is too small, reports a clear error."""
 
+import os
+
 import pytest
+import torch
 
 from trinity.config import Plan, make_plan
 from trinity.config.devices import Gpu, TorchBuild
@@ -67,3 +70,14 @@ def test_states_that_could_fit_may_be_tried_again() -> None:
         refused = devices.no_room(plan_of(name), ONE, card, 500.0, RuntimeError("tried"))
         assert isinstance(refused, Unavailable)
         assert not refused.for_good
+
+
+def test_a_reproducible_rank_takes_deterministic_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # and back afterwards
+    monkeypatch.setattr("torch.utils.deterministic.fill_uninitialized_memory", True)
+    try:
+        devices.only_deterministic_kernels()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)

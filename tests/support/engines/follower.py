@@ -146,7 +146,7 @@ class Explorer:
 
     def __init__(
         self, folder: Path, group: FakeGroup | None = None, *, address: str = "", name: str = "explorer",
-        exact: ExactGates | None = None,
+        exact: ExactGates | None = None, platform: str = "",
     ) -> None:  # fmt: skip
         self.sync = ScriptedSync()
         self.scripted = not address
@@ -156,7 +156,7 @@ class Explorer:
         self.base = folder / f"base-{name}"
         self.files(self.base, 0)
         transports = ("folder", "collective-gloo") if group else ("folder",)
-        me = Membership("run", name, "127.0.0.1:1", str(self.base), "float32", 1, 1, transports)
+        me = Membership("run", name, "127.0.0.1:1", str(self.base), "float32", 1, 1, transports, platform)
         activity = Activity(lambda: ExplorerState.RUNNING, lambda: 1.5, lambda: 7, lambda: self.evaluating)
         cache = WeightCache(folder / f"cache-{name}", "run", ["folder"], "")
         self.follower = WeightFollower(address or self.sync.address, me, self.engines, cache, activity, group, exact)

@@ -211,6 +211,17 @@ VLLM = (
         ),
     ),
     Border(
+        "vLLM: on what an engine runs",
+        ("trinity.explorer.engine.devices",),
+        "What an explorer announces as its platform: runs with `reproducible` compare it.",
+        ("services/explorer/tests/engine/test_engine_devices.py",),
+        (
+            "vllm.platforms:current_platform",
+            "vllm.platforms.interface:Platform.get_device_name",
+            "vllm:__version__",
+        ),
+    ),
+    Border(
         "vLLM: the OpenAI-compatible endpoint",
         ("trinity.explorer.serving.endpoint",),
         "A third place of these functions goes into `_vllm` beside the two. What `init_app_state` asks of its engine "

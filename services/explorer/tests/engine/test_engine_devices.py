@@ -1,7 +1,9 @@
 """Engines report GPUs that are too few, in use, or unusable by torch before vLLM starts."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,3 +64,16 @@ def test_gpus_that_torch_cannot_use_are_an_error_and_no_slow_run(monkeypatch: py
     monkeypatch.setattr(devices, "torch_build", lambda: TorchBuild("2.13.0+cpu", ""))
     with pytest.raises(InvalidInput, match=r"TRINITY_EXPLORER_DEVICE: is auto, but torch 2.13.0.cpu is built without"):
         devices.choose("auto")
+
+
+def test_what_the_bits_of_samples_depend_on_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    import vllm.platforms
+
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
+    monkeypatch.setattr(vllm, "__version__", "0.1")
+    monkeypatch.setattr(vllm.platforms, "current_platform", SimpleNamespace(get_device_name=lambda: "NVIDIA Some"))
+    cpu, cuda = devices.platform_of(EngineOptions("m", "cpu", 64)), devices.platform_of(options(2))
+    assert cpu == f"cpu with AVX512, 2 cores, float32, torch {torch.__version__}, vllm 0.1"
+    assert cuda == f"2 x NVIDIA Some, bfloat16, torch {torch.__version__}, vllm 0.1"

@@ -4,11 +4,12 @@ import os
 
 import pytest
 
-from trinity.explorer.engine.start import _environment
+from trinity.explorer.engine.start import _arguments_of, _environment
 from trinity.explorer.types import EngineOptions
 
 pytestmark = pytest.mark.core
 
+INVARIANT = "VLLM_BATCH_INVARIANT"
 DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"  # torch's watch over one group would end the engine for another's errors
 
 
@@ -23,3 +24,25 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DUMP, "1")
     with _environment(EngineOptions(model="m", device="cuda", max_model_len=64), None):
         assert os.environ[DUMP] == "1"
+
+
+@pytest.mark.parametrize(
+    ("device", "said", "sequences"), [("cpu", None, 1), ("cuda", "1", 64)], ids=["one at a time", "batch-invariant"]
+)
+def test_a_reproducible_engine_does_not_depend_on_its_batches(
+    device: str, said: str | None, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(INVARIANT, raising=False)
+    options = EngineOptions(model="m", device=device, max_model_len=64, max_num_seqs=64, reproducible=True)
+    with _environment(options, None):
+        assert os.environ.get(INVARIANT) == said
+    given = _arguments_of(options)
+    assert (given["max_num_seqs"], given["enable_prefix_caching"]) == (sequences, False)
+    assert given.get("attention_backend") == (None if device == "cpu" else "TRITON_ATTN")
+
+
+def test_a_reproducible_engine_is_batch_invariant_whatever_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(INVARIANT, "0")
+    for reproducible, said in ((True, "1"), (False, "0")):
+        with _environment(EngineOptions("m", "cuda", 64, reproducible=reproducible), None):
+            assert os.environ[INVARIANT] == said

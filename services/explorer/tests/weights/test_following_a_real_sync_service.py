@@ -16,6 +16,7 @@ from trinity.api.sync.v1 import sync_pb2_grpc
 from trinity.data.experience import VersionSpan
 from trinity.explorer.weights import follower
 from trinity.explorer.weights.load_history import WeightsWithdrawn
+from trinity.explorer.weights.member import CannotJoin
 from trinity.runtime import rpc
 from trinity.runtime.errors import Unavailable
 from trinity.weights import Manifest, VersionState, manifest_to_proto
@@ -132,3 +133,24 @@ async def test_an_outage_of_the_storage_rejects_nothing(run: Run, monkeypatch: p
         assert (await run.state(2))[0] is VersionState.STAGED
     await run.until_all_serve(2)
     assert (await run.state(2))[0] is VersionState.LIVE
+
+
+async def test_an_explorer_of_another_platform_ends_with_both(tmp_path: Path, nats_server: NatsServer) -> None:
+    sync = ServiceProcess("sync", tmp_path, NATS_URL=nats_server.url).start()
+    on = {"gpu": "1 x NVIDIA H200, torch 2.13.0", "cpu": "cpu with AVX512, 2 cores, torch 2.13.0"}
+    first, other = (Explorer(tmp_path, address=sync.address, name=name, platform=on[name]) for name in on)
+    try:
+        await first.start()
+        async with rpc.channel(sync.address) as channel:
+            manifest = pb.PublishRequest(manifest=manifest_to_proto(first.version(0)))
+            await sync_pb2_grpc.SyncServiceStub(channel).Publish(manifest, timeout=20)
+        await first.until(lambda: first.follower.version == 0, 20)
+        await other.start()
+        refused = await other.failure()
+        assert isinstance(refused, CannotJoin) and refused.for_good
+        assert str(refused).startswith(f"capabilities.platform: is {on['cpu']}; the run is reproducible")
+        assert f"gpu samples on {on['gpu']}" in str(refused)
+    finally:
+        for explorer in (first, other):
+            await explorer.stop()
+        sync.kill()

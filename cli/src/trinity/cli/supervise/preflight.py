@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from trinity import plugins
 from trinity.cli.supervise.rendered_rows import check_rendering
 from trinity.cli.supervise.task_rows import check_images, check_providers, check_tasks, check_text
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
@@ -56,7 +57,7 @@ def check_inputs(plan: Plan, source: str) -> int:
     """Look at model and data of a stage; returns its last optimizer step. Raises ConfigError with all problems."""
     checks = (
         _check_engine, _check_model, _check_vision, _check_reward_models, _check_lora, _check_monitor, _check_stores,
-        _check_endpoints,
+        _check_endpoints, _check_operators,
     )  # fmt: skip
     problems = [problem for check in checks for problem in check(plan)]
     rows = 0
@@ -71,6 +72,7 @@ def check_inputs(plan: Plan, source: str) -> int:
             kind = plan.algorithm.rows if plan.algorithm.offline else "messages"  # those of experts
             if isinstance(config, TasksetConfig):
                 problems += check_tasks(plan, dataset.key, config, found)
+                problems += _not_repeatable(plan, dataset.key, config, found)
             else:
                 problems += _check_rows(config, found, kind)
         except DatasetError as error:
@@ -114,6 +116,14 @@ def machine_problems(plan: Plan) -> list[Problem]:
     return list(devices.problems(plan, gpus, devices.torch_build(), devices.host_memory()))
 
 
+def _not_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> list[Problem]:
+    if not plan.config.reproducible:
+        return []
+    from trinity.cli.supervise.task_environments import check_repeatable  # its environments load sympy
+
+    return list(check_repeatable(plan, key, taskset, rows))
+
+
 def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[Row], kind: str) -> list[Problem]:
     """Check that every row can be trained. DatasetError names the first that cannot."""
     features(rows, config.data_selector.feature_keys)
@@ -131,6 +141,17 @@ def _check_monitor(plan: Plan) -> list[Problem]:
     if kind in ("none", "tensorboard") or importlib.util.find_spec(kind) is not None:
         return []
     return [Problem("monitor.monitor_type", f"{kind!r} is not installed; `pip install {kind}`, or use tensorboard")]
+
+
+def _check_operators(plan: Plan) -> list[Problem]:
+    where = "data_processor.experience_pipeline.operators"
+    return [
+        Problem(
+            f"{where}.{index}.name", f"is {one.name!r}, which declares random=True; remove it or reproducible: true"
+        )
+        for index, one in enumerate(plan.config.data_processor.experience_pipeline.operators)
+        if plan.config.reproducible and plugins.EXPERIENCE_OPERATORS.get(one.name) in plugins.RANDOM
+    ]
 
 
 def _check_engine(plan: Plan) -> list[Problem]:

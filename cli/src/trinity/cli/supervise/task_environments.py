@@ -59,6 +59,28 @@ def missing_packages(plan: Plan) -> Iterator[Problem]:
                 yield Problem(place, f"{name!r} cannot be played here: {problem}")
 
 
+def check_repeatable(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row]) -> Iterator[Problem]:
+    """For reproducible: true, what a taskset uses that says of itself that it does not repeat."""
+    workflow, reward = names_for(plan, key, taskset)
+    form = taskset.format
+    rewards = {reward, *(str(row.get(form.reward_fn_key) or reward) for row in rows if form.reward_fn_key)}
+    workflows = {workflow, *(str(row.get(form.workflow_key) or workflow) for row in rows if form.workflow_key)}
+    used = [("default_workflow_type", name) for name in workflows if plugins.WORKFLOWS.get(name) in plugins.RANDOM]
+    used += [("default_reward_fn_type", n) for n in rewards if plugins.REWARD_FUNCTIONS.get(n) in plugins.RANDOM]
+    for where, name in sorted(used):
+        yield Problem(f"{key}.{where}", f"uses {name!r}, which declares random=True; remove it, or reproducible: true")
+    for name in {name for one in workflows for name, _, _ in _episodes(one, taskset.workflow_args)}:
+        kind = _here().get(name)
+        if kind is not None and not kind.description.deterministic:
+            what = f"is {name!r}, which does not announce that it is deterministic; reproducible: true needs that"
+            yield Problem(f"{key}.workflow_args.environment", what)
+
+
+def _here() -> dict[str, Any]:
+    """Environments that this process can play."""
+    return {**plugins.ENVIRONMENTS, **installed_environments(), **ENVIRONMENTS}
+
+
 def _episodes(workflow: str, given: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(environment, key of its arguments, arguments) of each kind of episode that a built-in workflow plays."""
     if workflow == "tool_call_workflow" and given.get("environment"):
@@ -76,7 +98,7 @@ def _environment(
     plan: Plan, key: str, name: str, place: str, args: dict[str, Any], row: Row, job: Path
 ) -> Iterator[Problem | str]:
     there = f"{key}.workflow_args.environment"
-    here = {**plugins.ENVIRONMENTS, **installed_environments(), **ENVIRONMENTS}
+    here = _here()
     provided = {one.name for one in plan.config.explorer.environments}
     if name in provided:
         yield from _provided(plan, key, name, f"workflow_args.{place}", args, row, job)

@@ -94,6 +94,7 @@ GROUP_REWARD_FUNCTIONS: set[str] = set()  # which of them
 WORKFLOWS: dict[str, type] = {}
 ENVIRONMENTS: dict[str, Any] = {}
 EXPERIENCE_OPERATORS: dict[str, Callable[..., Any]] = {}
+RANDOM: set[Any] = set()  # those that draw random numbers of their own, which no seed repeats
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,17 @@ _Kind = TypeVar("_Kind", bound=type)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _decorator(registry: dict[str, Any], text: str) -> Callable[[str], Callable[[_Function], _Function]]:
-    def named(name: str) -> Callable[[_Function], _Function]:
+def _decorator(registry: dict[str, Any], text: str) -> Callable[..., Callable[[_Function], _Function]]:
+    def named(name: str, *, random: bool = False) -> Callable[[_Function], _Function]:
         def register(function: _Function) -> _Function:
             _add(registry, name, function)
+            if random:
+                RANDOM.add(function)
             return function
 
         return register
 
-    named.__doc__ = text
+    named.__doc__ = f"{text} `random`: the same input may give other results, so reproducible runs refuse it."
     return named
 
 

@@ -94,6 +94,7 @@ class RunNames:
     claim_key = _OfRun("{run}.claim")  # of the trainer that has the run
     candidate_key = _OfRun("{run}.candidate")  # of the version whose canary an explorer computes
     epoch_key = _OfRun("{run}.epoch")  # of the newest collective group
+    platform_key = _OfRun("{run}.platform")  # on which all explorers of a reproducible run sample
     members = _OfRun("{run}.member")  # what every member's key begins with, before a dot
     commit_key = _OfRun("{run}.commit")
     announcement_key = _OfRun(f"{LIVE_RUNS}.{{run}}")

@@ -114,7 +114,7 @@ class _Formed:
 
 @dataclass(frozen=True)
 class Membership:
-    """How an explorer joins. `transports` as in sync.v1.Capabilities."""
+    """How an explorer joins. `transports` and `platform` as in sync.v1.Capabilities."""
 
     run: str
     explorer_id: str
@@ -124,6 +124,7 @@ class Membership:
     tensor_parallel_size: int
     engines: int
     transports: tuple[str, ...] = ("folder",)
+    platform: str = ""
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,11 @@ def form_epoch(
 def join(me: Membership) -> Call[tuple[str, float]]:
     """A lease, and how many seconds it lives without a report."""
     able = pb.Capabilities(
-        transports=me.transports, dtype=me.dtype, tensor_parallel_size=me.tensor_parallel_size, engines=me.engines
+        transports=me.transports,
+        dtype=me.dtype,
+        tensor_parallel_size=me.tensor_parallel_size,
+        engines=me.engines,
+        platform=me.platform,
     )
     request = pb.JoinRequest(
         explorer_id=me.explorer_id,

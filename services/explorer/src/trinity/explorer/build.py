@@ -13,7 +13,7 @@ from trinity.data.experience import Limits
 from trinity.data.vision import image_rules
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
-from trinity.explorer.engine.devices import choose, has_nccl
+from trinity.explorer.engine.devices import choose, has_nccl, platform_of
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.journal.journal import Journals
@@ -28,7 +28,6 @@ from trinity.explorer.weights.exact import ExactGates
 from trinity.explorer.weights.follower import Activity, WeightFollower
 from trinity.explorer.workflows.environments import refuse_rewritten_history
 from trinity.runtime.broker import Broker
-from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import RunNames
 from trinity.runtime.trust.keys import KeyFile
 from trinity.weights.client import Membership
@@ -52,8 +51,6 @@ class ExplorerBuilder:
 
     def engine_options(self) -> EngineOptions:
         model, device = self._config.model, choose(self._settings.device)
-        if self._config.reproducible and device != "cpu":
-            raise InvalidInput("reproducible", "is true, which is possible on CPUs alone: an engine on a GPU is not")
         return EngineOptions.of(
             self._explorer.rollout_model,
             model=model.model_path,
@@ -62,7 +59,7 @@ class ExplorerBuilder:
             trust_remote_code=model.trust_remote_code,
             gpu_memory_gib=self._settings.gpu_memory_gib,
             images=image_rules(model.model_path),
-            one_at_a_time=self._config.reproducible,
+            reproducible=self._config.reproducible,
         )
 
     async def pool(self, options: EngineOptions) -> EnginePool:
@@ -104,6 +101,7 @@ class ExplorerBuilder:
             tensor_parallel_size=options.tensor_parallel_size,
             engines=len(pool.engines),
             transports=transports,
+            platform=platform_of(options) if options.reproducible else "",
         )
         cache = WeightCache(cache_folder, self._run_id, stores, self._settings.nats_url)
         exact = ExactGates() if self._config.reproducible else None

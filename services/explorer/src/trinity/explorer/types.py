@@ -64,7 +64,7 @@ class EngineOptions:
     weights_change: bool = True  # False: auxiliary models, which are never updated
     pooling: bool = False  # a model that rates instead of writing
     images: ImageRules | None = None  # how the model reads them; None: not at all
-    one_at_a_time: bool = False  # sequences: other ones in the same batch change the last bits of a result
+    reproducible: bool = False  # results do not depend on the other sequences of a batch
 
     @classmethod
     def of(cls, config: RolloutModelConfig, *, device: str, **others: Any) -> "EngineOptions":

@@ -56,6 +56,10 @@ def check_new(member: Member) -> None:
     if len(member.explorer_id) > _LONGEST_NAME or not member.explorer_id.isprintable():
         problem = f"has {len(member.explorer_id)} characters, must be at most {_LONGEST_NAME}, and printable"
         raise InvalidInput("explorer_id", f"{problem}; give explorer.name another value")
+    platform = member.capabilities.platform
+    if len(platform) > _LONGEST_NAME or not platform.isprintable():
+        problem = f"has {len(platform)} characters, must be at most {_LONGEST_NAME}, and printable"
+        raise InvalidInput("capabilities.platform", f"{problem}; name device, torch and vLLM")
 
 
 class Members:

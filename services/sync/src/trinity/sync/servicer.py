@@ -55,9 +55,10 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         member = wire.member_from_join(request)
         check_new(member)
         check_name("explorer_id", member.explorer_id)
-        members = (await self._run(request.run)).members
-        joined = await members.join(member)
-        return pb.JoinResponse(lease_id=joined.lease_id, lease_seconds=members.lease_seconds)
+        run = await self._run(request.run)
+        await run.state.keep_platform(member)
+        joined = await run.members.join(member)
+        return pb.JoinResponse(lease_id=joined.lease_id, lease_seconds=run.members.lease_seconds)
 
     async def Watch(
         self, request: pb.WatchRequest, context: grpc.aio.ServicerContext

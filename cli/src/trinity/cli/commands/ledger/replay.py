@@ -4,10 +4,15 @@ A trainer begins at the run's newest checkpoint before the first step (the base 
 same ledger entries out of the same log, by a buffer that only reads. It publishes and commits nothing; what it writes
 is in <stage>/replay/from_<step>/. Metrics of every step are compared with those that the run noted, and the last
 weights with the run's checkpoint of that step, if it keeps one: bit for bit.
+
+With --fresh the run itself runs again from its first step, sampling included, in <stage>/replay/fresh/.
 """
 
 import asyncio
+import contextlib
+import json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +21,10 @@ from typing import Annotated, Any
 import typer
 
 from trinity.cli.commands.client import Buffer
+from trinity.cli.commands.ledger.bisect import bisect
 from trinity.cli.commands.ledger.replay_report import Report, Step, Weights, circumstances, metrics_by_step, render
 from trinity.cli.commands.reader import JobStage, any_buffer, ask, find_trained, named_stage, read_only_buffer
+from trinity.cli.commands.run import run
 from trinity.cli.errors import RunError
 from trinity.cli.options import AsJson, Overrides, command, group
 from trinity.cli.render import to_json
@@ -53,13 +60,18 @@ class Wanted:
 @command(app, "replay", find_trained)
 def replay(
     job_stage: JobStage,
-    first: Annotated[int, typer.Option("--from-step", min=1, help="First step")],
+    first: Annotated[int | None, typer.Option("--from-step", min=1, help="First step")] = None,
     overrides: Overrides = None,
     last: Annotated[int | None, typer.Option("--to-step", min=1, help="Last step; else the newest")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="All steps, sampling included (reproducible: true)")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Train steps again from the ledger, and compare with what the run did."""
     check_given(job_stage)
+    if fresh == (first is not None) or (fresh and last is not None):
+        raise RunError("give --from-step K, with --to-step N or without; or --fresh alone, for all steps", 2)
+    if first is None:
+        return _run_again(job_stage, overrides or [], as_json)
     trained = circumstances(job_stage.folder)
     newest = max(trained.keys() | metrics_by_step(job_stage.folder).keys(), default=0)
     if not newest and job_stage.nats_url:  # its job folder is not here
@@ -84,6 +96,20 @@ def replay(
     files.write_json(folder / "replay.json", report.as_json())
     print(to_json(report.as_json()) if as_json else f"{render(report)}\nresults: {folder / 'replay.json'}")
     return 0 if report.identical else 1  # 1, too, if nothing could be compared
+
+
+def _run_again(job_stage: JobStage, overrides: Sequence[str], as_json: bool) -> int:
+    """Run the stage again from its beginning, and show the first difference. Exit code 1 if there is one."""
+    config = job_stage.config
+    if not config.reproducible or config.mode != "both":
+        problem = f"--fresh: {job_stage.name} was run with reproducible: {str(config.reproducible).lower()}, mode: "
+        raise RunError(f"{problem}{config.mode}; a run repeats with reproducible: true, mode: both", 2)
+    root = new_folder(job_stage.folder, "fresh")
+    given = [*overrides, f"checkpoint_root_dir={json.dumps(str(root))}", f"name={json.dumps(f'{config.name}-fresh')}"]
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        run(given, job_stage.config_file)
+    again = make_plan(load(job_stage.config_file, given, plugins_loaded=False)).job_dir
+    return bisect(job_stage.folder, again, as_json)
 
 
 def _wanted(job_stage: JobStage, first: int, last: int | None, newest: int) -> Wanted:

@@ -21,10 +21,6 @@ def check_reproducible(config: Config) -> Iterator[Problem]:
         (bool(explorer.environments), "does not go with explorer.environments: providers elsewhere may be random"),
         (bool(explorer.auxiliary_models), "does not go with explorer.auxiliary_models: their engines batch requests"),
         (bool(engine.engine_args), "does not go with explorer.rollout_model.engine_args: they may change results"),
-        (
-            (engine.max_num_seqs or 1) > 1,
-            "does not go with explorer.rollout_model.max_num_seqs above 1: other sequences of a batch change last bits",
-        ),
         (plan.policy == "replay", "does not go with replay_buffer: priorities follow from when groups are stored"),
         (
             plan.policy == "arrival",

@@ -67,7 +67,7 @@ class Config(Section):
     )
     reproducible: bool = Field(
         False,
-        description="Equal runs of this YAML, bit for bit, with kills too; on CPUs (docs/reproducibility.md)",
+        description="Equal runs of this YAML, bit for bit, with kills too (docs/reproducibility.md)",
     )
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)

@@ -1,5 +1,6 @@
 """The engines' devices, checked before vLLM starts, because vLLM raises its own errors in a child process."""
 
+import os
 from collections.abc import Sequence
 
 from trinity.config.devices import Gpu, detect_gpus, device_of, torch_build
@@ -27,6 +28,19 @@ def has_nccl() -> bool:
     import torch
 
     return bool(torch.distributed.is_available() and torch.distributed.is_nccl_available())
+
+
+def platform_of(options: EngineOptions) -> str:
+    """On what the bits of samples depend, beside the weights: as in sync.v1.Capabilities."""
+    import torch
+    from vllm import __version__ as vllm_version
+    from vllm.platforms import current_platform
+
+    if options.device == "cpu":
+        device = f"cpu with {torch.backends.cpu.get_cpu_capability()}, {len(os.sched_getaffinity(0))} cores"
+    else:
+        device = f"{options.tensor_parallel_size} x {current_platform.get_device_name()}"
+    return f"{device}, {options.engine_dtype}, torch {torch.__version__}, vllm {vllm_version}"
 
 
 def room_of(options: EngineOptions, devices: str | None) -> dict[str, float | int]:

@@ -79,10 +79,13 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         arguments |= {"limit_mm_per_prompt": {"image": _MOST_IMAGES, "video": 0}, "mm_processor_cache_gb": 0}
     if options.max_num_seqs:
         arguments["max_num_seqs"] = options.max_num_seqs
-    if options.one_at_a_time:
-        arguments |= {"max_num_seqs": 1, "enable_prefix_caching": False}
+    if options.reproducible:
+        arguments["enable_prefix_caching"] = False
+        if options.device == "cpu":
+            arguments["max_num_seqs"] = 1  # other sequences in a batch change the last bits of a sum
     if options.device == "cuda":
-        arguments["attention_backend"] = "FLASH_ATTN"
+        # FlashAttention 3 has other tiles for steps without prompts, so a token's last bits depend on what runs beside.
+        arguments["attention_backend"] = "TRITON_ATTN" if options.reproducible else "FLASH_ATTN"
     return arguments | dict(options.engine_args)
 
 
@@ -97,5 +100,7 @@ def _environment(options: EngineOptions, devices: str | None) -> Any:
     if devices is not None:
         values["CUDA_VISIBLE_DEVICES"] = devices
     values = {name: value for name, value in values.items() if name == "CUDA_VISIBLE_DEVICES" or name not in os.environ}
+    if options.reproducible and options.device == "cuda":
+        values["VLLM_BATCH_INVARIANT"] = "1"  # kernels with one order of summation, whatever the batch's size
     with environment(values):
         yield

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from trinity.runtime.errors import AlreadyExists, TrinityError
+from trinity.runtime.errors import AlreadyExists, Conflict, TrinityError
 from trinity.weights import VersionState
 from trinity.weights import client as calls
 from trinity.weights.client import Membership, Report, SyncClient, Version, View
@@ -16,6 +16,12 @@ log = structlog.get_logger(__name__)
 _RETRY_SECONDS = 0.5
 # A restarted explorer finds its own old lease. A lease older than this belongs to another explorer.
 _FOREIGN_LEASE_SECONDS = 40.0
+
+
+class CannotJoin(Conflict):
+    """The run takes no explorer like this one."""
+
+    for_good = True
 
 
 class SyncMember:
@@ -43,7 +49,7 @@ class SyncMember:
         self._due.set()
 
     async def run(self) -> None:
-        """Join, then watch and report until the lease is lost. Repeats until `leave`."""
+        """Join, then watch and report until the lease is lost. Repeats until `leave`. CannotJoin if refused."""
         while not self._left:
             try:
                 lease_seconds = await self._join()
@@ -52,7 +58,7 @@ class SyncMember:
                     group.create_task(self._report(lease_seconds))
             except* TrinityError as errors:
                 first = errors.exceptions[0]
-                if isinstance(first, AlreadyExists):
+                if isinstance(first, (AlreadyExists, CannotJoin)):
                     raise
                 log.info("explorer.sync.left" if self._left else "explorer.sync.lost", reason=str(first))
             await asyncio.sleep(_RETRY_SECONDS)
@@ -90,6 +96,8 @@ class SyncMember:
             except AlreadyExists:
                 if waited > _FOREIGN_LEASE_SECONDS:
                     raise
+            except Conflict as refused:
+                raise CannotJoin(str(refused)) from None
             await asyncio.sleep(1.0)
             waited += 1.0
         log.info("explorer.sync.joined", lease_seconds=lease_seconds)

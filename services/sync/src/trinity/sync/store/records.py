@@ -116,6 +116,15 @@ class Capabilities:
     tensor_parallel_size: int = 1
     engines: int = 1
     zone: str = ""
+    platform: str = ""
+
+
+@dataclass(frozen=True)
+class Platform:
+    """On what the samples of a reproducible run depend, and the first explorer. Both empty: the run has none yet."""
+
+    platform: str = ""
+    explorer_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,6 +168,10 @@ def decode_candidate(value: bytes) -> Candidate:
 
 def decode_epoch(value: bytes) -> Epoch:
     return decode(Epoch, value) if value else Epoch()
+
+
+def decode_platform(value: bytes) -> Platform:
+    return decode(Platform, value) if value else Platform()
 
 
 def decode_member(value: bytes) -> Member:

@@ -7,11 +7,11 @@ from functools import cached_property
 import structlog
 
 from trinity.runtime.broker import Bucket
-from trinity.runtime.errors import NotFound
+from trinity.runtime.errors import Conflict, NotFound
 from trinity.runtime.names import RunNames
 from trinity.sync.store import records
 from trinity.sync.store.mirror import Mirror
-from trinity.sync.store.records import Candidate, Claim, Epoch, Record
+from trinity.sync.store.records import Candidate, Claim, Epoch, Member, Platform, Record
 from trinity.weights.pointer import Live, decode_live, encode
 
 log = structlog.get_logger(__name__)
@@ -30,11 +30,13 @@ class RunState:
             self.names.claim_key: records.decode_claim,
             self.names.candidate_key: records.decode_candidate,
             self.names.epoch_key: records.decode_epoch,
+            self.names.platform_key: records.decode_platform,
         }
         self._forget_all()
 
     def _forget_all(self) -> None:
         self.live, self.claim, self.candidate, self.epoch = Live(), Claim(), Candidate(), Epoch()
+        self.platform = Platform()
         self.records: dict[int, Record] = {}
 
     def _on_change(self, key: str, value: bytes | None) -> None:
@@ -72,6 +74,22 @@ class RunState:
     async def pointer(self) -> Live:
         """As it is in KV now."""
         return decode_live((await self.mirror.fresh(self.names.live_key)).value)
+
+    async def keep_platform(self, member: Member) -> None:
+        """The first explorer of a reproducible run says on what its samples depend. Conflict for one that differs."""
+        wanted = Platform(member.capabilities.platform, member.explorer_id)
+
+        def keep(value: bytes) -> bytes | None:
+            first = records.decode_platform(value)
+            if first.platform and first.platform != wanted.platform:
+                raise Conflict(
+                    f"capabilities.platform: is {wanted.platform}; the run is reproducible, and {first.explorer_id} "
+                    f"samples on {first.platform}, whose bits may differ; start this explorer on the same"
+                )
+            return None if first.platform else encode(wanted)
+
+        if wanted.platform:
+            await self.mirror.change(self.names.platform_key, keep)
 
     async def change_record(self, version: int, change: Callable[[Record], Record | None]) -> Record | None:
         """Apply `change` to a record atomically; None if it was left as it is. NotFound if there is no such version."""

@@ -39,7 +39,7 @@ from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import OffloadedReference, PolicyModel, disable_dropout, load_policy
 from trinity.trainer.model.sequence_parallel import make_groups
 from trinity.trainer.model.vision import freeze_vision, has_vision
-from trinity.trainer.process.devices import limit_memory
+from trinity.trainer.process import devices
 from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.weights.shards import Weights
 from trinity.weights import Lora, TensorInfo, nccl
@@ -65,6 +65,8 @@ class TrainEngine:
         deepspeed = import_deepspeed(self.device)
         if on_gpu:
             torch.cuda.set_device(self.device)
+            if plan.config.reproducible:
+                devices.only_deterministic_kernels()
         for name, value in nccl.OF_PROCESS.items():
             os.environ.setdefault(name, value)
         backend = "nccl" if on_gpu else "gloo"
@@ -82,7 +84,7 @@ class TrainEngine:
         if trainer.freeze_vision_tower and has_vision(policy.model):
             freeze_vision(policy.model)
         disable_dropout(policy, "policy")
-        memory = limit_memory(self.device, gpu_memory_gib) if on_gpu else None
+        memory = devices.limit_memory(self.device, gpu_memory_gib) if on_gpu else None
         self._activations = activations.choose(plan, policy, ranks, self.device, memory)
         recompute_activations(policy.model, self._activations.recompute)
         self._planner = MicroBatchPlanner.of(plan, policy, ranks, self.device, self._activations.tokens)

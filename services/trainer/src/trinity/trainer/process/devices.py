@@ -1,5 +1,7 @@
 """The device of a trainer's rank, and the error when weights and training states do not fit on it."""
 
+import os
+
 import torch
 
 from trinity.config import Plan
@@ -71,3 +73,10 @@ def limit_memory(device: torch.device, gib: float) -> int:
     part = min(1.0, gib * 2**30 / total)
     torch.cuda.set_per_process_memory_fraction(part, device)
     return int(part * total)
+
+
+def only_deterministic_kernels() -> None:
+    """Of this process, before it uses a GPU: the same numbers always give the same bits. Slower."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 (nothing reads such memory)
