@@ -19,6 +19,7 @@ _COMMANDS = {
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
     "ui": ("trinity.observe.main", "Show runs on a page: the ledger, groups, samples. It only reads."),
     "export": ("trinity.observe.export", "Write ledger, experiences and metrics of a run as Parquet files."),
+    "cost": ("commands.cost", "Show what the seconds of a run's devices went to."),
     "log": ("commands.log", "Show the log of a run, all processes in the order of time."),
     "view": ("commands.view", "Show the experiences that were trained."),
     "explorers": ("commands.weights.explorers", "List the explorers of a live run."),

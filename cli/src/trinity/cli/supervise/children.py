@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class Child:
     once: bool = False
     restarts: int = 0
     finished: bool = False
+    on_event: Callable[[str, str, int], None] = lambda event, name, pid: None  # started, died, finished
     process: "subprocess.Popen[bytes] | None" = None
     _quick_deaths: int = 0
     _died_of: str = ""
@@ -64,6 +65,7 @@ class Child:
             )
         self._started_at = time.monotonic()
         log.info("run.process.started", name=self.name, pid=self.process.pid)
+        self.on_event("started", self.name, self.pid)
 
     @property
     def output(self) -> Path:
@@ -103,12 +105,14 @@ class Child:
             self.end_group(signal.SIGKILL)  # what a killed process left behind
             if self.once and self.has_finished():
                 self.finished = True
+                self.on_event("finished", self.name, self.pid)
                 if code != 0:  # not what it should be, but there is nothing left to do for another process
                     log.error(
                         "run.process.finished_with_error",
                         name=self.name, pid=self.pid, how=_describe(code), reason=self.last_error(),
                     )  # fmt: skip
                 return "finished"
+            self.on_event("died", self.name, self.pid)
             lived = time.monotonic() - self._started_at
             self._quick_deaths = 1 if lived > _HEALTHY_SECONDS else self._quick_deaths + 1
             reason = self.last_error() or _describe(code)

@@ -34,6 +34,13 @@ class Placement:
     trainer_ranks: int
     split: MemorySplit | None = None  # of each GPU's memory, where the trainer shares the engines' GPUs
 
+    def devices_of(self, plan: Plan) -> dict[str, float]:
+        """Devices that explorer and trainer have for themselves; a GPU that both use is half of each. On CPUs those
+        that the YAML declares: a rank, or a worker of an engine."""
+        engines = len(self.explorer) or plan.gpus.explorer + plan.gpus.auxiliary
+        shared = 0.5 * self.trainer_ranks if self.split else 0.0
+        return {"explorer": engines - shared, "trainer": self.trainer_ranks - shared}
+
 
 def place(plan: Plan, gpus: list[str], taken: Collection[str] = ()) -> Placement:
     """Explorers and auxiliary models take engine_num * tensor_parallel_size GPUs each, the trainer the rest.

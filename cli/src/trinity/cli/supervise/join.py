@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 
+from trinity.cli.accounts.device_log import DeviceLog
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import run_record, services
 from trinity.cli.supervise.children import Child, stop_all
@@ -139,7 +140,11 @@ async def _explore(
     serving = endpoint_settings(config, job, str(config_file))
     child = services.explorer(plan, config_file, nats, addresses, plan.job_dir / "log", placement, serving)
     changed = asyncio.Event()
+    devices = DeviceLog(plan.job_dir, f"explorer-{name}")
+    devices.begin(child.name, child.service, placement.devices_of(plan)["explorer"])
+    child.on_event = devices.note
     child.start()
+    beats = asyncio.create_task(devices.beat())
     keeper = asyncio.create_task(child.keep_running(changed))
     record_name = f"explorer-{name}"
     watcher = Watcher(about.run, Addresses(addresses.buffer, "", addresses.sync, addresses.trainer))
@@ -148,9 +153,11 @@ async def _explore(
         return await _until_run_ends(keeper, child, job, record_name, about.run, nats, watcher, display, stop)
     finally:
         keeper.cancel()
+        beats.cancel()
         job.remove_record(record_name)
         await watcher.close()
         await stop_all([child], _STOP_SECONDS)
+        devices.end()
 
 
 async def _until_run_ends(

@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from trinity.cli.accounts import device_log
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import nats
 from trinity.cli.supervise.children import Child
@@ -150,6 +151,7 @@ def explorer(
         "ENVIRONMENT_ADDRESS": addresses.environment or f"{_HOST}:1",
         "DEVICE": placement.device,
         "DEVICES": ",".join(placement.explorer),
+        "ACCOUNT_DIR": str(device_log.folder_of(plan.job_dir)),
         **_shared_gpu(placement),
         **_plugin_settings(),
         **({} if addresses.sync else {"LOG_RUN": NO_RUN}),

@@ -8,6 +8,8 @@ from typing import Any
 
 import structlog
 
+from trinity.cli.accounts.budget import Budget
+from trinity.cli.accounts.device_log import BEAT_SECONDS, DeviceLog
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import run_record, services
 from trinity.cli.supervise.children import Child, stop_all
@@ -25,8 +27,10 @@ from trinity.weights.checkpoints import checkpoint_folder, complete_steps
 
 log = structlog.get_logger(__name__)
 
+EXIT_SPENT = 3  # the run ended by its budget
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 6.0
+_SAVE_SECONDS = 600.0
 _REWARD_STEPS = 5
 
 
@@ -75,6 +79,8 @@ class Stage:
         `others` run longer than the stage and are watched with it. After `stop` everything of the stage is ended.
         """
         begin = time.monotonic()
+        counted = self._count_devices()
+        beats = asyncio.create_task(counted.beat())
         for child in self.children:
             child.start()
         keepers = {asyncio.create_task(child.keep_running(self._changed)): child for child in [*self.children, *others]}
@@ -88,17 +94,29 @@ class Stage:
             return await self._sum_up(watcher, time.monotonic() - begin)
         finally:
             record.cancel()
+            beats.cancel()
             for keeper in keepers:
                 keeper.cancel()
             await watcher.close()
             await stop_all(self.children, _STOP_SECONDS)
+            counted.end()
+
+    def _count_devices(self) -> DeviceLog:
+        """From now on."""
+        counted = DeviceLog(self.folder)
+        devices = self._placement.devices_of(self._plan)
+        for child in self.children:
+            child.on_event = counted.note
+            if child.service in devices:
+                counted.begin(child.name, child.service, devices[child.service])
+        return counted
 
     async def _until_finished(
         self, keepers: "dict[asyncio.Task[str], Child]", watcher: Watcher, stop: asyncio.Event
     ) -> None:
         title = f"{self._plan.config.project}/{self._plan.config.name}"
         stopping = asyncio.create_task(stop.wait())
-        warned = False
+        warned, budget_at = False, time.monotonic() + BEAT_SECONDS
         try:
             while not stop.is_set():
                 view = await watcher.refresh()
@@ -109,12 +127,27 @@ class Stage:
                 for keeper, child in keepers.items():
                     if keeper.done() and not child.finished:
                         raise RunError(keeper.result())
+                if time.monotonic() > budget_at:
+                    await self._end_if_spent(watcher)
+                    budget_at = time.monotonic() + BEAT_SECONDS
                 if view.finished and all(child.finished for child in self.children if child.once):
                     return
                 news = [stopping, *(keeper for keeper in keepers if not keeper.done())]
                 await asyncio.wait(news, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
+
+    async def _end_if_spent(self, watcher: Watcher) -> None:
+        """RunError if the budget is spent, once the trainer has saved what it has learnt."""
+        budget = Budget(self._plan.config.budget.gpu_hours, self._job.folder)
+        if not await asyncio.to_thread(budget.is_spent):
+            return
+        self._display.say("budget.gpu_hours is spent: the trainer saves a checkpoint, then the run ends")
+        step = await watcher.save_checkpoint(_SAVE_SECONDS)
+        saved = f"a checkpoint of step {step} is saved" if step else "no step was trained"
+        if step is None:
+            saved = f"the trainer saved no checkpoint within {_SAVE_SECONDS:g} s; the newest one before it counts"
+        raise RunError(f"{budget.text()} ({saved})", EXIT_SPENT)
 
     async def _keep_record(self, others: list[Child]) -> None:
         """Write the record of running processes, again at every restart."""

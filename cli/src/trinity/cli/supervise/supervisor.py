@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from trinity.cli.accounts.budget import Budget
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise import run_record
@@ -20,7 +21,7 @@ from trinity.cli.supervise.display import Display, make_display
 from trinity.cli.supervise.nats import NatsAccess, wait_until_open
 from trinity.cli.supervise.preflight import check_inputs, machine_problems
 from trinity.cli.supervise.services import nats_child
-from trinity.cli.supervise.stage import Stage
+from trinity.cli.supervise.stage import EXIT_SPENT, Stage
 from trinity.cli.supervise.task_rows import names_for
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
 from trinity.config.checks.sections import tasksets
@@ -74,6 +75,8 @@ def run(config: Config, source: str, only: str = "", wait_seconds: float | None 
             continue
         raise RunError(f"{job.folder} is in use by a live run (process {lock.owner()}); `trinity status` shows it")
     try:
+        if (budget := Budget(config.budget.gpu_hours, job.folder)).is_spent():
+            raise RunError(budget.text(), EXIT_SPENT)
         run_record.mark_folder(job.folder)
         jobs.identify(job.folder, starts_services=True)
         asyncio.run(_supervise(config, source, job, only))

@@ -14,6 +14,7 @@ from trinity.explorer.build import ExplorerBuilder
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
 from trinity.explorer.metrics import measure
+from trinity.explorer.rollout.account import keep
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.servicer import ExplorerServicer
@@ -136,7 +137,16 @@ class ExplorerService:
     async def _work_on_tasks(self, loop: RolloutLoop, tools: ExplorerTools) -> None:
         if self._records and tools.gateway is not None:
             tools.gateway.start()
-        await loop.run()
+        folder = self._settings.account_dir
+        if folder is None:
+            await loop.run()
+            return
+        keeping = asyncio.create_task(keep(self.progress.account, folder, self.explorer_id))
+        try:
+            await loop.run()
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
 
     @property
     def outside(self) -> OutsideSessions | None:

@@ -37,6 +37,9 @@ class ExplorerSettings(NatsSettings):
         ge=0,
         description="Memory that an engine may take of each GPU, in GiB; 0: as the YAML says",
     )
+    account_dir: Path | None = Field(
+        None, description="Where the seconds of its devices by fate are written, for `trinity cost`; empty: nowhere"
+    )
     devices: str = Field("", description="CUDA devices of this explorer, as in CUDA_VISIBLE_DEVICES; empty: all")
 
     @field_validator("transports")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr
 
 from trinity.config.schema.algorithm import AlgorithmConfig
-from trinity.config.schema.base import AnyPath, FolderName, FolderPath, OptionalFolderPath, Section
+from trinity.config.schema.base import AnyPath, FolderName, FolderPath, OptionalFolderPath, PositiveFloat, Section
 from trinity.config.schema.buffer import BufferConfig
 from trinity.config.schema.explorer import ExplorerConfig, SynchronizerConfig
 from trinity.config.schema.model import ClusterConfig, ModelConfig
@@ -38,6 +38,14 @@ class MonitorConfig(Section):
         description="Kept in the job folder's config.json; keys are safer in the environment (WANDB_API_KEY, ...)",
     )
     detailed_stats: bool = Field(False, description="Evaluations with mean, max, min and std over tasks as well")
+
+
+class BudgetConfig(Section):
+    """What a run may cost, with all its stages and restarts."""
+
+    gpu_hours: PositiveFloat | None = Field(
+        None, description="Hours of devices; then the run saves a checkpoint and ends. Null: no limit"
+    )
 
 
 class StageConfig(Section):
@@ -78,6 +86,7 @@ class Config(Section):
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     synchronizer: SynchronizerConfig = Field(default_factory=SynchronizerConfig)
     monitor: MonitorConfig = Field(default_factory=MonitorConfig)
+    budget: BudgetConfig = Field(default_factory=BudgetConfig)
     stages: list[StageConfig] = Field(default_factory=list, max_length=100, description="Run one after the other")
 
     _notices: tuple[str, ...] = PrivateAttr(())

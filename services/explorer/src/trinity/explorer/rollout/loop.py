@@ -7,7 +7,7 @@ attempted again elsewhere, and the log's deduplication keeps the first group.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -15,6 +15,7 @@ import structlog
 
 from trinity.data.experience import Group, Outcome, Task, TaskKind
 from trinity.explorer.rollout import task_queue
+from trinity.explorer.rollout.account import Account, Attempt
 from trinity.explorer.rollout.attempt import store
 from trinity.explorer.rollout.task_queue import TaskQueue
 from trinity.runtime import tracing
@@ -50,6 +51,7 @@ class Progress:
     failed_attempts: int = 0
     waits_for_log: bool = False  # the log has no room
     draining: bool = False
+    account: Account = field(default_factory=Account)
 
 
 class RolloutLoop:
@@ -80,15 +82,19 @@ class RolloutLoop:
             log.warning("explorer.task.returned", task=task.task_id, gate_step=task.gate_step, reason="no weights")
             await message.retry(_RETURN_SECONDS)
             return
+        share, outcome = progress.account.attempt(task), None
         await self._count(task, +1)
+        progress.account.enter(share)
         try:
             with tracing.span("task.attempt", parent=tracing.extract(message.headers)):
-                outcome = await self._explore(task, message.deliveries, aside=partial(self._aside, task))
+                outcome = await self._explore(task, message.deliveries, aside=partial(self._aside, task, share))
                 receipt = await store(self._broker, self._run, outcome, self._note_room)
                 if isinstance(outcome, Group):
                     told = {"task": task.task_id, "ordinal": task.ordinal, "kind": str(task.kind), **asdict(receipt)}
                     log.debug("explorer.group.stored", **told)
         finally:
+            progress.account.leave(share)
+            progress.account.end(share, task, outcome)
             await self._count(task, -1)
         if isinstance(outcome, Group):
             progress.groups_stored += 1
@@ -107,15 +113,17 @@ class RolloutLoop:
         await self._weights.notify()
 
     @contextlib.asynccontextmanager
-    async def _aside(self, task: Task) -> AsyncIterator[None]:
+    async def _aside(self, task: Task, share: Attempt) -> AsyncIterator[None]:
         """The task waits for a provider that is away, and its slot is free for others."""
         self._progress.waiting_tasks += 1
+        self._progress.account.leave(share)
         await self._count(task, -1)
         try:
             async with task_queue.aside():
                 yield
         finally:
             self._progress.waiting_tasks -= 1
+            self._progress.account.enter(share)
             await self._count(task, +1)
 
     def _note_room(self, waits: bool) -> None:

@@ -1,0 +1,153 @@
+"""What the seconds of devices went to.
+
+A trainer's are those of its step times. An explorer's are those of its attempts; the seconds of stored groups are
+divided by response tokens, since the engine samples many groups at once. What no part explains is `idle` or `other`.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from trinity.cli.accounts.device_log import folder_of
+from trinity.cli.accounts.lives import Life, Watch
+from trinity.runtime import files
+
+Fates = defaultdict[str, float]
+Facts = dict[str, Any]
+
+# The trainer's parts of a step, in the monitor.
+_PARTS = {"time/wait": "idle", "time/buffer": "idle", "time/publish": "publishing", "time/save": "saving"}
+_STEP = "time/step"
+_STORED = "stored"
+
+
+def of_watch(watch: Watch, stage: Path, steps: list[Facts]) -> Fates:
+    """Device-seconds by fate. `steps`: as `read_steps`. Groups of an explorer are all `stored`."""
+    found: Fates = defaultdict(float)
+    for life in watch.lives:
+        own = _of_trainer(life, steps) if watch.service == "trainer" else _of_explorer(life, stage)
+        for fate, seconds in own.items():
+            found[fate] += seconds
+    first = watch.lives[0].began if watch.lives else watch.ended
+    found["starting"] += first - watch.began
+    gaps = watch.ended - first - sum(life.seconds for life in watch.lives)
+    # After its work a trainer has none; before that, another process takes the place of one that died.
+    found["idle" if watch.lives and watch.lives[-1].how == "finished" else "restarting"] += gaps
+    return defaultdict(float, {fate: watch.devices * seconds for fate, seconds in found.items()})
+
+
+def read_steps(stage: Path) -> list[Facts]:
+    """The trainer's lines with step times. `again`: the step was trained once more after it."""
+    try:
+        text = (stage / "monitor" / "trainer.jsonl").read_text(errors="replace")
+    except FileNotFoundError:
+        return []
+    found = [line for line in _parsed(text) if isinstance(line.get(_STEP), float)]
+    last = {line["step"]: index for index, line in enumerate(found)}
+    return [{**line, "again": last[line["step"]] != index} for index, line in enumerate(found)]
+
+
+def _parsed(text: str) -> Iterator[Facts]:
+    for one in text.splitlines():
+        try:
+            line = json.loads(one)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and type(line.get("step")) is int and isinstance(line.get("time"), float):
+            yield line
+
+
+def _of_trainer(life: Life, steps: list[Facts]) -> Fates:
+    found: Fates = defaultdict(float)
+    own = [line for line in steps if life.began < line["time"] <= life.ended]
+    end = "aborted" if life.how == "died" else "other"
+    if not own:
+        return defaultdict(float, {"aborted" if life.how == "died" else "starting": life.seconds})
+    for line in own:
+        found["recomputed" if line["again"] else "trained"] += line[_STEP]
+        for part, fate in _PARTS.items():
+            found[fate] += line.get(part) or 0.0
+    first = sum(own[0].get(part) or 0.0 for part in (*_PARTS, _STEP))
+    found["starting"] += max(0.0, own[0]["time"] - first - life.began)
+    found[end] += life.ended - own[-1]["time"]
+    found["other"] += max(0.0, life.seconds - sum(found.values()))
+    return found
+
+
+def _of_explorer(life: Life, stage: Path) -> Fates:
+    account = _account(life, stage)
+    if account is None:  # it died, or ended, before it could work, or serves an endpoint
+        return defaultdict(float, {"aborted" if life.how == "died" else "starting": life.seconds})
+    found: Fates = defaultdict(float, account["seconds"])
+    found["aborted"] += account["running"]
+    found["starting"] += account["began"] - life.began
+    tail = max(0.0, life.ended - account["time"])
+    found["aborted" if life.how == "died" and account["running"] else "idle"] += tail
+    found["idle"] += max(0.0, life.seconds - sum(found.values()))
+    return found
+
+
+def _account(life: Life, stage: Path) -> Facts | None:
+    for path in folder_of(stage).glob(f"*-{life.pid}.json"):
+        found = files.read_json(path)
+        if _is_account(found) and life.began <= found["began"] <= life.ended:
+            return found
+    return None
+
+
+def _is_account(found: Any) -> TypeGuard[Facts]:
+    """As an explorer writes it; another file, or a damaged one, is left out."""
+    if not isinstance(found, dict) or not isinstance(found.get("seconds"), dict):
+        return False
+    numbers = [*found["seconds"].values(), *(found.get(name) for name in ("began", "time", "running"))]
+    return all(isinstance(one, (int, float)) and math.isfinite(one) for one in numbers)
+
+
+@dataclass
+class Groups:
+    """Response tokens of a stage's groups by what became of them, out of the ledger. `add` the entries in order."""
+
+    fates: dict[int, str] = field(default_factory=dict)  # ordinal -> fate
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    def add(self, entry: Facts) -> None:
+        """An entry as `trinity batch show --json` gives it."""
+        for group in entry["groups"]:
+            if self.fates.get(group["ordinal"]) != "trained":
+                self.fates[group["ordinal"]] = "skipped" if entry["skip_reason"] else "trained"
+            self.tokens[group["ordinal"]] = group["response_tokens"]
+        for group in entry["dropped"]:
+            self.fates.setdefault(group["ordinal"], f"dropped ({group['reason']})")
+            self.tokens.setdefault(group["ordinal"], group["response_tokens"])
+
+    def shares(self, stored: int, duplicates: int) -> dict[str, float]:
+        """The part of each fate, all together 1. Groups in no entry, and duplicates, count with the mean length."""
+        by_fate: defaultdict[str, float] = defaultdict(float)
+        for ordinal, fate in self.fates.items():
+            by_fate[fate] += self.tokens[ordinal]
+        mean = sum(by_fate.values()) / len(self.fates) if self.fates else 1.0
+        by_fate["waiting"] += mean * max(0, stored - len(self.fates))
+        by_fate["duplicate"] += mean * duplicates
+        total = sum(by_fate.values())
+        return {fate: tokens / total for fate, tokens in by_fate.items() if tokens} if total else {"waiting": 1.0}
+
+    def seconds(self, stored: float, shares: Mapping[str, float]) -> Iterable[Facts]:
+        """Seconds of engines for each group, of the `stored` seconds of all."""
+        known = sum(share for fate, share in shares.items() if fate not in ("waiting", "duplicate"))
+        total = sum(self.tokens.values())
+        for ordinal, fate in sorted(self.fates.items()):
+            seconds = stored * known * self.tokens[ordinal] / total if total else 0.0
+            yield {"ordinal": ordinal, "fate": fate, "tokens": self.tokens[ordinal], "seconds": round(seconds, 6)}
+
+
+def divided(fates: Fates, shares: Mapping[str, float]) -> Fates:
+    """The seconds of stored groups by what became of them."""
+    found = defaultdict(float, fates)
+    stored = found.pop(_STORED, 0.0)
+    for fate, share in shares.items():
+        found[fate] += stored * share
+    return found

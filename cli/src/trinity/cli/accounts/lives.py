@@ -1,0 +1,113 @@
+"""How long each process of a stage had its devices, out of what its supervisors wrote (device_log.py)."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trinity.cli.accounts.device_log import folder_of
+
+
+@dataclass
+class Life:
+    """One process, in Unix seconds. `how`: died, finished, or ended with its supervisor (or has not)."""
+
+    pid: int
+    began: float
+    ended: float
+    how: str = "ended"
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+@dataclass
+class Watch:
+    """The devices of a process and of those that took its place, as long as one supervisor had them."""
+
+    name: str
+    service: str
+    devices: float
+    began: float
+    ended: float
+    lives: list[Life] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Device-seconds: of the clock on the wall, times the devices."""
+        return self.devices * (self.ended - self.began)
+
+    @property
+    def kills(self) -> int:
+        return sum(life.how == "died" for life in self.lives)
+
+
+def read(stage: Path) -> list[Watch]:
+    """Of all supervisors of a stage that used this folder, in the order in which each began. Damaged lines are left
+    out."""
+    found: list[Watch] = []
+    for path in sorted(folder_of(stage).glob("*.jsonl")):
+        found += _watches(path)
+    return found
+
+
+def spent_seconds(job: Path) -> float:
+    """Device-seconds of all stages of a job so far."""
+    stages = {path.parents[2] for path in job.glob("**/monitor/devices/*.jsonl")}
+    return sum(watch.seconds for stage in stages for watch in read(stage))
+
+
+def _watches(path: Path) -> list[Watch]:
+    found: list[Watch] = []
+    opened: dict[str, Watch] = {}
+    alive: dict[str, Life] = {}
+    for line in _lines(path):
+        at, event, name = line["time"], line["event"], line.get("name", "")
+        if event == "began":
+            opened[name] = Watch(name, line["service"], line["devices"], at, at)
+            alive.pop(name, None)
+            found.append(opened[name])
+            continue
+        if event == "beat":  # of the supervisor: all that it has goes on
+            for watch in opened.values():
+                watch.ended = at
+            for life in alive.values():
+                life.ended = at
+            continue
+        if name not in opened:
+            continue
+        opened[name].ended = at
+        if event == "started":
+            alive[name] = Life(line["pid"], at, at)
+            opened[name].lives.append(alive[name])
+        elif name in alive:
+            alive[name].ended, alive[name].how = at, event
+            del alive[name]
+        if event == "ended":
+            del opened[name]
+    return found
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for text in path.read_text(errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and _is_event(line):
+            yield line
+
+
+def _is_event(line: dict[str, Any]) -> bool:
+    devices, event = line.get("devices", 0), line.get("event")
+    needed = {"began": ("name", "service", "devices"), "started": ("name", "pid")}.get(str(event), ())
+    return (
+        all(name in line for name in needed)
+        and isinstance(line.get("time"), float)
+        and all(isinstance(line.get(name, ""), str) for name in ("event", "name", "service"))
+        and isinstance(devices, (int, float))
+        and 0 <= devices < math.inf
+    )

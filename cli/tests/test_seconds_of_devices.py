@@ -1,0 +1,109 @@
+"""What `trinity cost` counts, out of hand-made events, step times and accounts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.observe import ledger
+from trinity.cli.accounts import budget, device_log, fates, lives
+from trinity.cli.accounts.fates import Groups
+from trinity.cli.commands import wire
+from trinity.cli.commands.cost import render
+
+pytestmark = pytest.mark.core
+
+
+def write_events(stage: Path, *events: tuple[float, str, dict[str, Any]], supervisor: str = "main") -> None:
+    path = device_log.folder_of(stage) / f"{supervisor}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"time": at, "event": event, **more}) + "\n" for at, event, more in events))
+
+
+def of(name: str, devices: float = 1) -> list[tuple[float, str, dict[str, Any]]]:
+    """It lives from 1 to 5 and, as another process, from 6 to 10."""
+    return [
+        (0.0, "began", {"name": name, "service": name, "devices": devices}),
+        (1.0, "started", {"name": name, "pid": 11}),
+        (5.0, "died", {"name": name, "pid": 11}),
+        (6.0, "started", {"name": name, "pid": 12}),
+        (10.0, "ended", {"name": name}),
+    ]
+
+
+def test_steps_that_were_trained_again_kills_and_gaps_add_up(tmp_path: Path) -> None:
+    write_events(tmp_path, *of("trainer", devices=2))
+    lines = [
+        {"step": 1, "time": 3.5, "time/step": 1.0, "time/wait": 0.5, "time/publish": 0.25},
+        {"step": 1, "time": 8.0, "time/step": 1.0, "time/wait": 0.25},
+        {"step": 2, "time": 9.5, "time/step": 1.0, "time/save": 0.5},
+    ]
+    damaged = ['{"step": 2, "ti', '{"step": 1, "time": 3.6, "eval/accuracy": 1.0}', "[" * 9999]
+    (tmp_path / "monitor/trainer.jsonl").write_text("\n".join([*map(json.dumps, lines), *damaged]))
+    (watch,) = lives.read(tmp_path)
+    assert (watch.seconds, watch.kills) == (20.0, 1)
+    found = fates.of_watch(watch, tmp_path, fates.read_steps(tmp_path))
+    expected = {"trained": 4.0, "recomputed": 2.0, "idle": 1.5, "publishing": 0.5, "saving": 1.0, "aborted": 3.0,
+                "starting": 2 * (1.0 + 0.75 + 0.75), "restarting": 2.0}  # fmt: skip
+    assert {fate: seconds for fate, seconds in found.items() if fate != "other" and seconds} == expected
+    assert sum(found.values()) == pytest.approx(watch.seconds)
+
+
+def test_what_ran_when_an_explorer_was_killed_is_aborted(tmp_path: Path) -> None:
+    write_events(tmp_path, *of("explorer"))
+    folder = device_log.folder_of(tmp_path)
+    for pid, began, at, running in ((11, 2.0, 4.5, 0.5), (12, 7.0, 10.0, 0.0)):
+        account = {"pid": pid, "began": began, "time": at, "seconds": {"stored": 1.0, "failed": 0.25}}
+        (folder / f"one-{pid}.json").write_text(json.dumps({**account, "running": running}))
+    (watch,) = lives.read(tmp_path)
+    found = fates.of_watch(watch, tmp_path, [])
+    assert dict(found) == {
+        "stored": 2.0, "failed": 0.5, "aborted": 1.0, "starting": 3.0, "idle": 0.75 + 1.75, "restarting": 1.0
+    }  # fmt: skip
+    assert sum(found.values()) == watch.seconds
+
+
+def test_devices_of_a_supervisor_that_was_killed_are_counted_up_to_its_last_beat(tmp_path: Path) -> None:
+    first = [*of("trainer")[:2], (4.0, "beat", {})]
+    later = [(at + 100, event, more) for at, event, more in of("trainer")]
+    write_events(tmp_path, *first, *later)
+    path = device_log.folder_of(tmp_path) / "main.jsonl"
+    path.write_text(path.read_text() + '{"time": 111.0, "eve')
+    watches = lives.read(tmp_path)
+    assert [watch.seconds for watch in watches] == [4.0, 10.0]
+    assert watches[0].lives[0].ended == 4.0
+
+
+def test_stored_seconds_are_divided_by_tokens() -> None:
+    groups = Groups()
+    for entry in ledger(dropped={2: [20]}).entries:
+        groups.add(wire.batch(entry))
+    groups.tokens[20] = sum(tokens for ordinal, tokens in groups.tokens.items() if ordinal != 20)
+    shares = groups.shares(stored=len(groups.fates), duplicates=0)
+    assert shares == {"trained": pytest.approx(0.5), "dropped (stale)": pytest.approx(0.5)}
+    found = fates.divided(fates.Fates(float, {"stored": 8.0, "idle": 1.0}), shares)
+    assert found == {"idle": 1.0, "trained": pytest.approx(4.0), "dropped (stale)": pytest.approx(4.0)}
+    assert sum(one["seconds"] for one in groups.seconds(8.0, shares)) == pytest.approx(8.0, abs=1e-4)
+    more = groups.shares(stored=len(groups.fates) + 1, duplicates=1)
+    assert more["waiting"] == more["duplicate"] > 0
+    assert sum(more.values()) == pytest.approx(1.0)
+    assert Groups().shares(stored=1, duplicates=0) == {"waiting": 1.0}
+
+
+def test_a_budget_counts_all_stages_of_the_job(tmp_path: Path) -> None:
+    for stage in ("sft", "rft"):
+        write_events(tmp_path / stage, *of("trainer", devices=180))
+    assert not budget.Budget(None, tmp_path).is_spent()
+    assert not budget.Budget(1.1, tmp_path).is_spent()
+    assert budget.Budget(1.0, tmp_path).is_spent()
+    assert "1 hours of devices are spent, and 0.5 is the limit; raise it" in budget.Budget(0.5, tmp_path).text()
+
+
+def test_the_table_has_a_column_for_each_service() -> None:
+    process = {"name": "trainer", "service": "trainer", "devices": 1.0, "fates": {"trained": 3.0}}
+    found = {"gpu_seconds": 4.0, "gpu_hours": 4 / 3600, "kills": 1, "fates": {"trained": 3.0}, "processes": [process]}
+    lines = render("a/b", found).splitlines()
+    assert lines[0] == "a/b: 0.001 hours of devices (1 of trainer), 1 processes died"
+    assert lines[1].split() == ["seconds", "of", "devices", "trainer", "all", "share"]
+    assert lines[2].split() == ["trained", "3.0", "3.0", "75.0%"]
