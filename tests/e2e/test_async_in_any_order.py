@@ -1,7 +1,8 @@
-"""examples/async_gsm8k, a command for each side: the explorer comes first, and the trainer goes and comes back."""
+"""examples/async_gsm8k, a command for each side, in any order; an explorer may bring tasks of its own."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,10 +29,10 @@ SMALL = [
 class Command:
     """`trinity run` with one of the example's YAMLs."""
 
-    def __init__(self, repository: Path, name: str, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, repository: Path, name: str, folder: Path, environment: dict[str, str], *changes: str) -> None:
         self.output = folder / f"{name}-{time.monotonic_ns()}.out"
         yaml = repository / "examples/async_gsm8k" / f"{name}.yaml"
-        command = [sys.executable, "-m", "trinity.cli.main", "run", "--config", str(yaml), *SMALL]
+        command = [sys.executable, "-m", "trinity.cli.main", "run", "--config", str(yaml), *SMALL, *changes]
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
 
@@ -99,3 +100,39 @@ def test_an_explorer_waits_for_its_run_and_for_its_return(
     assert summary["groups_fed"] == summary["groups_stored"] == 4 * STEPS
     steps = [json.loads(line)["step"] for line in (job / "monitor/trainer.jsonl").read_text().splitlines()]
     assert sorted(set(steps)) == list(range(1, STEPS + 1))
+
+
+def test_a_joining_explorer_brings_tasks_of_its_own_and_is_killed(
+    repository: Path, quickstart_model: Path, quickstart_data: Path, tmp_path: Path
+) -> None:
+    environment = {
+        **os.environ,
+        "TRINITY_CHECKPOINT_ROOT_DIR": str(tmp_path / "jobs"),
+        "TRINITY_MODEL_PATH": str(quickstart_model),
+        "TRINITY_TASKSET_PATH": str(quickstart_data),
+    }
+    own = tmp_path / "own"
+    shutil.copytree(quickstart_data, own)
+    joining = {**environment, "TRINITY_TASKSET_PATH": str(own)}
+    job = tmp_path / "jobs/Trinity-RFT-gsm8k/async_gsm8k"
+    commands = [Command(repository, name, tmp_path, environment) for name in ("trainer", "explorer")]
+    trainer, explorer = commands
+    try:
+        explorer.until("joins", 120)
+        new = Command(repository, "explorer_new", tmp_path, joining)
+        commands.append(new)
+        new.until("as taskset 'explorer_new-gsm8k'", 60)
+        trainer.until_exists(job / "latest_checkpointed_iteration.txt", 200)
+        assert new.process.poll() is None
+        new.process.kill()
+        trainer.finish(300)
+        assert "the run has ended" in explorer.finish(60)
+    finally:
+        for command in commands:
+            command.end()
+    summary = json.loads((job / "summary.json").read_text())
+    assert summary["steps"] == STEPS
+    assert summary["groups_fed"] == summary["groups_stored"] == 4 * STEPS
+    lines = (job / "buffer/experience_buffer.jsonl").read_text().splitlines()
+    tasksets = {json.loads(line)["task_id"].split("/")[0] for line in lines}
+    assert tasksets == {"gsm8k", "explorer_new-gsm8k"}

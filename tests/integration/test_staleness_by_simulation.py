@@ -7,6 +7,7 @@ import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -100,7 +101,7 @@ class Simulation:
         self.random = random.Random(world.seed)
         self.context = RunContext(cast(Any, None), RunNames("run"), plan, last_step=STEPS)
         self.window = Window(policy_of(plan))
-        self.feeder = Feeder(self.context, cast(Any, None), lambda: self.window)
+        self.feeder = Feeder(self.context, cast(Any, SimpleNamespace(weight=1.0)), lambda: self.window)
         self.queue: list[Attempt] = []
         self.records: list[Record] = []
         self.explorers = [Explorer(speed) for speed in world.speeds]

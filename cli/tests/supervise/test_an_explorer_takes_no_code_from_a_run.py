@@ -222,5 +222,5 @@ async def test_a_forged_record_in_nats_starts_no_process(
     url, about = await join.find_run(job, Display(), asyncio.Event(), 20.0)  # type: ignore[arg-type]
     assert about is not None
     with pytest.raises(RunError, match="'/tmp/of-the-attacker' in the record"):
-        await join._explore(ours, job, url, about, Display(), asyncio.Event())  # type: ignore[arg-type]
+        await join._explore(ours, "explorer.yaml", job, url, about, Display(), asyncio.Event())  # type: ignore[arg-type]
     assert not list(tmp_path.glob("**/*.config.json"))

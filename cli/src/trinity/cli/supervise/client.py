@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,11 @@ from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
 from trinity.api.trainer.v1 import trainer_pb2, trainer_pb2_grpc
-from trinity.cli.errors import not_accepted
+from trinity.cli.errors import RunError, not_accepted
 from trinity.cli.render import visible
 from trinity.config.run_record import Addresses
+from trinity.data.experience import Task
+from trinity.data.wire import task_to_proto
 from trinity.runtime import rpc
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound, TimedOut, TrinityError, Unavailable
 from trinity.runtime.trust.identity import Identity
@@ -24,7 +27,7 @@ from trinity.sdk.contract import score_problem
 
 _CALL_SECONDS = 2.0
 _POLL_SECONDS = 0.5
-_SHOWN_ERROR = 200  # characters
+_SHOWN_ERROR, _LONGEST_REFUSAL = 200, 500  # characters
 _DESCRIBE_SECONDS, _SCORE_SECONDS = 5.0, 60.0
 
 
@@ -177,6 +180,31 @@ class Watcher:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 self._refused = str(error.details())
             return None
+
+
+async def publish_joined(
+    address: str, run: str, name: str, weight: float, first: int, tasks: Sequence[Task], seconds: float
+) -> int:
+    """Offer tasks of an explorer's own taskset to a run's buffer for so many seconds; the position after those fed.
+
+    Unavailable if the buffer cannot be reached; RunError if it refuses the taskset.
+    """
+    joined = buffer_pb2.JoinedTaskset(name=name, weight=weight, first_position=first)
+    request = buffer_pb2.PublishTasksRequest(run=run, tasks=map(task_to_proto, tasks), joined=joined)
+    async with rpc.channel(address) as channel:
+        try:
+            answer = await buffer_pb2_grpc.BufferServiceStub(channel).PublishTasks(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            refused = (
+                grpc.StatusCode.FAILED_PRECONDITION,
+                grpc.StatusCode.INVALID_ARGUMENT,
+                grpc.StatusCode.PERMISSION_DENIED,
+                grpc.StatusCode.UNAUTHENTICATED,
+            )
+            if error.code() in refused:
+                raise RunError(visible(str(error.details()))[:_LONGEST_REFUSAL], code=2) from None
+            raise Unavailable(str(error.details())) from None
+        return int(answer.position)
 
 
 async def try_provider(

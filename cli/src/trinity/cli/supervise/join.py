@@ -1,13 +1,15 @@
 """`trinity run` with mode explore: one more explorer for a run that lives, here or elsewhere.
 
-Lengths, sampling and tasks come from the run; code and paths never do (join_config.py). The explorer may come and go at
-any time.
+Lengths, sampling and tasks come from the run; code and paths never do (join_config.py). It may bring tasksets of its
+own (own_tasks.py). The explorer may come and go at any time.
 """
 
 import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 from trinity.cli.accounts.device_log import DeviceLog
 from trinity.cli.errors import RunError
@@ -20,6 +22,7 @@ from trinity.cli.supervise.endpoint import endpoint_settings
 from trinity.cli.supervise.job import Job, SupervisorRecord, identify
 from trinity.cli.supervise.join_config import joined_config, local_addresses
 from trinity.cli.supervise.nats import NatsAccess
+from trinity.cli.supervise.own_tasks import own_tasks
 from trinity.cli.supervise.supervisor import ended_by_signals
 from trinity.config import Config, ConfigError, Problem, dump, make_plan
 from trinity.config.run_record import Addresses, RunRecord
@@ -45,12 +48,12 @@ def join(config: Config, source: str) -> None:
     if not lock.acquire():
         raise RunError(f"explorer {name!r} of {job.folder} runs already (process {lock.owner()})")
     try:
-        asyncio.run(_join(config, job))
+        asyncio.run(_join(config, job, source))
     finally:
         lock.release()
 
 
-async def _join(config: Config, job: Job) -> None:
+async def _join(config: Config, job: Job, source: str) -> None:
     """Explore until the run is finished. A run that disappears is waited for: it may come back elsewhere."""
     stop = asyncio.Event()
     with ended_by_signals(stop), make_display() as display:
@@ -58,7 +61,7 @@ async def _join(config: Config, job: Job) -> None:
             url, about = await find_run(job, display, stop, config.synchronizer.sync_timeout)
             if about is None:
                 return
-            finished = await _explore(config, job, url, about, display, stop)
+            finished = await _explore(config, source, job, url, about, display, stop)
             if finished and about.last:
                 display.say("the run has ended")
                 return
@@ -128,12 +131,19 @@ async def _answers(job: Job, about: RunRecord) -> bool:
 
 
 async def _explore(
-    config: Config, job: Job, nats: NatsAccess, about: RunRecord, display: Display, stop: asyncio.Event
+    config: Config,
+    source: str,
+    job: Job,
+    nats: NatsAccess,
+    about: RunRecord,
+    display: Display,
+    stop: asyncio.Event,
 ) -> bool:
     """One explorer for one stage of a run; whether the stage is finished."""
     merged = joined_config(config, about)
     plan = make_plan(merged)
     name, addresses = config.explorer.name, local_addresses(job, about)
+    own = await asyncio.to_thread(own_tasks, config, plan, about, source)
     config_file = plan.job_dir / "run" / f"{name}.config.json"
     files.write_json(config_file, dump(merged), mode=0o600)
     placement = place(plan, visible_gpus(), job.taken_gpus())
@@ -148,16 +158,32 @@ async def _explore(
     keeper = asyncio.create_task(child.keep_running(changed))
     record_name = f"explorer-{name}"
     watcher = Watcher(about.run, Addresses(addresses.buffer, "", addresses.sync, addresses.trainer))
+    offers = asyncio.gather(*(one.offer(addresses.buffer, display) for one in own))
     display.say(f"explorer {name!r} joins {plan.config.project}/{plan.config.name}; log in {child.log_file}")
     try:
-        return await _until_run_ends(keeper, child, job, record_name, about.run, nats, watcher, display, stop)
+        until_end = _until_run_ends(keeper, child, job, record_name, about.run, nats, watcher, display, stop)
+        return await _unless_refused(until_end, offers)
     finally:
+        offers.cancel()
         keeper.cancel()
         beats.cancel()
         job.remove_record(record_name)
         await watcher.close()
         await stop_all([child], _STOP_SECONDS)
         devices.end()
+
+
+async def _unless_refused(until_end: Coroutine[Any, Any, bool], offers: "asyncio.Future[list[None]]") -> bool:
+    """What `until_end` returns. RunError if the run refuses the explorer's own tasks before that."""
+    end = asyncio.create_task(until_end)
+    try:
+        either: tuple[asyncio.Future[Any], ...] = (end, offers)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if offers.done():
+            offers.result()
+        return await end
+    finally:
+        end.cancel()
 
 
 async def _until_run_ends(

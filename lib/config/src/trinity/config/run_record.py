@@ -1,5 +1,7 @@
 """What a run says of itself on NATS: where its services are, and the numbers and names that others take from it."""
 
+import hashlib
+import os
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -20,7 +22,10 @@ class Addresses:
 
 
 class RunRecord(BaseModel):
-    """One stage that runs. `online`: it has explorers; `last`: the job ends with it; `version`: of Trinity."""
+    """One stage that runs. `online`: it has explorers; `last`: the job ends with it; `version`: of Trinity.
+
+    `data`: the `data_digests` of its tasksets.
+    """
 
     version: str
     run: str
@@ -29,6 +34,7 @@ class RunRecord(BaseModel):
     last: bool
     addresses: Addresses
     config: Config
+    data: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -53,7 +59,18 @@ def announcement(record: RunRecord) -> bytes:
         ),
         synchronizer=SynchronizerConfig(collective_timeout=config.synchronizer.collective_timeout),
     )
-    return record.model_copy(update={"config": shown}).model_dump_json(exclude_unset=True).encode()
+    given = config.buffer.explorer_input
+    tasksets = [given.taskset] if given.taskset else given.tasksets
+    data = tuple(digest for taskset in tasksets for digest in data_digests(taskset))
+    return record.model_copy(update={"config": shown, "data": data}).model_dump_json(exclude_unset=True).encode()
+
+
+def data_digests(taskset: TasksetConfig) -> tuple[str, str]:
+    """Which dataset a taskset reads, without its path: of the path as it is written, and of the absolute one."""
+    paths = (taskset.path, os.path.abspath(os.path.expanduser(taskset.path)))
+    texts = ("\0".join((path, taskset.subset_name or "", taskset.split)) for path in paths)
+    first, second = (hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16] for text in texts)
+    return first, second
 
 
 def workflows(given: ExplorerInputConfig) -> ExplorerInputConfig:

@@ -7,4 +7,5 @@ FED = "Trinity-Fed"  # tasks fed with this one, decimal
 EVALUATION_STEP = "Trinity-Evaluation-Step"
 EVALUATION_INDEX = "Trinity-Evaluation-Index"
 REQUEUED = "Trinity-Requeued"  # log sequence of the newest requeue fed by then, decimal
+JOINED = "Trinity-Joined"  # JSON: of each joined taskset, tasks fed by then
 TRACEPARENT = "traceparent"

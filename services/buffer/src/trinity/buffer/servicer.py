@@ -1,6 +1,8 @@
 """The gRPC edge of the buffer."""
 
+import math
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc.aio
 
@@ -9,6 +11,9 @@ from trinity.api.buffer.v1 import buffer_pb2_grpc
 from trinity.api.common.v1 import task_pb2
 from trinity.buffer.log.validator import check_fence
 from trinity.buffer.run import Run
+from trinity.buffer.tasks.feeder import Feeder
+from trinity.buffer.tasks.joined import why_not_joined
+from trinity.data.experience import Task
 from trinity.data.wire import task_from_proto
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unavailable
 
@@ -43,12 +48,9 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         run = self._of(request.run)
         if run.feeder is None:
             raise Conflict("run: this run learns from a dataset and takes no tasks")
-        tasks = []
-        for message in request.tasks:
-            filled = task_pb2.Task()
-            filled.CopyFrom(message)
-            filled.kind = task_pb2.TASK_KIND_TRAIN
-            tasks.append(task_from_proto(filled))
+        if request.HasField("joined"):
+            return await _join(run, run.feeder, request, context.time_remaining() or _INJECT_SECONDS)
+        tasks = [_training_task(message) for message in request.tasks]
         waits = [await run.feeder.inject(task) for task in tasks]
         left = context.time_remaining() or _INJECT_SECONDS
         done = lambda: all(wait.done() for wait in waits)  # noqa: E731
@@ -125,6 +127,51 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         run = self._of(request.run)
         check_fence(request.versions)
         return pb.FenceResponse(dropped=await run.fence(request.versions))
+
+
+def _training_task(message: task_pb2.Task, **fields: Any) -> Task:
+    filled = task_pb2.Task()
+    filled.CopyFrom(message)
+    filled.kind = task_pb2.TASK_KIND_TRAIN
+    for name, value in fields.items():
+        setattr(filled, name, value)
+    return task_from_proto(filled)
+
+
+async def _join(run: Run, feeder: Feeder, request: pb.PublishTasksRequest, seconds: float) -> pb.PublishTasksResponse:
+    """Mix tasks of a joining explorer with the run's, until all are fed or the caller's time is over."""
+    plan, joined = run.context.plan, request.joined
+    problem = why_not_joined(plan)
+    if problem:
+        raise Conflict(f"joined: {problem}")
+    if joined.name in (taskset.name for taskset in plan.tasksets):
+        raise InvalidInput("joined.name", f"{joined.name!r} is a taskset of the run; give another name")
+    if name_problem := feeder.joined.problem(joined.name):
+        raise InvalidInput("joined.name", name_problem)
+    if not 0 < joined.weight < math.inf:
+        raise InvalidInput("joined.weight", f"is {joined.weight}, must be > 0 and finite")
+    next_position = feeder.joined.position(joined.name)
+    if not 0 <= joined.first_position <= next_position:
+        problem = f"is {joined.first_position}, must be in [0, {next_position}], which is where the taskset was fed to"
+        raise InvalidInput("joined.first_position", problem)
+    fields = {
+        "taskset": joined.name,
+        "repeat_times": plan.config.algorithm.repeat_times,
+        "timeout_seconds": plan.config.explorer.max_timeout,
+        "max_attempts": plan.config.explorer.max_retry_times + 1,
+        "greedy_baseline": plan.algorithm.needs_greedy_baseline,
+    }
+    tasks = [_training_task(message, **fields) for message in request.tasks[next_position - joined.first_position :]]
+    if strange := next((task.task_id for task in tasks if not task.task_id.startswith(f"{joined.name}/")), ""):
+        raise InvalidInput("tasks.task_id", f"is {strange[:200]!r}, must begin with {joined.name + '/'!r}")
+    waits = await feeder.join(joined.name, joined.weight, tasks)
+    try:
+        await run.context.changed.wait_for(lambda: all(wait.done() for wait in waits), max(0.1, seconds - 0.5))
+    finally:  # also when the caller is gone
+        stored = sum(wait.done() and not wait.cancelled() and wait.result() for wait in waits)
+        for wait in waits:
+            wait.cancel()
+    return pb.PublishTasksResponse(stored=stored, position=feeder.joined.fed(joined.name))
 
 
 async def stats_of(run: Run) -> pb.StatsResponse:

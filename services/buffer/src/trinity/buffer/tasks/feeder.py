@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -19,6 +19,7 @@ from trinity.api.common.v1 import task_pb2
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.buffer.state.window import Window
+from trinity.buffer.tasks.joined import JoinedTasksets, Waiting
 from trinity.buffer.tasks.source import Mixture
 from trinity.data.experience import Task
 from trinity.data.wire import parse_outcome, task_from_proto, task_to_proto
@@ -39,12 +40,6 @@ _READ_AHEAD = 256
 _BYTES_PER_TOKEN = 9
 
 
-@dataclass(frozen=True)
-class _Injected:
-    task: Task
-    stored: "asyncio.Future[bool]"
-
-
 class Feeder:
     """Feeds one run."""
 
@@ -52,7 +47,8 @@ class Feeder:
         self._context = context
         self._source = source
         self._window_of = window
-        self._injected: deque[_Injected] = deque()
+        self._injected: deque[Waiting] = deque()
+        self.joined = JoinedTasksets(source.weight, context.plan.groups_per_step)
         self._position = 0
         self._sequence = 0
         self._tasks: dict[int, task_pb2.Task] = {}  # fed and not ended, as far as this process knows
@@ -78,6 +74,7 @@ class Feeder:
             self._position = int(newest.headers[headers.POSITION])
             requeued = newest.headers.get(headers.REQUEUED, "")  # an earlier release did not write it
             self._window.requeued_through = int(requeued) if _is_count(requeued) else 0
+            self.joined.keep(JoinedTasksets.from_header(newest.headers.get(headers.JOINED, "")))
             log.info("buffer.feeder.recovered", fed=self.fed, position=self._position)
 
     async def task(self, asked: task_pb2.Task) -> task_pb2.Task:
@@ -87,7 +84,8 @@ class Feeder:
         if not 1 <= asked.ordinal <= self.fed + 1:  # what was fed this moment may be in the queue already
             raise NotFound(f"task {asked.ordinal} was not fed")
         names = self._context.names
-        tasksets = [asked.taskset] if asked.taskset else [source.taskset.name for source in self._source.sources]
+        own = [source.taskset.name for source in self._source.sources]
+        tasksets = [asked.taskset] if asked.taskset else [*own, *self.joined.names]
         for taskset in tasksets:
             found = await self._newest(names.task(taskset, asked.ordinal))
             if found is not None:
@@ -190,7 +188,13 @@ class Feeder:
     async def inject(self, task: Task) -> "asyncio.Future[bool]":
         """Feed a task of the caller's before the taskset's own; resolves to False if it was there already."""
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._injected.append(_Injected(task, stored))
+        self._injected.append(Waiting(task, stored))
+        await self._context.changed.notify()
+        return stored
+
+    async def join(self, name: str, weight: float, tasks: list[Task]) -> "list[asyncio.Future[bool]]":
+        """Mix tasks of a joining explorer's taskset with the run's own; each resolves once it is fed."""
+        stored = self.joined.add(name, weight, tasks)
         await self._context.changed.notify()
         return stored
 
@@ -212,21 +216,29 @@ class Feeder:
             return
         while self._injected and self._injected[0].stored.cancelled():
             self._injected.popleft()
+        if not self._injected and (turn := self.joined.take()) is not None:
+            await self._feed_given(turn[1], ordinal, gate, joined=turn[0])
+            return
         if not self._injected:
             await self._store(self._source.train_task(self._position, ordinal, gate), self._position + 1)
             self._position += 1
             return
-        injected = self._injected.popleft()
-        task = replace(injected.task, run=self._context.run, ordinal=ordinal, gate_step=gate)
+        await self._feed_given(self._injected.popleft(), ordinal, gate)
+
+    async def _feed_given(self, given: Waiting, ordinal: int, gate: int, joined: str = "") -> None:
+        """Feed a task of a caller's, who hears whether it was stored now or before."""
+        task = replace(given.task, run=self._context.run, ordinal=ordinal, gate_step=gate)
+        positions = self.joined.advanced(joined)
         try:
-            await self._store(task, self._position)
+            await self._store(task, self._position, joined=positions)
             fresh = True
         except SequenceConflict as error:
             if not error.stored_at:
                 raise
             fresh = False
-        if not injected.stored.done():
-            injected.stored.set_result(fresh)
+        self.joined.keep(positions)
+        if not given.stored.done():
+            given.stored.set_result(fresh)
 
     async def _feed_again(self, sequence: int, ordinal: int, gate: int) -> None:
         """Feed the dead task that the log entry requeues."""
@@ -238,10 +250,20 @@ class Feeder:
         self._window.requeued_through = sequence
         log.info("buffer.task.requeued", task=task.task_id, ordinal=ordinal, dead_before=task.requeues)
 
-    async def _store(self, task: Task, position: int, message_id: str = "", requeued_through: int = 0) -> None:
+    async def _store(
+        self,
+        task: Task,
+        position: int,
+        message_id: str = "",
+        requeued_through: int = 0,
+        joined: dict[str, int] | None = None,
+    ) -> None:
         names, message = self._context.names, task_to_proto(task)
         requeued, fed = requeued_through or self._window.requeued_through, max(self.fed, task.ordinal)
         counts = {headers.POSITION: str(position), headers.FED: str(fed), headers.REQUEUED: str(requeued)}
+        joined = self.joined.advanced("") if joined is None else joined
+        if joined:
+            counts[headers.JOINED] = JoinedTasksets.to_header(joined)
         data = message.SerializeToString()
         with tracing.span("task.feed", task_id=task.task_id, ordinal=task.ordinal):
             self._sequence = await append_past_others(

@@ -24,6 +24,11 @@ class Mixture:
         self._ranks = _ranks(self._turns)
 
     @property
+    def weight(self) -> float:
+        """Rows times weight, of all tasksets."""
+        return sum(source.taskset.weight * len(source.rows) for source in self.sources)
+
+    @property
     def rows(self) -> int:
         """Positions of one epoch."""
         return len(self._turns)
