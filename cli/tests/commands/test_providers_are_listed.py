@@ -10,8 +10,8 @@ import pytest
 from support.environments.environment_provider import ScriptedProvider, serving
 from support.environments.odd_environments import Odd
 from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.cli.commands.alarms import Known, alarms
 from trinity.cli.commands.client import provider_facts
-from trinity.cli.commands.status import _about_providers
 from trinity.cli.commands.wire import provider_line
 from trinity.environment.hub import Hub
 from trinity.environment.servicer import EnvironmentServicer
@@ -54,8 +54,9 @@ async def test_each_has_its_health_and_what_it_offers() -> None:
     assert (gone["health"], gone["offers"]) == ("away", ["odd"])
     said = r"attached: away for \d+ s; offers odd; the attached provider attached went away"
     assert re.fullmatch(said, provider_line(gone))
-    (line,) = _about_providers({"providers": [there["attached"], gone]})
-    assert line.startswith("provider attached: away for ")
+    status = {"providers": [there["attached"], gone], "explorers": [], "processes": []}
+    (alarm,) = alarms(Known(None, status, [], []))
+    assert alarm.text.startswith("provider attached: away for ")
 
 
 async def test_a_service_that_does_not_answer_is_named() -> None:

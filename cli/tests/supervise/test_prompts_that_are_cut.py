@@ -1,14 +1,15 @@
 """A run says at once that prompts are longer than model.max_prompt_tokens: on the screen and in `trinity status`."""
 
 import asyncio
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
-from trinity.cli.commands import status
-from trinity.cli.supervise.client import View, prompts_cut
+from trinity.cli.commands import status, wire
+from trinity.cli.supervise.client import View
 from trinity.cli.supervise.display import PlainDisplay, facts
 from trinity.cli.supervise.stage import Stage
 
@@ -31,11 +32,15 @@ def test_the_screen_shows_them_when_the_first_comes(capsys: pytest.CaptureFixtur
 
 
 def test_status_has_a_line_of_them() -> None:
-    groups = {"failing": "", "dead_letters": 0, "prompts_cut": prompts_cut(view(2, 3).buffer or pb.StatsResponse())}
-    found: dict[str, Any] = {"groups": groups}
-    (line,) = status._about_failures(found)
+    def lines(stats: pb.StatsResponse) -> list[str]:
+        found: dict[str, Any] = {"job": None, "trainer_state": "", "explorers": [], "providers": [], "processes": []}
+        made = status._alarms(found, wire.counts(stats))
+        return status._about_alarms({"alarms": [asdict(one) for one in made]})
+
+    (line,) = lines(view(2, 3).buffer or pb.StatsResponse())
     assert line.startswith("2 of 3 prompts are longer than model.max_prompt_tokens")
-    assert not status._about_failures({"groups": {**groups, "prompts_cut": ""}})
+    assert line.endswith("(raise model.max_prompt_tokens, or shorten the prompts)")
+    assert lines(view(0, 3).buffer or pb.StatsResponse()) == []
 
 
 class Screen:

@@ -9,7 +9,8 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trinity.cli.commands import wire
+from trinity.cli import series
+from trinity.cli.commands import alarms, wire
 from trinity.cli.commands.client import Sync, provider_facts
 from trinity.cli.commands.find import AnnouncedRun, find_run
 from trinity.cli.errors import RunError
@@ -27,6 +28,7 @@ from trinity.weights.checkpoints import complete_steps
 
 _CALL_SECONDS = 2.0
 _NEWEST_VERSIONS = 5
+_ALARM_STEPS = 20  # of monitors
 
 app = group()
 
@@ -126,7 +128,7 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
         for process, state in zip(processes, health, strict=True)
     ]
     stats = view.buffer
-    return {
+    found = {
         "job": job,
         "run": main.run,
         "stage": main.stage,
@@ -156,6 +158,16 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
         "explorers": [asdict(wire.member(member)) for member in view.members],
         "processes": shown,
     }
+    counts = wire.counts(stats) if stats else None
+    return found | {"alarms": [asdict(one) for one in _alarms(found, counts)]}
+
+
+def _alarms(found: dict[str, Any], counts: dict[str, Any] | None) -> list[alarms.Alarm]:
+    """Of the live stage; what its monitor has measured counts where its folder is here."""
+    job = Path(found["job"]) if found["job"] else None
+    stage = job / found["stage"] if job is not None and (job / found["stage"] / "config.json").exists() else job
+    trainer, explorer = (series.read(stage, role, _ALARM_STEPS) for role in ("trainer", "explorer"))
+    return alarms.alarms(alarms.Known(counts, found, trainer, explorer, alarms.disk_of(job)))
 
 
 async def _weights(address: str, run: str) -> dict[str, Any] | None:
@@ -212,21 +224,12 @@ def render(found: dict[str, Any]) -> str:
     lines = [title, table(found["processes"], _COLUMNS), step.rstrip()]
     if moved := (found.get("groups") or {}).get("moved_episodes"):
         lines.append(f"{moved} episodes were continued by another explorer")
-    return "\n".join([*lines, *_about_failures(found), *_about_weights(found), *_about_providers(found)])
+    return "\n".join([*lines, *_about_alarms(found), *_about_weights(found)])
 
 
-def _about_failures(found: dict[str, Any]) -> list[str]:
-    """A line if attempts fail, prompts are cut or tasks died."""
-    groups = found["groups"] or {}
-    lines = [groups[name] for name in ("failing", "prompts_cut") if groups.get(name)]
-    if groups.get("dead_letters"):
-        lines.append(f"{groups['dead_letters']} dead letters: `trinity deadletters list` shows them")
-    return [visible(line) for line in lines]
-
-
-def _about_providers(found: dict[str, Any]) -> list[str]:
-    """A line for each attached provider that does not serve; `trinity env list` shows the others too."""
-    return [f"provider {wire.provider_line(one)}" for one in found["providers"] if one["health"] != "serving"]
+def _about_alarms(found: dict[str, Any]) -> list[str]:
+    """A line for each alarm, with what to do."""
+    return [visible(f"{one['text']} ({one['fix']})") for one in found["alarms"]]
 
 
 def _about_weights(found: dict[str, Any]) -> list[str]:

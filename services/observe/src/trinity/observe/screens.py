@@ -12,12 +12,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from trinity.cli import series
 from trinity.cli.commands import results
 from trinity.cli.commands import status as status_command
+from trinity.cli.commands.alarms import Known, alarms, disk_of
 from trinity.cli.commands.wire import Letter
 from trinity.cli.errors import RunError
-from trinity.observe import charts, series, tokens
-from trinity.observe.alarms import Known, alarms
+from trinity.observe import charts, tokens
 from trinity.observe.audit import count_problems
 from trinity.observe.places import Places
 from trinity.observe.source import UNREADABLE, Source
@@ -82,7 +83,7 @@ async def overview(source: Source) -> Facts:
         "problems": problems,
         "tiles": [tile for tile in _tiles(counts, now, trainer) if _has_tile(tile[0], offline)],
         "ledger": _ledger(source, counts) if not offline else None,
-        "alarms": alarms(Known(counts, now, trainer, explorer)),
+        "alarms": alarms(Known(counts, now, trainer, explorer, disk_of(source.folder))),
         "staleness": _staleness(source, counts),
         "times": _times(trainer[-_WAITED_STEPS:]),
         "steps": source.audit.steps[: -_LISTED_STEPS - 1 : -1] or _trained_steps(trainer),

@@ -1,11 +1,18 @@
 """What is an alarm, and that each says what to do."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from support.observe import counts_of, ledger
-from trinity.observe.alarms import Known, alarms
+from trinity.cli.commands.alarms import RULES, Known, alarms, disk_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+
+import generate_alerts
 
 pytestmark = pytest.mark.core
 
@@ -28,6 +35,7 @@ def found(
 ) -> list[str]:
     known = Known(counts_of(ledger()) | (counts or {}), status, trainer or [], [{"step": 7, **explorer}])
     made = alarms(known)
+    assert all(one.level in ("bad", "warn") and one.rule in RULES for one in made)
     assert all(one.fix for one in made)
     return [f"{one.level}: {one.text}" for one in made]
 
@@ -41,7 +49,7 @@ def test_a_sound_run_has_none() -> None:
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        ({"counts": {"failing": "3 attempts failed"}}, "warn: 3 attempts failed"),
+        ({"counts": {"failing": "3 attempts failed", "failed_attempts": 3}}, "warn: 3 attempts failed"),
         ({"counts": {"dead_letters": 2}}, "warn: 2 tasks died"),
         ({"counts": {"prompts_cut": "all 4 prompts are longer"}}, "bad: all 4 prompts are longer"),
         ({"counts": {"log_bytes": 95, "log_limit_bytes": 100}}, "warn: the experience log has 95% of its room"),
@@ -63,5 +71,36 @@ def test_each_alarm_alone(known: dict[str, Any], said: str) -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    levels = [line.partition(":")[0] for line in found({"failing": "x"}, status(explorers=[]), WAITING)]
+    failing = {"failing": "x", "failed_attempts": 9}
+    levels = [line.partition(":")[0] for line in found(failing, status(explorers=[]), WAITING)]
     assert levels == ["bad", "warn", "warn"]
+
+
+def test_few_failures_are_no_alarm() -> None:
+    assert found({"failing": "1 attempts failed", "failed_attempts": 1}) == []
+
+
+def test_a_full_disk_is_one(tmp_path: Path) -> None:
+    (one,) = alarms(Known(None, None, [], [], (96, 100)))
+    assert (one.level, one.text) == ("bad", "the disk of the job folder is 96% full")
+    assert not alarms(Known(None, None, [], [], (95, 100)))
+    used, size = disk_of(tmp_path) or (0, 0)
+    assert 0 < used <= size
+    assert disk_of(None) is disk_of(tmp_path / "missing") is None
+
+
+def test_each_rule_is_looked_for_and_says_what_to_do() -> None:
+    assert all((rule.text and rule.fix) or rule.query for rule in RULES.values())
+
+
+@pytest.mark.parametrize("target", generate_alerts.TARGETS, ids=lambda path: path.parent.name)
+def test_the_rules_of_prometheus_are_those_of_the_table(target: Path) -> None:
+    assert target.read_text() == generate_alerts.document(), "`make docs` writes them again"
+    rules = yaml.safe_load(target.read_text())["groups"][0]["rules"]
+    by_name = {rule["alert"]: rule for rule in rules}
+    table = [(rule.query, rule.threshold) for rule in RULES.values() if rule.query]
+    assert [query.alert for query, _ in table] == list(by_name)
+    for query, threshold in table:
+        assert by_name[query.alert]["annotations"]["summary"] == query.summary
+        assert query.query.partition("{threshold}")[0] in by_name[query.alert]["expr"]
+        assert "{threshold}" not in query.query or by_name[query.alert]["expr"].endswith(f"> {threshold:g}")
