@@ -14,7 +14,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise import supervisor
 from trinity.cli.supervise.devices import Placement
-from trinity.cli.supervise.display import make_display
+from trinity.cli.supervise.display import Pages, make_display
 from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Config, Plan, expand, make_plan
 from trinity.weights.checkpoints import COMPLETE, checkpoint_folder, model_folder
@@ -145,7 +145,8 @@ def test_the_stage_alone_runs_with_the_model_before_it(config: Config, monkeypat
     with make_display() as display:
         for number, only in enumerate(("rft", "more")):
             save(folder_of(config, number), LAST)
-            run = supervisor._run_stages(config, "x", job, NatsAccess(""), [], display, asyncio.Event(), only)
+            pages = Pages(config, job.folder, display.say)
+            run = supervisor._run_stages(config, "x", job, NatsAccess(""), [], display, asyncio.Event(), only, pages)
             asyncio.run(run)
             assert (job.folder / "summary.json").exists() is (only == "more"), "it says that the whole run is finished"
     models = [str(model_folder(folder_of(config, number), LAST)) for number in (0, 1)]

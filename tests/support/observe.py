@@ -15,6 +15,7 @@ from support.data.experience import make_task
 from support.data.files import write
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
+from trinity.cli.accounts.device_log import folder_of
 from trinity.cli.commands import wire
 from trinity.cli.commands.reader import JobStage
 from trinity.cli.errors import RunError
@@ -108,6 +109,9 @@ class FakeBuffer:
     async def newest_step(self) -> int:
         return len(self.found.entries)
 
+    async def attempts(self, step: int) -> dict[int, Any]:
+        raise RunError(f"step {step}: the log has released its groups")
+
     async def counts(self) -> dict[str, Any]:
         return counts_of(self.found)
 
@@ -156,6 +160,23 @@ def experience(step: int, ordinal: int, rollout: int, **changes: Any) -> dict[st
     }  # fmt: skip
 
 
+def write_account(job: Path, name: str = "explorer", fate: str = "failed") -> None:
+    """Devices of a trainer and an explorer for ten seconds each; the explorer's have 3 s of stored groups, 1 s of
+    `fate`."""
+    events = [
+        {"time": 1.7e9, "event": "began", "name": "trainer", "service": "trainer", "devices": 1},
+        {"time": 1.7e9, "event": "began", "name": name, "service": "explorer", "devices": 1},
+        {"time": 1.7e9, "event": "started", "name": "trainer", "pid": 21},
+        {"time": 1.7e9 + 1, "event": "started", "name": name, "pid": 22},
+        {"time": 1.7e9 + 10, "event": "ended", "name": "trainer"},
+        {"time": 1.7e9 + 10, "event": "ended", "name": name},
+    ]
+    folder = folder_of(job)
+    write(folder / "main.jsonl", *(json.dumps(event) + "\n" for event in events))
+    own = {"pid": 22, "began": 1.7e9 + 2, "time": 1.7e9 + 10, "seconds": {"stored": 3.0, fate: 1.0}, "running": 0.0}
+    write(folder / "explorer-22.json", json.dumps(own))
+
+
 def make_job(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda row: None) -> Path:
     """A job folder as a stopped run leaves it, without NATS' store. `change` is applied to every experience."""
     config = {
@@ -177,7 +198,7 @@ def make_job(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda row:
     for row in rows:
         change(row)
     write(folder / "buffer/experience_buffer.jsonl", *(json.dumps(row) + "\n" for row in rows))
-    lines = [{"step": step, "time": 1.7e9 + step, "sample/reward_mean": 0.5, "time/step": 1.0, "time/wait": 2.0}
+    lines = [{"step": step, "time": 1.7e9 + 3 * step, "sample/reward_mean": 0.5, "time/step": 1.0, "time/wait": 2.0}
              for step in range(1, STEPS + 1)]  # fmt: skip
     write(folder / "monitor/trainer.jsonl", *(json.dumps(line) + "\n" for line in lines))
     return folder

@@ -1,19 +1,24 @@
 """Every page in a browser: nothing that a run wrote is run, it fits a phone, keys move, colours can be read."""
 
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.observe import Doctored, dead_letter, ledger, make_job, serve_ledger
+from support.observe import Doctored, dead_letter, ledger, make_job, serve_ledger, write_account
+from trinity.observe.recorded import DEMO
 
 pytestmark = pytest.mark.extended
 
 PAGES = (
     "/", "/run/job", "/run/job/step/2", "/run/job/step/2/group/5", "/run/job/step/2/sample/1?by=logprob",
-    "/run/job/dead", "/run/job/dead/50",
+    "/run/job/dead", "/run/job/dead/50", "/run/job/step/2/lanes", "/run/job/step/2/sample/1/trace", "/run/job/task/5",
+    "/run/job/compare", "/run/job/waste?price=2",
 )  # fmt: skip
 EVIL = (
     "<script>alert('a')</script><img src=x onerror=\"alert('b')\"><svg onload=alert('c')>"
@@ -52,7 +57,9 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: Any, watch: A
     def make(found: Doctored | None = None, change: Any = lambda row: None, **how: Any) -> Any:
         if not served_at:
             serve_ledger(monkeypatch, found or ledger(), [dead_letter(50, EVIL)])
-            served_at.append(served(make_job(tmp_path / "job", change)))
+            job = make_job(tmp_path / "job", change)
+            write_account(job, EVIL, EVIL)
+            served_at.append(served(job))
         return watch(served_at[0], **how)
 
     return make
@@ -93,7 +100,7 @@ def test_nothing_that_a_run_wrote_is_run(pages: Any) -> None:
         page.mouse.move(300, 400)
         assert page.locator("main script, main img, main [onload], main [onmouseover]").count() == 0
         assert page.locator("a[href^=javascript]").count() == 0
-        if "/step/" in path or "/dead" in path:
+        if ("/step/" in path or "/dead" in path or "/waste" in path) and "lanes" not in path:
             assert shown in page.locator("main").inner_text(), path
     assert watched.wrong == []
 
@@ -157,3 +164,26 @@ def test_colours_of_tokens_follow_the_choice(pages: Any) -> None:
     page.wait_for_url("**by=logprob")
     assert len(set(page.evaluate(colours))) == 4
     assert watched.wrong == []
+
+
+def test_the_demo_as_a_bundle_opens_from_disk(watch: Any, tmp_path: Path) -> None:
+    command = ["-m", "trinity.cli.main", "ui", "--demo", "--bundle", str(tmp_path / "out"), "--pages", "300"]
+    first = subprocess.check_output([sys.executable, *command], text=True).splitlines()[0]
+    watched = watch(Path(first).as_uri())
+    page = watched.page
+    assert page.evaluate("getComputedStyle(document.querySelector('#ledger')).borderRadius") == "6px"
+    for _ in range(3):  # step, group, sample, by the script of the folder
+        before = page.url
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        page.wait_for_url(lambda url, before=before: url != before)
+    assert page.locator(".block span").count() > 0
+    assert watched.wrong == []
+
+
+def test_lanes_take_most_of_the_page(served: Any, watch: Any, tmp_path: Path) -> None:
+    job = Path(shutil.copytree(DEMO / "quickstart", tmp_path / "job"))
+    watched = watch(served(job))
+    for path in ("step/2/lanes", "step/4/sample/0/trace"):
+        page = watched.open(f"/run/{tmp_path.name}~job/{path}")
+        assert page.locator(".lanes td svg").first.bounding_box()["width"] > 500

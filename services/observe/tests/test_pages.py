@@ -215,7 +215,7 @@ def test_an_evaluation_does_not_hide_the_batch_of_its_step(browse: Callable[...,
 
 
 def test_a_long_response_comes_in_parts(browse: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_AT_ONCE", 3)
+    monkeypatch.setattr(tokens, "_FIRST", 3)
     browser = browse(ledger())
     sample = browser.get("/step/2/sample/1?by=mask")
     assert len(re.findall(r'title="token \d', sample)) == 3

@@ -109,6 +109,12 @@ class Buffer(_Service):
             raise RunError(f"{error}; the ledger's part of step {step} is shown without --texts") from None
         return found
 
+    async def attempts(self, step: int) -> dict[int, Facts]:
+        """`wire.attempt` of every group of a step, by ordinal. RunError once the log has released the groups."""
+        ordinals = iter([group.ordinal for group in (await self._entry(step)).groups])
+        parts = [part.group.outcome async for part in self._parts(step) if part.WhichOneof("part") == "group"]
+        return {ordinal: wire.attempt(outcome) for ordinal, outcome in zip(ordinals, parts, strict=True)}
+
     async def _entry(self, step: int) -> buffer_pb2.LedgerEntry:
         request = buffer_pb2.GetLedgerEntryRequest(run=self._run, step=step)
         return (await self._ask(self._stub.GetLedgerEntry, request)).entry

@@ -157,10 +157,15 @@ def _last_of_each(rows: Iterable[Row]) -> list[Row]:
 def with_arrays(row: Row) -> Row:
     """With token_ids, mask and logprobs as lists of numbers. Files of older versions have none."""
     found = {key: value for key, value in row.items() if key != _ARRAYS}
-    for name, written in (row.get(_ARRAYS) or {}).items():
-        values = np.frombuffer(base64.b64decode(written), dtype=_KINDS[name])
+    for name, values in arrays(row).items():
         found[name] = np.round(values.astype(float), 6).tolist() if name == "logprobs" else values.tolist()
     return found
+
+
+def arrays(row: Row) -> dict[str, np.ndarray]:
+    """token_ids [P + R], mask and logprobs [R]; none in a row without. ValueError or KeyError for damaged ones."""
+    written = row.get(_ARRAYS) or {}
+    return {name: np.frombuffer(base64.b64decode(text), dtype=_KINDS[name]) for name, text in written.items()}
 
 
 class NothingKept(RunError):

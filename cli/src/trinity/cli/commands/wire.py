@@ -214,6 +214,15 @@ def experiences(member: buffer_pb2.LedgerGroup, outcome: bytes) -> list[Facts]:
     ]
 
 
+def attempt(outcome: bytes) -> Facts:
+    """The attempt that made a group: its number, its explorer, and Unix times of its start and end."""
+    group = decode_outcome(outcome)
+    if not isinstance(group, Group):
+        raise RunError("the log's entry holds no group")
+    times = {name: getattr(group, name) for name in ("started_at_seconds", "finished_at_seconds")}
+    return {"attempt": group.attempt, "explorer": group.explorer_id, **times}
+
+
 def member(message: sync_pb2.Member) -> Member:
     able = message.capabilities
     return from_message(

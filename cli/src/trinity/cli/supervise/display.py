@@ -1,7 +1,11 @@
-"""Progress on the screen: a live table on a terminal, one plain line per change otherwise."""
+"""Progress on the screen: a live table on a terminal, one plain line per change otherwise; and a run's pages."""
 
+import asyncio
+import contextlib
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
@@ -9,6 +13,10 @@ from rich.live import Live
 from rich.table import Table
 
 from trinity.cli.supervise.client import View, failing, prompts_cut
+from trinity.config import Config
+from trinity.runtime.process import tied
+
+_STOP_SECONDS = 5.0
 
 
 class Display(Protocol):
@@ -106,3 +114,46 @@ class PlainDisplay:
 
     def say(self, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+class Pages:
+    """`trinity ui` beside a run, where monitor.ui asks for it and a terminal can show its address.
+
+    Started once by `start`, ended by `close`. The run does not depend on them.
+    """
+
+    def __init__(self, config: Config, folder: Path, say: Callable[[str], None]) -> None:
+        self._wanted = config.monitor.ui and sys.stdout.isatty()
+        self._folder, self._say = folder, say
+        self._process: asyncio.subprocess.Process | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """For a job folder in which a stage has begun."""
+        if not self._wanted or self._process is not None:
+            return
+        command = tied([sys.executable, "-m", "trinity.cli.main", "ui", "--job", str(self._folder)])
+        pipe, none = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        self._process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=pipe, stderr=none)
+        self._telling = asyncio.create_task(self._tell(self._process))
+
+    async def _tell(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        if line := (await process.stdout.readline()).decode().strip():
+            self._say(f"pages of the run: {line}")
+            await process.wait()
+        again = f"trinity ui --job {self._folder}"
+        self._say(f"the pages of the run ended with exit code {await process.wait()}; `{again}` shows them, or why not")
+
+    async def close(self) -> None:
+        if self._process is None or self._telling is None:
+            return
+        self._telling.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()

@@ -17,7 +17,7 @@ from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise import run_record
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import Placement, place, visible_gpus
-from trinity.cli.supervise.display import Display, make_display
+from trinity.cli.supervise.display import Display, Pages, make_display
 from trinity.cli.supervise.nats import NatsAccess, wait_until_open
 from trinity.cli.supervise.preflight import check_inputs, machine_problems
 from trinity.cli.supervise.services import nats_child
@@ -164,7 +164,11 @@ async def _supervise(config: Config, source: str, job: jobs.Job, only: str) -> N
                 if not stop.is_set():
                     async with await nats.connect("trinity-run", job.token) as broker:
                         await run_record.check(broker, job.token)
-                    await _run_stages(config, source, job, nats, others, display, stop, only)
+                    pages = Pages(config, job.folder, display.say)
+                    try:
+                        await _run_stages(config, source, job, nats, others, display, stop, only, pages)
+                    finally:
+                        await pages.close()
         finally:
             job.remove_record("main")
             await stop_all(others, _STOP_SECONDS)
@@ -206,6 +210,7 @@ async def _run_stages(
     display: Display,
     stop: asyncio.Event,
     only: str,
+    pages: Pages,
 ) -> None:
     begin = time.monotonic()
     parts: list[dict[str, Any]] = []
@@ -230,6 +235,7 @@ async def _run_stages(
         stage = Stage(job, plan, nats, placement, display, is_last=stage_config is stages[-1])
         stage.prepare()
         display.say(_opening(plan, placement, last))
+        await pages.start()
         part = await stage.run(others, stop)
         if stop.is_set():
             return

@@ -29,13 +29,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trinity.cli.commands.view import versions
 from trinity.cli.render import age_text, error_text, size_text, visible, when
-from trinity.observe import screens
+from trinity.observe import compare, journeys, letters, screens, texts, waste
 from trinity.observe.places import Places
 from trinity.observe.source import UNREADABLE
 from trinity.runtime.settings import LOOPBACK
 
 _HERE = Path(__file__).parent
 _COLOURINGS = ("version", "advantage", "mask", "logprob")
+_LANGUAGE_KEY, _LANGUAGE_COOKIE, _YEAR_SECONDS = "lang", "trinity_ui_language", 365 * 86400
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
@@ -56,21 +57,21 @@ class Pages:
     templates: Environment
 
     async def runs(self, request: Request) -> Response:
-        return self._page("runs.html", await screens.runs(self.places))
+        return self._page(request, "runs.html", await screens.runs(self.places))
 
     async def of_run(self, request: Request, template: str, screen: _Screen, *numbers: str) -> Response:
         """A screen of one run; `numbers` are the path's. 404 with the reason where there is nothing to show."""
         key = request.path_params["key"]
         source = self.places.get(key)
         if source is None:
-            return self._page("problem.html", {"problem": f"no run {key} is known here"}, 404)
+            return self._page(request, "problem.html", {"problem": f"no run {key} is known here"}, 404)
         here = request.scope["path"].removeprefix(f"/run/{key}").strip("/").partition("/")[0]
         given = {"key": key, "title": source.title, "by": _colouring(request), "here": here}
         try:
             found = await screen(source, *(request.path_params[name] for name in numbers))
         except UNREADABLE as error:
-            return self._page("problem.html", given | {"problem": str(error)}, 404)
-        return self._page(template, given | found)
+            return self._page(request, "problem.html", given | {"problem": str(error)}, 404)
+        return self._page(request, template, given | found)
 
     async def overview(self, request: Request) -> Response:
         return await self.of_run(request, "overview.html", screens.overview_with_evaluations)
@@ -86,10 +87,10 @@ class Pages:
         return RedirectResponse(f"/run/{quote(request.path_params['key'], safe='~')}{step}", 303)
 
     async def dead(self, request: Request) -> Response:
-        return await self.of_run(request, "dead.html", screens.dead)
+        return await self.of_run(request, "dead.html", letters.dead)
 
     async def letter(self, request: Request) -> Response:
-        return await self.of_run(request, "letter.html", screens.letter, "ordinal")
+        return await self.of_run(request, "letter.html", letters.letter, "ordinal")
 
     async def versions(self, request: Request) -> Response:
         return await self.of_run(request, "versions.html", screens.versions)
@@ -100,6 +101,10 @@ class Pages:
     async def fleet(self, request: Request) -> Response:
         return await self.of_run(request, "fleet.html", screens.fleet)
 
+    async def waste(self, request: Request) -> Response:
+        asked = request.query_params.get("price", "")
+        return await self.of_run(request, "waste.html", partial(waste.waste, asked=asked))
+
     async def step(self, request: Request) -> Response:
         return await self.of_run(request, "step.html", screens.step, "step")
 
@@ -109,19 +114,42 @@ class Pages:
     async def sample(self, request: Request) -> Response:
         return await self.of_run(request, "sample.html", screens.sample, "step", "index")
 
+    async def trace(self, request: Request) -> Response:
+        return await self.of_run(request, "trace.html", journeys.trace, "step", "index")
+
+    async def lanes(self, request: Request) -> Response:
+        return await self.of_run(request, "lanes.html", journeys.lanes, "step")
+
+    async def task(self, request: Request) -> Response:
+        return await self.of_run(request, "task.html", journeys.task, "ordinal")
+
+    async def comparable(self, request: Request) -> Response:
+        return await self.of_run(request, "comparable.html", partial(compare.others, self.places))
+
+    async def compare(self, request: Request) -> Response:
+        return await self.of_run(request, "compare.html", partial(compare.compare, self.places), "other")
+
     async def tokens(self, request: Request) -> Response:
         """More tokens of a sample, which its page asks for as one scrolls."""
         return await self.of_run(request, "tokens.html", screens.sample_tokens, "step", "index", "first")
 
-    def _page(self, template: str, values: dict[str, Any], status: int = 200) -> Response:
-        return HTMLResponse(self.templates.get_template(template).render(values), status)
+    def _page(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
+        """In the language that the switch, an earlier use of it, or the browser asks for."""
+        chosen = request.query_params.get(_LANGUAGE_KEY, "")
+        accepted = request.headers.get("accept-language", "")
+        language = texts.language(chosen, request.cookies.get(_LANGUAGE_COOKIE, ""), accepted)
+        text = self.templates.get_template(template).render(values | texts.functions(language))
+        answer = HTMLResponse(text, status)
+        if chosen == language:
+            answer.set_cookie(_LANGUAGE_COOKIE, language, max_age=_YEAR_SECONDS, httponly=True, samesite="strict")
+        return answer
 
     async def missing(self, request: Request, error: Exception) -> Response:
-        return self._page("problem.html", {"problem": "there is no such page"}, 404)
+        return self._page(request, "problem.html", {"problem": "there is no such page"}, 404)
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """What nothing else named: the page says it, and the service serves on."""
-        return self._page("problem.html", {"problem": f"{type(error).__name__}: {error}"}, 500)
+        return self._page(request, "problem.html", {"problem": f"{type(error).__name__}: {error}"}, 500)
 
 
 def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
@@ -146,9 +174,15 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
             get(f"{run}/versions", pages.versions),
             get(run + "/versions/{number:number}", pages.version),
             get(f"{run}/fleet", pages.fleet),
+            get(f"{run}/waste", pages.waste),
             get(run + "/step/{step:number}", pages.step),
             get(run + "/step/{step:number}/group/{ordinal:number}", pages.group),
             get(run + "/step/{step:number}/sample/{index:number}", pages.sample),
+            get(run + "/step/{step:number}/sample/{index:number}/trace", pages.trace),
+            get(run + "/step/{step:number}/lanes", pages.lanes),
+            get(run + "/task/{ordinal:number}", pages.task),
+            get(f"{run}/compare", pages.comparable),
+            get(run + "/compare/{other}", pages.compare),
             get(run + "/step/{step:number}/sample/{index:number}/tokens/{first:number}", pages.tokens),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ],

@@ -37,6 +37,7 @@ class Audit:
     staleness: Counter[int] = field(default_factory=Counter)  # steps of age -> groups
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> groups
     account: Facts | None = None
+    ordinals: dict[str, int] = field(default_factory=dict)  # id of a trained task -> ordinal
     _used: dict[int, int] = field(default_factory=dict)  # ordinal -> the step that has it
     _uses: Counter[int] = field(default_factory=Counter)
     _dropped: dict[int, int] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Audit:
         for group in groups:
             self._use(step, group, entry["policy"] == _REUSING)
             self.staleness[group["staleness_steps"]] += 1
+            self.ordinals[group["task_id"]] = group["ordinal"]
         for group in dropped:
             self._drop(step, group["ordinal"])
             self.dropped[group["reason"]] += 1
@@ -87,6 +89,15 @@ class Audit:
                 f"group {ordinal} was dropped before step {step}, and is in step {self._used[ordinal]}"
             )
         self._dropped[ordinal] = step
+
+    def fate(self, ordinal: int) -> tuple[str, int | None]:
+        """What has become of a task, and at which step: trained, dropped, dead, requeued, waiting or outstanding."""
+        for name, steps in (("trained", self._used), ("dropped", self._dropped)):
+            if ordinal in steps:
+                return name, steps[ordinal]
+        lists = self.account or {}
+        named = (("dead", "dead"), ("requeued", "requeued"), ("waiting", "pending"))
+        return next((name for name, key in named if ordinal in lists.get(key, ())), "outstanding"), None
 
     def problems(self) -> list[str]:
         """What does not add up within the ledger, each with its groups."""

@@ -1,6 +1,7 @@
 """Small pictures as SVG, made here: the page runs no script for them, and they need no inline style."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -25,8 +26,38 @@ def sparkline(values: Sequence[float], label: str) -> Markup:
     ).format(w=f"{_WIDTH:g}", h=f"{_HEIGHT:g}", title=title, points=points)
 
 
-def stacked(parts: Mapping[str, float], unit: str = "") -> Markup:
-    """One horizontal bar; each part has the class `part-<its place>`, and parts that are not positive are left out."""
+@dataclass(frozen=True)
+class Span:
+    """Part of a lane: Unix times. `css`: what happens in it."""
+
+    css: str
+    begin: float
+    end: float
+
+
+def duration(spans: Sequence[Span]) -> float:
+    """Seconds from the first beginning to the last end; 0 for none."""
+    return max(span.end for span in spans) - min(span.begin for span in spans) if spans else 0.0
+
+
+def lane(spans: Sequence[Span], whole: Sequence[Span]) -> Markup:
+    """The spans of one lane, on the time axis of `whole`. One without length is a thin mark."""
+    seconds = duration(whole) or 1.0
+    begin = min((span.begin for span in whole), default=0.0)
+    found = Markup()
+    for span in spans:
+        width = max(0.4, 100 * (span.end - span.begin) / seconds)
+        left = min(100 - width, 100 * (span.begin - begin) / seconds)
+        title = f"{span.css}: {span.end - span.begin:.4g} s"
+        found += Markup(
+            '<rect class="{css}" x="{x}" y="0" width="{width}" height="8"><title>{title}</title></rect>'
+        ).format(css=span.css, x=f"{left:.3f}", width=f"{width:.3f}", title=title)
+    return Markup('<svg viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">{}</svg>').format(found)
+
+
+def stacked(parts: Mapping[str, float], unit: str = "", colours: int = 3) -> Markup:
+    """One horizontal bar; each part has the class `part-<its place>`, counted in so many colours in turn. Parts that
+    are not positive are left out."""
     total = sum(value for value in parts.values() if value > 0)
     if total <= 0:
         return Markup()
@@ -36,7 +67,7 @@ def stacked(parts: Mapping[str, float], unit: str = "") -> Markup:
             width = 100 * value / total
             found += Markup(
                 '<rect class="part-{place}" x="{x}" y="0" width="{width}" height="10"><title>{title}</title></rect>'
-            ).format(place=place, x=f"{left:.3f}", width=f"{width:.3f}", title=f"{name}: {value:.4g}{unit}")
+            ).format(place=place % colours, x=f"{left:.3f}", width=f"{width:.3f}", title=f"{name}: {value:.4g}{unit}")
             left += width
     return Markup(
         '<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">{}</svg>'

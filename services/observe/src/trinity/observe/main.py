@@ -1,5 +1,6 @@
 """`trinity ui`: pages on runs, on a port of this machine that only its user can open. Read only."""
 
+import asyncio
 import secrets
 import socket
 import sys
@@ -13,7 +14,9 @@ from trinity.cli.commands.find import find_run
 from trinity.cli.errors import RunError
 from trinity.cli.options import JobOption, NatsOption, RunName, RunOption, command, group
 from trinity.observe.app import make_app
+from trinity.observe.bundle import write
 from trinity.observe.places import Places
+from trinity.observe.recorded import DEMO
 from trinity.runtime import logs
 
 app = group()
@@ -28,13 +31,39 @@ def ui(
     nats: NatsOption = "",
     run: RunName = "",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Else a free one")] = 0,
+    demo: Annotated[bool, typer.Option("--demo", help="A recorded run of the quickstart")] = False,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="Write the run's pages into this folder, to open from disk")
+    ] = None,
+    pages: Annotated[int, typer.Option("--pages", min=1, help="The most pages of a bundle")] = 2000,
 ) -> int:
     """Show runs on a page: the ledger, groups, samples. It only reads. Without options: all runs here."""
+    if demo:
+        job = DEMO / "quickstart"
     logs.configure("look", level="ERROR")
     asked = find_run(config, job, nats, run) if config or job or nats or run else None
     places = Places(asked.absolute() if isinstance(asked, Path) else asked)
-    serve(places, port)
+    if bundle is not None:
+        print(asyncio.run(_write_bundle(places, bundle, pages)))
+    else:
+        serve(places, port)
     return 0
+
+
+async def _write_bundle(places: Places, folder: Path, most: int) -> str:
+    """RunError unless the folder is empty and there is one run."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"--bundle {folder}: is no empty folder; name another one", 2)
+    found = places.find()
+    if len(found) != 1:
+        names = ", ".join(found) or "none"
+        raise RunError(f"--bundle needs one run, and there are: {names}; name its folder by --job", 2)
+    first, key = f"/run/{next(iter(found))}", ("trinity_ui", secrets.token_urlsafe(16))
+    try:
+        count = await write(make_app(places, key[1], key[0]), key, first, folder, most)
+    finally:
+        await places.close()
+    return f"{folder}{first}/index.html\n{count} pages"
 
 
 def serve(places: Places, port: int) -> None:

@@ -4,11 +4,10 @@ A part that cannot be read is None, and `problems` says why: the rest of the pag
 """
 
 import asyncio
-import json
 import shlex
 import time
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, TypeVar
 
 from markupsafe import Markup
 
@@ -16,7 +15,6 @@ from trinity.cli import series
 from trinity.cli.commands import results
 from trinity.cli.commands import status as status_command
 from trinity.cli.commands.alarms import Known, alarms, disk_of
-from trinity.cli.commands.wire import Letter
 from trinity.cli.errors import RunError
 from trinity.observe import charts, tokens
 from trinity.observe.audit import count_problems
@@ -24,6 +22,7 @@ from trinity.observe.places import Places
 from trinity.observe.source import UNREADABLE, Source
 
 Facts = dict[str, Any]
+T = TypeVar("T")
 
 _STEPS = 200  # of monitors, for curves
 _LISTED_STEPS = 50
@@ -32,6 +31,7 @@ _TIMES = {"time/wait": "waiting for samples", "time/buffer": "fetching the batch
           "time/publish": "publishing", "time/save": "saving"}  # fmt: skip
 _OFFLINE_TILES = ("step", "trained", "step time", "loss")
 _RUNS_WITH_CURVES = 60
+_SEARCHED_STEPS = 4  # for the newest group of an explorer
 
 
 async def runs(places: Places) -> Facts:
@@ -71,8 +71,8 @@ def _state(source: Source) -> str:
 async def overview(source: Source) -> Facts:
     """One run: tiles, whether its ledger adds up, alarms, staleness, who waits, and its newest steps."""
     problems: list[str] = []
-    counts = await _or_none(source.counts(), problems)
-    now = await _or_none(source.status(), problems)
+    counts = await or_none(source.counts(), problems)
+    now = await or_none(source.status(), problems)
     trainer = await asyncio.to_thread(series.read, source.folder, "trainer", _STEPS)
     explorer = await asyncio.to_thread(series.read, source.folder, "explorer", _STEPS)
     offline = source.audit.is_offline
@@ -110,7 +110,8 @@ def _evaluations(source: Source) -> list[tuple[results.Curve, Markup]]:
     return [(one, charts.sparkline([value for _, value in one.points], one.metric)) for one in curves]
 
 
-async def _or_none(asked: Awaitable[Facts | None], problems: list[str]) -> Facts | None:
+async def or_none(asked: Awaitable[T], problems: list[str]) -> T | None:
+    """What was asked for; None if it cannot be read, with the reason among `problems`."""
     try:
         return await asked
     except UNREADABLE as error:
@@ -197,34 +198,6 @@ def _trained_steps(trainer: list[series.Line]) -> list[Facts]:
     return [{"step": line["step"], **{name: line.get(key) for name, key in names.items()}} for line in newest]
 
 
-async def dead(source: Source) -> Facts:
-    """Dead letters, those of one cause together. RunError if the run's buffer cannot be read."""
-    found = await source.letters()
-    causes: dict[str, list[Letter]] = {}
-    for letter in found:
-        causes.setdefault(letter.cause, []).append(letter)
-    return {
-        "letters": found,
-        "causes": sorted(causes.items(), key=lambda item: -len(item[1])),
-        "command": f"trinity deadletters list {source.option}",
-    }
-
-
-async def letter(source: Source, ordinal: int) -> Facts:
-    """One dead letter with the row of its task."""
-    found = await source.letter(ordinal)
-    hidden = ("error", "task")
-    task = found["task"]
-    return {
-        "ordinal": ordinal,
-        "letter": found,
-        "fields": [(name, value) for name, value in found.items() if name not in hidden],
-        "task": [(name, value) for name, value in task.items() if name != "row" and value not in ("", {}, [])],
-        "row": json.dumps(task["row"], indent=1, ensure_ascii=False),
-        "command": f"trinity deadletters show {ordinal} {source.option}",
-    }
-
-
 async def versions(source: Source) -> Facts:
     """The weight versions of a live run, newest first. RunError for another."""
     return {"versions": await source.versions(), "command": f"trinity weights list {source.option}"}
@@ -244,13 +217,33 @@ async def fleet(source: Source) -> Facts:
     found = await source.status()
     if found is None:
         raise RunError("the run does not live: its processes are gone; trinity log shows what they said")
-    return {"status": found, "command": f"trinity status {source.option_of_status}"}
+    problems: list[str] = []
+    return {
+        "status": found,
+        "newest": await or_none(_newest_groups(source), problems) or {},
+        "problems": problems,
+        "command": f"trinity status {source.option_of_status}",
+    }
+
+
+async def _newest_groups(source: Source) -> dict[str, tuple[int, int]]:
+    """(step, ordinal) of the newest trained group of each explorer, as far as the last steps have one, and of "" for
+    that of all. RunError if the run's buffer cannot be read."""
+    newest = (await source.counts())["ledger_step"]
+    found: dict[str, tuple[int, int]] = {}
+    for step in range(newest, max(0, newest - _SEARCHED_STEPS), -1):
+        groups = (await source.entry(step))["groups"]
+        if groups:
+            found.setdefault("", (step, groups[-1]["ordinal"]))
+        for ordinal, made in (await or_none(source.attempts(step), []) or {}).items():
+            found.setdefault(made["explorer"], (step, ordinal))
+    return found
 
 
 async def step(source: Source, number: int) -> Facts:
     """A step's entry of the ledger, and what trainer and explorers measured. RunError if neither is known."""
     problems: list[str] = []
-    entry = await _or_none(source.entry(number), problems)
+    entry = await or_none(source.entry(number), problems)
     metrics: Facts = {}
     for role in ("trainer", "explorer"):
         metrics |= await asyncio.to_thread(series.at, source.folder, role, number)
@@ -271,7 +264,7 @@ async def group(source: Source, number: int, ordinal: int) -> Facts:
     if not rows:
         raise RunError(f"no trained experience of group {ordinal} in step {number}")
     problems: list[str] = []
-    entry = await _or_none(source.entry(number), problems) or {"groups": []}
+    entry = await or_none(source.entry(number), problems) or {"groups": []}
     task = str(rows[0][1].get("task_id", ""))
     return {
         "number": number,
@@ -288,7 +281,7 @@ async def group(source: Source, number: int, ordinal: int) -> Facts:
 async def sample(source: Source, number: int, index: int) -> Facts:
     """One experience: its prompt, its response by tokens, its fields. RunError if there is none of that number."""
     rows = await source.rows(number)
-    row = _experience(rows, number, index)
+    row = experience(rows, number, index)
     hidden = ("prompt", "response", "arrays", "metrics")
     return {
         "last": len(rows) - 1,
@@ -303,7 +296,7 @@ async def sample(source: Source, number: int, index: int) -> Facts:
 
 async def sample_tokens(source: Source, number: int, index: int, first: int) -> Facts:
     """Some thousand tokens of a response, from the one at `first` on. RunError if there is no such experience."""
-    row = _experience(await source.rows(number), number, index)
+    row = experience(await source.rows(number), number, index)
     problems: list[str] = []
     blocks: list[list[tokens.Token]] = []
     following = 0
@@ -317,7 +310,8 @@ async def sample_tokens(source: Source, number: int, index: int, first: int) -> 
     return {"number": number, "index": index, "blocks": blocks, "following": following, "problems": problems}
 
 
-def _experience(rows: list[Facts], number: int, index: int) -> Facts:
+def experience(rows: list[Facts], number: int, index: int) -> Facts:
+    """Row `index` of a step. RunError if it has none."""
     if not 0 <= index < len(rows):
         raise RunError(f"no experience {index} in step {number}; there are 0 to {len(rows) - 1}")
     return rows[index]

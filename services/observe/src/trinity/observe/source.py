@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from trinity.cli.accounts.fates import Groups
 from trinity.cli.commands import status, view
 from trinity.cli.commands.client import Buffer, NoAnswer, Sync
 from trinity.cli.commands.find import AnnouncedRun
@@ -21,6 +22,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.supervise import job as jobs
 from trinity.config import ConfigError
 from trinity.observe.audit import Audit
+from trinity.observe.recorded import RecordedBuffer, is_recorded
 from trinity.runtime.errors import TrinityError
 from trinity.runtime.logs import without_credentials
 from trinity.runtime.trust.roles import Role
@@ -43,9 +45,10 @@ class Source:
     def __init__(self, job_stage: JobStage) -> None:
         self.job_stage = job_stage
         self.audit = Audit()
+        self.groups = Groups()
         self._rows: OrderedDict[int, list[view.Row]] = OrderedDict()
         self._kept: contextlib.AsyncExitStack | None = None
-        self._buffer: Buffer | None = None
+        self._buffer: Buffer | RecordedBuffer | None = None
         self._of_live = False
         self._asking = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
@@ -102,13 +105,20 @@ class Source:
             found = await buffer.counts()
             first = self.audit.newest_step + 1
             for step in range(first, min(found["ledger_step"], first + _READ_AT_ONCE - 1) + 1):
-                self.audit.read(*await buffer.accounted_entry(step))
+                entry, account = await buffer.accounted_entry(step)
+                self.audit.read(entry, account)
+                self.groups.add(entry)
         return found
 
     async def entry(self, step: int) -> Facts:
         """The ledger's entry, as `trinity batch show --json` gives it. RunError if there is none."""
         async with self._ask() as buffer:
             return await buffer.entry(step)
+
+    async def attempts(self, step: int) -> dict[int, Facts]:
+        """By ordinal: which attempt made each group of a step, and when. RunError once the log has released them."""
+        async with self._ask() as buffer:
+            return await buffer.attempts(step)
 
     async def letters(self) -> list[Letter]:
         """Dead letters, oldest first, at most _MOST_LETTERS."""
@@ -154,7 +164,7 @@ class Source:
                 yield sync
 
     @contextlib.asynccontextmanager
-    async def _ask(self) -> AsyncIterator[Buffer]:
+    async def _ask(self) -> AsyncIterator[Buffer | RecordedBuffer]:
         """The run's buffer, or a read-only one. One question at a time."""
         async with self._asking:
             if self._closing is not None:
@@ -169,15 +179,19 @@ class Source:
             finally:
                 self._closing = asyncio.create_task(self._close_later())
 
-    async def _open(self) -> Buffer:
+    async def _open(self) -> Buffer | RecordedBuffer:
         is_live = self.is_live
         async with contextlib.AsyncExitStack() as stack, _opening:
             jobs.identify(self._job, Role.READER)
-            reader = await stack.enter_async_context(live_buffer(self.job_stage))
-            if reader is None:
-                reader = await stack.enter_async_context(read_only_buffer(self.job_stage))
-            self._kept, self._buffer, self._of_live = stack.pop_all(), reader.buffer, is_live
-        return reader.buffer
+            if self.folder is not None and is_recorded(self.folder):
+                found: Buffer | RecordedBuffer = RecordedBuffer(self.folder)
+            else:
+                reader = await stack.enter_async_context(live_buffer(self.job_stage))
+                if reader is None:
+                    reader = await stack.enter_async_context(read_only_buffer(self.job_stage))
+                found = reader.buffer
+            self._kept, self._buffer, self._of_live = stack.pop_all(), found, is_live
+        return found
 
     async def _close_later(self) -> None:
         await asyncio.sleep(_KEPT_SECONDS)

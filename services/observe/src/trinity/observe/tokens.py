@@ -6,16 +6,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from trinity.cli.commands.view import with_arrays
+from trinity.cli.commands.view import arrays
 from trinity.weights.checkpoints import newest_model
 
 _COLOURS = 6  # of versions, in turn
 # Log-probabilities down to these, in nats, have the shades 0, 1, 2, 3; what is lower the last.
 _SHADES = (-0.1, -0.7, -2.3, -4.6)
-_BLOCK = 256  # tokens that a browser lays out together
-_AT_ONCE = 2048  # tokens that a page has before one scrolls on
+_BLOCK = 64  # tokens that a browser lays out together
+_FIRST = 2048  # tokens that a page has before one scrolls on
+_AT_ONCE = 512  # tokens that a browser asks for together: of more, it drops frames while one scrolls
 
 
 @dataclass(frozen=True)
@@ -44,24 +46,27 @@ def blocks(row: dict[str, Any], tokenizer: Tokenizer | None, first: int) -> tupl
 
     Empty for a row without arrays. ValueError for arrays that are damaged.
     """
-    arrays = with_arrays(row)
-    if "token_ids" not in arrays:
+    kept = arrays(row)
+    if "token_ids" not in kept:
         return [], 0
-    ids = arrays["token_ids"][row["prompt_tokens"] :]
-    end = first + _AT_ONCE
-    found = list(_tokens(arrays, ids, range(first, min(end, len(ids))), tokenizer))
+    ids = kept["token_ids"][row["prompt_tokens"] :]
+    end = first + (_AT_ONCE if first else _FIRST)
+    found = list(_tokens(row, kept, ids, range(first, min(end, len(ids))), tokenizer))
     parts = [found[begin : begin + _BLOCK] for begin in range(0, len(found), _BLOCK)]
     return parts, end if end < len(ids) else 0
 
 
-def _tokens(row: dict[str, Any], ids: list[int], places: range, tokenizer: Tokenizer | None) -> Iterator[Token]:
-    mask, logprobs = row.get("mask", []), row.get("logprobs", [])
+def _tokens(
+    row: dict[str, Any], kept: dict[str, np.ndarray], ids: np.ndarray, places: range, tokenizer: Tokenizer | None
+) -> Iterator[Token]:
+    nothing = np.array([])
+    mask, logprobs = kept.get("mask", nothing), kept.get("logprobs", nothing)
     versions = _versions(row.get("versions") or [], places)
     advantage = _sign(row.get("advantage"))
     for place in places:
-        token_id, version = ids[place], versions.get(place)
+        token_id, version = int(ids[place]), versions.get(place)
         is_trained = place >= len(mask) or bool(mask[place])
-        logprob = logprobs[place] if place < len(logprobs) else None
+        logprob = float(logprobs[place]) if place < len(logprobs) else None
         css = [f"v{version % _COLOURS}"] if version is not None else []
         css += [f"l{_shade(logprob)}"] if logprob is not None else []
         css += [advantage] if is_trained else ["masked"]
@@ -96,6 +101,7 @@ def tokenizer_of(folder: Path | None, model: str) -> Tokenizer | None:
     places = [Path(model).expanduser()]
     if folder is not None and (newest := newest_model(folder)) is not None:
         places.append(newest[1])
+    places += [folder] if folder is not None else []  # of a copied run
     file = next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").is_file()), None)
     return _load(file, file.stat().st_mtime) if file is not None else None
 

@@ -38,6 +38,9 @@ class MonitorConfig(Section):
         description="Kept in the job folder's config.json; keys are safer in the environment (WANDB_API_KEY, ...)",
     )
     detailed_stats: bool = Field(False, description="Evaluations with mean, max, min and std over tasks as well")
+    ui: bool = Field(
+        False, description="`trinity run` on a terminal serves the run's pages on this machine (docs/ui.md)"
+    )
 
 
 class BudgetConfig(Section):

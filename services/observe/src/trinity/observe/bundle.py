@@ -1,0 +1,99 @@
+"""A run's pages as a folder of HTML files that opens from disk, without the service.
+
+Pages are those of the application, asked for in this process: from the run's own, along their links, the nearest first.
+A link to a page that is not in the folder is no link there.
+"""
+
+import html
+import re
+import shutil
+from collections import deque
+from pathlib import Path
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+from starlette.types import ASGIApp, Message
+
+_LINK = re.compile(r'(?<=\s)(href|src)="([^"]*)"')
+_ASKING = re.compile(r'\shx-(get|trigger|swap)="[^"]*"|<form.*?</form>|<meta name="htmx-config"[^>]*>', re.S)
+_HTMX = re.compile(r'<script src="/static/htmx[^>]*></script>\n?')
+_HEAD = """<meta charset="utf-8">
+<meta http-equiv="content-security-policy" content="default-src 'none'; script-src file: 'self'; \
+style-src file: 'self'; img-src file: 'self'">"""
+
+
+async def write(app: ASGIApp, key: tuple[str, str], first: str, folder: Path, most: int) -> int:
+    """Write at most `most` pages, from the path `first` on, into an empty folder; returns how many.
+
+    `key`: name and value of the cookie that the application wants.
+    """
+    cookie = f"{key[0]}={key[1]}"
+    found: dict[str, str] = {}
+    waiting, known = deque([first]), {first}
+    while waiting and len(found) < most:
+        path = waiting.popleft()
+        status, text = await _get(app, path, cookie)
+        if status != 200:
+            continue
+        found[path] = text
+        for link in _links(path, text):
+            if link.startswith(first) and not link.endswith("/compare") and link not in known:
+                known.add(link)
+                waiting.append(link)
+    for path, text in found.items():
+        file = folder / _file(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(_rewritten(path, text, found.keys()), encoding="utf-8")
+    shutil.copytree(Path(__file__).parent / "static", folder / "static")
+    return len(found)
+
+
+async def _get(app: ASGIApp, path: str, cookie: str) -> tuple[int, str]:
+    """Status and text of one page."""
+    url = urlsplit(path)
+    headers = [(b"host", b"127.0.0.1"), (b"cookie", cookie.encode())]
+    scope = {"type": "http", "method": "GET", "http_version": "1.1", "scheme": "http", "root_path": "",
+             "path": unquote(url.path), "raw_path": url.path.encode(), "query_string": url.query.encode(),
+             "headers": headers, "server": ("127.0.0.1", 80), "client": None}  # fmt: skip
+    status, parts = 0, list[bytes]()
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        status = message.get("status", status)
+        parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return status, b"".join(parts).decode()
+
+
+def _links(path: str, text: str) -> list[str]:
+    return [_target(path, link) for name, link in _LINK.findall(text) if name == "href"]
+
+
+def _target(path: str, link: str) -> str:
+    return urljoin(path, html.unescape(link)).partition("#")[0]
+
+
+def _file(path: str) -> str:
+    """Where a page lies. Characters of the path stay quoted, so that none leaves the folder."""
+    url = urlsplit(path)
+    name = f"{quote(url.query, safe='=').replace('=', '-')}.html" if url.query else "index.html"
+    return "/".join([*(part for part in url.path.split("/") if part not in ("", ".", "..")), name])
+
+
+def _rewritten(path: str, text: str, pages: object) -> str:
+    """The page with links to files beside it, and without what asks a service."""
+    up = "../" * _file(path).count("/")
+
+    def link(match: re.Match[str]) -> str:
+        target = _target(path, match[2])
+        if target.startswith("/static/"):
+            return f'{match[1]}="{up}{target[1:]}"'
+        if target in pages:  # type: ignore[operator]
+            return f'{match[1]}="{up}{html.escape(quote(_file(target)))}"'
+        return ""
+
+    text = _ASKING.sub("", _HTMX.sub("", text)).replace('<meta charset="utf-8">', _HEAD)
+    return _LINK.sub(link, text)

@@ -1,0 +1,46 @@
+"""Tasks that died, and attempts that failed."""
+
+import asyncio
+import json
+from typing import Any
+
+from trinity.cli.commands.wire import Letter
+from trinity.observe import journeys, screens
+from trinity.observe.source import Source
+
+Facts = dict[str, Any]
+
+_ATTEMPTS = 50
+
+
+async def dead(source: Source) -> Facts:
+    """Dead letters, those of one cause together, and failed attempts. RunError if the buffer cannot be read."""
+    found = await source.letters()
+    await screens.or_none(source.counts(), [])
+    ordinals = source.audit.ordinals | {letter.task_id: letter.ordinal for letter in found}
+    entries = await asyncio.to_thread(journeys.log_entries, source.folder, {"event": journeys.FAILED})
+    failed = entries[: -_ATTEMPTS - 1 : -1]
+    causes: dict[str, list[Letter]] = {}
+    for letter in found:
+        causes.setdefault(letter.cause, []).append(letter)
+    return {
+        "letters": found,
+        "failed": [(one.order(), one.fields, ordinals.get(str(one.fields.get("task")))) for one in failed],
+        "causes": sorted(causes.items(), key=lambda item: -len(item[1])),
+        "command": f"trinity deadletters list {source.option}",
+    }
+
+
+async def letter(source: Source, ordinal: int) -> Facts:
+    """One dead letter with the row of its task."""
+    found = await source.letter(ordinal)
+    hidden = ("error", "task")
+    task = found["task"]
+    return {
+        "ordinal": ordinal,
+        "letter": found,
+        "fields": [(name, value) for name, value in found.items() if name not in hidden],
+        "task": [(name, value) for name, value in task.items() if name != "row" and value not in ("", {}, [])],
+        "row": json.dumps(task["row"], indent=1, ensure_ascii=False),
+        "command": f"trinity deadletters show {ordinal} {source.option}",
+    }

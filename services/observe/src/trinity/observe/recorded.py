@@ -1,0 +1,73 @@
+"""A run's ledger as a file, recorded.json: what `trinity ui --demo` shows, without NATS and without a service."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trinity.cli.commands.client import Buffer
+from trinity.cli.commands.wire import Letter
+from trinity.cli.errors import RunError
+
+Facts = dict[str, Any]
+
+DEMO = Path(__file__).parent / "demo"
+_FILE = "recorded.json"
+_MOST_LETTERS = 2000
+
+
+def is_recorded(folder: Path | None) -> bool:
+    """A copy of a run, which has this file in place of the store of NATS."""
+    return folder is not None and (folder / _FILE).is_file() and not (folder / "nats").exists()
+
+
+async def record(buffer: Buffer, folder: Path) -> None:
+    """Write what a buffer answers about its run to `folder`."""
+    counts = await buffer.counts()
+    steps = range(1, counts["ledger_step"] + 1)
+    letters = await buffer.letters(_MOST_LETTERS)
+    found = {
+        "counts": counts,
+        "entries": [await buffer.accounted_entry(step) for step in steps],
+        "attempts": [await buffer.attempts(step) for step in steps],
+        "letters": [await buffer.letter(one.ordinal) for one in letters],
+    }
+    (folder / _FILE).write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+class RecordedBuffer:
+    """Answers as `trinity.cli.commands.client.Buffer` does. RunError as its methods."""
+
+    def __init__(self, folder: Path) -> None:
+        self._found = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+
+    async def counts(self) -> Facts:
+        return dict(self._found["counts"])
+
+    async def newest_step(self) -> int:
+        return len(self._found["entries"])
+
+    async def accounted_entry(self, step: int) -> tuple[Facts, Facts | None]:
+        entry, account = self._of_step("entries", step)
+        return entry, account
+
+    async def entry(self, step: int) -> Facts:
+        return (await self.accounted_entry(step))[0]
+
+    async def attempts(self, step: int) -> dict[int, Facts]:
+        return {int(ordinal): one for ordinal, one in self._of_step("attempts", step).items()}
+
+    async def letters(self, limit: int) -> list[Letter]:
+        names = Letter.__dataclass_fields__
+        return [Letter(**{name: one[name] for name in names}) for one in self._found["letters"][:limit]]
+
+    async def letter(self, ordinal: int) -> Facts:
+        for one in self._found["letters"]:
+            if one["ordinal"] == ordinal:
+                return dict(one)
+        raise RunError(f"task {ordinal} has no dead letter")
+
+    def _of_step(self, name: str, step: int) -> Any:
+        steps = self._found[name]
+        if not 1 <= step <= len(steps):
+            raise RunError(f"step {step} has no ledger entry; the newest is {len(steps)}")
+        return steps[step - 1]

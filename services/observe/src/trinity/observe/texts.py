@@ -1,0 +1,66 @@
+"""The words of the pages: English in the templates, other languages in texts/<language>.json, by the English words.
+
+What a run wrote, names of metrics, and the messages of commands stay as they are.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trinity.cli.commands.alarms import RULES, Alarm
+
+ENGLISH = "en"
+LANGUAGES = (ENGLISH, "zh")
+_FOLDER = Path(__file__).parent / "texts"
+# A field of a text, such as {share:.0%} of an alarm.
+_FIELD = re.compile(r"\{(\w+)[^}]*\}")
+# Texts of pages that hold a name or a number: each field is any text.
+PATTERNS = (
+    "dropped ({reason})", "attempt {attempt} failed", "sampled by {explorer}", "version {version} becomes LIVE",
+    "{explorer} loads it", "of {last_step}", "bound {bound}",
+)  # fmt: skip
+
+
+def language(chosen: str, remembered: str, accepted: str) -> str:
+    """The first of these that there is; `accepted` as in the header Accept-Language, whose weights are not read."""
+    wanted = [chosen, remembered, *(part.partition(";")[0].strip().partition("-")[0] for part in accepted.split(","))]
+    return next((one for one in wanted if one in LANGUAGES), ENGLISH)
+
+
+@cache
+def catalogue(language: str) -> dict[str, str]:
+    """Texts by the English ones; empty for English."""
+    return {} if language == ENGLISH else dict(json.loads((_FOLDER / f"{language}.json").read_text(encoding="utf-8")))
+
+
+def functions(language: str) -> dict[str, Any]:
+    """What templates call: `_` for their own words, the others for words around a name or a number."""
+    words = catalogue(language)
+
+    def own(text: str) -> str:
+        return words.get(text) or _filled(text, PATTERNS, words)
+
+    def of_alarm(alarm: Alarm) -> str:
+        return _filled(alarm.text, (RULES[alarm.rule].text,), words)
+
+    found: dict[str, Callable[..., str]] = {"_": own, "alarm_text": of_alarm}
+    return {**found, "lang": language}
+
+
+def _filled(text: str, patterns: tuple[str, ...], words: dict[str, str]) -> str:
+    """The translation of the first pattern that the text has the form of, with its values; else the text."""
+    for pattern in patterns:
+        if pattern in words and (match := _expression(pattern).fullmatch(text)):
+            return _FIELD.sub(lambda field, match=match: match[field[1]], words[pattern])  # type: ignore[misc]
+    return text
+
+
+@cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    names = _FIELD.findall(pattern)
+    parts = _FIELD.split(pattern)[::2]
+    joined = "".join(f"{re.escape(part)}(?P<{name}>.*)" for part, name in zip(parts, names, strict=False))
+    return re.compile(joined + re.escape(parts[-1]), re.DOTALL)

@@ -1,0 +1,148 @@
+"""Lanes, tasks, traces, two runs compared, and the bundle: on the recorded run of the demo."""
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from trinity.cli.main import app as trinity
+from trinity.observe.app import make_app
+from trinity.observe.bundle import write
+from trinity.observe.places import Places
+from trinity.observe.recorded import DEMO
+
+pytestmark = pytest.mark.core
+
+KEY = "the-key"
+EVIL = "<script>alert(1)</script>\x1b[2J"
+Get = Callable[..., str]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of runs that holds the demo twice: as `one` and as `two`."""
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    monkeypatch.delenv("TRINITY_NATS_URL", raising=False)
+    for name in ("one", "two"):
+        shutil.copytree(DEMO / "quickstart", tmp_path / name)
+        (tmp_path / name / ".lock").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def get(runs: Path) -> Iterator[Get]:
+    with TestClient(make_app(Places(None), KEY), base_url="http://127.0.0.1") as client:
+        client.get(f"/?key={KEY}")
+
+        def page(path: str, status: int = 200) -> str:
+            answer = client.get(f"/run{path}")
+            assert answer.status_code == status, answer.text
+            return answer.text
+
+        yield page
+
+
+def test_the_recorded_run_adds_up(get: Get) -> None:
+    overview = get("/one")
+    assert 'class="ledger sound"' in overview
+    assert "every stored group up to step 8" in overview
+
+
+def test_a_task_shows_its_failed_attempts_its_step_and_its_samples(get: Get) -> None:
+    page = get("/one/task/15")
+    assert re.search(r'class="state trained">trained', page)
+    assert page.count("<td>explorer.attempt.failed</td>") == 2
+    assert "<td>buffer.task.requeued</td>" in page
+    assert 'href="/run/one/step/4/sample/0"' in page
+    assert "requeued" in get("/one/task/3")
+    assert "outstanding" in get("/one/task/999")
+
+
+def test_lanes_have_each_group_of_the_step(get: Get) -> None:
+    page = get("/one/step/8/lanes")
+    assert re.findall(r'href="/run/one/task/(\d+)"', page) == ["31", "32", "33", "34"]
+    assert page.count('class="sampled"') == page.count('class="trained"') == 4
+    assert "no ledger entry" in get("/one/step/9/lanes", 404)
+
+
+def test_a_trace_goes_from_the_attempt_to_the_weights(get: Get) -> None:
+    page = get("/one/step/4/sample/0/trace")
+    found = [re.sub("<.*?>", "", name) for name in re.findall(r"<tr><th>(.*?)</th>", page)]
+    assert found[1:] == [
+        "attempt 1 failed scorer_error", "attempt 2 failed scorer_error", "sampled by explorer attempt 1",
+        "waits for its batch", "trained step 4", "version 4 becomes LIVE", "explorer loads it",
+    ]  # fmt: skip
+
+
+def test_failed_attempts_lead_to_the_samples_of_the_task(get: Get) -> None:
+    page = get("/one/dead")
+    assert re.findall(r'task/(\d+)">sums/0/\d/\d</a></td><td class="n">(\d)', page) == [
+        ("7", "2"), ("15", "2"), ("7", "1"), ("15", "1")
+    ]  # fmt: skip
+    assert 'href="/run/one/step/4/sample/0"' in get("/one/task/15")
+
+
+def test_without_the_logs_a_trace_shows_what_is_left(get: Get, runs: Path) -> None:
+    shutil.rmtree(runs / "one/log")
+    (runs / "one/log").mkdir()
+    page = get("/one/step/4/sample/0/trace")
+    assert "attempt 1 failed" not in page
+    assert "sampled by explorer" in page
+
+
+def test_what_a_log_says_is_text(get: Get, runs: Path) -> None:
+    log = runs / "one/log/explorer.log"
+    log.write_text(log.read_text().replace("scorer_error", json.dumps(EVIL)[1:-1]) + "[1]\n{\n\xff\n")
+    with log.open("a") as lines:
+        lines.write('{"event": "explorer.attempt.failed", "task": ["x"], "error": 7}\n')
+    for path in ("/one/task/15", "/one/step/4/sample/0/trace", "/one/dead"):
+        page = get(path)
+        assert r"&lt;script&gt;alert(1)&lt;/script&gt;\x1b[2J" in page
+        assert "<script>alert" not in page
+
+
+def test_equal_runs_are_equal_and_one_token_is_found(get: Get, runs: Path) -> None:
+    assert 'href="compare/two"' in get("/one/compare")
+    assert "Equal, bit for bit: 8 steps" in get("/one/compare/two")
+    file = runs / "two/buffer/experience_buffer.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    lines[40] = re.sub(r'"reward": [0-9.]+', '"reward": 77.0', lines[40])
+    file.write_text("".join(lines))
+    page = get("/one/compare/two")
+    assert 'class="ledger broken" id="difference"' in page
+    assert re.search(r"step <b>2</b>: task \S+ rollout \d, turn 0, reward", page)
+    assert "77.0 in <a" in page
+    assert "<td>sample/reward_mean</td>" in page
+    assert "no run three" in get("/one/compare/three", 404)
+
+
+def test_a_bundle_links_only_to_its_own_files(runs: Path, tmp_path: Path) -> None:
+    places = Places(runs / "one")
+    app = make_app(places, KEY)
+    folder = tmp_path / "bundle"
+    count = asyncio.run(write(app, ("trinity_ui", KEY), f"/run/{next(iter(places.find()))}", folder, 60))
+    pages = list(folder.glob("run/**/*.html"))
+    assert count == len(pages) == 60
+    for page in pages:
+        text = page.read_text()
+        assert "hx-" not in text
+        assert "content-security-policy" in text
+        for link in re.findall(r'\s(?:href|src)="([^"]*)"', text):
+            assert (page.parent / link).resolve().is_relative_to(folder), link
+            assert (page.parent / link).is_file(), link
+
+
+def test_the_command_writes_a_bundle_of_the_demo_once(tmp_path: Path) -> None:
+    runner, command = CliRunner(), ["ui", "--demo", "--bundle", str(tmp_path / "out"), "--pages", "3"]
+    done = runner.invoke(trinity, command)
+    assert done.exit_code == 0
+    printed = done.output.splitlines()
+    assert Path(printed[0]).is_file()
+    assert printed[1] == "3 pages"
+    assert "is no empty folder" in runner.invoke(trinity, command).output
