@@ -110,7 +110,7 @@ def test_prometheus_scrapes_what_compose_starts() -> None:
     listens = {
         f"{alias}:{address.rpartition(':')[2]}"
         for name, service in services.items()
-        for alias in (service["networks"]["run"]["aliases"] if isinstance(service["networks"], dict) else [name])
+        for alias in (service["networks"]["run"]["aliases"] if isinstance(service.get("networks"), dict) else [name])
         for key, address in service.get("environment", {}).items()
         if key.endswith("_METRICS_LISTEN")
     }

@@ -8,9 +8,11 @@ from typing import Any
 import check_jsonschema
 import jsonschema
 import pytest
+import typer
 import yaml
 
 from support.deploy.compose import interpolate
+from trinity.observe.main import app as ui
 
 pytestmark = pytest.mark.core
 
@@ -93,9 +95,18 @@ def test_profiles_choose_what_is_not_of_every_run(composed: dict[str, Any]) -> N
     chosen = {name: service.get("profiles", []) for name, service in composed["services"].items()}
     assert {name for name, profiles in chosen.items() if not profiles} == ALWAYS
     assert {name: one for name, (one,) in ((n, p) for n, p in chosen.items() if p)} == {
-        "explorer-2": "explorer-2", "explorer-3": "explorer-3", "explorer-4": "explorer-4",
+        "observe": "ui", "explorer-2": "explorer-2", "explorer-3": "explorer-3", "explorer-4": "explorer-4",
         "postgres": "postgres", "seaweedfs": "s3", "prometheus": "watch", "grafana": "watch",
     }  # fmt: skip
+
+
+def test_the_pages_have_a_reader_and_a_port_of_this_machine_alone(composed: dict[str, Any]) -> None:
+    observe = composed["services"]["observe"]
+    assert observe["volumes"] == ["../../identity/reader:/identity:ro"]
+    assert observe["environment"] == {"TRINITY_IDENTITY": "/identity"}
+    assert "ports" not in observe and observe["network_mode"] == "host"
+    context = typer.main.get_command(ui).make_context("ui", observe["command"][1:])
+    assert (context.params["nats"], context.params["port"]) == ("nats://127.0.0.1:4222", 7006)
 
 
 def test_every_container_has_bounds_and_few_rights(composed: dict[str, Any], joining: dict[str, Any]) -> None:
@@ -126,7 +137,8 @@ def test_data_is_written_by_those_alone_who_write_it(composed: dict[str, Any], j
 def test_networks_connect_those_who_call_each_other(composed: dict[str, Any]) -> None:
     members: dict[str, set[str]] = {network: set() for network in composed["networks"]}
     for name, service in composed["services"].items():
-        for network in service["networks"]:
+        assert ("networks" in service) is (name != "observe"), name
+        for network in service.get("networks", []):
             members[network].add(name)
     assert members == {
         "run": {*ALWAYS, *EXPLORERS, "prometheus"},

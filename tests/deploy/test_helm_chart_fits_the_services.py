@@ -2,16 +2,20 @@
 
 import importlib
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
 from support.services.helm import EXAMPLES, of_kind, pods, render
 from trinity.cli.commands.certs import certs
 from trinity.cli.commands.certs.certs import Form
+from trinity.observe.main import app as ui
 from trinity.runtime.errors import EXIT_FOR_GOOD
+from trinity.runtime.names import run_id
 from trinity.runtime.settings import ServiceSettings
 from trinity.runtime.trust.roles import METHODS
 from trinity.runtime.trust.subjects import table
@@ -65,10 +69,28 @@ def test_variables_of_the_operator_are_those_of_the_command_line(manifests: Mani
     assert {name for name in env if name.startswith("TRINITY_") and f"{name}" not in known} == set()
 
 
+def test_the_pages_have_a_reader_and_a_port_of_their_pod_alone() -> None:
+    assert "observe" not in pods(render(CONFIG, stage="rft"))
+    manifests = render(CONFIG, stage="rft", observe={"enabled": True})
+    pod, service = pods(manifests)["observe"], of_kind(manifests, "Service")
+    (container,) = pod["containers"]
+    assert "observe" not in service and "ports" not in container
+    (identity,) = [one["projected"]["sources"] for one in pod["volumes"] if one["name"] == "identity"]
+    assert identity == [{"secret": {"name": "trinity-reader"}}]
+    assert {one["name"] for one in pod["volumes"]} == {"identity", "tmp"}, "it has neither the YAML nor the data"
+    command = container["command"]
+    context = typer.main.get_command(ui).make_context("ui", list(command[2:]))
+    assert command[:2] == ["trinity-observe", "ui"]
+    run = run_id("quickstart", "arithmetic/rft")
+    assert (context.params["nats"], context.params["run"], context.params["port"]) == ("nats://nats:4222", run, 7006)
+    policy = of_kind(manifests, "NetworkPolicy")["observe"]["spec"]
+    assert not policy["ingress"]
+
+
 def test_user_and_image_of_nats_are_those_of_the_images_and_of_compose(manifests: Manifests) -> None:
     composed = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"]
     assert {one["image"] for one in pods(manifests)["nats"]["containers"]} == {composed["nats"]["image"]}
-    files = [ROOT / "scripts/docker/Dockerfile", *(ROOT / f"services/{service}/Dockerfile" for service in SERVICES)]
+    files = [ROOT / "scripts/docker/Dockerfile", *ROOT.glob("services/*/Dockerfile")]
     images = {found for file in files for found in re.findall(r"^USER (.*)$", file.read_text(), re.MULTILINE)}
     security = [one["securityContext"] for one in pods(manifests).values()]
     assert {f"{one['runAsUser']}:{one['runAsGroup']}" for one in security} == images
@@ -143,23 +165,24 @@ def test_certificates_say_who_is_called(tmp_path: Path) -> None:
     assert "*.nats-peers" in made["trinity-nats"]["spec"]["dnsNames"]
 
 
-def callers_by_roles() -> dict[str, set[str]]:
-    """Who may call each service, and NATS, by the tables of docs/security.md: those who have a pod in the chart."""
-    there = {*SERVICES, "operator"}
+def callers_by_roles(names: Iterable[str]) -> dict[str, set[str]]:
+    """Who may call each service, and NATS, by the tables of docs/security.md: those of these pods. `observe` reads."""
+    there = {"reader" if name == "observe" else name for name in names}
     found: dict[str, set[str]] = {}
     for method, roles in METHODS.items():
         service = re.match(r"/trinity\.api\.(\w+)\.", method)
         if service is not None:
-            found.setdefault(service[1], set()).update(roles & there)
+            found.setdefault(service[1], set()).update(map(str, roles & there))
     # Trainers publish weights in JetStream, if the YAML says so.
-    return {**found, "nats": {role for role in map(str, table()) if role in there}}
+    found["nats"] = {role for role in map(str, table()) if role in there}
+    return {name: {"observe" if role == "reader" else role for role in roles} for name, roles in found.items()}
 
 
 def test_policies_allow_the_calls_of_the_roles_and_no_others(manifests: Manifests) -> None:
     policies = of_kind(manifests, "NetworkPolicy")
     assert policies.keys() == pods(manifests).keys()
     ports = {name: one["spec"]["ports"][0]["port"] for name, one in of_kind(manifests, "Service").items()}
-    wanted = callers_by_roles()
+    wanted = callers_by_roles(pods(manifests))
     inward = {callee: peers(policies[callee]["spec"]["ingress"], "from", ports[callee]) for callee in wanted}
     assert inward == wanted
     for name, policy in policies.items():

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,8 +42,7 @@ class Composed:
 
     def __init__(self, repository: Path, folder: Path) -> None:
         self.identity = folder / "identity"
-        self.nats = NatsServer(folder / "unused")
-        self.run = BufferRun(folder, self.nats, steps=STEPS, groups=2)  # for its YAML
+        self.run = BufferRun(folder, NatsServer(folder / "unused"), steps=STEPS, groups=2)  # for its YAML
         certs.init(self.identity, config=self.run.config_file)
         self.nats = ComposedNats(repository, folder / "nats", self.identity)
         composed = yaml.safe_load((repository / "deploy/compose/compose.yaml").read_text())["services"]
@@ -129,6 +129,38 @@ def _trinity(composed: Composed, *command: str) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _pages(composed: Composed, repository: Path) -> dict[str, str]:
+    """What `observe` of compose.yaml answers, with its command and the reader's identity alone."""
+    service = yaml.safe_load((repository / "deploy/compose/compose.yaml").read_text())["services"]["observe"]
+    given = {"nats://${TRINITY_HOST:-127.0.0.1}:4222": composed.nats.url, "7006": str(free_port())}
+    command = [given.get(word, word) for word in service["command"]]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRINITY_")}
+    arguments = {"env": kept | {"TRINITY_IDENTITY": str(composed.identity / "reader")}, "text": True}
+    with subprocess.Popen(
+        [sys.executable, "-m", "trinity.cli.main", *command], stdout=subprocess.PIPE, **arguments
+    ) as process:  # type: ignore[call-overload]
+        try:
+            assert process.stdout is not None
+            address, _, key = process.stdout.readline().strip().partition("?key=")
+            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            first = opener.open(f"{address}?key={key}", timeout=60).read().decode()
+            return {"": first} | {
+                path: opener.open(f"{address}/{path}", timeout=60).read().decode()
+                for path in ("versions", "fleet", "dead", "step/1")
+            }
+        finally:
+            process.terminate()
+
+
+@pytest.mark.timeout(300)
+async def test_the_pages_are_answered_as_a_reader(composed: Composed, repository: Path) -> None:
+    """After the steps above."""
+    pages = await asyncio.to_thread(_pages, composed, repository)
+    assert 'class="ledger sound"' in pages[""]
+    assert "This cannot be shown" not in "".join(pages.values())
+    assert "LIVE" in pages["versions"] and "SERVING" in pages["fleet"] and "Step 1" in pages["step/1"]
 
 
 async def test_no_caller_without_an_identity_is_answered(composed: Composed) -> None:
