@@ -16,6 +16,7 @@ from trinity.runtime.version import installed_version
 _COMMANDS = {
     "run": ("commands.run", "Run what a YAML describes, or resume where it stopped."),
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
+    "debug": ("commands.debug.debug", "Run one task's workflow alone against one engine, and show what it makes."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
     "ui": ("trinity.observe.main", "Show runs on a page: the ledger, groups, samples. It only reads."),
     "export": ("trinity.observe.export", "Write ledger, experiences and metrics of a run as Parquet files."),

@@ -101,15 +101,20 @@ def infrastructure(
     settings |= {key: value for key in _BUFFER_LIMITS if (value := os.environ.get(f"TRINITY_BUFFER_{key}"))}
     children = [_service("buffer", log_dir, settings | _plugin_settings())]
     if not plan.offline:
-        # Providers that attach need an address that stays.
-        listen = os.environ.get("TRINITY_ENVIRONMENT_LISTEN", "")
-        tokens = os.environ.get("TRINITY_ENVIRONMENT_ATTACH_TOKENS_FILE") or str(job_folder / attach_tokens.FILE_NAME)
         lines = {**broker.settings(Role.ENVIRONMENT, run), "LOG_RUN": run}
-        settings = {"ATTACH_TOKENS_FILE": tokens, **lines, **_plugin_settings()}
-        children.append(_service("environment", log_dir, settings, address=listen))
+        children.append(environment(log_dir, job_folder, lines))
         children.append(_service("sync", log_dir, {**broker.settings(Role.SYNC, run), "LOG_RUN": run}))
     by_name = {child.name: child.address for child in children}
     return children, Addresses(**by_name)
+
+
+def environment(log_dir: Path, job_folder: Path, lines: dict[str, str]) -> Child:
+    """The environment service. `lines`: settings that say where its log lines go."""
+    # Providers that attach need an address that stays.
+    listen = os.environ.get("TRINITY_ENVIRONMENT_LISTEN", "")
+    tokens = os.environ.get("TRINITY_ENVIRONMENT_ATTACH_TOKENS_FILE") or str(job_folder / attach_tokens.FILE_NAME)
+    settings = {"ATTACH_TOKENS_FILE": tokens, **lines, **_plugin_settings()}
+    return _service("environment", log_dir, settings, address=listen)
 
 
 def announce(buffer: Child, addresses: Addresses) -> None:

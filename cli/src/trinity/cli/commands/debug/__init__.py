@@ -1,0 +1,1 @@
+"""`trinity debug`: a workflow alone against one engine."""
