@@ -14,6 +14,7 @@ TABLES = {
     "environment.py": ("steps/s", "attached, through the environment service", "50 episodes open at once", "engines"),
     "rollout.py": ("limit", "of plain"),
     "agents.py": ("tools.generate", "session, streamed", "limit"),
+    "agents_journal.py": ("without the journal", "a wait, ms", "limit"),
     "trainer.py": ("packing", "packed", "memory", "growth"),
     "sync.py tls": ("pause, with mTLS and without", "ratios of the pairs"),
     "sync.py": ("pause, requests running", "bare load", "difference, 1% changed", "publish + fetch", "ratio"),

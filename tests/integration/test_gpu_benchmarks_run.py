@@ -23,9 +23,11 @@ TABLES = {
         "ratio",
     ),
     "trainer.py": ("4096, memory", "none", "16384", "packed", "compiled", "6N", "ratio"),
+    "vision.py": ("rollout", "trainer", "language", "images, tokens/s", "ratio"),
     "e2e_learns.py": ("16 = 16 + 0 + 0", "16 of 16", "15 of 15", "KL of engine and trainer", "of limit"),
     "real_model.py": ("seed-1, templates it never saw", "what it took", "GPU minutes", "limit"),
     "against_trl.py --only 2": ("shared, sync", "samples/s", "publishes", "of TRL"),
+    "reproducible.py --only off": ("seconds a step, run off", "of limit"),
     "membership.py": (
         "two joins",
         "one is killed in a collective",

@@ -1,0 +1,114 @@
+"""`reproducible: true` on a GPU: the same asynchronous run twice, compared bit for bit, and what the mode costs.
+
+    python benchmarks/gpu/reproducible.py                a 0.5 B shape, 10 steps of 16 x 8 responses, one GPU, shared
+    python benchmarks/gpu/reproducible.py --gpus 2       the explorer on the first, the trainer on the second
+    python benchmarks/gpu/reproducible.py --cpu --tiny
+
+Random weights; rewards follow from the tokens. The runs are equal if `trinity bisect` finds no
+difference in tokens, log-probabilities, rewards, metrics and the weights of all steps. The cost is the time of a step
+with the mode, over that of a third run without it; the first steps do not count. A run that --folder has is not
+played again.
+"""
+
+import argparse
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import whole_run
+from buffer_table import Table
+
+from support.runs.run import TrinityRun
+from trinity.cli.commands.ledger.bisect import compare
+
+MOST_COST = 1.5
+RUN_SECONDS = 400.0
+FULL = {"tasks": 16, "group": 8, "tokens": 256, "steps": 10, "unmeasured": 3}
+TINY = {"tasks": 2, "group": 2, "tokens": 12, "steps": 4, "unmeasured": 1}
+RUNS = {"one": True, "two": True, "off": False}  # and whether the mode is on
+
+
+def parsed() -> argparse.Namespace:
+    made = whole_run.parser(__doc__)
+    made.add_argument("--size", choices=["0.5B", "1.5B"], default="0.5B", help="shape of the model")
+    made.add_argument("--gpus", type=int, choices=[1, 2], default=1)
+    made.add_argument("--offset", type=int, default=1, help="batches that the explorer may be ahead")
+    made.add_argument("--only", choices=list(RUNS), nargs="+", default=list(RUNS), help="play these runs alone")
+    for name, value in FULL.items():
+        made.add_argument(f"--{name}", type=int, default=value)
+    args = made.parse_args()
+    if args.tiny:
+        vars(args).update(TINY, size="tiny")
+    return args
+
+
+def config(args: argparse.Namespace, folder: Path, name: str) -> dict[str, Any]:
+    taskset = {
+        "name": "sums", "path": str(folder / "data"), "split": "train",
+        "format": {"prompt_key": "question", "response_key": "answer"},
+        "default_workflow_type": "simple_workflow", "default_reward_fn_type": "spread",
+    }  # fmt: skip
+    return {
+        "project": "benchmark",
+        "name": name,
+        "checkpoint_root_dir": str(folder / "jobs"),
+        "reproducible": RUNS[name],
+        "model": {"model_path": str(folder / args.size), "max_prompt_tokens": 32, "max_response_tokens": args.tokens},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": args.group, "kl_loss_fn": "none",
+                      "optimizer": {"lr": 1e-5}},
+        "buffer": {"batch_size": args.tasks, "total_steps": args.steps, "explorer_input": {"taskset": taskset}},
+        "explorer": {"runner_per_model": 2 * args.tasks, "eval_on_startup": False, "max_timeout": RUN_SECONDS},
+        "synchronizer": {"sync_method": "checkpoint", "sync_offset": args.offset, "versions_to_keep": args.steps + 1},
+        "trainer": {"save_hf_checkpoint": "never"},
+        "monitor": {"monitor_type": "none"},
+    }  # fmt: skip
+
+
+def play(args: argparse.Namespace, folder: Path, name: str) -> Path:
+    """The job of a run. Its checkpoint, which is large and not compared, is removed."""
+    path, plugins = folder / f"{name}.yaml", str(Path(__file__).parent / "workflows")
+    gpus = ",".join(str(index) for index in range(args.gpus))
+    given = {**whole_run.environment(args, gpus), "TRINITY_PLUGIN_DIRS": plugins}
+    run = TrinityRun(whole_run.write_yaml(path, config(args, folder, name)), folder, **given)
+    if not (run.job / "summary.json").exists():
+        with whole_run.started(run):
+            whole_run.ends_well(run, RUN_SECONDS)
+        for left in run.job.glob("global_step_*"):
+            shutil.rmtree(left, ignore_errors=True)
+    return run.job
+
+
+def seconds_of(args: argparse.Namespace, job: Path) -> float:
+    """Of a step: the mean of those that count."""
+    ends = [line["time"] for line in whole_run.trained(job)][args.unmeasured - 1 :]
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+
+def rows(args: argparse.Namespace, jobs: dict[str, Path]) -> list[tuple[str, ...]]:
+    found = []
+    if {"one", "two"} <= jobs.keys():
+        steps, difference = compare(jobs["one"], jobs["two"])
+        said = f"{len(steps)} steps" if difference is None else f"step {difference.step}: {difference.where}"
+        found.append(whole_run.row("differences of two runs", said, float(difference is not None), 0.0))
+    seconds = {name: seconds_of(args, job) for name, job in jobs.items()}
+    found += [whole_run.plain(f"seconds a step, run {name}", f"{took:.2f}") for name, took in seconds.items()]
+    if {"one", "off"} <= jobs.keys():
+        cost = statistics.mean(seconds[name] for name in seconds if RUNS[name]) / seconds["off"]
+        found.append(whole_run.row("seconds a step with the mode, over without", f"{cost:.2f}", cost, MOST_COST))
+    return found
+
+
+def main() -> None:
+    args = parsed()
+    title = f"reproducible: {args.tasks} x {args.group} responses of up to {args.tokens} tokens, {args.size}"
+    with whole_run.working_folder(args.folder) as folder:
+        if not (folder / args.size).exists():
+            whole_run.make_data(folder)
+            whole_run.make_model(folder, args.size, args.cpu)
+        jobs = {name: play(args, folder, name) for name in RUNS if name in args.only}
+        Table(title, whole_run.COLUMNS, rows=rows(args, jobs)).show()
+
+
+if __name__ == "__main__":
+    main()
