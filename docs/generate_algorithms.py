@@ -21,6 +21,7 @@ from support.losses.loss_cases import case_of, gradient_of, modes_of, slopes, wi
 from support.losses.plain_advantages import rollouts_of  # noqa: E402
 from trinity.plugins.declarations import ADVANTAGES  # noqa: E402
 from trinity.trainer.algorithms.advantages import compute  # noqa: E402
+from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES  # noqa: E402
 
 TARGET = ROOT / "docs/algorithms_measured.md"
 BEGIN, END = "<!-- measured tables: written by `make docs` -->", "<!-- end of the measured tables -->"
@@ -38,16 +39,14 @@ def document() -> str:
 
 def _tables() -> Iterator[str]:
     yield from header(
-        "", "largest difference to a loop", "value, float64", "gradient, float64", "value, float32", "gradient, float32"
+        "", "policy loss, to a loop", "value, float64", "gradient, float64", "value, float32", "gradient, float32"
     )
-    losses = [
-        [number for dtype in (torch.float64, torch.float32) for number in of_loss(name, dtype)]
-        for name in plain_losses.REFERENCES
-    ]
-    largest = " | ".join(power(max(column)) for column in zip(*losses, strict=True))
-    yield f"| {len(losses)} policy losses | {largest} |"
-    advantages = [of_advantage(name) for name in plain_advantages.REFERENCES]
-    yield f"| {len(advantages)} advantages | {power(max(advantages))} | | | |"
+    for name in sorted(POLICY_LOSSES):
+        measured = [number for dtype in (torch.float64, torch.float32) for number in of_loss(name, dtype)]
+        yield f"| `{name}` | {' | '.join(map(power, measured))} |"
+    yield from header("", "advantage, to a loop", "value, float64")
+    for name, one in sorted(ADVANTAGES.items()):
+        yield f"| `{name}` | {f'as `{one.alias_of}`' if one.alias_of else power(of_advantage(name))} |"
     yield from _to_peers("policy loss", peer_algorithms.LOSSES, _to_loss)
     yield from _to_peers("advantage", peer_algorithms.ADVANTAGES, _to_advantage)
 

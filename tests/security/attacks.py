@@ -26,8 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import forgeries
 import grpc.aio
-import nats
-import nats.errors
 from google.protobuf.message import DecodeError
 from rich.console import Console
 from rich.table import Table
@@ -43,17 +41,16 @@ from trinity.config import load
 from trinity.config.run_record import Addresses, RunRecord
 from trinity.data.wire import fill_group, task_from_proto
 from trinity.runtime import headers, names, rpc
-from trinity.runtime.broker import Broker, Bucket, blobs, connect
-from trinity.runtime.errors import NotFound, PermissionDenied
+from trinity.runtime.broker import Broker, Bucket, Message, PullConsumer, blobs, connect
+from trinity.runtime.errors import PermissionDenied
 from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
 
 _STEP_SECONDS, _TASK_SECONDS = 180.0, 180.0
-_GARBAGE = 100  # messages that the attacks leave on tasks, at most
 _CALL_SECONDS = 20.0
 _EPISODE_SECONDS = 120.0  # a worker process imports the environment's library first
-_COUNTED_SECONDS, _TRIES = 5.0, 3
+_COUNTED_SECONDS, _TRIES = 5.0, 10
 _SERVICES = ("buffer", "sync")
 _REFUSALS = ("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "FAILED_PRECONDITION", "refused")
 _IMPORTS, _CALLS, _OPENS = "would be imported into the", "an address that the", "may be a path, a URL or a module"
@@ -88,6 +85,7 @@ class Target:
         self.record = read_records(job)["main"]
         self.names = names.RunNames(self.record.run)
         self._mark = 0
+        self._leased: Message | None = None
 
     def address(self, service: str) -> str:
         return next(one.address for one in self.processes() if one.service == service)
@@ -112,18 +110,27 @@ class Target:
         await (broker or self.broker).publish(subject, data, message_id=message_id, headers=header or {})
 
     async def task(self) -> task_pb2.Task:
-        """The newest that is outstanding: no explorer has answered it yet. Tasks of the attacks are none."""
-        stream = self.names.tasks_stream
-        async with asyncio.timeout(_TASK_SECONDS):
-            while True:
-                with contextlib.suppress(NotFound):
-                    newest = (await self.broker.last(stream, self.names.subjects("tasks"))).sequence
-                    for sequence in range(newest, max(newest - _GARBAGE, 0), -1):
-                        with contextlib.suppress(NotFound, DecodeError):
-                            task = task_pb2.Task.FromString((await self.broker.get(stream, sequence)).data)
-                            if task.task_id:
-                                return task
-                await asyncio.sleep(0.01)
+        """One that no explorer can answer: its lease is kept here until `let_go`. Tasks of the attacks are none."""
+        await self.let_go()
+        consumer = await PullConsumer.open(self.broker, self.names.tasks_stream, names.TASKS_CONSUMER)
+        try:
+            async with asyncio.timeout(_TASK_SECONDS):
+                while True:
+                    async for message in consumer.lease(1, _CALL_SECONDS):
+                        self._leased = message
+                    with contextlib.suppress(DecodeError):
+                        task = task_pb2.Task.FromString(self._leased.data if self._leased else b"")
+                        if task.task_id:
+                            return task
+                    await self.let_go()
+        finally:
+            await consumer.close()
+
+    async def let_go(self) -> None:
+        """The lease ends: an explorer takes the task."""
+        if self._leased is not None:
+            await self._leased.retry()
+        self._leased = None
 
     async def group(
         self, change: Callable[[experience_pb2.Group], None], broker: Broker | None = None, owner: str = OWNER
@@ -142,15 +149,6 @@ class Target:
     async def forged_reward(self) -> None:
         """By who may publish as the explorer of the task: it is experience like any other."""
         await self.group(forgeries.each(reward=1e6))
-
-    async def without_a_user(self) -> str:
-        """How NATS answers a group of who shows it no user; empty if it takes it."""
-        try:
-            client = await nats.connect(self.record.nats_url, allow_reconnect=False, connect_timeout=_CALL_SECONDS)
-        except (nats.errors.Error, OSError) as error:
-            return f"refused: {error}" if "authorization" in str(error).lower() else ""
-        await client.close()
-        return ""
 
     async def below_another_explorer(self) -> str:
         """How NATS answers a group that one explorer publishes as another; empty if it takes it."""
@@ -317,7 +315,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 OF_OWN_NATS: dict[str, Attack] = {  # of a run that has users on a NATS of its own
-    "a group of a stranger to NATS": Target.without_a_user,
+    "a group of a stranger to NATS": lambda t: forgeries.without_a_user(t.record.nats_url),
     "a group below another explorer's subject": Target.below_another_explorer,
 }
 
@@ -336,12 +334,10 @@ async def _attack(target: Target) -> list[Row]:
     for name, work in {**ATTACKS, **(OF_OWN_NATS if target.record.nats_users else {})}.items():
         was = await target.stats()
         row = Row(name)
-        for _ in range(_TRIES):  # an explorer may have answered the task meanwhile
-            answer = await work(target)
-            expected = answer if isinstance(answer, Counted) else Counted("refused", 0)
-            grown = await _grown(target, was, expected)
-            if grown[expected.counter] >= expected.entries:
-                break
+        answer = await work(target)
+        expected = answer if isinstance(answer, Counted) else Counted("refused", 0)
+        grown = await _grown(target, was, expected)
+        await target.let_go()
         counted = ", ".join(f"{count} {field}" for field, count in grown.items() if count) or "nothing"
         row.outcome = answer or "taken" if isinstance(answer, str) else counted
         if grown[expected.counter] < expected.entries:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nats
+import nats.errors
+
 from trinity.api.buffer.v1 import buffer_pb2
 from trinity.api.common.v1 import experience_pb2
 from trinity.api.sync.v1 import sync_pb2
@@ -66,6 +69,16 @@ def join(folder: Path, theirs: Config, nats_url: str, creds: Path | None, identi
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     ends = done.returncode in (1, 2) and refused in done.stderr and not list(folder.glob("**/*.config.json"))
     return f"refused: {done.stderr.strip().splitlines()[-1]}" if ends else ""
+
+
+async def without_a_user(nats_url: str) -> str:
+    """How NATS answers a client that shows it no user; empty if it takes it."""
+    try:
+        client = await nats.connect(nats_url, allow_reconnect=False, connect_timeout=20)
+    except (nats.errors.Error, OSError) as error:
+        return f"refused: {error}" if "authorization" in str(error).lower() else ""
+    await client.close()
+    return ""
 
 
 def calls_that_change(run: str, service: str) -> list[tuple[str, Any]]:

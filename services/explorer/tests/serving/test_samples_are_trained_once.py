@@ -1,6 +1,6 @@
 """Whatever an agent does to its history: no token is trained that was not sampled, none masked wrongly, none twice."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,21 @@ class Agent:
     def ask(self, history: list[Message], reply: str, tokens: int, ended: bool, version: int, trained: bool) -> None:
         replies = self.tree.recognise(history)
         place = self.tree.place(self.segments(history, [index for index, _ in replies]), [turn for _, turn in replies])
+        assert place.tokens == self.prompt(history, dict(replies)), "the history as it is now, with the sampled ids"
         said: Message = {"role": "assistant", "content": reply}
         self.tree.add(place, self.sample(place, tokens, ended, version), Said.of(said), trained)
         history.append(said)
+
+    @staticmethod
+    def prompt(history: Sequence[Message], replies: Mapping[int, Turn]) -> list[int]:
+        found: list[int] = []
+        for index, message in enumerate(history):
+            if index not in replies:
+                found += encoded(message)
+                continue
+            ids = replies[index].completion.token_ids.tolist()
+            found += [ASK, *ids, *([END] if ids[-1] != END else [])]
+        return [*found, ASK]
 
     def segments(self, history: Sequence[Message], replies: Sequence[int]) -> list[list[int]]:
         found: list[list[int]] = [[]]

@@ -1,7 +1,9 @@
 """Every policy loss against its loop in plain floats: values and gradients, on ragged batches."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from support.losses import peer_algorithms, plain_advantages
 from support.losses.loss_cases import Rows, case_of, gradient_of, loss_of, modes_of, slopes, with_peers
 from support.losses.plain_losses import REFERENCES, clip
+from trinity.plugins.declarations import ADVANTAGES
 from trinity.trainer.algorithms.inputs import WholeBatch
 from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES, m2po
 
@@ -25,6 +28,15 @@ def test_every_registered_name_is_compared_with_another_framework_or_in_none() -
     assert {peer.name for peer in peer_algorithms.LOSSES}.isdisjoint(peer_algorithms.NOWHERE)
     assert {*peer_algorithms.NOWHERE, *(peer.name for peer in peer_algorithms.LOSSES)} == set(POLICY_LOSSES)
     assert {peer.name for peer in peer_algorithms.ADVANTAGES} == set(plain_advantages.REFERENCES)
+
+
+def test_every_registered_name_has_a_row_of_measured_differences(repository: Path) -> None:
+    page = (repository / "docs/algorithms_measured.md").read_text()
+    tables = dict(re.findall(r"\n\| (policy loss|advantage), to a loop \|.*\n.*\n((?:\|.*\n)+)", page))
+    names = {kind: re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE) for kind, rows in tables.items()}
+    assert names == {"policy loss": sorted(POLICY_LOSSES), "advantage": sorted(ADVANTAGES)}
+    nowhere = page.partition("None of them has ")[2].partition(".")[0]
+    assert tuple(re.findall(r"`(\w+)`", nowhere)) == peer_algorithms.NOWHERE
 
 
 @pytest.mark.parametrize("name", REFERENCES)
