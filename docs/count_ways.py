@@ -1,6 +1,6 @@
-"""Check and count the files on the two ways of docs/architecture.md, and write the numbers into it.
+"""Check and count the files on the two ways of docs/architecture.md, and write the numbers into it; count words.
 
-    python docs/count_ways.py
+    python docs/count_ways.py            # prints the words of each page, written by hand and generated
 
 The tables there are the list, in order. Each file must exist, and be imported by another file of its way, by its
 package, or by the wiring of a service; the first file of a table may be reached over the network instead.
@@ -15,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/architecture.md"
 SECTIONS = ("## The way of one experience through the code", "## The way of one version through the code")
+_GENERATED = re.compile(r"<!-- (?:[^>]*written by `make docs`|learning table) -->(.*?)<!-- end of", re.DOTALL)
+_WORD = re.compile(r"\S*\w\S*")
 _WIRING = re.compile(r"\.(main|service|build|runs?|start)$")
 _SOURCES = ("sdk/src", "cli/src", *(str(p.relative_to(ROOT)) for p in ROOT.glob("lib/*/src")),
             *(str(p.relative_to(ROOT)) for p in ROOT.glob("services/*/src")))  # fmt: skip
@@ -100,6 +102,19 @@ def counted(page: str) -> str:
     return re.sub(r"of which \d+ are also on the way", f"of which {both} are also on the way", page, count=1)
 
 
+def words(page: Path) -> tuple[int, int]:
+    """Words that people write, and words that `make docs` and benchmarks write. A word has a letter or a digit."""
+    text = page.read_text()
+    generated = text if page == ROOT / "docs/configuration.md" else " ".join(_GENERATED.findall(text))
+    count = len(_WORD.findall(generated))
+    return len(_WORD.findall(text)) - count, count
+
+
+def pages() -> list[Path]:
+    """The pages of docs/ without the records of decisions, which stay as they are, and without translations."""
+    return sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name not in ("decisions", "zh"))
+
+
 def main() -> int:
     page = PAGE.read_text()
     found = problems([table for title in SECTIONS for table in tables(section(page, title))])
@@ -107,6 +122,10 @@ def main() -> int:
         print(*found, sep="\n")
         return 1
     PAGE.write_text(counted(page))
+    counts = {str(path.relative_to(ROOT)): words(path) for path in pages()}
+    counts["all"] = (sum(by_hand for by_hand, _ in counts.values()), sum(made for _, made in counts.values()))
+    for name, (by_hand, made) in sorted(counts.items(), key=lambda item: -item[1][0]):
+        print(f"{by_hand:6} {made:6}  {name}")
     return 0
 
 

@@ -1,5 +1,6 @@
-"""The two ways of docs/architecture.md name files that exist and are used, and say how many there are."""
+"""The two ways of docs/architecture.md name files that exist and are used; docs/ stays short enough to be read."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -31,3 +32,23 @@ def test_the_page_has_the_numbers_of_today() -> None:
 def test_a_file_that_is_not_on_the_way_is_named(file: str, problem: str) -> None:
     rows = f"**Trainer: weights** (`services/trainer`)\n\n| `main.py` | . |\n| `{file}` | . |\n"
     assert [text for text in count_ways.problems(count_ways.tables(rows)) if problem in text and file in text]
+
+
+def test_docs_have_no_more_words_than_today() -> None:
+    by_hand, generated = zip(*map(count_ways.words, count_ways.pages()), strict=True)
+    assert sum(generated) > 5_000 and sum(by_hand) <= 34_700, "say it once, on the page where it belongs"
+
+
+def test_generated_words_are_counted_apart(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Two words.\n\n<!-- x: written by `make docs` -->\n| three |\n| `4` | - |\n<!-- end of x -->\n")
+    assert count_ways.words(page)[1] == 2
+
+
+def test_lines_have_at_most_120_characters() -> None:
+    """Tables, links to images and code apart, which cannot be broken."""
+    long = []
+    for page in count_ways.pages():
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
+        long += [line for line in prose if len(line) > 120 and not line.lstrip().startswith(("|", "![", "- `"))]
+    assert long == []
