@@ -18,6 +18,8 @@ from support.services.fake_member import FakeMember
 from support.services.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
+from trinity.buffer.run import Run
+from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import LiveVersions, RunContext
 from trinity.config import load, make_plan
 from trinity.data.experience import Outcome, Task
@@ -48,7 +50,7 @@ class Case:
     def __init__(self, run: BufferRun, trainer: FakeTrainer, broker: Broker, pointer: Bucket) -> None:
         self.run = run
         self.trainer = trainer
-        self._broker = broker
+        self.broker = broker
         self._pointer = pointer
         self._names = names.RunNames(run.run)
 
@@ -78,17 +80,17 @@ class Case:
     async def fences(self) -> list[list[int]]:
         """Versions of every fence in the log."""
         stream = self._names.experiences_stream
-        last, found = (await self._broker.state(stream)).last_sequence, []
+        last, found = (await self.broker.state(stream)).last_sequence, []
         for sequence in range(1, last + 1):
-            message = await self._broker.get(stream, sequence)
+            message = await self.broker.get(stream, sequence)
             if message.subject == self._names.control:
                 found.append(list(experience_pb2.Outcome.FromString(message.data).fence.versions))
         return found
 
     async def forget_message_ids(self) -> None:
         """As if the log's dedupe window were over."""
-        config = (await self._broker.js.stream_info(self._names.experiences_stream)).config
-        await self._broker.js.update_stream(replace(config, duplicate_window=0.1))
+        config = (await self.broker.js.stream_info(self._names.experiences_stream)).config
+        await self.broker.js.update_stream(replace(config, duplicate_window=0.1))
         await asyncio.sleep(0.5)
 
     async def until(self, holds: Callable[[pb.StatsResponse], bool], seconds: float = 30) -> pb.StatsResponse:
@@ -134,6 +136,29 @@ async def finish(case: Case, version: int) -> list[pb.LedgerEntry]:
 
 def versions(entries: list[pb.LedgerEntry]) -> set[int]:
     return {group.newest_version for entry in entries for group in entry.groups}
+
+
+async def test_a_fence_of_an_earlier_process_is_read_before_the_next_entry_is_written(case: Case) -> None:
+    """Also where the trainer asks for that entry while the log is still being read."""
+    await case.trainer.buffer.Fence(pb.FenceRequest(run=case.run.run, versions=[INTERVAL]), timeout=20)
+    written = (await case.trainer.stats()).ledger_step
+    assert written < STEPS
+    case.run.buffer.kill()
+    context = RunContext(case.broker, names.RunNames(case.run.run), make_plan(load(case.run.config_file)))
+    versions = await Bucket.open(case.broker, names.VERSIONS_BUCKET)
+    run = Run(context, versions, await Bucket.open(case.broker, names.RUNS_BUCKET), BufferSettings())
+    await run.open()
+    assert run.writer is not None
+    await context.want(STEPS)
+    following = asyncio.create_task(run.writer.run())
+    try:
+        async with asyncio.timeout(20):
+            while INTERVAL not in run.writer.window.fenced:
+                await asyncio.sleep(0.02)
+        assert run.ledger.newest_step == written
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
 
 async def test_a_rollback_fences_what_no_ledger_entry_has_yet(case: Case) -> None:

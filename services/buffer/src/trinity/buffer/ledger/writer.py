@@ -211,6 +211,8 @@ class LedgerWriter:
         last = self._context.last_step
         if self._context.unfenced is not None:
             return False  # what it withdrew must not enter the entry
+        if self.window.log_sequence < self.failures.since:
+            return False  # an earlier process may have said that a fence holds which this one has not read
         return (not last or step <= last) and step <= self._context.wanted_step + _AHEAD[self._policy.kind]
 
     def _time_is_over(self, step: int) -> bool:
