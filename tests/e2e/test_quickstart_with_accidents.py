@@ -118,14 +118,15 @@ def _travel(run: TrinityRun, extra: TrinityRun, collector: Collector) -> Journey
     held = _hold(run)
     joined = run.until(lambda s: len(s["explorers"]) == 2, 400, "the second explorer")
     _release(run, held)
-    run.until(lambda s: all(p["health"] == "SERVING" for p in _own(s)) and s["step"], 240, "everybody SERVING")
-    status = run.status()
-    metrics = {p["name"]: _scrape(p["metrics"]) for p in _own(status) if p["name"] != "nats"}
+    status = run.until(lambda s: all(p["health"] == "SERVING" for p in _own(s)) and s["step"], 240, "everybody SERVING")
     groups = _wait_for_groups(run, joined)
+    _pause(run, held)  # the run must not end while it is looked at
+    metrics = {p["name"]: _scrape(p["metrics"]) for p in _own(status) if p["name"] != "nats"}
     scraped = _scrape_targets(run)
     ports = _scan_ports(run, extra)
     kill_process(joined, "extra")
     extra.kill()
+    _release(run, held)
 
     job = run.job
     before = run.until(lambda s: (s["step"] or 0) > SAVE_INTERVAL, 200, "a step after a checkpoint")
@@ -221,20 +222,15 @@ def _scrape_targets(run: TrinityRun) -> dict[str, set[str]]:
 
 
 def _scan_ports(run: TrinityRun, extra: TrinityRun) -> Ports:
-    """Of both commands and all that they started; the trainer waits meanwhile, so that the run does not end."""
+    """Of both commands and all that they started."""
     processes = run.status()["processes"]
     known = {_port(one["metrics"]): Kind.HTTP for one in processes}
     known |= {_port(one["address"]): Kind.NATS if one["name"] == "nats" else Kind.GRPC for one in processes}
     commands = {"trinity run": run.pid, "trinity run of extra": extra.pid}
     roots = {**commands, **{one["name"]: one["pid"] for one in processes}}
-    trainer = str(next(one["address"] for one in processes if one["name"] == "trainer"))
-    _pause(run, trainer)
-    try:
-        found = asyncio.run(scan(ports_of(roots), known))
-        reached = reached_from_another_network(one.port for one in found)
-        closed = {one for one, kind in found.items() if kind is Kind.GONE} - set(ports_of(roots))
-    finally:
-        _release(run, trainer)
+    found = asyncio.run(scan(ports_of(roots), known))
+    reached = reached_from_another_network(one.port for one in found)
+    closed = {one for one, kind in found.items() if kind is Kind.GONE} - set(ports_of(roots))
     return Ports(known, {one: kind for one, kind in found.items() if one not in closed}, reached)
 
 
