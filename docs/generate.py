@@ -3,7 +3,6 @@
 A test compares the files with what this writes.
 """
 
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -15,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trinity.config.compatibility.foreign_keys import RENAMED, SAME, UNSUPPORTED, VALUES
+from trinity.config.compatibility.foreign_keys import RENAMED, SAME, VALUES
 from trinity.config.foreign_correction import MEANINGS
 from trinity.config.names import MONITOR_ARGS
 from trinity.config.schema import Config
@@ -37,9 +36,9 @@ YAMLs of Trinity-RFT are read unchanged ([compatibility.md](compatibility.md)). 
 Below, `<taskset>` is any taskset of `buffer.explorer_input`, `<buffer>` the experience buffer or an auxiliary one,
 `<engine>` the rollout model or an auxiliary one, and `<verl>` is `trainer.trainer_config`.
 """
-WITHOUT_EFFECT = """`trinity check` names every such key of a YAML, and says why it has no effect.
-[foreign_keys.py](../lib/config/src/trinity/config/compatibility/foreign_keys.py) lists them. Some take certain values
-alone:
+WITHOUT_EFFECT = """`trinity check` names such keys of a YAML, with the reason or what to use instead. The lists are in
+[foreign_keys.py](../lib/config/src/trinity/config/compatibility/foreign_keys.py). Refused keys are taken where their
+value means off. Some keys without effect take certain values alone:
 """
 # What several sections share, as it is written here.
 _PLACES = (
@@ -97,6 +96,8 @@ def _line(name: str, field: Any, seen: dict[type[BaseModel], str]) -> str:
         many = {list: "list, each ", dict: "by name, each "}.get(get_origin(field.annotation), "")
         values = f"{many}as `{seen[inner]}`" if inner in seen else _type(field.annotation)
     default = _default(field)
+    if values == "bool" and default:
+        values, default = default, ""
     meaning = field.description or ""
     if meaning and meaning.split()[0][-1] not in ":;,":  # the name of a choice stays as it is
         meaning = meaning[0].upper() + meaning[1:]
@@ -174,10 +175,7 @@ def _foreign() -> Iterator[str]:
         for values, keys in same.items()
         for line in _wrapped(f"- {_keys(keys)}: refused unless {' or '.join(f'`{one}`' for one in values)}")
     ]
-    yield "\n".join(["### Without effect\n", WITHOUT_EFFECT, *only, ""])
-    yield "\n".join(
-        ["### Refused, unless the value means off\n", "The error says what to use.\n", *_by_section(UNSUPPORTED)]
-    )
+    yield "\n".join(["### Without effect, or refused\n", WITHOUT_EFFECT, *only, ""])
 
 
 def _renamed(targets: dict[str, list[str]]) -> Iterator[str]:
@@ -195,11 +193,6 @@ def _renamed(targets: dict[str, list[str]]) -> Iterator[str]:
             yield f"- `{theirs}.{names[0]}`: `{ours}.{names[0]}`"
         else:
             yield f"- `{theirs}` ({', '.join(names)}): `{ours}`, same names"
-
-
-def _by_section(keys: Iterable[str]) -> Iterator[str]:
-    for one in _shown(keys):
-        yield f"- {one}"
 
 
 def _wrapped(text: str) -> list[str]:
@@ -251,37 +244,19 @@ def security() -> str:
 
 
 def _subjects() -> Iterator[str]:
-    """One row for all subjects that the same roles may publish and subscribe."""
-    roles: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    """Who may write what: a row for all subjects that the same roles may publish. JetStream's API is left out."""
+    roles: dict[str, list[str]] = defaultdict(list)
     for role, granted in table().items():
-        for way, subjects in enumerate((granted.publish, granted.subscribe)):
-            for subject in subjects:
-                roles[subject][way].append(role)
-    rows: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for subject, (publish, subscribe) in roles.items():
-        rows[", ".join(publish) or "-", ", ".join(subscribe) or "-"].append(f"`{subject}`")
-    yield "\n| subjects | roles that may publish | roles that may subscribe |\n|---|---|---|\n"
-    for (publish_roles, subscribe_roles), names in rows.items():
-        yield f"| {', '.join(_alike(names))} | {publish_roles} | {subscribe_roles} |\n"
+        for subject in granted.publish:
+            if not subject.startswith("$JS."):
+                roles[subject].append(role)
+    rows: dict[str, list[str]] = defaultdict(list)
+    for subject, publish in roles.items():
+        rows[", ".join(publish)].append(f"`{subject}`")
+    yield "\n| roles | subjects that they may publish |\n|---|---|\n"
+    for publish_roles, names in rows.items():
+        yield f"| {publish_roles} | {', '.join(names)} |\n"
     yield "\n"
-
-
-def _alike(subjects: list[str]) -> Iterator[str]:
-    """Subjects that differ in the name of a stream alone, and then in one part before it, are one: `a.{b,c}.d`."""
-    by_stream = _folded(subjects, r"(.*TRINITY_)([A-Z_]+)(_<run>.*)")
-    yield from _folded(by_stream, r"(`\$JS\.API\.[A-Z]+\.)([A-Z]+)(\.[^.].*)")
-
-
-def _folded(subjects: Iterable[str], pattern: str) -> list[str]:
-    """The middle groups of the pattern in braces, of subjects whose other groups are equal."""
-    found: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for subject in subjects:
-        match = re.fullmatch(pattern, subject)
-        found[(match[1], match[3]) if match else (subject, "")].append(match[2] if match else "")
-    return [
-        f"{before}{{{','.join(middle)}}}{after}" if len(middle) > 1 else before + middle[0] + after
-        for (before, after), middle in found.items()
-    ]
 
 
 def _permissions() -> Iterator[str]:

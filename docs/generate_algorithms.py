@@ -44,9 +44,9 @@ def _tables() -> Iterator[str]:
     for name in sorted(POLICY_LOSSES):
         measured = [number for dtype in (torch.float64, torch.float32) for number in of_loss(name, dtype)]
         yield f"| `{name}` | {' | '.join(map(power, measured))} |"
-    yield from header("", "advantage, to a loop", "value, float64")
-    for name, one in sorted(ADVANTAGES.items()):
-        yield f"| `{name}` | {f'as `{one.alias_of}`' if one.alias_of else power(of_advantage(name))} |"
+    yield from header("", "advantages, to a loop", "largest difference of a value, float64")
+    own = sorted(name for name, one in ADVANTAGES.items() if not one.alias_of)
+    yield f"| {', '.join(f'`{name}`' for name in own)} | {power(max(map(of_advantage, own)))} |"
     yield from _to_peers("policy loss", peer_algorithms.LOSSES, _to_loss)
     yield from _to_peers("advantage", peer_algorithms.ADVANTAGES, _to_advantage)
 
