@@ -52,3 +52,14 @@ def test_lines_have_at_most_120_characters() -> None:
         prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
         long += [line for line in prose if len(line) > 120 and not line.lstrip().startswith(("|", "![", "- `"))]
     assert long == []
+
+
+def test_every_table_has_a_head() -> None:
+    """A blank line inside a table, or rows in one line, show as text."""
+    broken = []
+    for page in count_ways.pages():
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        blocks = [block for block in re.split(r"\n(?!\|)", prose) if "\n|" in block or block.startswith("|")]
+        tables = [block[block.index("|") :].splitlines() for block in blocks]
+        broken += [(page.name, table[0]) for table in tables if not re.fullmatch(r"\|[-| ]+\|", "".join(table[1:2]))]
+    assert broken == []
