@@ -177,7 +177,7 @@ class Run:
         for later in range(step + 1, newest + 1):
             entry = await self.ledger.get(later)
             if any(group.log_sequence < first for group in entry.groups):
-                raise DataLoss(f"step: experience of step {later} was released; go on from a newer checkpoint")
+                raise DataLoss(f"step: experience of step {later} was released; continue from a newer checkpoint")
             if entry.floor_sequence >= first:
                 return  # what later steps use lies above
 

@@ -70,7 +70,7 @@ class TrainerConfig(Section):
     epochs_per_batch: PositiveInt = Field(1, description="Passes over each batch, each in an order of its own")
     on_bad_step: Literal["stop", "skip"] = Field(
         "stop",
-        description="When a value is not finite or memory runs out: end the run, or go on without the batch "
+        description="When a value is not finite or memory runs out: end the run, or continue without the batch "
         "(docs/algorithms.md)",
     )
     use_remove_padding: bool = Field(True, description="Micro-batches without padding: sequences one after the other")

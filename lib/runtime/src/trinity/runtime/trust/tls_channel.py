@@ -1,7 +1,7 @@
 """Channels over mTLS that outlive their certificate: a call after a rotation goes over a new connection.
 
 gRPC fixes a channel's certificate when it is made. So these make a new channel when the identity's files have changed;
-the replaced one is only let go, and calls that run on it go on to their ends.
+the replaced one is only let go, and calls in progress on it run to their ends.
 """
 
 import threading

@@ -12,7 +12,7 @@ _SHOWN = 500  # characters of an error
 
 
 class TasksFail(TrinityError):
-    """Feeding more tasks would go on for ever."""
+    """Feeding more tasks would never end."""
 
     for_good = True
 

@@ -64,7 +64,7 @@ class LedgerWriter:
         self.window = Window(self._policy)
 
     async def recover(self) -> None:
-        """Go on from the cursor of the newest ledger entry."""
+        """Continue from the cursor of the newest ledger entry."""
         if self._ledger.newest is not None:
             self.window = window_at(await self._ledger.cursor(), self._policy)
             log.info("buffer.ledger.recovered", step=self._ledger.newest_step, log_sequence=self.window.log_sequence)
