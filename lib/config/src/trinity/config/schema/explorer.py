@@ -129,7 +129,7 @@ class ExplorerConfig(Section):
     )
     flush_tokens: NonNegativeInt = Field(
         4096,
-        description="With durable_episodes: tokens after which a growing reply is kept, for another explorer to continue"
+        description="With durable_episodes: tokens after which a growing reply is kept, for other explorers to continue"
         "; 0: only whole replies. Replies with stop texts are kept whole",
     )
     max_dead_letters_in_a_row: NonNegativeInt = Field(
