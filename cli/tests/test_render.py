@@ -10,7 +10,7 @@ from trinity.cli.commands import bench
 from trinity.cli.commands.ledger import dead_letters
 from trinity.cli.commands.weights import explorers, versions
 from trinity.cli.commands.wire import Letter, Member, Version
-from trinity.cli.render import table, to_json
+from trinity.cli.render import table, to_json, when
 
 pytestmark = pytest.mark.core
 
@@ -107,3 +107,7 @@ def test_json_has_fields_of_dataclasses_and_no_control_characters() -> None:
     assert json.loads(text) == [{"name": "\x1b\x7f", "value": 1.5, "text": "t"}]
     assert "\x1b" not in text
     assert "\x7f" not in text
+
+
+def test_a_number_that_is_no_time_is_shown_as_it_is() -> None:
+    assert [when(seconds) for seconds in (0.0, 1e308, float("nan"), -1e308)] == ["-", "1e+308", "nan", "-1e+308"]

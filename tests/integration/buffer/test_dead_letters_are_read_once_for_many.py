@@ -100,3 +100,17 @@ async def test_a_caller_that_leaves_does_not_end_the_read_of_others() -> None:
     await asyncio.sleep(0)
     leaver.cancel()
     assert len(await other) == 5
+
+
+async def test_letters_are_shown_without_their_tasks_images_and_fed_again_with_them() -> None:
+    letters, broker = made()
+    for n, message in broker.stored.items():
+        if n > FOREIGN:
+            letter = experience_pb2.AttemptFailure.FromString(message.data)
+            letter.task.images.append(b"an image")
+            broker.stored[n] = StoredMessage(n, message.subject, letter.SerializeToString(), {})
+    shown, fed_again, one = await asyncio.gather(
+        letters.show(LETTERS), letters._all(), letters.show(1, ordinal=FOREIGN + 1)
+    )
+    assert [len(letter.task.images) for letter in [*shown, *one]] == [0] * (LETTERS + 1)
+    assert {len(letter.task.images) for _, letter in fed_again} == {1}

@@ -165,25 +165,41 @@ async def test_blobs_that_contradict_their_reference_are_dead_letters(
         assert reason in found[ordinal], (reason, found[ordinal])
 
 
-async def test_a_group_whose_task_was_changed_is_refused(attacked: tuple[BufferRun, FakeTrainer, Broker]) -> None:
+async def test_entries_of_a_task_that_say_what_cannot_be_are_its_dead_letters(
+    attacked: tuple[BufferRun, FakeTrainer, Broker],
+) -> None:
     run, trainer, broker = attacked
     one = names.RunNames(run.run)
     async with asyncio.timeout(30):
-        while not (await trainer.stats()).fed:
+        while (await trainer.stats()).fed < 4:
             await asyncio.sleep(0.05)
-    task = task_pb2.Task.FromString((await broker.get(one.tasks_stream, 1)).data)
-    outcome = experience_pb2.Outcome()
-    fill_group(outcome.group, make_group(task_from_proto(task)))
-    outcome.group.task.sampling.temperature = 0.25
-    await broker.publish(
-        one.experience(TESTER, 0, "sums"), outcome.SerializeToString(), message_id="c", headers={headers.ORDINAL: "1"}
-    )
+    tasks = [task_pb2.Task.FromString((await broker.get(one.tasks_stream, s)).data) for s in range(1, 5)]
+    changed, of_no_task = experience_pb2.Outcome(), experience_pb2.Outcome()
+    fill_group(changed.group, make_group(task_from_proto(tasks[0])))
+    changed.group.task.sampling.temperature = 0.25
+    fill_group(of_no_task.group, make_group(task_from_proto(tasks[1])))
+    of_no_task.group.task.ordinal = -1
+    failed = AttemptFailure(task_from_proto(tasks[2]), 1, "tester", FailureCause.TIMEOUT, "late", False, 1.0)
+    long, late = (experience_pb2.Outcome.FromString(encode_outcome(failed)) for _ in range(2))
+    long.failure.error = "x" * 100_000
+    late.failure.task.CopyFrom(tasks[3])
+    late.failure.failed_at_seconds = 1e308
+    group, failure = one.experience(TESTER, 0, "sums"), one.failure(TESTER, "sums")
+    sent = [
+        (group, changed, "task.sampling"), (group, of_no_task, "task.ordinal: is -1"),
+        (failure, long, "failure.error: has 100000 characters"), (failure, late, "failure.failed_at_seconds: is 1e+308"),
+    ]  # fmt: skip
+    for ordinal, (subject, outcome, _) in enumerate(sent, start=1):
+        header = {headers.ORDINAL: str(ordinal)}
+        await broker.publish(subject, outcome.SerializeToString(), message_id=f"c{ordinal}", headers=header)
     async with asyncio.timeout(30):
-        while not (await trainer.stats()).dead_letters:
+        while (await trainer.stats()).dead_letters < len(sent):
             await asyncio.sleep(0.05)
     answer = await trainer.buffer.ListDeadLetters(pb.ListDeadLettersRequest(run=run.run), timeout=20)
-    assert "task.sampling" in answer.dead_letters[0].error
-    assert answer.dead_letters[0].explorer_id == "tester"
+    found = {letter.task.ordinal: letter for letter in answer.dead_letters}
+    for ordinal, (_, _, reason) in enumerate(sent, start=1):
+        assert reason in found[ordinal].error, (reason, found[ordinal].error)
+        assert found[ordinal].explorer_id == "tester"
 
 
 async def test_entries_under_the_subject_of_another_explorer_are_dead_letters(

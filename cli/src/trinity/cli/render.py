@@ -87,7 +87,10 @@ def age_text(seconds: float) -> str:
 
 def when(seconds: float) -> str:
     """A Unix time in the local zone."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
+    except (ValueError, OverflowError, OSError):  # no time at all
+        return f"{seconds:g}"
 
 
 def error_text(value: float | None) -> str:

@@ -4,9 +4,8 @@ Life of a task: fed by the buffer -> leased by an explorer -> ended as exactly o
 (an AttemptFailure with `final`). Dimensions: P prompt tokens, R response tokens.
 """
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol
@@ -14,17 +13,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from trinity.data.images import check_placeholders, digest
+from trinity.data.json_objects import json_object
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import FailureCause, InvalidInput
 
 ROLLOUTS_PER_REPEAT = 2
 MOST_ROLLOUTS = 65_536  # of one task, and completions of one request
 LONGEST_NAME = 256
+MOST_METRICS = 1000  # of one experience; each becomes a series of the monitor
 # Rewards and metrics are summed and squared: the largest float32 leaves room for both in float64.
 LARGEST_NUMBER = 3.4e38
 # Larger than any model's: with an id of an unknown vocabulary no process allocates or indexes out of all proportion.
 LARGEST_VOCABULARY = 2**24
-_LATEST_SECONDS = 1e11  # Unix time of the year 5138
+LATEST_SECONDS = 1e11  # Unix time of the year 5138
 
 
 @dataclass(frozen=True)
@@ -96,26 +97,16 @@ class Task:
     @property
     def raw(self) -> dict[str, Any]:
         """The dataset row."""
-        return _json_object(self.row_json, "task.row_json")
+        return json_object(self.row_json, "task.row_json")
 
     @property
     def format(self) -> dict[str, Any]:
         """The taskset's `format` section."""
-        return _json_object(self.format_json, "task.format_json")
+        return json_object(self.format_json, "task.format_json")
 
     @property
     def workflow_args(self) -> dict[str, Any]:
-        return _json_object(self.workflow_args_json, "task.workflow_args_json")
-
-
-def _json_object(text: str, name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(name, f"is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidInput(name, f"must be a JSON object, is {type(value).__name__}")
-    return value
+        return json_object(self.workflow_args_json, "task.workflow_args_json")
 
 
 @dataclass(frozen=True)
@@ -189,7 +180,7 @@ class Experience:
     @property
     def moved(self) -> dict[str, Any]:
         """{"moved": info.moved} where its episode came to another explorer, else nothing."""
-        moves = _json_object(self.info_json, "info_json").get("moved")
+        moves = json_object(self.info_json, "info_json").get("moved")
         return {"moved": moves} if moves else {}
 
     def check(self, name: str, limits: Limits = UNLIMITED, images: Mapping[bytes, bytes] | None = None) -> None:
@@ -225,7 +216,8 @@ class Experience:
         for part, value in (("reward", self.reward), *((f"metrics[{key!r}]", v) for key, v in self.metrics.items())):
             if not is_number(value):
                 raise InvalidInput(f"{name}.{part}", f"is {value}, must be finite and fit into float32")
-        info = _json_object(self.info_json, f"{name}.info_json")
+        check_metric_names(f"{name}.metrics", self.metrics)
+        info = json_object(self.info_json, f"{name}.info_json")
         for key in limits.numbers:
             value = info.get(key, 0.0)
             if not isinstance(value, int | float | None) or not is_number(value or 0.0):
@@ -268,6 +260,14 @@ class Experience:
 def is_number(value: float) -> bool:
     """Whether a reward or a metric can be calculated with: NaN and infinity cannot."""
     return -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+
+
+def check_metric_names(name: str, metrics: Collection[str]) -> None:
+    """Raise InvalidInput where there are more metrics, or longer names, than a monitor can show."""
+    if len(metrics) > MOST_METRICS:
+        raise InvalidInput(name, f"are {len(metrics)}; an experience has at most {MOST_METRICS}")
+    if metrics and (longest := max(map(len, metrics))) > LONGEST_NAME:
+        raise InvalidInput(name, f"have a name of {longest} characters, may have {LONGEST_NAME}")
 
 
 class Numbered(Protocol):
@@ -329,7 +329,7 @@ def check_header(group: Timed) -> None:
     """Raise InvalidInput naming a field of the group that is no experience's."""
     check_attempt("group", group)
     for name in ("started_at_seconds", "finished_at_seconds"):
-        if not 0 <= getattr(group, name) <= _LATEST_SECONDS:
+        if not 0 <= getattr(group, name) <= LATEST_SECONDS:
             raise InvalidInput(f"group.{name}", f"is {getattr(group, name)}, must be Unix time")
 
 

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2, task_pb2, tensor_pb2
 from trinity.data.experience import (
+    LATEST_SECONDS,
     MOST_ROLLOUTS,
     AttemptFailure,
     Experience,
@@ -177,10 +178,12 @@ def failure_to_proto(failure: AttemptFailure) -> experience_pb2.AttemptFailure:
 
 
 def failure_from_proto(message: experience_pb2.AttemptFailure) -> AttemptFailure:
-    """Raises InvalidInput if the task is malformed or the cause unknown."""
+    """Raises InvalidInput if the task is malformed, the cause unknown, the text too long or the time none."""
     if message.cause not in _CAUSES:
         raise InvalidInput("failure.cause", f"is {message.cause[:80]!r}, must be one of {', '.join(sorted(_CAUSES))}")
-    if not math.isfinite(message.failed_at_seconds):
+    if len(message.error) > LONGEST_ERROR:
+        raise InvalidInput("failure.error", f"has {len(message.error)} characters, may have {LONGEST_ERROR}")
+    if not 0 <= message.failed_at_seconds <= LATEST_SECONDS:
         raise InvalidInput("failure.failed_at_seconds", f"is {message.failed_at_seconds}, must be Unix time")
     task, cause = task_from_proto(message.task), FailureCause(message.cause)
     return from_message(AttemptFailure, message, task=task, cause=cause)

@@ -154,16 +154,16 @@ class LedgerWriter:
 
     async def _refuse(self, message: Message, outcome: experience_pb2.Outcome, error: InvalidInput) -> Verdict:
         """An entry that cannot be used ends its task as a dead letter: retrying would make the same again."""
-        ordinal, made_by = self._validator.ordinal(message), _maker(outcome)
-        log.warning("buffer.log.refused", sequence=message.sequence, ordinal=ordinal, reason=str(error), **made_by)
-        self.failures.note(message.sequence, FailureCause.INVALID_EXPERIENCE, str(error))
+        ordinal, made_by, reason = self._validator.ordinal(message), _maker(outcome), str(error)[:LONGEST_ERROR]
+        log.warning("buffer.log.refused", sequence=message.sequence, ordinal=ordinal, reason=reason, **made_by)
+        self.failures.note(message.sequence, FailureCause.INVALID_EXPERIENCE, reason)
         if not ordinal:
             return self.window.skip(message.sequence)
         verdict = self.window.failure(message.sequence, ordinal, max_attempts=1, final=True)
         if verdict is Verdict.DEAD:
             failure = experience_pb2.AttemptFailure(
                 cause=FailureCause.INVALID_EXPERIENCE,
-                error=str(error)[:LONGEST_ERROR],
+                error=reason,
                 final=True,
                 failed_at_seconds=time.time(),
                 **made_by,

@@ -32,9 +32,9 @@ class DeadLetters:
         self._changes: dict[_Change, asyncio.Task[list[int]]] = {}  # of all letters, that have not begun
 
     async def show(self, limit: int, ordinal: int = 0) -> list[experience_pb2.AttemptFailure]:
-        """Oldest first; of one task alone if an ordinal is given. NotFound if that has none."""
+        """Oldest first, without images; of one task alone if an ordinal is given. NotFound if that has none."""
         found = [await self._of(ordinal)] if ordinal else (await self._all(limit))[:limit]
-        return [letter for _, letter in found]
+        return [_without_images(letter) for _, letter in found]
 
     async def retry(self, ordinals: Iterable[int]) -> list[int]:
         """Feed these tasks again (all, if none is named), each in the place of a new one.
@@ -121,6 +121,16 @@ class DeadLetters:
             if len(found) >= most:
                 break
         return found
+
+
+def _without_images(letter: experience_pb2.AttemptFailure) -> experience_pb2.AttemptFailure:
+    """A task has up to 6 MiB of them, and a message of many letters must stay below rpc.MAX_MESSAGE_BYTES."""
+    if not letter.task.images:
+        return letter
+    shown = experience_pb2.AttemptFailure()
+    shown.CopyFrom(letter)  # the letter itself may be another caller's, who feeds its task again
+    shown.task.ClearField("images")
+    return shown
 
 
 def letter_in(names: RunNames, message: StoredMessage) -> experience_pb2.AttemptFailure | None:

@@ -12,7 +12,16 @@ from trinity.buffer.log.reader import LogReader, check_owner
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.window import Kept, StoredGroup
-from trinity.data.experience import UNLIMITED, Limits, check_attempt, check_header, check_rollouts, is_number
+from trinity.data.experience import (
+    UNLIMITED,
+    Limits,
+    check_attempt,
+    check_header,
+    check_metric_names,
+    check_rollouts,
+    is_number,
+)
+from trinity.data.json_objects import json_object
 from trinity.data.wire import TRUNCATIONS, failure_from_proto, group_from_proto, is_boolean, task_from_proto
 from trinity.runtime import headers
 from trinity.runtime.broker import Message
@@ -61,7 +70,9 @@ class EntryValidator:
             return kind
         task = getattr(outcome, kind).task
         if task.run != self._context.run:
-            raise InvalidInput("task.run", f"is {task.run!r}, this log is of {self._context.run!r}")
+            raise InvalidInput("task.run", f"is {_shortened(task.run)}, this log is of {self._context.run!r}")
+        if task.ordinal < 1:  # else it would pass for one that has ended
+            raise InvalidInput("task.ordinal", f"is {task.ordinal}; no such task was fed")
         if task.kind != task_pb2.TASK_KIND_TRAIN:
             raise InvalidInput("task.kind", f"is {task.kind}; only training tasks enter this log")
         if kind == "requeue":
@@ -217,7 +228,7 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
             return False  # images are decoded as far as their size
         if limits.numbers and experience.info_json:
             return False
-        if not all(map(is_number, experience.metrics.values())):
+        if not all(map(is_number, experience.metrics.values())) or not _are_names(experience.metrics):
             return False
         if not _covers(experience.version_spans, response):
             return False
@@ -236,9 +247,18 @@ def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
 
 def _is_json_object(text: str) -> bool:
     try:
-        return not text or isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
+        json_object(text, "info_json")
+    except InvalidInput:
         return False
+    return True
+
+
+def _are_names(metrics: Collection[str]) -> bool:
+    try:
+        check_metric_names("metrics", metrics)
+    except InvalidInput:
+        return False
+    return True
 
 
 def _covers(spans: Iterable[experience_pb2.VersionSpan], response: int) -> bool:

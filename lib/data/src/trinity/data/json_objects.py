@@ -1,0 +1,30 @@
+"""JSON of other processes: an object, nested no deeper than every reader of it can follow."""
+
+import json
+from typing import Any
+
+from trinity.runtime.errors import InvalidInput
+
+# json fails at about 1000 levels less the caller's own frames: what one process can read, another could not.
+DEEPEST = 100
+
+
+def json_object(text: str, name: str) -> dict[str, Any]:
+    """The object in a text; empty for an empty one. Raises InvalidInput."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(name, f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidInput(name, f"must be a JSON object, is {type(value).__name__}")
+    if text.count("{") + text.count("[") > DEEPEST and _is_deeper(value):
+        raise InvalidInput(name, f"is nested more than {DEEPEST} deep")
+    return value
+
+
+def _is_deeper(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        inside = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [child for children in inside for child in children if isinstance(child, dict | list)]
+    return bool(level)
