@@ -286,6 +286,14 @@ def test_without_gpus_the_models_memory_on_the_cpu_counts() -> None:
     assert found(plan_of(), [], host=0.0) == {}, "where the system does not say, nothing is refused"
 
 
+def test_ranks_that_cannot_share_sequences_are_said() -> None:
+    key = "trainer.ulysses_sequence_parallel_size"
+    plan = plan_of(f"{key}=2")
+    for cards in ([], gpus(4), gpus(1)):  # one on the CPU, three of four, one that the engine shares
+        assert "does not divide the" in found(plan, cards)[key]
+    assert key not in found(plan, gpus(3))
+
+
 def test_a_reference_in_host_memory_is_counted_there() -> None:
     cards = gpus(2, gib=100)
     reference = ["algorithm.kl_loss_fn=k3"]

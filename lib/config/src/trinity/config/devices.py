@@ -143,17 +143,19 @@ def device_of(asked: str, field: str, available: bool, gpus: Sequence[Gpu], torc
 
 def problems(plan: Plan, gpus: Sequence[Gpu], torch: TorchBuild | None, host_memory_gib: float) -> Iterator[Problem]:
     """Why the plan cannot run on these GPUs; without any, on this machine's CPU."""
+    split, trains = plan.gpus, plan.config.mode in ("both", "train")
     if not gpus:
         yield from _check_cpu(plan, host_memory_gib)
+        yield from _check_ranks(plan, plan.config.trainer.num_ranks or 1)
         return
     if why := mismatch(gpus, torch):
         yield Problem("cluster.gpu_per_node", why)
         return
     cards = list(gpus[: plan.config.cluster.gpu_per_node or len(gpus)])
-    split, trains = plan.gpus, plan.config.mode in ("both", "train")
     wanted = split.explorer + split.auxiliary
     if shares(plan, len(cards)):
         yield from _check_shared(plan, cards[: split.explorer], host_memory_gib)
+        yield from _check_ranks(plan, ranks_sharing(plan))
         return
     if wanted + trains > len(cards):
         yield _too_few(plan, len(cards), wanted, trains)
@@ -161,7 +163,9 @@ def problems(plan: Plan, gpus: Sequence[Gpu], torch: TorchBuild | None, host_mem
     if split.explorer:
         yield from _check_engines(plan, cards[:wanted])
     if trains:
-        yield from _check_trainer(plan, cards[wanted:][: plan.config.trainer.num_ranks], host_memory_gib)
+        left = cards[wanted:][: plan.config.trainer.num_ranks]
+        yield from _check_trainer(plan, left, host_memory_gib)
+        yield from _check_ranks(plan, len(left))
 
 
 @dataclass(frozen=True)
@@ -281,6 +285,14 @@ def _check_cpu(plan: Plan, host_memory_gib: float) -> Iterator[Problem]:
             f"has {known[0] / 1e9:.2f} billion parameters {known[1]}; there is no GPU here, and on the CPU they take "
             f"{needed:.1f} GiB, of which {host_memory_gib:.1f} are available; use GPUs or a smaller model",
         )
+
+
+def _check_ranks(plan: Plan, ranks: int) -> Iterator[Problem]:
+    """Where `num_ranks` is given, the YAML's own checks have compared it."""
+    size, trainer = plan.config.trainer.ulysses_sequence_parallel_size, plan.config.trainer
+    if plan.config.mode in ("both", "train") and not trainer.num_ranks and ranks % size:
+        problem = f"is {size}, which does not divide the {ranks} rank(s) that the trainer has here; set trainer.num_ranks"
+        yield Problem("trainer.ulysses_sequence_parallel_size", problem)
 
 
 def _check_trainer(plan: Plan, cards: Sequence[Gpu], host_memory_gib: float) -> Iterator[Problem]:
