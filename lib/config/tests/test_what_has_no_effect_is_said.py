@@ -86,6 +86,15 @@ def test_arguments_that_a_workflow_does_not_read_are_named() -> None:
         config(wrong)
 
 
+def test_rollouts_and_lengths_that_another_key_decides_are_named() -> None:
+    model = {"model_path": "m", "max_prompt_tokens": 16, "max_response_tokens": 16}
+    found = config({"repeat_times": 4, "rollout_args": {"max_tokens": 999}}, model=model).notices
+    assert "taskset.repeat_times: has no effect: algorithm.repeat_times says it" in "\n".join(found)
+    assert "taskset.rollout_args.max_tokens: is 999; model.max_response_tokens = 16 is the limit" in "\n".join(found)
+    sound = config({"rollout_args": {"max_tokens": 16}}, model=model).notices
+    assert not [note for note in sound if "max_tokens" in note or "repeat_times" in note]
+
+
 def test_the_path_of_an_archive_is_not_called_useless() -> None:
     buffer = {"batch_size": 8, "explorer_input": {"taskset": {"path": "d"}}}
     buffer["trainer_input"] = {"experience_buffer": {"path": "/tmp/archive.jsonl"}}

@@ -186,9 +186,11 @@ async def test_entries_of_a_task_that_say_what_cannot_be_are_its_dead_letters(
     late.failure.failed_at_seconds = 1e308
     group, failure = one.experience(TESTER, 0, "sums"), one.failure(TESTER, "sums")
     sent = [
-        (group, changed, "task.sampling"), (group, of_no_task, "task.ordinal: is -1"),
-        (failure, long, "failure.error: has 100000 characters"), (failure, late, "failure.failed_at_seconds: is 1e+308"),
-    ]  # fmt: skip
+        (group, changed, "task.sampling"),
+        (group, of_no_task, "task.ordinal: is -1"),
+        (failure, long, "failure.error: has 100000 characters"),
+        (failure, late, "failure.failed_at_seconds: is 1e+308"),
+    ]
     for ordinal, (subject, outcome, _) in enumerate(sent, start=1):
         header = {headers.ORDINAL: str(ordinal)}
         await broker.publish(subject, outcome.SerializeToString(), message_id=f"c{ordinal}", headers=header)

@@ -68,6 +68,11 @@ def _tasks_advice(config: Config) -> Iterator[str]:
         model = asked_model(workflow, taskset.workflow_args)
         if not reward and scores_by_name(workflow) and model is None:
             yield f"{place}.default_reward_fn_type: is not given; {DEFAULT_REWARD_FUNCTION} is taken"
+        if "repeat_times" in taskset.model_fields_set and not key.startswith("eval"):
+            yield f"{place}.repeat_times: has no effect: algorithm.repeat_times says it for tasks of training"
+        longest, asked_for = config.model.max_response_tokens, taskset.rollout_args.max_tokens
+        if longest is not None and asked_for is not None and asked_for > longest:
+            yield f"{place}.rollout_args.max_tokens: is {asked_for}; model.max_response_tokens = {longest} is the limit"
         for name in ignored_args(workflow, taskset.workflow_args):
             yield f"{place}.workflow_args.{name}: has no effect: {workflow} does not read it"
         asked |= {model} if model is not None else set()

@@ -291,7 +291,7 @@ def _check_ranks(plan: Plan, ranks: int) -> Iterator[Problem]:
     """Where `num_ranks` is given, the YAML's own checks have compared it."""
     size, trainer = plan.config.trainer.ulysses_sequence_parallel_size, plan.config.trainer
     if plan.config.mode in ("both", "train") and not trainer.num_ranks and ranks % size:
-        problem = f"is {size}, which does not divide the {ranks} rank(s) that the trainer has here; set trainer.num_ranks"
+        problem = f"is {size}, which does not divide the {ranks} rank(s) of the trainer here; set trainer.num_ranks"
         yield Problem("trainer.ulysses_sequence_parallel_size", problem)
 
 
