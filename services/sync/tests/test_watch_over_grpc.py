@@ -1,17 +1,20 @@
 """What explorers and a trainer see, over real gRPC."""
 
 import asyncio
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import grpc
 import grpc.aio
+import numpy as np
 import pytest
 
 from support.services.sync_instances import RUN, base_manifest, make_manifest, served
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1.sync_pb2_grpc import SyncServiceStub
 from trinity.weights import CollectiveOffer, ExplorerState, Manifest, manifest_to_proto
+from trinity.weights.canary import compare
 
 pytestmark = pytest.mark.core
 
@@ -92,6 +95,39 @@ async def test_a_version_reaches_one_explorer_first_and_then_all(nats_url: str, 
         ]
         version = (await stub.GetVersion(pb.GetVersionRequest(run=RUN, version=1), timeout=20)).version
         assert (version.holders, version.measured.explorer_id) == (3, "a")
+
+
+@pytest.mark.parametrize(
+    ("mean", "largest", "expected"),
+    [(0.5, 1e30, 0.5), (math.nan, 1e308, -1.0), (-1.0, 4.0, -1.0), (2.0, 1.0, -1.0), (1e300, math.inf, -1.0),
+     (math.nan, math.nan, -1.0), (math.nan, math.inf, math.nan), (3.0, 4.0, -math.inf)],
+)  # fmt: skip
+async def test_a_verdict_that_no_comparison_gives_rejects_no_version(
+    nats_url: str, tmp_path: Path, mean: float, largest: float, expected: float
+) -> None:
+    async with served(nats_url) as stub:
+        explorer = await Explorer(stub, "a").join()
+        await publish(stub, base_manifest())
+        await publish(stub, make_manifest(tmp_path, 1, canary=True))
+        await explorer.until(lambda: explorer.candidate == 1)
+        canary = pb.CanaryReport(version=1, mean_error=mean, max_error=largest, expected=expected, computed=math.nan)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await explorer.report(1, canaries=[canary])
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "canaries" in str(refused.value.details())
+        await explorer.computed(1)
+        await explorer.until(lambda: explorer.live == 1)
+
+
+async def test_values_that_are_not_finite_reject_a_version(nats_url: str, tmp_path: Path) -> None:
+    async with served(nats_url) as stub:
+        explorer = await Explorer(stub, "a").join()
+        await publish(stub, base_manifest())
+        await publish(stub, make_manifest(tmp_path, 1, canary=True))
+        await explorer.until(lambda: explorer.candidate == 1)
+        found = compare(np.full(3, -1.0, np.float32), np.array([-1.0, math.nan, -1.0], np.float32))
+        await explorer.report(1, canaries=[pb.CanaryReport(version=1, **asdict(found))])
+        await explorer.until(lambda: list(explorer.seen[-1].rejected) == [1])
 
 
 async def test_a_rejected_version_is_named_and_its_step_met(nats_url: str, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext) -> pb.ReportResponse:
         run = await self._existing(request.run)
         before = await run.members.find(request.lease_id)
+        canaries = [wire.measured_from_proto(canary, before.explorer_id) for canary in request.canaries]
         if request.failure:
             log.warning(
                 "sync.member.load_failed",
@@ -81,8 +82,8 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
             log.info("sync.member.serves", explorer=before.explorer_id, version=request.version)
         changes = _reported(request, before)
         member = await run.members.report(request.lease_id, **changes)
-        for canary in request.canaries:
-            await run.canaries.measured(member, wire.measured_from_proto(canary, member.explorer_id))
+        for canary in canaries:
+            await run.canaries.measured(member, canary)
         if request.failure:
             await run.canaries.failed(
                 member, request.failed_version, request.failure, is_passing=request.failure_is_passing

@@ -1,12 +1,16 @@
 """Protobuf at the edge, dataclasses inside."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from trinity.api.sync.v1 import sync_pb2 as pb
+from trinity.runtime.errors import InvalidInput
 from trinity.runtime.messages import from_message, to_message
 from trinity.sync.store.records import Epoch, Measured, Member
 from trinity.sync.versions import Version
 from trinity.weights.pointer import Rollback
+
+_ROUNDED = 1e-3  # of a log-probability of 0
 
 
 def member_from_join(request: pb.JoinRequest) -> Member:
@@ -22,6 +26,13 @@ def member_to_proto(member: Member, live: int, seconds_since_report: float) -> p
 
 
 def measured_from_proto(report: pb.CanaryReport, explorer_id: str) -> Measured:
+    """Raises InvalidInput for numbers that no comparison gives: they would reject a version, which ends a run."""
+    mean, largest = report.mean_error, report.max_error
+    finite = 0 <= mean <= largest * (1 + 1e-6) < math.inf
+    if not finite and not (math.isnan(mean) and largest == math.inf):
+        raise InvalidInput("canaries", f"have the mean {mean:g} and the largest difference {largest:g}")
+    if not -math.inf < report.expected <= _ROUNDED:
+        raise InvalidInput("canaries.expected", f"is {report.expected:g}, no log-probability")
     return from_message(Measured, report, explorer_id=explorer_id)
 
 
