@@ -148,3 +148,9 @@ def test_steps_of_verl_are_larger_and_that_is_said(read: Importer) -> None:
     result = read.options("trainer.total_training_steps=100")
     assert result.at("buffer.total_steps") == 100
     assert "of 256; 400 would learn from as many" in result.line("note: trainer.total_training_steps=100")
+
+
+def test_datasets_that_are_not_given_are_named_by_their_keys(read: Importer) -> None:
+    result = read("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo\n")
+    assert "data.train_files is not given; set buffer.explorer_input.tasksets yourself" in result.err
+    assert "data.val_files is not given; set buffer.explorer_input.eval_tasksets yourself" in result.err

@@ -88,7 +88,8 @@ class Run:
         """A taskset per file, named after its folder. `<folder>/train.parquet` is the split `train` of `<folder>`."""
         value = self.take(option)
         if value is None:
-            self.notes.append(f"{option} is not given; set buffer.explorer_input.{suffix.strip('_')}tasksets yourself")
+            key = "eval_tasksets" if suffix else "tasksets"
+            self.notes.append(f"{option} is not given; set buffer.explorer_input.{key} yourself")
             return []
         prompt, response = self.take("data.prompt_key"), self.take("data.response_key")
         columns: dict[str, Node] = {
