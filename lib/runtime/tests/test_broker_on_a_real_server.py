@@ -27,7 +27,7 @@ from trinity.runtime.broker import (
     ensure_streams,
     tail,
 )
-from trinity.runtime.errors import InvalidInput, PermissionDenied, Unavailable
+from trinity.runtime.errors import InvalidInput, NotFound, PermissionDenied, Unavailable
 from trinity.runtime.process import free_port
 
 pytestmark = pytest.mark.core
@@ -165,6 +165,18 @@ async def test_a_hole_in_the_log_stops_the_reader_and_is_named(broker: Broker) -
         async with asyncio.timeout(20):
             async for _ in tail(broker, "S", 0):
                 pass
+
+
+async def test_a_message_is_deleted_once(broker: Broker) -> None:
+    for index in range(3):
+        await broker.publish("s.a", b"x", message_id=str(index))
+    for _ in range(2):
+        await broker.delete("S", 2)
+    assert (await broker.state("S")).messages == 2
+    assert [(await broker.get("S", sequence)).sequence for sequence in (1, 3)] == [1, 3]
+    with pytest.raises(NotFound):
+        await broker.get("S", 2)
+    await broker.delete("NONE", 1)  # as it is gone
 
 
 async def test_buckets_change_by_compare_and_set(broker: Broker) -> None:

@@ -352,6 +352,15 @@ class Broker:
         await self.request(lambda: self.js.purge_stream(stream, subject=subject), f"purge {subject}")
 
     async def delete(self, stream: str, sequence: int) -> None:
-        """Remove one message; quietly if it is gone."""
+        """Remove one message; quietly if it is gone.
+
+        Its bytes are not overwritten, as the client's own call asks for: that takes five times as long.
+        """
+        subject, asked = f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True}
         with contextlib.suppress(nats.js.errors.NotFoundError, nats.js.errors.BadRequestError):
-            await self.request(lambda: self.js.delete_msg(stream, sequence), f"delete from {stream}")
+            await self.request(lambda: self._ask(subject, asked), f"delete from {stream}")
+
+    async def _ask(self, subject: str, asked: dict[str, Any]) -> None:
+        answer = await self.client.request(subject, json.dumps(asked).encode(), timeout=self.request_seconds)
+        if error := json.loads(answer.data).get("error"):
+            raise nats.js.errors.APIError.from_error(error)
