@@ -66,6 +66,8 @@ def check(
         ({"question": "\ud800"}, False, {}, "row 2: has half of a surrogate pair"),
         ({"question": "\udfff"}, True, {}, "row 2: has half of a surrogate pair"),
         ({"answer": None}, False, {}, "row 2: 'answer' is None, must be text: the reference answer, which math_reward"),
+        ({"extra": json.loads("[" * 150 + "]" * 150)}, False, {}, "row 2: is nested more than 100 deep"),
+        ({"extra": "x" * 7_000_000}, False, {}, "row 2: has 6.7 MiB as JSON, a task may have 6 MiB"),
         ({"judge": "x"}, False, {"format": {"reward_fn_key": "judge"}}, "row 2: 'judge' is 'x', which is none of"),
         ({"messages": [1, {"role": "assistant", "content": "2"}]}, True, _MESSAGES, "row 2: 'messages' has 1, must be"),
         ({"messages": [{"role": "assistant"}]}, True, _MESSAGES, "has a message with the content None, must"),

@@ -167,6 +167,12 @@ async def test_a_hole_in_the_log_stops_the_reader_and_is_named(broker: Broker) -
                 pass
 
 
+async def test_a_message_that_is_too_large_is_refused_at_once(broker: Broker) -> None:
+    with pytest.raises(InvalidInput, match=f"on s.a has {broker.most_bytes + 1} bytes, NATS takes {broker.most_bytes}"):
+        async with asyncio.timeout(5):
+            await broker.publish("s.a", bytes(broker.most_bytes + 1), message_id="1", deadline_seconds=60)
+
+
 async def test_a_message_is_deleted_once(broker: Broker) -> None:
     for index in range(3):
         await broker.publish("s.a", b"x", message_id=str(index))

@@ -100,6 +100,7 @@ async def test_what_cannot_join_is_refused_in_a_sentence(tmp_path: Path, nats_se
         ({"weight": float("nan")}, "joined.weight: is nan"),
         ({"name": "other", "tasks": True}, "tasks.task_id: is 'new-own/0/0/0', must begin with 'other/'"),
         ({"first_position": 3}, "joined.first_position: is 3, must be in"),
+        ({"tasks": "x" * 9_000_000}, "tasks: have one of 90"),
     ],
 )
 async def test_fields_are_checked(
@@ -111,6 +112,8 @@ async def test_fields_are_checked(
     try:
         joined = pb.JoinedTaskset(**{name: value for name, value in given.items() if name != "tasks"})  # type: ignore
         tasks = [task_to_proto(task) for task in own_tasks(run)[:1]] if "tasks" in fields else []
+        for task in tasks if fields.get("tasks") is not True else ():
+            task.row_json = str(fields["tasks"])
         request = pb.PublishTasksRequest(run=run.run, joined=joined, tasks=tasks)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await trainer.buffer.PublishTasks(request, timeout=10, wait_for_ready=True)

@@ -12,11 +12,13 @@ from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import reads_prompt, scored_by
 from trinity.data import images
 from trinity.data.datasets import DatasetError, Row, features
+from trinity.data.json_objects import DEEPEST, is_too_deep
 from trinity.data.prompts import prompt_messages
 from trinity.data.task_source import folder_of
 from trinity.data.vision import image_rules
 
 _MOST_SECONDS_OF_IMAGES = 60.0  # of a taskset
+_MOST_ROW_BYTES = 6 * 1024**2  # as JSON; a message of NATS has 8 MiB
 # Built-in reward functions that compare a reply with the row's reference answer.
 _COMPARING = ("accuracy_reward", "math_reward", "math_boxed_reward", "math_dapo_reward")
 
@@ -31,6 +33,7 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
     workflow, reward = names_for(plan, key, taskset)
     for number, row in enumerate(rows):
         check_text(row, number)
+        check_size(row, number, form.image_key)
         here = _named(row, number, form.workflow_key, workflows()) or workflow
         function = scored_by(here, _named(row, number, form.reward_fn_key, reward_functions()) or reward)
         if reads_prompt(here):
@@ -67,13 +70,25 @@ def names_for(plan: Plan, key: str, taskset: TasksetConfig) -> tuple[str, str]:
 
 
 def check_text(row: Row, number: int) -> None:
-    """DatasetError for half of a surrogate pair: no tokenizer and no message takes it."""
+    """DatasetError for half of a surrogate pair, which no tokenizer takes, and for what is nested too deeply."""
     try:
-        json.dumps(row, ensure_ascii=False, default=str).encode()
+        text = json.dumps(row, ensure_ascii=False, default=str)
+        text.encode()
     except RecursionError:
         raise DatasetError(f"row {number}: is nested too deeply") from None
     except UnicodeEncodeError:
         raise DatasetError(f"row {number}: has half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
+    if is_too_deep(text, row):
+        raise DatasetError(f"row {number}: is nested more than {DEEPEST} deep")
+
+
+def check_size(row: Row, number: int, images: str | None) -> None:
+    """DatasetError for a row, but for its images, that no message takes: it becomes a task's `row_json`."""
+    size = len(json.dumps({key: value for key, value in row.items() if key != images}, default=str))
+    if size > _MOST_ROW_BYTES:
+        raise DatasetError(
+            f"row {number}: has {size / 2**20:.1f} MiB as JSON, a task may have {_MOST_ROW_BYTES >> 20} MiB"
+        )
 
 
 def _named(row: Row, number: int, column: str, known: Sequence[str]) -> str:

@@ -17,12 +17,15 @@ def json_object(text: str, name: str) -> dict[str, Any]:
         raise InvalidInput(name, f"is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidInput(name, f"must be a JSON object, is {type(value).__name__}")
-    if text.count("{") + text.count("[") > DEEPEST and _is_deeper(value):
+    if is_too_deep(text, value):
         raise InvalidInput(name, f"is nested more than {DEEPEST} deep")
     return value
 
 
-def _is_deeper(value: Any) -> bool:
+def is_too_deep(text: str, value: Any) -> bool:
+    """Whether a value is nested deeper than `DEEPEST`; `text` is its JSON."""
+    if text.count("{") + text.count("[") <= DEEPEST:
+        return False
     level = [value]
     for _ in range(DEEPEST):
         inside = (one.values() if isinstance(one, dict) else one for one in level)

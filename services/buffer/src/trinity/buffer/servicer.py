@@ -18,6 +18,7 @@ from trinity.data.wire import task_from_proto
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unavailable
 
 _DEFAULT_LIMIT = 100
+_HEADER_BYTES = 16_384  # more than a task's message has besides the task
 _INJECT_SECONDS = 30.0
 _LONGEST_REASON = 500
 
@@ -50,7 +51,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
             raise Conflict("run: this run learns from a dataset and takes no tasks")
         if request.HasField("joined"):
             return await _join(run, run.feeder, request, context.time_remaining() or _INJECT_SECONDS)
-        tasks = [_training_task(message) for message in request.tasks]
+        tasks = [_training_task(run, message) for message in request.tasks]
         waits = [await run.feeder.inject(task) for task in tasks]
         left = context.time_remaining() or _INJECT_SECONDS
         done = lambda: all(wait.done() for wait in waits)  # noqa: E731
@@ -129,12 +130,15 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         return pb.FenceResponse(dropped=await run.fence(request.versions))
 
 
-def _training_task(message: task_pb2.Task, **fields: Any) -> Task:
+def _training_task(run: Run, message: task_pb2.Task, **fields: Any) -> Task:
     filled = task_pb2.Task()
     filled.CopyFrom(message)
     filled.kind = task_pb2.TASK_KIND_TRAIN
     for name, value in fields.items():
         setattr(filled, name, value)
+    size, most = filled.ByteSize() + _HEADER_BYTES, run.context.broker.most_bytes
+    if size > most:
+        raise InvalidInput("tasks", f"have one of {size} bytes, {filled.task_id[:200]!r}; NATS takes {most}")
     return task_from_proto(filled)
 
 
@@ -161,7 +165,8 @@ async def _join(run: Run, feeder: Feeder, request: pb.PublishTasksRequest, secon
         "max_attempts": plan.config.explorer.max_retry_times + 1,
         "greedy_baseline": plan.algorithm.needs_greedy_baseline,
     }
-    tasks = [_training_task(message, **fields) for message in request.tasks[next_position - joined.first_position :]]
+    given = request.tasks[next_position - joined.first_position :]
+    tasks = [_training_task(run, message, **fields) for message in given]
     if strange := next((task.task_id for task in tasks if not task.task_id.startswith(f"{joined.name}/")), ""):
         raise InvalidInput("tasks.task_id", f"is {strange[:200]!r}, must begin with {joined.name + '/'!r}")
     waits = await feeder.join(joined.name, joined.weight, tasks)

@@ -21,6 +21,7 @@ from trinity.runtime.broker.client import Client
 from trinity.runtime.errors import (
     DataLoss,
     Full,
+    InvalidInput,
     NotFound,
     PermissionDenied,
     TrinityError,
@@ -183,8 +184,8 @@ class Broker:
     ) -> Stored:
         """Store one message; safe to repeat under the same `message_id`. `on_refused` hears at once of a lack of room.
 
-        Raises SequenceConflict, PublishRefused (no room until the deadline), PermissionDenied, or Unavailable (no
-        answer until the deadline; the message may or may not be stored).
+        Raises SequenceConflict, PublishRefused (no room until the deadline), PermissionDenied, InvalidInput (larger
+        than NATS takes), or Unavailable (no answer until the deadline; the message may or may not be stored).
         """
         all_headers = {**(headers or {}), Header.MSG_ID.value: message_id}
         if expected_last_sequence is not None:
@@ -200,6 +201,9 @@ class Broker:
             seconds = min(left, _TRY_SECONDS + len(data) / _TRY_BYTES_PER_SECOND)
             try:
                 return await self._acks.publish(subject, data, all_headers, seconds)
+            except nats.errors.MaxPayloadError:
+                problem = f"on {subject} has {len(data)} bytes, NATS takes {self.most_bytes}"
+                raise InvalidInput("message", problem) from None
             except nats.js.errors.APIError as error:
                 if error.err_code in _WRONG_LAST_SEQUENCE:
                     raise SequenceConflict(f"{subject}: {error.description}") from None
@@ -267,6 +271,11 @@ class Broker:
     async def get(self, stream: str, sequence: int) -> StoredMessage:
         """The message at a sequence. NotFound if it is not there (any more)."""
         return await self._get(stream, seq=sequence)
+
+    @property
+    def most_bytes(self) -> int:
+        """Of one message with its headers, as the server says."""
+        return self.client.max_payload
 
     async def last(self, stream: str, subject: str) -> StoredMessage:
         """The newest message on a subject. NotFound if there is none."""
