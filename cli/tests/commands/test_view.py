@@ -146,6 +146,20 @@ def test_an_episode_that_moved_says_where(job: Callable[..., Path]) -> None:
     assert re.search(r"^moved +turn 1, token 4: a -> b; turn 3: b -> c$", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize("said", ["x", [1, None], {"a": []}, [{"turn": 3}], 7, [[["\x1b[31m"]]]])
+def test_what_is_no_move_and_no_version_is_shown_as_it_is(job: Callable[..., Path], said: Any) -> None:
+    """An explorer of another's writes `info.moved`."""
+    text = view(job(experience(1, moved=said, versions=said)), None, 0)
+    assert "--- response: 80 tokens ---" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("arrays", [{"token_ids": "AAA="}, {"mask": 5}, {"nope": "AA=="}, [1]])
+def test_damaged_arrays_are_one_sentence(job: Callable[..., Path], arrays: Any) -> None:
+    with pytest.raises(RunError, match="step 1: arrays of an experience are damaged"):
+        rows(job(experience(1, arrays=arrays)))
+
+
 def test_offline_experience_has_no_versions(job: Callable[..., Path]) -> None:
     folder = job(experience(3, versions=[], reward=0.0, advantage=0.0))
     assert "mean reward 0.000" in view(folder, None, None, "", False)

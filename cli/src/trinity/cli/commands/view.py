@@ -68,7 +68,11 @@ def view(
             known = visible(str(rows[0][1].get("task_id", "")))
             raise RunError(f"no task id of step {rows[0][1]['step']} contains {task!r}; one of them is {known!r}")
     if as_json:
-        return to_json([with_arrays(row) for _, row in shown])
+        try:
+            return to_json([with_arrays(row) for _, row in shown])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = f"step {rows[0][1]['step']}: arrays of an experience are damaged: {error}"
+            raise RunError(problem) from None
     return _table(shown, len(rows)) if index is None else _whole(shown[0][1], index, len(rows))
 
 
@@ -213,18 +217,24 @@ def versions(value: Any) -> str:
     """Weights that sampled a response: "12", or which tokens by which as "11:0-57 12:57-80"; "-" for none."""
     if not isinstance(value, list) or not value:
         return "-"
-    if len(value) == 1:
-        return str(value[0][0])
-    return " ".join(f"{version}:{first}-{end}" for version, first, end in value)
+    try:
+        if len(value) == 1:
+            return str(value[0][0])
+        return " ".join(f"{version}:{first}-{end}" for version, first, end in value)
+    except (TypeError, ValueError, LookupError):
+        return json.dumps(value)
 
 
 def moves(value: Any) -> str:
-    """Where an episode came to another explorer: "turn 4: a -> b"."""
-    return "; ".join(
-        f"turn {move['turn']}{f', token {at}' if (at := move.get('token')) else ''}: "
-        f"{move['from']} -> {move.get('to', '?')}"
-        for move in value
-    )
+    """Where an episode came to another explorer: "turn 4: a -> b". What says something else is shown as it is."""
+    try:
+        return "; ".join(
+            f"turn {move['turn']}{f', token {at}' if (at := move.get('token')) else ''}: "
+            f"{move['from']} -> {move.get('to', '?')}"
+            for move in value
+        )
+    except (TypeError, LookupError, AttributeError):
+        return json.dumps(value)
 
 
 _SHOWN: dict[str, Callable[[Any], str]] = {"versions": versions, "moved": moves}
