@@ -77,6 +77,8 @@ def test_issue_adds_an_explorer(folder: Path) -> None:
 
 
 def test_what_cannot_be_issued_is_refused(folder: Path) -> None:
+    with pytest.raises(RunError, match="which is the folder of nats-server"):
+        certs.issue("explorer", "nats", folder)
     with pytest.raises(RunError, match=r"^ROLE: is 'boss', must be one of buffer, "):
         certs.issue("boss", "", folder)
     with pytest.raises(RunError, match=r"^--name: buffer is the name of a buffer already"):
@@ -241,6 +243,40 @@ def test_the_run_is_that_of_the_yaml(folder: Path, tmp_path: Path) -> None:
     assert IdentityFolder(folder).request("gpu-7").run == run_id("p", "n")
     with pytest.raises(RunError, match="give --run or --config, not both"):
         certs.issue("explorer", "gpu-8", folder, run=RUN, config=tmp_path / "run.yaml")
+
+
+def test_an_init_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "identity"
+    for hosts, run in ((["a b"], RUN), ([], "a.*"), ([], ">")):
+        with pytest.raises(InvalidInput, match=r"host: is 'a b'|run: "):
+            certs.init(place, hosts, 90, run)
+        assert not place.exists()
+    certs.init(place, ["node1"], 90, RUN)
+    with pytest.raises(InvalidInput, match="run: is 'a.*'"):
+        certs.issue("explorer", "gpu-7", place, run="a.*")
+    assert not (place / "gpu-7").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("ca/ca.crt", "ca.crt: holds no certificate; restore it"),
+        ("ca/ca.key", "ca.key: holds no private key; restore it"),
+        ("ca/revoked", "revoked: is no text; restore it"),
+        ("ca/nats/account.seed", "account.seed holds no seed of NATS; restore it"),
+        ("trainer/tls.crt", "tls.crt: holds no certificate; restore it"),
+    ],
+)
+def test_a_damaged_file_is_named(folder: Path, file: str, said: str) -> None:
+    (folder / file).write_bytes(b"garbage \xff")
+    done = CliRunner().invoke(app, ["certs", "rotate", "--folder", str(folder)])
+    assert (done.exit_code != 0, said in done.stderr, done.stderr.count("\n")) == (True, True, 1), done.output
+
+
+def test_a_damaged_user_of_nats_is_issued_again(folder: Path) -> None:
+    (folder / "trainer/nats.creds").write_bytes(b"garbage \xff")
+    certs.rotate(["trainer"], folder)
+    assert read_user(folder / "trainer/nats.creds") is not None
 
 
 async def test_a_server_and_a_client_meet_by_the_files(folder: Path) -> None:

@@ -16,7 +16,9 @@ from trinity.cli.options import AsJson, command, group
 from trinity.cli.render import table, to_json, when
 from trinity.config.service import load_plan
 from trinity.runtime.names import run_id
+from trinity.runtime.trust import ca
 from trinity.runtime.trust.roles import Role
+from trinity.runtime.trust.subjects import grants
 
 app = group("Certificates and NATS credentials for services on several machines.")
 
@@ -60,6 +62,9 @@ def init(
     A service's certificate is for the host of its role's name, as in compose, for localhost, and for every --host.
     """
     run = _run_id(run, config, stage)
+    ca.check_hosts(host or ())  # before anything is made
+    if run:
+        grants(Role.READER, run, Role.READER)
     made = IdentityFolder.create(folder)
     for name in _SERVERS:
         hosts = (name, *_LOCAL, *([_PEERS] if name == NATS_SERVER else []), *(host or ()))

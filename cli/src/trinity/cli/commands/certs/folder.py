@@ -107,13 +107,15 @@ class IdentityFolder:
 
     def issue(self, name: str, request: Request) -> None:
         """Write an identity's files. RunError if the name has another role already; InvalidInput for bad values."""
-        if name == AUTHORITY:
-            raise RunError(f"--name: is {name!r}, which is the folder of the authority; choose another", 2)
+        if name == AUTHORITY or (name == NATS_SERVER and request.role):
+            of = "the authority" if name == AUTHORITY else "nats-server"
+            raise RunError(f"--name: is {name!r}, which is the folder of {of}; choose another", 2)
         known = self._issued.get(name)
         if known is not None and known.role != request.role:
             raise RunError(f"--name: {name} is the name of a {known.role or 'host'} already; choose another", 2)
         accounts = self.path / AUTHORITY / "nats"
         pair = ca.issue(self.authority(), name, role=request.role, hosts=request.hosts, days=request.days)
+        user = self._user(name, request)
         folder = self.path / name
         earlier, now = self._ever(name), time.time()
         self._earlier(name).parent.mkdir(mode=0o700, exist_ok=True)
@@ -126,12 +128,17 @@ class IdentityFolder:
         if not request.role:
             files.write_atomic(folder / ACCOUNTS_FILE, (accounts / ACCOUNTS_FILE).read_bytes(), mode=_PUBLIC)
             files.write_atomic(folder / "account", nats_users.account_id(accounts).encode(), mode=_PUBLIC)
-        elif request.run and request.role != Role.PROVIDER:
-            run = ALL_RUNS if request.role == Role.SYNC else request.run
-            user = nats_users.issue_user(accounts, Role(request.role), name, run, request.days)
+        elif user:
             files.write_atomic(folder / "nats.creds", user.encode(), mode=_SECRET)
         self._issued[name] = request
         files.write_json(self.path / AUTHORITY / "issued.json", {one: asdict(self._issued[one]) for one in self.names})
+
+    def _user(self, name: str, request: Request) -> str:
+        """Its credentials of NATS; empty if it uses none."""
+        if not request.run or request.role in ("", Role.PROVIDER):
+            return ""
+        run = ALL_RUNS if request.role == Role.SYNC else request.run
+        return nats_users.issue_user(self.path / AUTHORITY / "nats", Role(request.role), name, run, request.days)
 
     def revoke(self, targets: Sequence[str]) -> list[str]:
         """Refuse certificates before they expire: all that a name was ever issued, or the one with a serial number.
@@ -176,9 +183,9 @@ class IdentityFolder:
         folder = self.path / name
         if not (folder / "tls.crt").is_file():
             return []
-        certificate = _certificates((folder / "tls.crt").read_bytes())[0]
+        certificate = _certificates(folder / "tls.crt")[0]
         credentials = folder / "nats.creds"
-        user = nats_users.user_key(credentials.read_text()) if credentials.is_file() else ""
+        user = nats_users.user_key(credentials.read_text(errors="replace")) if credentials.is_file() else ""
         now = Issued(f"{certificate.serial_number:040x}", user, certificate.not_valid_after_utc.timestamp())
         earlier = [Issued(**one) for one in files.read_json(self._earlier(name)) or ()]
         return [*(one for one in earlier if one != now), now]
@@ -189,11 +196,14 @@ class IdentityFolder:
 
     def _revoked(self) -> str:
         path = self.path / AUTHORITY / revoked.FILE
-        return path.read_text() if path.exists() else revoked.add("", ())
+        try:
+            return path.read_text() if path.exists() else revoked.add("", ())
+        except UnicodeDecodeError:
+            raise RunError(f"{path}: is no text; restore it", 2) from None
 
     def authority(self) -> ca.Pair:
         """The newest authority: the first of the bundle."""
-        newest = _certificates(self._bundle())[0]
+        newest = _certificates(self._bundle_file)[0]
         return ca.Pair(ca.pem(newest), (self.path / AUTHORITY / "ca.key").read_bytes())
 
     def add_authority(self, days: float = AUTHORITY_DAYS) -> None:
@@ -212,15 +222,19 @@ class IdentityFolder:
 
     def rows(self) -> list[Row]:
         """The authority, then all identities by name."""
-        newest, refused = _certificates(self._bundle())[0], revoked.parse(self._revoked())
+        newest, refused = _certificates(self._bundle_file)[0], revoked.parse(self._revoked())
         found = [_row(AUTHORITY, "", newest, newest, refused)]
         for name in self.names:
-            certificate = _certificates((self.path / name / "tls.crt").read_bytes())[0]
+            certificate = _certificates(self.path / name / "tls.crt")[0]
             found.append(_row(name, self._issued[name].role, certificate, newest, refused))
         return found
 
+    @property
+    def _bundle_file(self) -> Path:
+        return self.path / AUTHORITY / "ca.crt"
+
     def _bundle(self) -> bytes:
-        return (self.path / AUTHORITY / "ca.crt").read_bytes()
+        return self._bundle_file.read_bytes()
 
     def _spread_bundle(self) -> None:
         for name in self.names:
@@ -234,8 +248,13 @@ def _write_authority(path: Path, pair: ca.Pair, older: bytes) -> None:
     files.write_atomic(folder / "ca.crt", pair.certificate + older, mode=_PUBLIC)
 
 
-def _certificates(bundle: bytes) -> Sequence[x509.Certificate]:
-    return x509.load_pem_x509_certificates(bundle)
+def _certificates(file: Path) -> Sequence[x509.Certificate]:
+    """RunError for a file that is missing or holds none."""
+    try:
+        return x509.load_pem_x509_certificates(file.read_bytes())
+    except (OSError, ValueError) as error:
+        problem = error.strerror if isinstance(error, OSError) else "holds no certificate"
+        raise RunError(f"{file}: {problem}; restore it", 2) from None
 
 
 def _row(name: str, role: str, certificate: x509.Certificate, newest: x509.Certificate, refused: Container[int]) -> Row:

@@ -7,11 +7,12 @@ Beside it are the hosts at which the holder serves, which clients compare with t
 import datetime
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -58,7 +59,10 @@ def issue(authority: Pair, name: str, *, role: str = "", hosts: Sequence[str] = 
     if not names:
         raise InvalidInput("hosts", f"is empty, and {name} has no role: name the hosts at which it serves")
     issuer = x509.load_pem_x509_certificate(authority.certificate)
-    signer = serialization.load_pem_private_key(authority.key, password=None)
+    try:
+        signer = serialization.load_pem_private_key(authority.key, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InvalidInput("ca.key", "holds no private key; restore it") from None
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise InvalidInput("ca.key", f"is a {type(signer).__name__}, must be a key of an elliptic curve")
     key = ec.generate_private_key(ec.SECP256R1())
@@ -139,6 +143,12 @@ def _signs(certificate: x509.Certificate) -> bool:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
         return False
+
+
+def check_hosts(hosts: Iterable[str]) -> None:
+    """Raises InvalidInput for a host that cannot be in a certificate."""
+    for host in hosts:
+        _host(host)
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -174,6 +174,8 @@ def _key(path: Path) -> Any:
         return nkeys.from_seed(path.read_bytes())
     except OSError:
         raise InvalidInput("folder", f"{path.parent} has no {path.name} of NATS; init_accounts makes it") from None
+    except (nkeys.NkeysError, ValueError):
+        raise InvalidInput("folder", f"{path} holds no seed of NATS; restore it") from None
 
 
 def _jwt_of(credentials: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from trinity.runtime import names
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.names import RunNames, owner_of, token
+from trinity.runtime.names import IS_RUN, RunNames, owner_of, token
 from trinity.runtime.trust.roles import Role
 
 _API = "$JS.API"
@@ -42,6 +42,8 @@ def grants(role: Role, run: str, name: str) -> Grants:
         raise InvalidInput("role", f"{role} does not use NATS; {', '.join(_GRANTS)} do")
     if not run or (run == ALL_RUNS and role is not Role.SYNC):
         raise InvalidInput("run", f"is {run!r}; the credentials of role {role} are of one run: give its id")
+    if run != ALL_RUNS and not IS_RUN.fullmatch(run):  # a wildcard would be of other runs too
+        raise InvalidInput("run", f"is {run[:200]!r}, must be the id of a run: 1 to 200 letters, digits, `_` or `-`")
     return _granted(role, run, owner_of(name), inbox(role, name))
 
 
