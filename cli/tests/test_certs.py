@@ -252,7 +252,7 @@ def test_an_init_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
             certs.init(place, hosts, 90, run)
         assert not place.exists()
     certs.init(place, ["node1"], 90, RUN)
-    with pytest.raises(InvalidInput, match="run: is 'a.*'"):
+    with pytest.raises(InvalidInput, match=r"run: is 'a\.\*'"):
         certs.issue("explorer", "gpu-7", place, run="a.*")
     assert not (place / "gpu-7").exists()
 
