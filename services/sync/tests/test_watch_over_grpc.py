@@ -99,7 +99,7 @@ async def test_a_version_reaches_one_explorer_first_and_then_all(nats_url: str, 
 
 @pytest.mark.parametrize(
     ("mean", "largest", "expected"),
-    [(0.5, 1e30, 0.5), (math.nan, 1e308, -1.0), (-1.0, 4.0, -1.0), (2.0, 1.0, -1.0), (1e300, math.inf, -1.0),
+    [(0.5, 1e30, 2.0), (math.nan, 1e308, -1.0), (-1.0, 4.0, -1.0), (2.0, 1.0, -1.0), (1e300, math.inf, -1.0),
      (math.nan, math.nan, -1.0), (math.nan, math.inf, math.nan), (3.0, 4.0, -math.inf)],
 )  # fmt: skip
 async def test_a_verdict_that_no_comparison_gives_rejects_no_version(

@@ -10,7 +10,7 @@ from trinity.sync.store.records import Epoch, Measured, Member
 from trinity.sync.versions import Version
 from trinity.weights.pointer import Rollback
 
-_ROUNDED = 1e-3  # of a log-probability of 0
+_ROUNDED = 1.0  # a log-probability of 0 may come to it where large logits are in bfloat16
 
 
 def member_from_join(request: pb.JoinRequest) -> Member:
