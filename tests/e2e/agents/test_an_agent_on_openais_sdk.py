@@ -7,7 +7,6 @@ import json
 import shutil
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from support.runs.run import TrinityRun, write_config
+from support.runs.sampled_replies import count_trained, sampled_replies
 from trinity.data.archive.reader import read_experiences
 from trinity.runtime.process import free_port
 from trinity.sdk import Session, SessionRefused, open_session
@@ -139,23 +139,9 @@ def test_every_token_that_is_trained_was_sampled_after_the_tokens_before_it(
     outside.stop()
     assert outside.abandoned == 1
     assert f"agents open sessions at {outside.base_url}" in run.output.read_text()
-    sampled = Counter(
-        (tuple(before), tuple(ids)) for before, ids in map(json.loads, (tmp_path / "sampled.jsonl").open())
-    )
     groups = list(read_experiences(str(tmp_path / "trained.jsonl"), "experience_buffer"))
     assert len(groups) == STEPS * 4
     assert {group.task.taskset for group in groups} == {"sums", "outside"}
-    found = 0
-    for group in groups:
-        assert {experience.rollout for experience in group.experiences} == {0, 1}, "a group is whole"
-        for experience in group.experiences:
-            ids, mask = experience.token_ids.tolist(), experience.action_mask
-            begins = [at for at in range(len(mask)) if mask[at] and (at == 0 or not mask[at - 1])]
-            for begin in begins:
-                end = next((at for at in range(begin, len(mask)) if not mask[at]), len(mask))
-                at = experience.prompt_length + begin
-                reply = (tuple(ids[:at]), tuple(ids[at : experience.prompt_length + end]))
-                assert sampled[reply] > 0, "a reply in the batch that the engine did not sample there"
-                sampled[reply] -= 1
-                found += 1
-    assert found >= STEPS * 4 * 2
+    assert all({experience.rollout for experience in group.experiences} == {0, 1} for group in groups), "whole groups"
+    trained = [experience for group in groups for experience in group.experiences]
+    assert count_trained(trained, sampled_replies(tmp_path / "sampled.jsonl")) >= STEPS * 4 * 2

@@ -1,0 +1,54 @@
+"""Trains programs that are installed in build/agents/venv: one process for each session."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+from trinity.explorer.workflows.agents import AgentWorkflow
+from trinity.plugins import workflow
+
+PROGRAMS = Path(os.environ.get("AGENT_PROGRAMS", "examples/agents/programs")).resolve()
+BIN = Path(os.environ.get("AGENT_BIN", "build/agents/venv/bin")).resolve()
+
+
+async def run(agent, *command, **variables) -> str:
+    """What a program of the environment prints. Raises RuntimeError if it fails: then the attempt does."""
+    found = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
+    environment = {**found, "PATH": f"{BIN}:/usr/bin:/bin", **agent.environment, **variables}
+    pipes = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    program = await asyncio.create_subprocess_exec(*map(str, command), env=environment, start_new_session=True, **pipes)
+    try:
+        said, errors = await program.communicate()
+    finally:  # also where the attempt ends before the program does
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+    if program.returncode:
+        raise RuntimeError(f"{command[0]} ended with {program.returncode}: {errors.decode(errors='replace')[-1000:]}")
+    return said.decode(errors="replace")
+
+
+@workflow("mcp_agent")
+class McpAgent(AgentWorkflow):
+    """sums_mcp.py: OpenAI's Agents SDK, with the tools of an MCP server."""
+
+    async def play(self, agent):
+        return await self.score(await run(agent, BIN / "python", PROGRAMS / "sums_mcp.py", self.column("prompt_key")))
+
+
+@workflow("mini_agent")
+class MiniAgent(AgentWorkflow):
+    """mini-swe-agent, a coding agent in a shell: what it submits is its answer."""
+
+    async def play(self, agent):
+        with tempfile.TemporaryDirectory(prefix="mini-") as folder:
+            trajectory = Path(folder, "trajectory.json")
+            options = ["-c", PROGRAMS / "mini.yaml", "-t", self.column("prompt_key"), "-y", "-o", trajectory]
+            settings = {"MSWEA_CONFIGURED": "true", "MSWEA_GLOBAL_CONFIG_DIR": folder, "MSWEA_SILENT_STARTUP": "1"}
+            settings["MSWEA_BUBBLEWRAP_EXECUTABLE"] = str(BIN / "bwrap")
+            settings["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # nothing is downloaded
+            await run(agent, BIN / "mini", *options, "--exit-immediately", **settings, TMPDIR=folder)
+            return await self.score(json.loads(trajectory.read_text())["info"]["submission"])
