@@ -42,7 +42,7 @@ def main() -> int:
     defaults = {"sft-steps": 200, "steps": 20, "batch": 16, "seeds": 2}
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--weights", type=Path, help="of a model that calls the tool: no SFT")
+    parser.add_argument("--weights", type=Path, help="that SFT begins with; else the quickstart's model")
     parser.add_argument("--folder", type=Path, help="of the runs, which stay there: a second call continues them")
     args = parser.parse_args()
     if args.folder:
@@ -67,11 +67,11 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[list[float
     told = yaml.safe_load((EXAMPLES / "agents/sums.yaml").read_text())
     sft, _ = told.pop("stages")
     del sft["stage_name"]
-    begun = {**told, **sft, "name": "sft", "model": {**told["model"], "model_path": str(folder / "model")}}
+    begun = {**told, **sft, "name": "sft"}
+    begun["model"] = {**told["model"], "model_path": str(args.weights or folder / "model")}
     begun["buffer"]["total_steps"] = args.sft_steps
-    weights = args.weights or folder / f"jobs/agents/sft/global_step_{args.sft_steps}/actor/huggingface"
-    if not args.weights:
-        run(folder, begun, plugins)
+    run(folder, begun, plugins)
+    weights = folder / f"jobs/agents/sft/global_step_{args.sft_steps}/actor/huggingface"
     curves: dict[str, list[list[float]]] = {name: [] for name in WORKFLOWS}
     for seed in range(args.seeds):
         for workflow in WORKFLOWS:

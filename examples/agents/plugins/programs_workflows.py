@@ -11,8 +11,9 @@ from pathlib import Path
 from trinity.explorer.workflows.agents import AgentWorkflow
 from trinity.plugins import workflow
 
-PROGRAMS = Path(os.environ.get("AGENT_PROGRAMS", "examples/agents/programs")).resolve()
-BIN = Path(os.environ.get("AGENT_BIN", "build/agents/venv/bin")).resolve()
+HERE = Path(__file__).resolve().parent
+PROGRAMS = Path(os.environ.get("AGENT_PROGRAMS", HERE.parent / "programs"))
+BIN = Path(os.environ.get("AGENT_BIN", HERE.parents[2] / "build/agents/venv/bin"))
 
 
 async def run(agent, *command, **variables) -> str:
