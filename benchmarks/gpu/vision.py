@@ -73,7 +73,9 @@ def make(args: argparse.Namespace) -> Found:
     files = {**example["processor_files"](), "patch_size": patch, "min_pixels": 4 * patch**2,
              "max_pixels": 1024 * 4 * patch**2}  # fmt: skip
     found = {}
-    made = {"seeing": (Qwen2_5_VLForConditionalGeneration, seeing), "reading": (Qwen2ForCausalLM, reading)}
+    made = {"seeing": (Qwen2_5_VLForConditionalGeneration, seeing)}
+    if "language" in (args.parts or PARTS):
+        made["reading"] = Qwen2ForCausalLM, reading
     for name, (kind, config) in made.items():
         with torch.device(args.device):
             model = kind(config).to(args.dtype)
@@ -199,7 +201,8 @@ def trainer(args: argparse.Namespace, name: str, kinds: Sequence[str]) -> Found:
     # A little more than a step has, so that it is one micro-batch.
     most = args.batch * 9 // 8
     config["trainer"] = {"deepspeed": {"zero_stage": 2}, "use_remove_padding": True, "max_token_len_per_gpu": most,
-                         "gradient_checkpointing": "mlp"}  # fmt: skip
+                         "gradient_checkpointing": {"mlp": "mlp", "layers": True, "auto": None}[args.recompute],
+                         "freeze_vision_tower": args.freeze and name == "seeing"}  # fmt: skip
     engine = TrainEngine(make_plan(Config.model_validate(config)), ranks_from_environment(1), args.device)
     prompts, groups = Prompts(args), -(-args.batch // args.length // args.group)
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -249,6 +252,13 @@ def parsed() -> argparse.Namespace:
     for name, value in WORK.items():
         made.add_argument(f"--{name}", type=int, default=value)
     made.add_argument("--vit-attention", help="vLLM's mm_encoder_attn_backend, as TORCH_SDPA; by default its choice")
+    made.add_argument(
+        "--recompute",
+        choices=["mlp", "layers", "auto"],
+        default="mlp",
+        help="activations that the trainer recomputes; mlp needs 141 GB (H200), layers fits 80 GB",
+    )
+    made.add_argument("--freeze", action="store_true", help="freeze the vision tower in the trainer: 10 GB less")
     made.add_argument("--cpu", action="store_true", help="on the CPU, in float32")
     made.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
     made.add_argument("--process", choices=["make", *PARTS], help=argparse.SUPPRESS)
