@@ -35,6 +35,9 @@ def parsed() -> argparse.Namespace:
     made.add_argument("--gpus", type=int, choices=[1, 2], default=1)
     made.add_argument("--offset", type=int, default=1, help="batches that the explorer may be ahead")
     made.add_argument("--only", choices=list(RUNS), nargs="+", default=list(RUNS), help="play these runs alone")
+    made.add_argument(
+        "--eager", action="store_true", help="vLLM without compilation and graphs: starts in half a minute"
+    )
     for name, value in FULL.items():
         made.add_argument(f"--{name}", type=int, default=value)
     args = made.parse_args()
@@ -58,7 +61,8 @@ def config(args: argparse.Namespace, folder: Path, name: str) -> dict[str, Any]:
         "algorithm": {"algorithm_type": "grpo", "repeat_times": args.group, "kl_loss_fn": "none",
                       "optimizer": {"lr": 1e-5}},
         "buffer": {"batch_size": args.tasks, "total_steps": args.steps, "explorer_input": {"taskset": taskset}},
-        "explorer": {"runner_per_model": 2 * args.tasks, "eval_on_startup": False, "max_timeout": RUN_SECONDS},
+        "explorer": {"runner_per_model": 2 * args.tasks, "eval_on_startup": False, "max_timeout": RUN_SECONDS,
+                     "rollout_model": {"enforce_eager": args.eager}},
         "synchronizer": {"sync_method": "checkpoint", "sync_offset": args.offset, "versions_to_keep": args.steps + 1},
         "trainer": {"save_hf_checkpoint": "never"},
         "monitor": {"monitor_type": "none"},

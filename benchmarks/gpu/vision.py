@@ -4,8 +4,9 @@
     python benchmarks/gpu/vision.py rollout        that part alone (rollout, trainer, language)
     python benchmarks/gpu/vision.py --cpu --tiny
 
-The trainer's 3.75 B parameters with Adam need more than the 80 GB of an H100; an H200 has room. Without a compile cache
-an engine takes more than two minutes to start.
+The trainer's 3.75 B parameters with Adam need more than the 80 GB of an H100; an H200 has room. `--recompute layers
+--freeze` takes 53 GiB beside activations by its estimate. Without a compile cache an engine takes more than two minutes
+to start; `--eager` does not compile.
 
 Text has prompts of as many tokens as those with an image, of 448 x 448 pixels, which is 256 of them. rollout: the
 explorer's engine samples --group responses of --response tokens for each of --tasks prompts, whose images differ.
@@ -137,7 +138,7 @@ async def rollout(args: argparse.Namespace) -> Found:
     given = {} if args.vit_attention is None else {"mm_encoder_attn_backend": args.vit_attention}
     model, length = str(args.folder / "seeing"), args.prompt + args.response + 1
     engine = await Engine.start(
-        EngineOptions(model, args.device, length, images=prompts.rules, engine_args=given),
+        EngineOptions(model, args.device, length, images=prompts.rules, engine_args=given, enforce_eager=args.eager),
     )
     sampling = SamplingParams(max_tokens=args.response, n=args.group, ignore_eos=True)
 
@@ -256,9 +257,10 @@ def parsed() -> argparse.Namespace:
         "--recompute",
         choices=["mlp", "layers", "auto"],
         default="mlp",
-        help="activations that the trainer recomputes; mlp needs 141 GB (H200), layers fits 80 GB",
+        help="activations that the trainer recomputes; layers need about 14 GiB less than mlp",
     )
-    made.add_argument("--freeze", action="store_true", help="freeze the vision tower in the trainer: 10 GB less")
+    made.add_argument("--eager", action="store_true", help="vLLM without compilation and graphs")
+    made.add_argument("--freeze", action="store_true", help="freeze the vision tower in the trainer: about 10 GiB less")
     made.add_argument("--cpu", action="store_true", help="on the CPU, in float32")
     made.add_argument("--tiny", action="store_true", help="seconds of work: shows that it runs, measures nothing")
     made.add_argument("--process", choices=["make", *PARTS], help=argparse.SUPPRESS)
