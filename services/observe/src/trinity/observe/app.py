@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trinity.cli.commands.view import versions
 from trinity.cli.render import age_text, error_text, size_text, visible, when
-from trinity.observe import compare, journeys, letters, screens, texts, waste
+from trinity.observe import compare, journeys, letters, pictures, screens, texts, waste
 from trinity.observe.places import Places
 from trinity.observe.source import UNREADABLE
 from trinity.runtime.settings import LOOPBACK
@@ -114,6 +114,15 @@ class Pages:
     async def sample(self, request: Request) -> Response:
         return await self.of_run(request, "sample.html", screens.sample, "step", "index")
 
+    async def picture(self, request: Request) -> Response:
+        """The file of a sample's picture. 404 with the reason where there is none."""
+        source = self.places.get(request.path_params["key"])
+        try:
+            image, kind = pictures.read(source.folder if source else None, request.path_params["name"])
+        except UNREADABLE as error:
+            return self._page(request, "problem.html", {"problem": str(error)}, 404)
+        return Response(image, media_type=kind)
+
     async def trace(self, request: Request) -> Response:
         return await self.of_run(request, "trace.html", journeys.trace, "step", "index")
 
@@ -180,6 +189,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
             get(run + "/step/{step:number}/sample/{index:number}", pages.sample),
             get(run + "/step/{step:number}/sample/{index:number}/trace", pages.trace),
             get(run + "/step/{step:number}/lanes", pages.lanes),
+            get(run + "/picture/{name}", pages.picture),
             get(run + "/task/{ordinal:number}", pages.task),
             get(f"{run}/compare", pages.comparable),
             get(run + "/compare/{other}", pages.compare),

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message
 
 _LINK = re.compile(r'(?<=\s)(href|src)="([^"]*)"')
 _ASKING = re.compile(r'\shx-(get|trigger|swap)="[^"]*"|<form.*?</form>|<meta name="htmx-config"[^>]*>', re.S)
+_PICTURE = re.compile(r"/picture/[0-9a-f]{64}\.[a-z]+$")
 _HTMX = re.compile(r'<script src="/static/htmx[^>]*></script>\n?')
 _HEAD = """<meta charset="utf-8">
 <meta http-equiv="content-security-policy" content="default-src 'none'; script-src file: 'self'; \
@@ -31,24 +32,34 @@ async def write(app: ASGIApp, key: tuple[str, str], first: str, folder: Path, mo
     waiting, known = deque([first]), {first}
     while waiting and len(found) < most:
         path = waiting.popleft()
-        status, text = await _get(app, path, cookie)
+        status, content = await _get(app, path, cookie)
         if status != 200:
             continue
-        found[path] = text
+        text = found[path] = content.decode()
         for link in _links(path, text):
             if link.startswith(first) and not link.endswith("/compare") and link not in known:
                 known.add(link)
                 waiting.append(link)
+    shown = {link for path, text in found.items() for link in _links(path, text, "src") if _PICTURE.search(link)}
+    for path in sorted(shown):
+        status, content = await _get(app, path, cookie)
+        if status == 200:
+            _written(folder / _file(path), content)
+        else:
+            shown.remove(path)
     for path, text in found.items():
-        file = folder / _file(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(_rewritten(path, text, found.keys()), encoding="utf-8")
+        _written(folder / _file(path), _rewritten(path, text, found.keys() | shown).encode())
     shutil.copytree(Path(__file__).parent / "static", folder / "static")
     return len(found)
 
 
-async def _get(app: ASGIApp, path: str, cookie: str) -> tuple[int, str]:
-    """Status and text of one page."""
+def _written(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
+
+
+async def _get(app: ASGIApp, path: str, cookie: str) -> tuple[int, bytes]:
+    """Status and content of one page."""
     url = urlsplit(path)
     headers = [(b"host", b"127.0.0.1"), (b"cookie", cookie.encode())]
     scope = {"type": "http", "method": "GET", "http_version": "1.1", "scheme": "http", "root_path": "",
@@ -65,11 +76,11 @@ async def _get(app: ASGIApp, path: str, cookie: str) -> tuple[int, str]:
         parts.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return status, b"".join(parts).decode()
+    return status, b"".join(parts)
 
 
-def _links(path: str, text: str) -> list[str]:
-    return [_target(path, link) for name, link in _LINK.findall(text) if name == "href"]
+def _links(path: str, text: str, kind: str = "href") -> list[str]:
+    return [_target(path, link) for name, link in _LINK.findall(text) if name == kind]
 
 
 def _target(path: str, link: str) -> str:
@@ -77,10 +88,12 @@ def _target(path: str, link: str) -> str:
 
 
 def _file(path: str) -> str:
-    """Where a page lies. Characters of the path stay quoted, so that none leaves the folder."""
+    """Where a page or picture lies. Characters of the path stay quoted, so that none leaves the folder."""
     url = urlsplit(path)
-    name = f"{quote(url.query, safe='=').replace('=', '-')}.html" if url.query else "index.html"
-    return "/".join([*(part for part in url.path.split("/") if part not in ("", ".", "..")), name])
+    parts = [part for part in url.path.split("/") if part not in ("", ".", "..")]
+    if not _PICTURE.search(path):
+        parts.append(f"{quote(url.query, safe='=').replace('=', '-')}.html" if url.query else "index.html")
+    return "/".join(parts)
 
 
 def _rewritten(path: str, text: str, pages: object) -> str:

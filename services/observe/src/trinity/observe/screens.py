@@ -16,7 +16,7 @@ from trinity.cli.commands import results
 from trinity.cli.commands import status as status_command
 from trinity.cli.commands.alarms import Known, alarms, disk_of
 from trinity.cli.errors import RunError
-from trinity.observe import charts, tokens
+from trinity.observe import charts, pictures, tokens
 from trinity.observe.audit import count_problems
 from trinity.observe.places import Places
 from trinity.observe.source import UNREADABLE, Source
@@ -271,6 +271,7 @@ async def group(source: Source, number: int, ordinal: int) -> Facts:
         "ordinal": ordinal,
         "task": task,
         "rows": rows,
+        "pictures": pictures.names(rows[0][1]),
         "parts": sorted({name for _, row in rows for name in row.get("metrics") or {}}),
         "facts": next((one for one in entry["groups"] if one["ordinal"] == ordinal), None),
         "problems": problems,
@@ -282,10 +283,11 @@ async def sample(source: Source, number: int, index: int) -> Facts:
     """One experience: its prompt, its response by tokens, its fields. RunError if there is none of that number."""
     rows = await source.rows(number)
     row = experience(rows, number, index)
-    hidden = ("prompt", "response", "arrays", "metrics")
+    hidden = ("prompt", "response", "arrays", "metrics", "images")
     return {
         "last": len(rows) - 1,
         "row": row,
+        "pictures": pictures.names(row),
         "fields": [(name, value) for name, value in row.items() if name not in hidden],
         "versions": sorted({span[0] for span in row.get("versions") or []}),
         "turns": _turns(rows, row),
