@@ -15,15 +15,19 @@ from trinity.cli.supervise import preflight
 pytestmark = pytest.mark.core
 
 
-def check(folder: Path, image: Any, **sections: Any) -> tuple[int, str]:
-    """Exit code and output for a dataset whose third row has this image."""
+def check(folder: Path, image: Any, column: str = "image", **sections: Any) -> tuple[int, str]:
+    """Exit code and output for a dataset whose third row has this image; `column`: image_key."""
     if not (folder / "model").exists():
         make_files(folder / "model")
     (folder / "good.png").write_bytes(picture())
     images = ["good.png", "good.png", image]
-    rows = [{"prompt": "how many?", "response": "1", "image": found} for found in images]
+    rows: list[dict[str, Any]] = [{"prompt": "how many?", "response": "1", "image": found} for found in images]
+    if column == "prompt":
+        for row in rows:
+            row["prompt"] = [{"role": "user", "content": [row["image"], {"type": "text", "text": "how many?"}]}]
+            row["prompt"][0]["content"][0] = {"type": "image", "image": row.pop("image")}
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    taskset = {"path": str(folder / "rows.jsonl"), "format": {"image_key": "image"},
+    taskset = {"path": str(folder / "rows.jsonl"), "format": {"image_key": column},
                "default_workflow_type": "simple_mm_workflow"}  # fmt: skip
     model = {"model_path": str(folder / "model"), "custom_chat_template": "{{ messages }}", "max_prompt_tokens": 20}
     config: dict[str, Any] = {
@@ -66,9 +70,16 @@ def test_an_image_that_no_task_can_have_is_named(image: str, said: str, tmp_path
     assert said in output
 
 
-def test_good_images_pass_and_so_does_the_model(tmp_path: Path) -> None:
-    code, output = check(tmp_path, "good.png")
+@pytest.mark.parametrize("column", ["image", "prompt"])
+def test_good_images_pass_and_so_does_the_model(column: str, tmp_path: Path) -> None:
+    code, output = check(tmp_path, "good.png", column)
     assert code == 0, output
+
+
+def test_an_image_of_a_message_is_named(tmp_path: Path) -> None:
+    code, output = check(tmp_path, "gone.png", "prompt")
+    assert code == 2
+    assert "taskset.format.image_key: row 2: 'prompt': " in output
 
 
 def test_a_model_that_reads_no_images_is_refused(tmp_path: Path) -> None:
@@ -77,7 +88,8 @@ def test_a_model_that_reads_no_images_is_refused(tmp_path: Path) -> None:
     code, output = check(tmp_path, "good.png")
     assert code == 2
     assert "taskset.format.image_key: is given, and the model" in output
-    (tmp_path / "model/config.json").write_text('{"model_type": "llava", "vision_config": {}}')
-    code, output = check(tmp_path, "good.png")
-    assert code == 2
-    assert "model.model_path: is of type 'llava', which reads images; of those qwen2_5_vl is supported" in output
+    for kind in ("llava", "qwen3_vl"):
+        (tmp_path / "model/config.json").write_text(json.dumps({"model_type": kind, "vision_config": {}}))
+        code, output = check(tmp_path, "good.png")
+        assert code == 2
+        assert f"model.model_path: is of type '{kind}', which reads images; of those qwen2_5_vl is supported" in output

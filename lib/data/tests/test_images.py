@@ -90,6 +90,47 @@ def test_what_is_no_image_is_refused_by_row_and_file(row: dict[str, Any], said: 
     assert str(error.value).startswith("row 3: ")
 
 
+def conversation(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "system", "content": "Count."}, {"role": "user", "content": list(parts)}]
+
+
+def test_messages_hold_images_as_openais_parts(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(WHITE)
+    wide = picture(16, 8)
+    url = "data:image/png;base64," + base64.b64encode(wide).decode()
+    asked = conversation(
+        {"type": "text", "text": "How many in ", "image_url": None},
+        {"type": "image", "image": "a.png"},
+        {"type": "text", "text": " and "},
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+    )
+    asked += [{"role": "assistant", "content": "Two."}, {"role": "user", "content": "And now?"}]
+    assert images.of_row({"m": asked}, "m", tmp_path) == (WHITE, wide)
+    assert images.as_text(asked, "m") == [
+        asked[0], {"role": "user", "content": "How many in <image> and <image>"}, *asked[2:]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (conversation({"type": "text", "text": "?"}), "'m' has no image in its messages"),
+        (conversation({"type": "video", "video": "a.mp4"}), "in message 1; parts are text, image_url or image"),
+        (conversation({"type": "text"}), "in message 1; parts are text"),
+        (conversation("a.png"), "'m' has a part 'a.png' in message 1"),
+        (conversation({"type": "image_url", "image_url": {"url": "https://a.org/b.png"}}), "URLs are not fetched"),
+        (conversation({"type": "image", "image": "gone.png"}), "gone.png' cannot be read"),
+    ],
+)
+def test_messages_without_images_that_can_be_read_are_refused(value: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError) as error:
+        images.check({"m": value}, 3, "m", tmp_path, RULES, 40)
+    assert said in str(error.value)
+    assert str(error.value).startswith("row 3: ")
+    with pytest.raises(DatasetError, match="it must hold messages"):
+        images.as_text("a.png", "m")
+
+
 def test_an_image_of_too_many_pixels_is_not_decoded() -> None:
     with pytest.raises(InvalidInput, match="9000 x 9000 pixels; at most 64,000,000"):
         images.rgb(picture(9000, 9000, "1"))
@@ -155,20 +196,34 @@ def test_references_and_placeholders_that_do_not_agree_are_refused(
         experience_of(WHITE, prompt, names).check(Limits(images=RULES))
 
 
-def test_a_task_carries_its_images_and_says_what_is_wrong_with_one(tmp_path: Path) -> None:
-    rows = [{"q": "?", "a": "1", "i": "a.png"}, {"q": "?", "a": "1", "i": "gone.png"}]
-    (tmp_path / "a.png").write_bytes(WHITE)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def source_of(folder: Path, rows: list[dict[str, Any]], **form: str) -> TaskSource:
+    (folder / "a.png").write_bytes(WHITE)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     taskset = {
-        "path": str(tmp_path / "rows.jsonl"),
+        "path": str(folder / "rows.jsonl"),
         "default_workflow_type": "simple_mm_workflow",
-        "format": {"prompt_key": "q", "response_key": "a", "image_key": "i"},
+        "format": {"prompt_key": "q", "response_key": "a", **form},
     }
     buffer = {"batch_size": 1, "explorer_input": {"taskset": taskset}}
     config = {"model": {"model_path": "m"}, "buffer": buffer, "algorithm": {"repeat_times": 2}}
     plan = make_plan(parse(json.dumps(config), "test"))
-    source = TaskSource.open("run", plan, plan.config.buffer.explorer_input.taskset, TaskKind.TRAIN)  # type: ignore[arg-type]
+    return TaskSource.open("run", plan, plan.config.buffer.explorer_input.taskset, TaskKind.TRAIN)  # type: ignore[arg-type]
+
+
+def test_a_task_carries_its_images_and_says_what_is_wrong_with_one(tmp_path: Path) -> None:
+    rows = [{"q": "?", "a": "1", "i": "a.png"}, {"q": "?", "a": "1", "i": "gone.png"}]
+    source = source_of(tmp_path, rows, image_key="i")
     good, bad = source.train_task(0, 1, 0), source.train_task(1, 2, 0)
     assert (good.images, good.raw["i"]) == ((WHITE,), [images.digest(WHITE).hex()])
     assert bad.images == ()
     assert "gone.png' cannot be read" in bad.raw["i"]["problem"]
+
+
+def test_a_task_of_messages_has_text_and_its_images_apart(tmp_path: Path) -> None:
+    part = {"type": "image", "image": "a.png"}
+    rows = [{"q": conversation(part, {"type": "text", "text": "?"}), "a": "1"}, {"q": conversation(), "a": "1"}]
+    source = source_of(tmp_path, rows, image_key="q")
+    good, bad = source.train_task(0, 1, 0), source.train_task(1, 2, 0)
+    assert good.images == (WHITE,)
+    assert good.raw["q"] == [{"role": "system", "content": "Count."}, {"role": "user", "content": "<image>?"}]
+    assert "has no image in its messages" in bad.raw["q"]["problem"]

@@ -47,7 +47,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return ChatTokenizer(ModelConfig(model_path=str(make_model(tmp_path_factory.mktemp("vision") / "model"))))
 
 
-def task(question: str, *shown: bytes, column: Any = None) -> Task:
+def task(question: str | list[dict[str, str]], *shown: bytes, column: Any = None) -> Task:
     made = make_episode_task("{}", 2, row_json=json.dumps({"prompt": question, "response": "3", "image": column}))
     return replace(made, images=shown, format_json=json.dumps({**made.format, "image_key": "image"}))
 
@@ -65,6 +65,25 @@ async def test_experiences_name_the_images_that_the_prompt_shows(tokenizer: Chat
     assert (second - first) == 16 + len(" b ") + 2, "an image of 16 tokens, the text, and the marks around images"
     for experience in made:
         experience.check("e", Limits(images=rules), {images.digest(image): image for image in (SMALL, WIDE)})
+
+
+async def test_images_stand_in_the_message_that_has_their_marker(tokenizer: ChatTokenizer) -> None:
+    rules = tokenizer._image_rules
+    assert rules is not None
+
+    async def prompt(*turns: str, shown: Sequence[bytes] = (SMALL, WIDE)) -> list[int]:
+        roles = ("user", "assistant", "user")
+        asked = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
+        (first, *_) = await WORKFLOWS["simple_mm_workflow"](task(asked, *shown), SeeingTools(tokenizer)).run()
+        return first.token_ids[: first.prompt_length].tolist()
+
+    (at, _), (later, _) = images.runs(await prompt("<image> a", "b", "and <image>"), rules.token)
+    # Each turn has a mark before and behind it, and so has each image.
+    assert (at, later - at - 16) == (2, 1 + len(" a") + 1 + len("?b?") + 1 + len("and ") + 1)
+    (at, _), (later, _) = images.runs(await prompt("a", "b", "c"), rules.token)
+    assert (at, later - at - 16) == (len("?a??b??") + 1, 2), "both before the last text"
+    with pytest.raises(InvalidInput, match="are 1, and the prompt has 2 times <image>"):
+        await prompt("<image>", "b", "<image>", shown=(SMALL,))
 
 
 @pytest.mark.parametrize(

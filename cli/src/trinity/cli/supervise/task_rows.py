@@ -37,7 +37,7 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
         here = _named(row, number, form.workflow_key, workflows()) or workflow
         function = scored_by(here, _named(row, number, form.reward_fn_key, reward_functions()) or reward)
         if reads_prompt(here):
-            _prompt(row, number, form.prompt_key)
+            _prompt(row, number, form.prompt_key, form.image_key)
         if row.get(form.system_prompt_key or "") is not None:
             _text(row, number, str(form.system_prompt_key), "the system prompt")
         if function in _COMPARING and reads_prompt(here):
@@ -99,12 +99,14 @@ def _named(row: Row, number: int, column: str, known: Sequence[str]) -> str:
     return name or ""
 
 
-def _prompt(row: Row, number: int, column: str) -> None:
-    if not isinstance(row.get(column), list):
+def _prompt(row: Row, number: int, column: str, image_key: str | None) -> None:
+    if column != image_key and not isinstance(row.get(column), list):
         _text(row, number, column, "the prompt")
         return
     try:
-        prompt_messages(row[column])
+        prompt_messages(images.as_text(row.get(column), column) if column == image_key else row[column])
+    except DatasetError as error:
+        raise DatasetError(f"row {number}: {error}") from None
     except ValueError as error:
         raise DatasetError(f"row {number}: {column!r} {error}") from None
 

@@ -20,6 +20,7 @@ from trinity.runtime.errors import InvalidInput
 MARKER = "<image>"  # where an image stands in a prompt; without markers images come before the text
 LARGEST_BYTES = 6 * 1024 * 1024  # of one task's images: a task is one message of NATS
 LARGEST_PIXELS = 64_000_000
+_IMAGE_PARTS = ("image_url", "image")  # types of parts of a message
 # Others hold more than 8 bits a channel, or colours that are not red, green and blue.
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
@@ -77,7 +78,8 @@ def _opened(image: bytes) -> Any:
 
 
 def of_row(row: Row, key: str, folder: Path) -> tuple[bytes, ...]:
-    """The images in a row's column: one or a list of paths, bytes, {bytes, path}, or OpenAI's image parts.
+    """The images in a row's column: one or a list of paths, bytes, {bytes, path}, or OpenAI's image parts; or messages
+    with such parts, in their order.
 
     Paths are relative to `folder`, the dataset's. Raises DatasetError naming column and file; what is not decoded here
     is judged by `check`.
@@ -86,13 +88,56 @@ def of_row(row: Row, key: str, folder: Path) -> tuple[bytes, ...]:
     if value is None or value == "":
         what = f"{key!r} is missing" if key not in row else f"{key!r} is empty"
         raise DatasetError(f"{what}; it must hold an image (columns: {', '.join(row)})")
-    images = tuple(_image(item, key, folder) for item in (value if isinstance(value, list | tuple) else [value]))
+    conversation = is_conversation(value)
+    found = _of_messages(value, key) if conversation else value if isinstance(value, list | tuple) else [value]
+    images = tuple(_image(item, key, folder) for item in found)
     if not images:
-        raise DatasetError(f"{key!r} is an empty list; it must hold an image")
+        what = "has no image in its messages" if conversation else "is an empty list"
+        raise DatasetError(f"{key!r} {what}; it must hold an image")
     if (total := sum(map(len, images))) > LARGEST_BYTES:
         what = f"holds {total:,} bytes of images; a task takes {LARGEST_BYTES:,}. Make them smaller"
         raise DatasetError(f"{key!r} {what}")
     return images
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a column holds messages."""
+    return isinstance(value, list | tuple) and any(isinstance(one, dict) and "role" in one for one in value)
+
+
+def as_text(value: Any, key: str) -> list[Any]:
+    """Messages whose content is a list of parts, with text in its place: MARKER stands for an image.
+
+    DatasetError for no messages, and for parts that are neither text nor an image.
+    """
+    if not is_conversation(value):
+        what = "is the column of the prompt and of its images; it must hold messages, with OpenAI's parts"
+        raise DatasetError(f"{key!r} {what}")
+    found = []
+    for number, message in enumerate(value):
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list | tuple):
+            message = {**message, "content": "".join(_part_as_text(part, key, number) for part in content)}
+        found.append(message)
+    return found
+
+
+def _part_as_text(part: Any, key: str, number: int) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if kind not in _IMAGE_PARTS:
+        what = f"has a part {part!r:.80} in message {number}; parts are text, {' or '.join(_IMAGE_PARTS)}"
+        raise DatasetError(f"{key!r} {what}")
+    return MARKER
+
+
+def _of_messages(value: Any, key: str) -> list[Any]:
+    """The image parts of messages, in order. DatasetError as `as_text`."""
+    as_text(value, key)
+    contents = [message.get("content") for message in value if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
+    return [part for part in parts if part["type"] in _IMAGE_PARTS]
 
 
 def _image(value: Any, key: str, folder: Path) -> bytes:

@@ -107,12 +107,17 @@ def folder_of(path: str) -> Path:
 
 
 def _with_images(row: Row, taskset: TasksetConfig) -> tuple[Row, tuple[bytes, ...]]:
-    """The row with digests in place of its images, and these. One that cannot be read leaves its problem there."""
+    """The row with digests in place of its images, and these. One that cannot be read leaves its problem there.
+
+    Messages with images are messages of text afterwards, with a marker for each.
+    """
     key = taskset.format.image_key
     if key is None:
         return row, ()
     try:
         files = images.of_row(row, key, folder_of(taskset.path))
+        if key == taskset.format.prompt_key:
+            return {**row, key: images.as_text(row[key], key)}, files
     except DatasetError as error:
         return {**row, key: {"problem": str(error)}}, ()
     return {**row, key: [images.digest(file).hex() for file in files]}, files

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from trinity.data.experience import Experience, Truncation
-from trinity.data.images import digest, parts
+from trinity.data.images import MARKER, digest, parts
 from trinity.data.prompts import prompt_messages
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score
@@ -169,8 +169,16 @@ class SimpleMMWorkflow(SimpleWorkflow):
             found = self.row.get(key) if key else None
             problem = found.get("problem") if isinstance(found, dict) else "has no image"
             raise InvalidInput(f"task.{key or 'images'}", str(problem))
-        *head, asked = super().messages()
-        return [*head, {**asked, "content": parts(asked["content"], len(self.task.images))}]
+        asked, count = super().messages(), len(self.task.images)
+        markers = [0 if one["role"] == "system" else one["content"].count(MARKER) for one in asked]
+        if not any(markers):
+            markers[-1] = count  # before the text of the last
+        elif sum(markers) != count:
+            raise InvalidInput("task.images", f"are {count}, and the prompt has {sum(markers)} times {MARKER}")
+        return [
+            {**one, "content": parts(one["content"], number)} if number else one
+            for one, number in zip(asked, markers, strict=True)
+        ]
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
         """By the task's reward function; reward models read text alone."""
