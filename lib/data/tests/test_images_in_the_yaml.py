@@ -31,8 +31,9 @@ def plan_of(taskset: dict[str, Any] | None = None, **sections: Any) -> Plan:
 def test_tasks_with_images_have_the_workflow_that_shows_them() -> None:
     assert plan_of().config.buffer.explorer_input.taskset is not None
     assert plan_of({"default_workflow_type": "async_simple_mm_workflow"})
-    with pytest.raises(ConfigError, match=r"taskset.format.image_key: is given, and math_workflow shows no images"):
-        plan_of({"default_workflow_type": "math_workflow"})
+    for workflow in ("math_workflow", "environment_workflow", "external_agent_workflow"):
+        with pytest.raises(ConfigError, match=f"taskset.format.image_key: is given, and {workflow} shows no images"):
+            plan_of({"default_workflow_type": workflow})
     with pytest.raises(ConfigError, match=r"taskset.format.image_key: is missing; simple_mm_workflow needs"):
         plan_of({"format": {}})
 

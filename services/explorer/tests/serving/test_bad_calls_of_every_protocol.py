@@ -123,6 +123,18 @@ async def test_a_history_that_calls_a_tool_never_offered(protocol: Protocol) -> 
     assert "launch" in protocol.check(await protocol.post(protocol.body()), 403, "session_failed")
 
 
+async def test_parts_that_are_no_text(protocol: Protocol) -> None:
+    """Else vLLM fetches the address, and the group is refused only when it is stored."""
+    image = {
+        "/chat/completions": {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}},
+        "/responses": {"type": "input_image", "image_url": "http://127.0.0.1:1/a.png"},
+        "/messages": {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": {}}]},
+    }[protocol.path]
+    answer = await protocol.post(protocol.body({"role": "user", "content": [{"type": "text", "text": "?"}, image]}))
+    assert "image" in protocol.check(answer, 400, "unsupported_content")
+    assert protocol.session.failure is None, "the agent may ask otherwise"
+
+
 async def test_a_message_of_10_mb(protocol: Protocol) -> None:
     answer = await protocol.post(protocol.body({"role": "user", "content": "x" * 10_000_000}))
     assert "bytes" in protocol.check(answer, 413, "request_too_large")

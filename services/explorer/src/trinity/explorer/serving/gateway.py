@@ -27,6 +27,9 @@ _REFUSED = (
     "prompt_embeds", "truncate_prompt_tokens", "use_beam_search",
 )  # fmt: skip
 
+_NO_TEXT = ("image", "audio", "video")  # in types of parts of every protocol
+_DEEPEST = 4  # message, answer of a tool, its parts
+
 
 class Gateway:
     """`app` is vLLM's, and `model` the name that it knows the policy by: sessions may ask for it by any."""
@@ -169,6 +172,10 @@ def _check(body: dict[str, Any], session: Session) -> None:
     for name in _REFUSED:
         if body.get(name):
             raise Refused(400, "unsupported_parameter", f"{name} cannot be recorded; leave it out", name)
+    for field in ("messages", "input"):
+        if kind := _unreadable(body.get(field)):
+            problem = f"holds a part of type {kind!r:.100}; sessions are recorded as text, so send text alone"
+            raise Refused(400, "unsupported_content", problem, field)
     session.tools.update(_names(body.get("tools")))
     for where, calls in _calls(body):
         for name in _names(calls):
@@ -184,6 +191,20 @@ def _calls(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{field}[{index}].tool_calls", message.get("tool_calls")
             yield f"{field}[{index}].content", _objects(message.get("content"), "tool_use")
             yield f"{field}[{index}]", _objects([message], "function_call")
+
+
+def _unreadable(values: Any, depth: int = 0) -> str:
+    """The type of the first part that is an image, sound or a video; vLLM would fetch it from where it says. Empty:
+    none. Parts of the answer of a tool count too.
+    """
+    for part in _objects(values) if depth < _DEEPEST else ():
+        kind = str(part.get("type") or "")
+        if any(word in kind for word in _NO_TEXT):
+            return kind
+        for field in ("content", "output"):
+            if kind := _unreadable(part.get(field), depth + 1):
+                return kind
+    return ""
 
 
 def _names(functions: Any) -> Iterator[str]:
