@@ -14,7 +14,7 @@ from support.data.experience import make_group, make_task
 from support.data.vision import make_files, picture
 from trinity.config import make_plan
 from trinity.config.load import parse
-from trinity.data import images
+from trinity.data import datasets, images
 from trinity.data.experience import Group, Limits, TaskKind
 from trinity.data.tables import DatasetError
 from trinity.data.task_source import TaskSource
@@ -217,6 +217,19 @@ def test_a_task_carries_its_images_and_says_what_is_wrong_with_one(tmp_path: Pat
     assert (good.images, good.raw["i"]) == ((WHITE,), [images.digest(WHITE).hex()])
     assert bad.images == ()
     assert "gone.png' cannot be read" in bad.raw["i"]["problem"]
+
+
+def test_a_dataset_of_the_hub_has_the_files_of_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("datasets")
+    kinds = hub.Features({"q": hub.Value("string"), "i": hub.List(hub.Image()), "s": hub.Image()})
+    file = {"bytes": WHITE, "path": None}
+    found = hub.Dataset.from_dict({"q": ["?"], "i": [[file, file]], "s": [file]}, features=kinds)
+    monkeypatch.setattr(hub, "load_dataset", lambda *_, **__: found)
+    monkeypatch.setattr(datasets, "_hub_answers", lambda _: True)
+    (row,) = datasets.read("some/pictures")
+    assert row["q"] == "?"
+    assert images.of_row(row, "i", Path()) == (WHITE, WHITE)
+    assert images.of_row(row, "s", Path()) == (WHITE,)
 
 
 def test_a_task_of_messages_has_text_and_its_images_apart(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Tasks with images: what goes with them, and what is refused with its reason."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from trinity.config import ConfigError, make_plan
-from trinity.config.load import parse
+from trinity.config.load import load, parse
 from trinity.config.plan import Plan
 
 pytestmark = pytest.mark.core
@@ -36,6 +37,12 @@ def test_tasks_with_images_have_the_workflow_that_shows_them() -> None:
             plan_of({"default_workflow_type": workflow})
     with pytest.raises(ConfigError, match=r"taskset.format.image_key: is missing; simple_mm_workflow needs"):
         plan_of({"format": {}})
+
+
+@pytest.mark.parametrize("name", ["squares", "geometry3k"])
+def test_the_examples_are_right(name: str, repository: Path) -> None:
+    plan = make_plan(load(repository / f"examples/vision/{name}.yaml"))
+    assert plan.config.buffer.explorer_input.taskset.format.image_key  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

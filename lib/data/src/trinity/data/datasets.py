@@ -282,7 +282,11 @@ def _read_hub(path: str, split: str, subset: str | None) -> list[Row]:
             "pip install -e '.[hub]', or give a local path"
         ) from None
     try:
-        return [dict(row) for row in datasets.load_dataset(path, subset, split=split)]
+        found = datasets.load_dataset(path, subset, split=split)
+        if "Image(" in repr(found.features):  # their files, not what the library decodes them to
+            rows: list[Row] = found.with_format("arrow")[:].to_pylist()
+            return rows
+        return [dict(row) for row in found]
     except Exception as error:  # datasets raises anything, from ConnectionError to ValueError
         if not reached:
             what = f"is no file or folder here, and the hub at {constants.ENDPOINT} (HF_ENDPOINT) does not answer"

@@ -83,7 +83,7 @@ class TaskSource:
             taskset=taskset.name,
             epoch=epoch,
             row=row,
-            row_json=json.dumps(values, default=str),
+            row_json=json.dumps(values, default=_as_text),
             format_json=taskset.format.model_dump_json(),
             workflow=workflow,
             workflow_args_json=json.dumps(taskset.workflow_args),
@@ -98,6 +98,11 @@ class TaskSource:
             greedy_baseline=training and self.plan.algorithm.needs_greedy_baseline,
             images=files,
         )
+
+
+def _as_text(value: Any) -> str:
+    """For what JSON does not have; of bytes their number, as they may be a picture's."""
+    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
 
 
 def folder_of(path: str) -> Path:
