@@ -39,6 +39,8 @@ def test_an_asynchronous_run_is_taken() -> None:
         ({"algorithm": {"repeat_times": 4, "sample_strategy": "staleness_control"}}, "staleness_control"),
         ({"buffer": {"batch_size": 4, "total_steps": 2, "explorer_input": TASKS, "trainer_input": {
             "experience_buffer": {"replay_buffer": {"enable": True}}}}}, "replay_buffer"),
+        ({"buffer": {"batch_size": 4, "total_steps": 2, "explorer_input": {"taskset": {
+            **TASKS["taskset"], "data_selector": {"selector_type": "diff_based"}}}}}, "data_selector diff_based"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from trinity.config.errors import Problem
 from trinity.config.plan import make_plan
 from trinity.config.schema import Config
+from trinity.plugins.declarations import SELECTORS
 
 KEY = "reproducible"
 
@@ -15,6 +16,8 @@ def check_reproducible(config: Config) -> Iterator[Problem]:
         return
     explorer, sync, plan = config.explorer, config.synchronizer, make_plan(config)
     engine, lag = explorer.rollout_model, plan.staleness
+    chosen = {taskset.data_selector.selector_type for taskset in plan.tasksets}
+    learning = sorted(name for name in chosen if name in SELECTORS and "rewards" in SELECTORS[name].traits)
     refused = (
         (config.mode in ("serve", "bench"), f"goes with the modes both, explore and train, not with {config.mode}"),
         (explorer.record, "does not go with explorer.record: agents outside answer when they like"),
@@ -25,6 +28,10 @@ def check_reproducible(config: Config) -> Iterator[Problem]:
         (
             plan.policy == "arrival",
             "does not go with staleness_control, which takes what is stored first",
+        ),
+        (
+            bool(learning),
+            f"does not go with the data_selector {', '.join(learning)}: it learns from rewards when groups are stored",
         ),
         (sync.on_rejected == "continue", "does not go with synchronizer.on_rejected: continue"),
     )
