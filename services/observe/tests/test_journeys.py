@@ -88,6 +88,35 @@ def test_failed_attempts_lead_to_the_samples_of_the_task(get: Get) -> None:
     assert 'href="/run/one/step/4/sample/0"' in get("/one/task/15")
 
 
+def log(runs: Path, event: str, second: int, **fields: object) -> None:
+    """A line of sync's log of the run `one`."""
+    line = {"event": event, "time": f"2026-11-24T01:12:{second:02}Z", **fields}
+    with (runs / "one/log/sync.log").open("a") as lines:
+        lines.write(json.dumps(line) + "\n")
+
+
+def test_a_stopped_run_shows_when_versions_were_live_and_loaded(get: Get, runs: Path) -> None:
+    log(runs, "sync.version.staged", 52, version=9, step=9, state="STAGED")
+    log(runs, "sync.version.rejected", 53, version=9, reason=f"{EVIL} differs")
+    log(runs, "sync.run.rolled_back", 54, version=10, reason="worse")
+    page = get("/one/versions")
+    lanes = dict(re.findall(r"<tr><th>(\d)</th><td>(.*?)</td>", page))
+    assert list(lanes) == list("9876543210")
+    assert [lanes["1"].count(f'class="{what}"') for what in ("sampled", "published", "failed")] == [1, 2, 0]
+    assert [lanes["9"].count(f'class="{what}"') for what in ("waited", "sampled", "failed")] == [1, 0, 1]
+    assert r"\x1b[2J differs" in page and "<script>alert" not in page
+    assert '<td class="n">10</td><td class="preview">worse</td>' in page
+
+
+def test_a_stopped_run_shows_how_long_its_processes_lived(get: Get, runs: Path) -> None:
+    page = get("/one/fleet")
+    lanes = dict(re.findall(r"<tr><th>(\w+)</th><td>(.*?)</td>", page))
+    assert [lanes["explorer"].count(f'class="{what}"') for what in ("alive", "failed", "published")] == [2, 1, 9]
+    assert [lanes["trainer"].count(f'class="{what}"') for what in ("alive", "trained", "waited")] == [1, 8, 8]
+    shutil.rmtree(runs / "one/monitor/devices")
+    assert "its processes are gone" in get("/one/fleet", 404)
+
+
 def test_without_the_logs_a_trace_shows_what_is_left(get: Get, runs: Path) -> None:
     shutil.rmtree(runs / "one/log")
     (runs / "one/log").mkdir()

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trinity.cli.commands.view import versions
 from trinity.cli.render import age_text, error_text, size_text, visible, when
-from trinity.observe import compare, journeys, letters, pictures, screens, texts, waste
+from trinity.observe import compare, history, journeys, letters, pictures, screens, texts, waste
 from trinity.observe.places import Places
 from trinity.observe.source import UNREADABLE
 from trinity.runtime.settings import LOOPBACK
@@ -93,13 +93,13 @@ class Pages:
         return await self.of_run(request, "letter.html", letters.letter, "ordinal")
 
     async def versions(self, request: Request) -> Response:
-        return await self.of_run(request, "versions.html", screens.versions)
+        return await self.of_run(request, "versions.html", history.versions)
 
     async def version(self, request: Request) -> Response:
         return await self.of_run(request, "version.html", screens.version, "number")
 
     async def fleet(self, request: Request) -> Response:
-        return await self.of_run(request, "fleet.html", screens.fleet)
+        return await self.of_run(request, "fleet.html", history.fleet)
 
     async def waste(self, request: Request) -> Response:
         asked = request.query_params.get("price", "")

@@ -7,7 +7,7 @@ the logs of the processes.
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ Facts = dict[str, Any]
 _MOST_BYTES = 32 << 20  # of each log file, from its end
 _PROCESSES = ("buffer", "explorer", "trainer", "sync")
 FAILED = "explorer.attempt.failed"
-_LIVE, _LOADED = "sync.version.live", "explorer.weights.loaded"
+LIVE, LOADED = "sync.version.live", "explorer.weights.loaded"
 
 
 async def lanes(source: Source, number: int) -> Facts:
@@ -130,26 +130,41 @@ def _training(folder: Path | None, step: int) -> list[Span]:
 
 def _published(folder: Path | None, step: int, trained: float) -> Iterator[tuple[str, str, Span]]:
     """The version of a step: until it was LIVE, and until each explorer had it."""
-    live = [one for one in log_entries(folder, {"event": _LIVE}) if one.fields.get("step") == step]
+    live = [one for one in log_entries(folder, {"event": LIVE}) if one.fields.get("step") == step]
     if not live:
         return
     version = live[-1].fields.get("version")
     yield f"version {version} becomes LIVE", "", Span("published", min(trained, live[-1].order()), live[-1].order())
-    for one in log_entries(folder, {"event": _LOADED}):
+    for one in log_entries(folder, {"event": LOADED}):
         if one.fields.get("version") == version:
             yield f"{one.process} loads it", "", Span("published", min(trained, one.order()), one.order())
 
 
 def log_entries(folder: Path | None, wanted: Mapping[str, Any]) -> list[Entry]:
     """Lines of the processes' logs that have these fields, oldest first."""
-    if folder is None:
-        return []
-    needles = [json.dumps({name: value})[1:-1].encode() for name, value in wanted.items()]
+    needles = [_needle(name, value) for name, value in wanted.items()]
+    found = _entries(folder, lambda line: all(needle in line for needle in needles))
+    return [one for one in found if wanted.items() <= one.fields.items()]
+
+
+def log_events(folder: Path | None, events: Collection[str]) -> list[Entry]:
+    """Lines of the processes' logs about these events, oldest first."""
+    needles = [_needle("event", event) for event in events]
+    found = _entries(folder, lambda line: any(needle in line for needle in needles))
+    return [one for one in found if one.fields.get("event") in events and one.time is not None]
+
+
+def _needle(name: str, value: Any) -> bytes:
+    return json.dumps({name: value})[1:-1].encode()
+
+
+def _entries(folder: Path | None, wanted: Callable[[bytes], bool]) -> list[Entry]:
+    """Lines that are `wanted`, oldest first."""
     found = []
-    for path in sorted((folder / "log").glob("*.log")):
+    for path in sorted((folder / "log").glob("*.log")) if folder is not None else ():
         if path.stem.rstrip("0123456789-_") in _PROCESSES:
-            found += [parse(line, path.stem) for line in _lines(path) if all(needle in line for needle in needles)]
-    return sorted((one for one in found if wanted.items() <= one.fields.items()), key=Entry.order)
+            found += [parse(line, path.stem) for line in _lines(path) if wanted(line)]
+    return sorted(found, key=Entry.order)
 
 
 def _lines(path: Path) -> Iterator[bytes]:

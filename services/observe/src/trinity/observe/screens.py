@@ -31,7 +31,6 @@ _TIMES = {"time/wait": "waiting for samples", "time/buffer": "fetching the batch
           "time/publish": "publishing", "time/save": "saving"}  # fmt: skip
 _OFFLINE_TILES = ("step", "trained", "step time", "loss")
 _RUNS_WITH_CURVES = 60
-_SEARCHED_STEPS = 4  # for the newest group of an explorer
 
 
 async def runs(places: Places) -> Facts:
@@ -198,11 +197,6 @@ def _trained_steps(trainer: list[series.Line]) -> list[Facts]:
     return [{"step": line["step"], **{name: line.get(key) for name, key in names.items()}} for line in newest]
 
 
-async def versions(source: Source) -> Facts:
-    """The weight versions of a live run, newest first. RunError for another."""
-    return {"versions": await source.versions(), "command": f"trinity weights list {source.option}"}
-
-
 async def version(source: Source, number: int) -> Facts:
     """One version: its transports and its canary."""
     return {
@@ -210,34 +204,6 @@ async def version(source: Source, number: int) -> Facts:
         "version": await source.version(number),
         "command": f"trinity weights show {number} {source.option}",
     }
-
-
-async def fleet(source: Source) -> Facts:
-    """Processes, explorers and providers of a live run. RunError for another: nothing of them is recorded."""
-    found = await source.status()
-    if found is None:
-        raise RunError("the run does not live: its processes are gone; trinity log shows what they said")
-    problems: list[str] = []
-    return {
-        "status": found,
-        "newest": await or_none(_newest_groups(source), problems) or {},
-        "problems": problems,
-        "command": f"trinity status {source.option_of_status}",
-    }
-
-
-async def _newest_groups(source: Source) -> dict[str, tuple[int, int]]:
-    """(step, ordinal) of the newest trained group of each explorer, as far as the last steps have one, and of "" for
-    that of all. RunError if the run's buffer cannot be read."""
-    newest = (await source.counts())["ledger_step"]
-    found: dict[str, tuple[int, int]] = {}
-    for step in range(newest, max(0, newest - _SEARCHED_STEPS), -1):
-        groups = (await source.entry(step))["groups"]
-        if groups:
-            found.setdefault("", (step, groups[-1]["ordinal"]))
-        for ordinal, made in (await or_none(source.attempts(step), []) or {}).items():
-            found.setdefault(made["explorer"], (step, ordinal))
-    return found
 
 
 async def step(source: Source, number: int) -> Facts:
