@@ -177,6 +177,57 @@ def write_account(job: Path, name: str = "explorer", fate: str = "failed") -> No
     write(folder / "explorer-22.json", json.dumps(own))
 
 
+def version_of(number: int, text: str) -> dict[str, Any]:
+    """All fields of a weight version, with the same text wherever it may hold one."""
+    measured = {"explorer": text, "mean_error": 1e-6, "max_error": 1e-5}
+    canary = {"probes": 4, "tokens": 64, "mean_tolerance": 0.01, "max_tolerance": 0.1, "measured": measured}
+    offer = {"transport": text, "delta": True, "bytes": 1 << 20, "where": text}
+    return {
+        "version": number, "step": number, "state": "REJECTED", "explorers": [text], "reason": text, "pinned": True,
+        "made_at_seconds": 1.7e9, "offers": [offer], "base_version": number - 1, "base_model": text, "tensors": 12,
+        "files": 1, "canary": canary,
+    }  # fmt: skip
+
+
+def serve_versions(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Have every stage answer with one version, as if it were live; `text` as in `version_of`."""
+    row = wire.Version(
+        version=1, step=1, state="REJECTED", explorers=1, size_bytes=1 << 20, delta_bytes=1 << 10, base_version=0,
+        transports=[text], canary=True, canary_max_error=1e-5, pinned=True, made_at_seconds=1.7e9, reason=text,
+        judged=True,
+    )  # fmt: skip
+
+    async def versions(asked: source.Source) -> list[wire.Version]:
+        return [row]
+
+    async def version(asked: source.Source, number: int) -> dict[str, Any]:
+        return version_of(number, text)
+
+    monkeypatch.setattr(source.Source, "versions", versions)
+    monkeypatch.setattr(source.Source, "version", version)
+
+
+def serve_status(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None) -> None:
+    """Have every stage answer with this, as `trinity status` has it."""
+
+    async def answered(asked: source.Source) -> dict[str, Any] | None:
+        return status
+
+    monkeypatch.setattr(source.Source, "status", answered)
+
+
+def write_versions(job: Path, reason: str) -> None:
+    """Sync's log of two versions: one that was LIVE and loaded, and one that was rejected for a reason."""
+    lines = [
+        {"event": "sync.version.staged", "version": 1, "step": 1, "time": "2026-11-24T01:12:12Z"},
+        {"event": "sync.version.live", "version": 1, "step": 1, "time": "2026-11-24T01:12:14Z"},
+        {"event": "sync.version.staged", "version": 2, "step": 2, "time": "2026-11-24T01:12:18Z"},
+        {"event": "sync.version.rejected", "version": 2, "reason": reason, "time": "2026-11-24T01:12:19Z"},
+        {"event": "sync.run.rolled_back", "version": 3, "reason": reason, "time": "2026-11-24T01:12:20Z"},
+    ]
+    write(job / "log/sync.log", *(json.dumps(line) + "\n" for line in lines))
+
+
 def make_job(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda row: None) -> Path:
     """A job folder as a stopped run leaves it, without NATS' store. `change` is applied to every experience."""
     config = {

@@ -70,11 +70,11 @@ def watch(browser: Browser) -> Iterator[Callable[..., Watched]]:
 
 
 @pytest.fixture
-def served() -> Iterator[Callable[[Path], str]]:
-    """Serves a job folder in this process; returns the address with its key."""
+def served() -> Iterator[Callable[[Path | None], str]]:
+    """Serves a job folder, or all runs, in this process; returns the address with its key."""
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
-    def serve(job: Path) -> str:
+    def serve(job: Path | None) -> str:
         port = free_port()
         config = uvicorn.Config(make_app(Places(job), KEY), host="127.0.0.1", port=port, log_level="warning")
         server = uvicorn.Server(config)

@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from support.observe import Doctored, dead_letter, ledger, make_job, serve_ledger, write_account
+from support.alarms import STATUS
+from support.observe import (
+    Doctored,
+    dead_letter,
+    ledger,
+    make_job,
+    serve_ledger,
+    serve_status,
+    serve_versions,
+    write_account,
+    write_versions,
+)
 from trinity.observe.recorded import DEMO
 
 pytestmark = pytest.mark.extended
@@ -18,7 +29,8 @@ pytestmark = pytest.mark.extended
 PAGES = (
     "/", "/run/job", "/run/job/step/2", "/run/job/step/2/group/5", "/run/job/step/2/sample/1?by=logprob",
     "/run/job/dead", "/run/job/dead/50", "/run/job/step/2/lanes", "/run/job/step/2/sample/1/trace", "/run/job/task/5",
-    "/run/job/compare", "/run/job/waste?price=2",
+    "/run/job/compare", "/run/job/compare/other", "/run/job/waste?price=2", "/run/job/fleet", "/run/job/versions",
+    "/run/job/versions/1",
 )  # fmt: skip
 EVIL = (
     "<script>alert('a')</script><img src=x onerror=\"alert('b')\"><svg onload=alert('c')>"
@@ -54,12 +66,18 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: Any, watch: A
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
     served_at: list[str] = []
 
-    def make(found: Doctored | None = None, change: Any = lambda row: None, **how: Any) -> Any:
+    def make(found: Doctored | None = None, change: Any = lambda row: None, other: bool = False, **how: Any) -> Any:
         if not served_at:
             serve_ledger(monkeypatch, found or ledger(), [dead_letter(50, EVIL)])
+            serve_versions(monkeypatch, EVIL)
+            explorer = STATUS["explorers"][0] | {"name": EVIL, "failure": EVIL, "host": EVIL}
+            serve_status(monkeypatch, STATUS | {"explorers": [explorer]})
             job = make_job(tmp_path / "job", change)
             write_account(job, EVIL, EVIL)
-            served_at.append(served(job))
+            write_versions(job, EVIL)
+            if other:
+                make_job(tmp_path / "other")
+            served_at.append(served(None if other else job))
         return watch(served_at[0], **how)
 
     return make
@@ -68,7 +86,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: Any, watch: A
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_fits_and_can_be_read(scheme: str, pages: Any) -> None:
     for width in (1280, 390):
-        watched = pages(width=width, scheme=scheme)
+        watched = pages(width=width, scheme=scheme, other=True)
         for path in PAGES:
             page = watched.open(path)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path
@@ -93,14 +111,14 @@ def test_nothing_that_a_run_wrote_is_run(pages: Any) -> None:
     entry.operators.append(EVIL)
     found.drop(2, 50)
     entry.dropped[0].reason = EVIL
-    watched = pages(found, change)
+    watched = pages(found, change, other=True)
     shown = EVIL.replace("\x1b", r"\x1b").replace("\x00", r"\x00").replace("\u202e", r"\u202e")
     for path in PAGES:
         page = watched.open(path)
         page.mouse.move(300, 400)
         assert page.locator("main script, main img, main [onload], main [onmouseover]").count() == 0
         assert page.locator("a[href^=javascript]").count() == 0
-        if ("/step/" in path or "/dead" in path or "/waste" in path) and "lanes" not in path:
+        if path.count("/") > 2 and "lanes" not in path and path != "/run/job/compare":
             assert shown in page.locator("main").inner_text(), path
     assert watched.wrong == []
 

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from support.observe import GROUPS, STEPS, Doctored, dead_letter, ledger, make_job, serve_ledger
+from support.observe import (
+    GROUPS,
+    STEPS,
+    Doctored,
+    dead_letter,
+    ledger,
+    make_job,
+    serve_ledger,
+    write_account,
+    write_versions,
+)
 from trinity.observe import tokens
 from trinity.observe.app import make_app
 from trinity.observe.places import Places
@@ -102,7 +112,7 @@ def test_a_doctored_ledger_turns_the_bar_red(doctor: Any, said: str, browse: Cal
     assert said in overview
 
 
-def test_what_a_run_wrote_is_shown_and_never_markup(browse: Callable[..., Browser]) -> None:
+def test_what_a_run_wrote_is_shown_and_never_markup(browse: Callable[..., Browser], tmp_path: Path) -> None:
     def change(row: dict[str, Any]) -> None:
         row |= dict.fromkeys(("prompt", "response", "task_id", "truncation"), f"{EVIL}{row['ordinal']}")
         row["metrics"] = {EVIL: 1.0}
@@ -110,7 +120,9 @@ def test_what_a_run_wrote_is_shown_and_never_markup(browse: Callable[..., Browse
     found = ledger()
     found.entries[1].skip_reason = found.entries[1].groups[0].task_id = EVIL
     browser = browse(found, change, [dead_letter(50, EVIL)])
-    for page in ("", "/step/2", "/step/2/group/5", "/step/2/sample/7", "/dead", "/dead/50"):
+    write_account(tmp_path / "job", EVIL)
+    write_versions(tmp_path / "job", EVIL)
+    for page in ("", "/step/2", "/step/2/group/5", "/step/2/sample/7", "/dead", "/dead/50", "/fleet", "/versions"):
         text = browser.get(page)
         assert "<script>alert" not in text
         assert "<img" not in text
@@ -125,6 +137,7 @@ def test_dead_letters_are_listed_by_cause(browse: Callable[..., Browser]) -> Non
     listed = browser.get("/dead")
     assert re.search(r'<a href="dead/4">no scorer</a></td><td class="n">2</td>', listed)
     assert len(re.findall(r'<td class="n"><a href="dead/\d+">', listed)) == 3
+    assert re.search(r"no scorer: <code.*>trinity deadletters retry 3 4 --job \S+/job</code>", listed)
     shown = browser.get("/dead/4")
     assert "trinity deadletters retry 4" in shown
     assert "&#34;question&#34;: &#34;no scorer&#34;" in shown

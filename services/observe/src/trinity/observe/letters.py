@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from trinity.cli.commands.wire import Letter
@@ -11,6 +12,7 @@ from trinity.observe.source import Source
 Facts = dict[str, Any]
 
 _ATTEMPTS = 50
+_RETRIED = 100  # of one cause, by one command
 
 
 async def dead(source: Source) -> Facts:
@@ -23,12 +25,19 @@ async def dead(source: Source) -> Facts:
     causes: dict[str, list[Letter]] = {}
     for letter in found:
         causes.setdefault(letter.cause, []).append(letter)
+    most_first = sorted(causes.items(), key=lambda item: -len(item[1]))
     return {
         "letters": found,
         "failed": [(one.order(), one.fields, ordinals.get(str(one.fields.get("task")))) for one in failed],
-        "causes": sorted(causes.items(), key=lambda item: -len(item[1])),
+        "causes": [(cause, ones, _retry(source, ones)) for cause, ones in most_first],
         "command": f"trinity deadletters list {source.option}",
     }
+
+
+def _retry(source: Source, letters: Sequence[Letter]) -> str:
+    """The command that feeds these tasks again, the oldest _RETRIED of them."""
+    ordinals = " ".join(str(one.ordinal) for one in letters[:_RETRIED])
+    return f"trinity deadletters retry {ordinals} {source.option}"
 
 
 async def letter(source: Source, ordinal: int) -> Facts:
