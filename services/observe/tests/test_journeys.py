@@ -117,6 +117,16 @@ def test_a_stopped_run_shows_how_long_its_processes_lived(get: Get, runs: Path) 
     assert "its processes are gone" in get("/one/fleet", 404)
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1e308", "1e400"])
+def test_damaged_numbers_leave_the_rest_of_a_page(number: str, get: Get, runs: Path) -> None:
+    damaged = [("trainer", "time/step", 0), ("trainer", "time", 0), ("devices/main", "time", 1)]
+    for name, field, lines in [*damaged, ("../buffer/experience_buffer", "reward", 0)]:
+        file = runs / f"one/monitor/{name}.jsonl"
+        file.write_text(re.sub(rf'"{field}": [^,}}]+', f'"{field}": {number}', file.read_text(), count=lines))
+    for page in ("", "/waste?price=2", "/step/4", "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0/trace"):
+        assert "This cannot be shown" not in get(f"/one{page}")
+
+
 def test_without_the_logs_a_trace_shows_what_is_left(get: Get, runs: Path) -> None:
     shutil.rmtree(runs / "one/log")
     (runs / "one/log").mkdir()

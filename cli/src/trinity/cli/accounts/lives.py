@@ -107,6 +107,7 @@ def _is_event(line: dict[str, Any]) -> bool:
     return (
         all(name in line for name in needed)
         and isinstance(line.get("time"), float)
+        and math.isfinite(line["time"])
         and all(isinstance(line.get(name, ""), str) for name in ("event", "name", "service"))
         and isinstance(devices, (int, float))
         and 0 <= devices < math.inf

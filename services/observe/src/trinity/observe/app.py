@@ -7,6 +7,7 @@ printed, with its key, gets nothing: other users of the machine reach the same p
 
 import contextlib
 import hmac
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -263,7 +264,7 @@ def _number(value: Any) -> str:
     """A number in as many digits as one reads."""
     if not isinstance(value, (int, float)):
         return "-" if value is None else str(value)
-    if isinstance(value, int) or value == int(value):
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value)):
         return f"{int(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
