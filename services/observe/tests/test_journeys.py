@@ -117,7 +117,7 @@ def test_a_stopped_run_shows_how_long_its_processes_lived(get: Get, runs: Path) 
     assert "its processes are gone" in get("/one/fleet", 404)
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1e308", "1e400"])
+@pytest.mark.parametrize("number", ["NaN", "-1e308", "1e400"])
 def test_damaged_numbers_leave_the_rest_of_a_page(number: str, get: Get, runs: Path) -> None:
     damaged = [("trainer", "time/step", 0), ("trainer", "time", 0), ("devices/main", "time", 1)]
     for name, field, lines in [*damaged, ("../buffer/experience_buffer", "reward", 0)]:

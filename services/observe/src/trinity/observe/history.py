@@ -41,7 +41,8 @@ class _Past:
     def read(self, one: Entry) -> None:
         """Take in one line about this version."""
         event = one.fields["event"]
-        self.step = one.fields.get("step", self.step)
+        step = one.fields.get("step")
+        self.step = step if isinstance(step, int) else self.step
         if event == journeys.LOADED:
             self.loads.append(one)
         elif event == journeys.LIVE:
