@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from trinity.cli.commands.ledger.replay_report import Report, Step, Weights
 from trinity.cli.main import app as trinity
 from trinity.observe.app import make_app
 from trinity.observe.bundle import write
@@ -159,6 +161,28 @@ def test_equal_runs_are_equal_and_one_token_is_found(get: Get, runs: Path) -> No
     assert "77.0 in <a" in page
     assert "<td>sample/reward_mean</td>" in page
     assert "no run three" in get("/one/compare/three", 404)
+
+
+def test_replays_are_listed_and_say_what_differs(get: Get, runs: Path) -> None:
+    for name, value in (("from_3", 0.5), ("from_3_2", 0.25)):
+        steps = [Step(3, 4, {"actor/loss": 0.5}, {"actor/loss": 0.5}), Step(4, 4, {EVIL: 0.5}, {EVIL: value})]
+        report = Report("one", "", 2, 1, "cpu", steps, Weights(4, False, 0, {}))
+        (runs / f"one/replay/{name}").mkdir(parents=True)
+        (runs / f"one/replay/{name}/replay.json").write_text(json.dumps(report.as_json()))
+        os.utime(runs / f"one/replay/{name}/replay.json", (1.7e9, 1.7e9 + value))
+    for damaged in ("[", '{"steps": [7]}', '{"steps": [{"step": 1e999, "different": [], "compared": 1}]}'):
+        folder = runs / f"one/replay/damaged_{len(damaged)}"
+        folder.mkdir()
+        (folder / "replay.json").write_text(damaged)
+    listed = re.findall(r"<tr><td>(from_\w+)</td><td>3–4</td><td>(.*?)</td>", get("/one/compare"))
+    assert [(name, re.sub("<.*?>", "", found)) for name, found in listed] == [
+        ("from_3", "equal, bit for bit"), ("from_3_2", "the first difference: step 4")
+    ]  # fmt: skip
+    page = get("/one/step/4")
+    assert "replay from_3: equal, bit for bit" in page
+    assert r"replay from_3_2: other values of &lt;script&gt;alert(1)&lt;/script&gt;\x1b[2J</p>" in page
+    assert "replay from_3_2: equal, bit for bit" in get("/one/step/3")
+    assert "replay from" not in get("/one/step/5")
 
 
 def test_a_bundle_links_only_to_its_own_files(runs: Path, tmp_path: Path) -> None:

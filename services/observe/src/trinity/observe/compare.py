@@ -8,7 +8,7 @@ from trinity.cli import series
 from trinity.cli.commands import results
 from trinity.cli.commands.ledger import bisect
 from trinity.cli.errors import RunError
-from trinity.observe import charts, screens
+from trinity.observe import charts, replays, screens
 from trinity.observe.places import Places
 from trinity.observe.source import UNREADABLE, Source
 
@@ -20,10 +20,11 @@ _CURVES = ("sample/reward_mean", "sample/staleness_mean", "actor/entropy", "acto
 
 
 async def others(places: Places, source: Source) -> Facts:
-    """Runs that this one can be compared with."""
+    """Runs that this one can be compared with, and its replays."""
     found = await asyncio.to_thread(places.find)
     return {
         "others": [(key, one.title) for key, one in found.items() if one is not source and one.folder is not None],
+        "replays": await asyncio.to_thread(replays.read, source.folder),
         "command": f"trinity bisect {source.folder} OTHER",
     }
 

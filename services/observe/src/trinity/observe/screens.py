@@ -7,6 +7,7 @@ import asyncio
 import shlex
 import time
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from markupsafe import Markup
@@ -16,7 +17,7 @@ from trinity.cli.commands import results
 from trinity.cli.commands import status as status_command
 from trinity.cli.commands.alarms import Known, alarms, disk_of
 from trinity.cli.errors import RunError
-from trinity.observe import charts, pictures, tokens
+from trinity.observe import charts, pictures, replays, tokens
 from trinity.observe.audit import count_problems
 from trinity.observe.places import Places
 from trinity.observe.source import UNREADABLE, Source
@@ -219,9 +220,16 @@ async def step(source: Source, number: int) -> Facts:
         "number": number,
         "entry": entry,
         "metrics": sorted((name, value) for name, value in metrics.items() if name not in ("step", "time")),
+        "replays": await asyncio.to_thread(_replays, source.folder, number),
         "problems": problems,
         "command": f"trinity batch show {number} {source.option}",
     }
+
+
+def _replays(folder: Path | None, number: int) -> list[tuple[str, replays.Step]]:
+    """(name, what it found) of each replay that has trained a step again."""
+    found = ((one.name, one.of_step(number)) for one in replays.read(folder))
+    return [(name, one) for name, one in found if one is not None]
 
 
 async def group(source: Source, number: int, ordinal: int) -> Facts:
