@@ -55,6 +55,8 @@ def _seconds(path: Path) -> float:
 def _replay(path: Path) -> Replay | None:
     try:
         report = files.read_json(path)
+        if not isinstance(report, dict):
+            return None
         steps = [
             Step(int(one["step"]), [str(metric) for metric in one["different"]], bool(one["compared"]))
             for one in report["steps"]
