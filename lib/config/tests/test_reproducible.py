@@ -32,6 +32,7 @@ def test_an_asynchronous_run_is_taken() -> None:
     ("changes", "words"),
     [
         ({"explorer": {"record": True}}, "explorer.record"),
+        ({"explorer": {"dynamic_timeout": {"enable": True}}}, "explorer.dynamic_timeout"),
         ({"explorer": {"environments": [{"name": "far", "address": "attached"}]}}, "explorer.environments"),
         ({"explorer": {"auxiliary_models": [{"model_path": "/j"}]}}, "explorer.auxiliary_models"),
         ({"explorer": {"rollout_model": {"engine_args": {"block_size": 32}}}}, "engine_args"),

@@ -19,6 +19,7 @@ from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.journal.journal import Journals
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
+from trinity.explorer.rollout.patience import Patience
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.serving.agents import AgentGateway, OpenTo
 from trinity.explorer.settings import ExplorerSettings
@@ -143,6 +144,9 @@ class ExplorerBuilder:
                 weights.is_usable, most_stale=self._plan.algorithm.sample_strategy.args.get("staleness_limit")
             )
             journals = Journals(broker, names, mine, limits, usable, weights.reaches_step, self._explorer.flush_tokens)
-        explore = partial(attempt.explore, explorer_id=mine, tools=tools, limits=limits, journals=journals)
+        patience = Patience(self._explorer.dynamic_timeout, self._config.buffer.batch_size)
+        explore = partial(
+            attempt.explore, explorer_id=mine, tools=tools, limits=limits, journals=journals, patience=patience
+        )
         slots = self._explorer.runner_per_model * len(pool.engines)
         return RolloutLoop(broker, names, slots, explore, weights, progress)

@@ -54,5 +54,5 @@ OFF: dict[str, tuple[object, ...]] = {
 # Sections that the schema does not have.
 FOREIGN_SECTIONS = (
     "log", "service", "cod", "trainer.trainer_config", "model.tinker", "model.external_model", "explorer.over_rollout",
-    "explorer.dynamic_timeout", "buffer.trainer_input.experience_buffer.replay_buffer_kwargs",
+    "buffer.trainer_input.experience_buffer.replay_buffer_kwargs",
 )  # fmt: skip

@@ -113,12 +113,23 @@ class EnvironmentConfig(Section):
     )
 
 
+class DynamicTimeoutConfig(Section):
+    """Attempts that take much longer than others end before max_timeout. See docs/workflows.md for the bias."""
+
+    enable: bool = Field(False, description="Whether they end")
+    ratio: float = Field(3.0, gt=1, le=1e6, description="Longest attempt, in means of the attempts at its taskset")
+    warmup_min_steps: int = Field(
+        1, ge=0, le=1_000_000, description="Before: this many steps of tasks of the taskset, by each explorer"
+    )
+
+
 class ExplorerConfig(Section):
     """Rollout engines and what runs on them."""
 
     name: FolderName = Field("explorer", description="Must differ between explorers of one run")
     runner_per_model: SmallInt = Field(8, description="Tasks worked on at the same time, per engine")
     max_timeout: PositiveFloat = Field(1800, description="Longest attempt at a task, in seconds")
+    dynamic_timeout: DynamicTimeoutConfig = Field(default_factory=DynamicTimeoutConfig)
     max_retry_times: NonNegativeInt = Field(
         2, description="Attempts after the first before a task becomes a dead letter"
     )

@@ -11,6 +11,7 @@ attempts run.
 import asyncio
 import contextlib
 import heapq
+import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -33,6 +34,11 @@ class Attempt:
     seconds: float = 0.0
     number: int = field(default_factory=lambda: next(_numbers))
     started: bool = False
+    began: float = field(default_factory=time.monotonic)  # since when the limit runs
+
+    def seconds_taken(self) -> float:
+        """Of the limit, until now."""
+        return time.monotonic() - self.began
 
     def suspend_limit(self) -> None:
         """Before its first slot is waited for."""
@@ -43,6 +49,7 @@ class Attempt:
         """Once the slot is acquired, or the wait was cancelled."""
         if self.timeout is not None and not self.started and waited:
             self.timeout.reschedule(asyncio.get_running_loop().time() + self.seconds)
+            self.began = time.monotonic()
         self.started = True
 
 
@@ -50,11 +57,12 @@ _current: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 
 
 @contextlib.contextmanager
-def attempt(timeout: asyncio.Timeout, seconds: float) -> Iterator[None]:
+def attempt(timeout: asyncio.Timeout, seconds: float) -> Iterator[Attempt]:
     """Episodes that begin in the body, or in tasks that it starts, belong to one attempt with this limit."""
-    token = _current.set(Attempt(timeout, seconds))
+    one = Attempt(timeout, seconds)
+    token = _current.set(one)
     try:
-        yield
+        yield one
     finally:
         _current.reset(token)
 

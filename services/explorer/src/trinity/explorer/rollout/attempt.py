@@ -30,6 +30,7 @@ from trinity.data.wire import encode_outcome, encode_reference
 from trinity.explorer.environments import slots as episode_slots
 from trinity.explorer.environments.client import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.explorer.journal.journal import Journals, TaskJournal
+from trinity.explorer.rollout.patience import Patience
 from trinity.explorer.types import EngineFailed
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.explorer.workflows import WORKFLOWS, Toolbox, find_workflow, seeds
@@ -90,23 +91,27 @@ async def explore(
     limits: Limits = UNLIMITED,
     aside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     journals: Journals | None = None,
+    patience: Patience | None = None,
 ) -> Outcome:
     """The task's group, within `limits`, or why there is none. Only cancellation and a dead engine are raised.
 
     `aside`: the context in which the task waits for a provider that is away. `journals`: with them, episodes continue
     where an explorer that died left them; an attempt that got further than all before it is none of those that died.
+    `patience`: it may give the attempt less than the task's own time.
     """
     journal = await journals.open(task, attempt) if journals is not None else None
     if attempt - (journal.progressed if journal is not None else 0) > task.max_attempts + _SILENT_DEATHS:
         error = RuntimeError(f"delivered {attempt} times; no explorer reported a result")
         return _failure(task, attempt, explorer_id, FailureCause.LEASE_LOST, error, final=True)
-    begin = time.time()
+    begin, limit = time.time(), patience.limit_seconds(task) if patience is not None else task.timeout_seconds
     try:
         with tracing.span("task.explore", task_id=task.task_id, attempt=attempt, explorer=explorer_id):
             workflow = find_workflow(task.workflow)
             if workflow is None:
                 raise InvalidInput("task.workflow", f"{task.workflow!r} is unknown; known: {', '.join(WORKFLOWS)}")
-            experiences = await _run(workflow, task, tools, aside, journal)
+            experiences, seconds = await _run(workflow, task, limit, tools, aside, journal)
+            if patience is not None:
+                patience.count(task, seconds)
             if journal is not None:
                 await journal.settle()
             group = Group(task, attempt, explorer_id, tuple(experiences), begin, time.time())
@@ -120,7 +125,10 @@ async def explore(
     except Exception as error:
         cause = next((cause for kind, cause in _CAUSES if isinstance(error, kind)), FailureCause.WORKFLOW_ERROR)
         if cause is FailureCause.TIMEOUT:
-            error = TimeoutError(f"the attempt took longer than {task.timeout_seconds:g} s (explorer.max_timeout)")
+            key = "explorer.max_timeout" if limit == task.timeout_seconds else "explorer.dynamic_timeout"
+            error = TimeoutError(f"the attempt took longer than {limit:.4g} s ({key})")
+            if patience is not None:
+                patience.count(task, limit)
         if journal is not None:
             await journal.abandon(cause)
         return _failure(task, attempt, explorer_id, cause, error)
@@ -131,11 +139,13 @@ async def explore(
 async def _run(
     workflow: type[Workflow],
     task: Task,
+    limit_seconds: float,
     tools: Toolbox,
     aside: Callable[[], AbstractAsyncContextManager[None]],
     journal: TaskJournal | None,
-) -> list[Experience]:
-    """The workflow's experiences, sampled again if weights were withdrawn or a provider was lost meanwhile.
+) -> tuple[list[Experience], float]:
+    """The workflow's experiences, sampled again if weights were withdrawn or a provider was lost meanwhile, and the
+    seconds that the last run took of its limit.
 
     Episodes with a journal continue after the loss of a provider.
 
@@ -145,12 +155,14 @@ async def _run(
     left = _SAMPLED_AGAIN
     while True:
         try:
-            async with asyncio.timeout(task.timeout_seconds) as limit:
+            async with asyncio.timeout(limit_seconds) as limit:
                 kept = journal.run() if journal is not None else nullcontext()
-                with episode_slots.attempt(limit, task.timeout_seconds), seeds.attempt(task.task_id), kept:
+                slots = episode_slots.attempt(limit, limit_seconds)
+                with slots as played, seeds.attempt(task.task_id), kept:
                     experiences = await _rollouts(workflow, task, tools)
+                    seconds = played.seconds_taken()
             _refuse_older_after_newer(experiences)
-            return experiences
+            return experiences, seconds
         except WeightsWithdrawn as error:
             problem: WeightsWithdrawn | EnvironmentFailed = error
             counts = True
