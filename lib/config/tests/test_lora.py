@@ -1,10 +1,11 @@
-"""model.lora_configs: what is taken, what is refused, and what `trinity check` says of it."""
+"""model.lora_configs and rope_scaling: what is taken, what is refused, and what `trinity check` says of it."""
 
 from typing import Any
 
 import pytest
 
 from trinity.config.checks.lora import modules_of, select
+from trinity.config.checks.rope import check_rope
 from trinity.config.checks.sections import check
 from trinity.config.checks.weights import check_synchronizer, stores, transports, weights_advice
 from trinity.config.compatibility.translate import translate
@@ -104,3 +105,43 @@ def test_versions_of_adapters_are_small_and_never_differences() -> None:
     assert "differences" in stores(without)
     assert "differences" not in stores(with_lora)
     assert "adapters, merged by the explorers" in transports(with_lora)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0}
+
+
+def with_rope(**rope: Any) -> Config:
+    return Config.model_validate({"project": "p", "name": "n", "model": {"model_path": "/m", "rope_scaling": rope}})
+
+
+def test_names_of_rope_scaling_of_trinity_rft_and_verl_are_taken() -> None:
+    found = translate({"model": {"rope_scaling": {"type": "yarn", "factor": 4.0}, "rope_theta": 1e6}})
+    assert (found.refused, found.values["model"]) == ([], {"rope_scaling": YARN, "rope_theta": 1e6})
+    verl = {"trainer_config": {"actor_rollout_ref": {"model": {"rope_scaling": YARN, "rope_theta": 1e6}}}}
+    found = translate({"trainer": verl})
+    assert (found.refused, found.values["model"]) == ([], {"rope_scaling": YARN, "rope_theta": 1e6})
+    refused = translate({"trainer": {"trainer_config": {"critic": {"model": {"rope_theta": 1e6}}}}}).refused
+    assert "the critic's own config.json" in refused[0].message
+
+
+@pytest.mark.parametrize(
+    ("rope", "path", "words"),
+    [
+        ({"rope_type": "yarn"}, "factor", "rope_type yarn needs it"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, "high_freq_factor", "is missing"),
+        ({**YARN, "low_freq_factor": 1.0}, "low_freq_factor", "is not of rope_type yarn"),
+        ({"rope_type": "default", "factor": 2.0}, "factor", "is not of rope_type default"),
+    ],
+)
+def test_numbers_of_rope_scaling_that_are_missing_or_too_many_are_named(
+    rope: dict[str, Any], path: str, words: str
+) -> None:
+    problem = next(iter(check_rope(with_rope(**rope))))
+    assert problem.path == f"model.rope_scaling.{path}" and words in problem.message
+    assert not list(check_rope(with_rope(**YARN, beta_fast=16.0)))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "yam"])
+def test_kinds_of_rope_scaling_that_follow_the_length_of_a_prompt_are_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="rope_type"):
+        with_rope(rope_type=kind, factor=2.0)

@@ -200,7 +200,8 @@ def _check_model(plan: Plan) -> list[Problem]:
     problems = [problem for key, path in models for problem in check_model_folder(key, path)]
     if problems or plan.config.mode == "explore":
         return problems
-    longest = _longest(Path(plan.config.model.model_path).expanduser())
+    own = not plan.config.model.rope
+    longest = _longest(Path(plan.config.model.model_path).expanduser()) if own else 0
     if longest and plan.lengths.model > longest:
         what = f"is {plan.lengths.model}, but the model was made for at most {longest} tokens (max_position_embeddings)"
         return [Problem("model.max_model_len", what)]

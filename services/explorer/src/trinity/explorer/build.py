@@ -59,6 +59,7 @@ class ExplorerBuilder:
             max_model_len=self._plan.lengths.model,
             trust_remote_code=model.trust_remote_code,
             gpu_memory_gib=self._settings.gpu_memory_gib,
+            rope=model.rope,
             images=image_rules(model.model_path),
             reproducible=self._config.reproducible,
         )

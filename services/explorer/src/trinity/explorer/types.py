@@ -63,6 +63,7 @@ class EngineOptions:
     trust_remote_code: bool = False
     weights_change: bool = True  # False: auxiliary models, which are never updated
     pooling: bool = False  # a model that rates instead of writing
+    rope: Mapping[str, Any] = field(default_factory=dict)  # ModelConfig.rope
     images: ImageRules | None = None  # how the model reads them; None: not at all
     reproducible: bool = False  # results do not depend on the other sequences of a batch
 

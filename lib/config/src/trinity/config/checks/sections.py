@@ -10,6 +10,7 @@ from trinity.config.checks.engine_args import check_engine_args
 from trinity.config.checks.external import check_external
 from trinity.config.checks.lora import check_lora
 from trinity.config.checks.reproducible import check_reproducible
+from trinity.config.checks.rope import check_rope
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
 from trinity.config.checks.vision import check_images
 from trinity.config.checks.weights import check_synchronizer
@@ -66,6 +67,7 @@ def _check_stage(config: Config, plugins_loaded: bool, others: Iterable[Check]) 
     yield from _check_monitor(config)
     yield from check_trainer(config.trainer)
     yield from check_lora(config)
+    yield from check_rope(config)
     yield from check_engine_args(config)
     yield from check_external(config)
     for other in others:

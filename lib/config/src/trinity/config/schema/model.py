@@ -1,6 +1,6 @@
 """model: the policy and its lengths. cluster: the machines."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -8,6 +8,7 @@ from trinity.config.schema.base import (
     NonNegativeInt,
     OptionalPath,
     PositiveFloat,
+    PositiveInt,
     Section,
     SmallInt,
     Temperature,
@@ -27,6 +28,23 @@ class LoraConfig(Section):
         "all-linear", description="Last parts of the names of linear layers, or a regex of whole names; all-linear: all"
     )
     exclude_modules: str | list[str] | None = Field(None, description="Left out of target_modules; named like them")
+
+
+class RopeScalingConfig(Section):
+    """Rotary positions beyond the length that the model was made for, in place of what its config.json says.
+
+    Kinds that vLLM and transformers compute alike; of those that follow the length of a prompt they do not.
+    """
+
+    rope_type: Literal["default", "linear", "yarn", "llama3"] = Field(description="How positions are scaled")
+    factor: float | None = Field(None, ge=1, le=10_000, description="How many times longer (linear, yarn, llama3)")
+    original_max_position_embeddings: PositiveInt | None = Field(
+        None, description="In tokens (yarn, llama3); null: max_position_embeddings of the model"
+    )
+    low_freq_factor: PositiveFloat | None = Field(None, description="llama3")
+    high_freq_factor: PositiveFloat | None = Field(None, description="llama3")
+    beta_fast: PositiveFloat | None = Field(None, description="yarn; null: 32")
+    beta_slow: PositiveFloat | None = Field(None, description="yarn; null: 1")
 
 
 class ModelConfig(Section):
@@ -51,9 +69,17 @@ class ModelConfig(Section):
     max_prompt_tokens: Tokens | None = Field(None, description="Longest prompt, in tokens")
     max_response_tokens: Tokens | None = Field(None, description="Longest response, in tokens")
     min_response_tokens: NonNegativeInt = Field(0, description="Shortest response, in tokens")
+    rope_scaling: RopeScalingConfig | None = Field(None, description="Of policy and reference; null: the model's own")
+    rope_theta: PositiveFloat | None = Field(None, description="Base of the rotary positions; null: the model's own")
     lora_configs: list[LoraConfig] | None = Field(
         None, max_length=1, description="Train adapters, not the model (docs/weights.md); at most one entry"
     )
+
+    @property
+    def rope(self) -> dict[str, Any]:
+        """What replaces the model's own rotary positions, by transformers' names."""
+        scaling = {} if self.rope_scaling is None else self.rope_scaling.model_dump(exclude_none=True)
+        return scaling if self.rope_theta is None else {**scaling, "rope_theta": self.rope_theta}
 
     @property
     def lora(self) -> LoraConfig | None:

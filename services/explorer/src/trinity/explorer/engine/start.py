@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
+from trinity.data.rope import rope_parameters
 from trinity.explorer.engine.devices import room_of
 from trinity.explorer.types import EngineFailed, EngineOptions
 from trinity.runtime.errors import InvalidInput
@@ -75,6 +76,11 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
             "scheduler_cls": _SCHEDULER,
             "scheduling_policy": "priority",  # canaries do not queue behind rollouts
         }
+    if options.rope:
+        from transformers import AutoConfig
+
+        own = AutoConfig.from_pretrained(options.model, trust_remote_code=options.trust_remote_code)
+        arguments["hf_overrides"] = {"rope_parameters": rope_parameters(options.rope, own)}
     if options.images is not None:
         arguments |= {"limit_mm_per_prompt": {"image": _MOST_IMAGES, "video": 0}, "mm_processor_cache_gb": 0}
     if options.max_num_seqs:

@@ -26,6 +26,7 @@ from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.engine import TrainEngine
 from trinity.trainer.engine.weights import read_all
 from trinity.trainer.model.lora import write_adapters
+from trinity.trainer.model.rope import write_rope
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.exchange import Exchange
 from trinity.trainer.process.times import SECONDS, StepTimes
@@ -249,6 +250,9 @@ class Checkpoints:
         source = self.plan.config.model.model_path
         if Path(source).expanduser().is_dir():
             copy_all_but_weights(Path(source).expanduser(), target)
+            if self.plan.config.model.rope:
+                own = self.engine.policy.model.config.rope_parameters
+                write_rope(target / "config.json", own)
             return
         from transformers import AutoTokenizer
 

@@ -18,6 +18,7 @@ from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch
 from trinity.trainer.model.fused import fuse, wants_kernels
 from trinity.trainer.model.policy import TokenModel, pack
+from trinity.trainer.model.rope import config_with_rope
 from trinity.trainer.model.sequence_parallel import SequenceGroup
 
 
@@ -52,7 +53,11 @@ def load_critic(
     path = config.critic_model_path or config.model_path
     try:
         model = AutoModel.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=config.trust_remote_code
+            path,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=config.trust_remote_code,
+            **({} if config.critic_model_path else config_with_rope(config)),
         )
     except (OSError, ValueError) as error:
         raise InvalidInput(key, f"{path!r} cannot be loaded: {error}") from None

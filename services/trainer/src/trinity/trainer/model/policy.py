@@ -18,6 +18,7 @@ from trinity.trainer.model import attention
 from trinity.trainer.model.fused import fuse, is_lean, wants_kernels
 from trinity.trainer.model.logprobs import chunked_logprobs
 from trinity.trainer.model.lora import adapter_weights, add_adapters, without_adapters
+from trinity.trainer.model.rope import config_with_rope
 from trinity.trainer.model.sequence_parallel import KEY, SequenceGroup, check_heads
 from trinity.trainer.model.vision import has_vision, hidden_states, text_model
 from trinity.weights import Lora
@@ -165,7 +166,11 @@ def load_policy(
     kind: Any = AutoModelForCausalLM if image_rules(config.model_path) is None else AutoModelForImageTextToText
     try:
         model = kind.from_pretrained(
-            config.model_path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=config.trust_remote_code
+            config.model_path,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=config.trust_remote_code,
+            **config_with_rope(config),
         )
     except (OSError, ValueError) as error:
         raise InvalidInput("model.model_path", f"{config.model_path!r} cannot be loaded: {error}") from None
