@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from trinity.config import ConfigError, expand, load, make_plan
-from trinity.config.compatibility.foreign_keys import IGNORED, RENAMED, UNSUPPORTED
+from trinity.config.compatibility.foreign_keys import IGNORED, NOT_HERE, RENAMED, UNSUPPORTED
 from trinity.config.compatibility.translate import translate
 from trinity.config.load import parse
+from trinity.config.names import reward_functions, workflows
 
 pytestmark = pytest.mark.core
 
@@ -175,3 +176,9 @@ def test_tables_do_not_overlap_and_lead_to_real_keys() -> None:
                 assert isinstance(found, dict)
                 found = found[part]
             assert found == "marker", old
+
+
+def test_what_is_not_here_is_so_and_says_what_to_use() -> None:
+    assert not NOT_HERE.keys() & {*workflows(), *reward_functions()}
+    for name in ("agentscope_react_workflow", "email_search_workflow", "intercode_sql_workflow", "rm_gallery_reward"):
+        assert NOT_HERE[name].count("docs/") == 1
