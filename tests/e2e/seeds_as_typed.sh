@@ -127,6 +127,8 @@ cat <<END
 - ray start, ray stop: there is no Ray; trinity run starts processes, and Ctrl-C ends them.
 - rm <name>.db: there is no database; a run starts from the beginning when its job folder is removed.
 - CUDA_VISIBLE_DEVICES before ray start: it stands before trinity run.
+- trinity run of ALFWorld's YAMLs needs its package, its games and GPUs: trinity check reads each here, and CountDown's
+  is run in their place.
 - get_alfworld_data.py has no line to edit: --data-path names the games, by default those of alfworld-download.
 - global_step_<n>/actor has DeepSpeed's parts and not FSDP's; explorer_output.db is written where the YAML names it.
 - Logs are named by service (log/explorer.log, log/trainer.log), not by Ray actor.
