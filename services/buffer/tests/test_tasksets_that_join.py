@@ -34,7 +34,7 @@ def config(folder: Path, **changes: object) -> Config:
 
 
 def fed(joined: JoinedTasksets, turns: int) -> list[str]:
-    """Names of the tasksets of so many turns; "" is the run's own."""
+    """Names of the tasksets of the next `turns`; "" is the run's own."""
     found = []
     for _ in range(turns):
         turn = joined.take()

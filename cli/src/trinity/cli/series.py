@@ -14,7 +14,7 @@ _LATE = 64  # lines between the last of a step and one of the same step that was
 
 
 def read(folder: Path | None, role: str, steps: int) -> list[Line]:
-    """At most so many steps, oldest first; empty without a file.
+    """At most `steps`, oldest first; empty without a file.
 
     A step has a line for its batch and one for each evaluation: they are one here. Of a step that was trained again,
     the last value of each metric counts.

@@ -71,7 +71,7 @@ def _watches(path: Path) -> list[Watch]:
             alive.pop(name, None)
             found.append(opened[name])
             continue
-        if event == "beat":  # of the supervisor: all that it has goes on
+        if event == "beat":  # of the supervisor: all that it has lives
             for watch in opened.values():
                 watch.ended = at
             for life in alive.values():

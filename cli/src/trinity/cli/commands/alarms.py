@@ -60,7 +60,7 @@ RULES = {
                     "sum by (run) (trinity_sync_members) == 0 and on (run) trinity_sync_claim_age_seconds < 60",
                     "{{ $labels.run }} has a trainer and no explorer", 5, True),
     ),
-    "waits": Rule(  # of the page: a share of the time of so many steps
+    "waits": Rule(  # of the page: a share of the time of `steps`
         "the trainer waited {share:.0%} of the last {steps} steps for experience",
         "add an explorer, or let it sample ahead (docs/staleness.md)", 0.5, page="step/{step}/lanes",
         query=Query("TrinityTrainerWaits", "trinity_buffer_trainer_waiting_seconds > 900",

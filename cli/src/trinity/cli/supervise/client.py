@@ -185,7 +185,7 @@ class Watcher:
 async def publish_joined(
     address: str, run: str, name: str, weight: float, first: int, tasks: Sequence[Task], seconds: float
 ) -> int:
-    """Offer tasks of an explorer's own taskset to a run's buffer for so many seconds; the position after those fed.
+    """Offer tasks of an explorer's own taskset to a run's buffer for `seconds`; the position after those that it fed.
 
     Unavailable if the buffer cannot be reached; RunError if it refuses the taskset.
     """

@@ -56,8 +56,8 @@ def lane(spans: Sequence[Span], whole: Sequence[Span]) -> Markup:
 
 
 def stacked(parts: Mapping[str, float], unit: str = "", colours: int = 3) -> Markup:
-    """One horizontal bar; each part has the class `part-<its place>`, counted in so many colours in turn. Parts that
-    are not positive are left out."""
+    """One horizontal bar; each part has the class `part-<its place>`, modulo `colours`. Parts that are not positive
+    are left out."""
     total = sum(value for value in parts.values() if value > 0)
     if total <= 0:
         return Markup()

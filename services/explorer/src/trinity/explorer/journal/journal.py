@@ -65,7 +65,7 @@ class Journals:
         flush_tokens: int = 0,
     ) -> None:
         """`usable`: whether tokens of a version may be trained now. `reaches`: waits until that step's weights are
-        served here; false if they cannot be. `flush_tokens`: a reply is written after each so many; 0: whole."""
+        served here; false if they cannot be. `flush_tokens`: between two entries of a reply; 0: it is one."""
         self._broker, self._names, self._limits = broker, names, limits
         self._owner = owner_of(explorer_id)
         self._usable, self._reaches, self._flush_tokens = usable, reaches, flush_tokens

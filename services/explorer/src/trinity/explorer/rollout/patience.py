@@ -27,7 +27,7 @@ class Patience:
         return min(task.timeout_seconds, self._ratio * self._seconds[task.taskset] / attempts)
 
     def count(self, task: Task, seconds: float) -> None:
-        """An attempt has ended with a group, or at its limit, after so many seconds."""
+        """An attempt has ended with a group, or at its limit, after `seconds`."""
         if task.kind is not TaskKind.EVALUATION:
             self._attempts[task.taskset] += 1
             self._seconds[task.taskset] += seconds

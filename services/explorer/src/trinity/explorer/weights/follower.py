@@ -140,8 +140,8 @@ class WeightFollower:
         return self._loader.updating
 
     def is_usable(self, version: int, most_stale: int | None = None) -> bool:
-        """Whether tokens of a version may be trained: neither rejected nor withdrawn, and at most so many versions
-        older than the one served."""
+        """Whether tokens of a version may be trained: neither rejected nor withdrawn, and at most
+        `most_stale` versions older than the one served."""
         stale = most_stale is not None and self.version - version > most_stale
         return version not in self._view.rejected and not stale
 
