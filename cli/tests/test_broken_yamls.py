@@ -44,7 +44,7 @@ TYPES = [
     ("buffer.explorer_input.taskset.rollout_args", "{temperature: 1e-320}", "must be 0 or at least 0.01"),
     ("algorithm.advantage_fn_args", "{epsilon: 0}", "epsilon"),
     ("model.model_path", "!!python/object/apply:os.system ['id']", "remove it, a value needs none here"),
-    ("model.rope_scaling", "3", "put it into the model's own config.json"),
+    ("model.rope_scaling", "3", "is 3, must be a mapping"),
     ("model.trust_remote_code", "'yes'", "true or false"),
     ("model.custom_chat_template", "3", "text or null"),
     ("model.enable_thinking", "maybe", "true, false or null"),
