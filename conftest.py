@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # vLLM would bind the threads of all engines to the same core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+# A shell without job control starts what is in the background with SIGINT ignored, and processes of tests inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parent
 pytest_plugins = [
     "support.plugin.tiers",
