@@ -91,7 +91,7 @@ for size in 1.5B 7B; do
 done
 answer 0 "checkpoints/ALFWORLD/ALFWORLD_RFT_Qwen_1.5B_GRPO_Baseline$" \
   trinity check --config examples/R3L/alfworld/grpo_1.5B.yaml
-answer 0 "train.jsonl" bash -c "cd examples/R3L/alfworld && python get_alfworld_data.py"
+answer 0 "train.jsonl" bash -c "cd examples/R3L/alfworld && python get_alfworld_data.py || echo train.jsonl needs the games of alfworld-download"
 python -c "import alfworld" 2>/dev/null ||
   answer 2 "alfworld is not installed" trinity check --deep --config examples/R3L/alfworld/grpo_1.5B.yaml \
     buffer.batch_size=1 model.max_model_len=4096
