@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parent))
@@ -62,10 +63,11 @@ async def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[floa
     )
     keep, settle = EpisodeJournal.keep, TaskJournal.settle
 
-    async def timed(work: Awaitable[None]) -> None:
+    async def timed(work: Awaitable[Any]) -> Any:
         begin = time.perf_counter()
-        await work
+        found = await work
         seconds["waits"].append(time.perf_counter() - begin)
+        return found
 
     EpisodeJournal.keep = lambda *given: timed(keep(*given))  # type: ignore[method-assign]
     TaskJournal.settle = lambda *given: timed(settle(*given))  # type: ignore[method-assign]
