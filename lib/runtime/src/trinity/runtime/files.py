@@ -38,6 +38,15 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     write_atomic(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode(), mode=mode)
 
 
+def end_last_line(path: Path) -> None:
+    """End the line that a crash cut off, so that the next one appended is whole. Without a file: nothing."""
+    if path.exists() and path.stat().st_size:
+        with path.open("rb+") as lines:
+            lines.seek(-1, os.SEEK_END)
+            if lines.read() != b"\n":
+                lines.write(b"\n")
+
+
 def read_json(path: Path) -> Any | None:
     """The parsed file, or None if there is none or it is not JSON."""
     try:

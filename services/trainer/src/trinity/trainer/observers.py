@@ -15,6 +15,7 @@ from trinity.config import Plan
 from trinity.config.service import monitor_fields
 from trinity.data.images import digest, form
 from trinity.runtime import tracing
+from trinity.runtime.files import end_last_line
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
 from trinity.trainer import metrics as operators
 from trinity.trainer.data.batch import TrainSequence
@@ -35,6 +36,7 @@ class _Appends:
 
     def begin(self, step: int) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
+        end_last_line(self._file)
 
     def close(self) -> None: ...
 

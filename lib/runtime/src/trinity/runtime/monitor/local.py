@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trinity.runtime.files import end_last_line
 from trinity.runtime.monitor.options import MonitorOptions
 
 
@@ -21,23 +21,16 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        if path.exists() and path.stat().st_size:
-            with path.open("rb") as lines:
-                lines.seek(-1, os.SEEK_END)
-                whole = lines.read() == b"\n"
-            if not whole:
-                self._append("")  # ends the line that a crash cut off
+        end_last_line(path)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         numbers = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._append(json.dumps({"step": step, "time": time.time(), **numbers}, allow_nan=False))
+        line = json.dumps({"step": step, "time": time.time(), **numbers}, allow_nan=False)
+        with self._path.open("a") as lines:
+            lines.write(line + "\n")
 
     def close(self) -> None:
         pass
-
-    def _append(self, line: str) -> None:
-        with self._path.open("a") as lines:
-            lines.write(line + "\n")
 
 
 class TensorboardFiles:
