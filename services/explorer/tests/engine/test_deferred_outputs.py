@@ -72,7 +72,9 @@ def holding(requests: dict[str, Any]) -> Holding:
 
 def request(length: int, **sampling: Any) -> Any:
     asked = {"num_logprobs": 0, "output_kind": RequestOutputKind.FINAL_ONLY, "stop": [], **sampling}
-    return SimpleNamespace(sampling_params=SimpleNamespace(**asked), output_token_ids=[], length=length)
+    return SimpleNamespace(
+        sampling_params=SimpleNamespace(**asked), output_token_ids=[], length=length, num_computed_tokens=0
+    )
 
 
 def step(scheduler: Holding, values: list[float], counts: dict[str, int], starts: list[int] | None = None) -> Any:
@@ -260,6 +262,42 @@ def test_steps_under_way_at_a_pause_are_by_the_weights_before(
     for output in ended.values():
         assert output.new_logprobs.sampled_token_ranks.tolist() == output.new_token_ids
         assert (-output.new_logprobs.logprobs[:, 0]).tolist() == output.new_token_ids
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA])
+def test_a_prompt_read_across_a_load_makes_the_first_token_the_older_weights(
+    quickstart_model: Path, monkeypatch: pytest.MonkeyPatch, kind: RequestOutputKind
+) -> None:
+    """On vLLM's scheduler: of three prompts, one is read at once, one in two steps, one waits until after the load."""
+    config = vllm_config(quickstart_model, monkeypatch)
+    config.scheduler_config.max_num_batched_tokens = 64
+    scheduler = real_scheduler(config)
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(16, sha256)
+    for name, length in {"at once": 40, "in parts": 60, "later": 20}.items():
+        sampling = VllmSampling(max_tokens=3, ignore_eos=True, logprobs=0, detokenize=False, output_kind=kind)
+        scheduler.add_request(Request(name, list(range(1, length + 1)), sampling, None, block_hasher=hasher))
+    loads: dict[str, list[int]] = {}
+
+    def step(weights: int) -> None:
+        scheduled = scheduler.schedule()
+        output = sampled_by(scheduled, weights)
+        for name, row in output.req_id_to_index.items():
+            if scheduler.requests[name].num_computed_tokens < scheduler.requests[name].num_prompt_tokens:
+                output.sampled_token_ids[row] = []
+        for of_client in scheduler.update_from_output(scheduled, output).values():
+            for found in of_client.outputs:
+                loads.setdefault(found.request_id, []).extend(found.new_logprobs.sampled_token_ranks.tolist())
+
+    step(0)
+    assert 0 < scheduler.requests["in parts"].num_computed_tokens < 60
+    for weights in (1, 2):  # the second load comes when all prompts were read
+        scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        scheduler.set_pause_state(PauseState.UNPAUSED)
+        step(weights)
+    step(2)
+    step(2)
+    assert loads == {"at once": [0, 1, 2], "in parts": [0, 2, 2], "later": [1, 2, 2]}
 
 
 def test_the_scheduler_reports_its_load_now_and_then(quickstart_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

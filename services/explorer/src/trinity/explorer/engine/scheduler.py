@@ -101,10 +101,12 @@ class DeferredOutputs:
     vLLM sends a message with an id and three small arrays for every token of every request. On a fast GPU that takes as
     long as the model itself. Where no client reads a response before its end, the engine core keeps all of it beside
     the request, and the last output carries it. Only the engine core knows then which tokens came before a pause. It
-    reports that in the field of the token's rank, which is unused here: the number of loads before the token.
+    reports that in the field of the token's rank, which is unused here: the number of loads before the token. vLLM may
+    read a long prompt in several steps. Where a load comes between them, the first token counts as one of the weights
+    that read the prompt's beginning, because it depends on their keys and values.
 
-    Uses `requests`, `add_request` and what `update_from_output` takes and returns. The GPU may idle while that runs, so
-    a deferred token costs one append: no slice, copy or message.
+    Uses `requests`, of a request `num_computed_tokens`, `add_request` and what `update_from_output` takes and returns.
+    The GPU may idle while that runs, so a deferred token costs one append: no slice, copy or message.
     """
 
     requests: dict[str, Any]
@@ -118,9 +120,9 @@ class DeferredOutputs:
     def set_pause_state(self, pause_state: PauseState) -> None:
         """A pause ends when a load is done. Tokens that arrive before that were sampled by the previous weights."""
         if pause_state is PauseState.UNPAUSED and self.pause_state is not PauseState.UNPAUSED:
-            self._loads += 1
             for response in self._responses.values():
-                response.loads_before.append(len(response.logprobs))
+                response.before_load(self._loads)
+            self._loads += 1
         super().set_pause_state(pause_state)  # type: ignore[misc]
 
     def add_request(self, request: Any) -> None:
@@ -177,22 +179,34 @@ class _Response:
         self.logprobs = array("f")  # of every token so far
         self.loads = loads
         self.loads_before = array("l")  # the token that each further load came before
+        self.read_by: int | None = None  # loads before the first part of a prompt that was read across a load
+
+    def before_load(self, loads: int) -> None:
+        """A load is done; `loads` came before it."""
+        self.loads_before.append(len(self.logprobs))
+        if self.read_by is None and self.request.num_computed_tokens and not self.request.output_token_ids:
+            self.read_by = loads
 
     def fill(self, output: Any) -> None:
         """Put the complete response into its last output."""
         count = len(self.logprobs)
-        further = np.searchsorted(self.loads_before, np.arange(count), side="right")
+        loads = self.loads + np.searchsorted(self.loads_before, np.arange(count), side="right")
+        if self.read_by is not None:
+            loads[:1] = self.read_by
         output.new_token_ids = list(self.request.output_token_ids)[:count]
         output.new_logprobs = LogprobsLists(
             np.array(output.new_token_ids, dtype=np.int32)[:, None],
             np.array(self.logprobs, dtype=np.float32)[:, None],
-            (self.loads + further).astype(np.int32),
+            loads.astype(np.int32),
         )
 
     def stream(self, output: Any, logprobs: LogprobsLists, row: int, loads: int) -> None:
         """Add log-probabilities to a streamed output."""
         found = logprobs.slice_request(row, len(output.new_token_ids))
-        output.new_logprobs = found._replace(sampled_token_ranks=np.full_like(found.sampled_token_ranks, loads))
+        ranks = np.full_like(found.sampled_token_ranks, loads)
+        if self.read_by is not None:
+            ranks[:1], self.read_by = self.read_by, None
+        output.new_logprobs = found._replace(sampled_token_ranks=ranks)
 
 
 def _is_deferred(sampling: Any) -> bool:
