@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2, task_pb2, tensor_pb2
 from trinity.data.experience import (
-    LATEST_SECONDS,
     MOST_ROLLOUTS,
     AttemptFailure,
     Experience,
@@ -24,6 +23,7 @@ from trinity.data.experience import (
     TaskKind,
     Truncation,
 )
+from trinity.data.outcome_checks import LATEST_SECONDS
 from trinity.runtime.errors import FailureCause, InvalidInput
 from trinity.runtime.messages import from_message, to_message
 

@@ -19,7 +19,7 @@ from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.policy import policy_of
 from trinity.buffer.state.window import Dropped, StoredGroup, Verdict, Window
 from trinity.buffer.state.wire import Pool, cursor_of, dropped_to_proto, group_to_proto, window_at
-from trinity.data.experience import LONGEST_NAME
+from trinity.data.outcome_checks import LONGEST_NAME
 from trinity.data.wire import LONGEST_ERROR
 from trinity.runtime import tracing
 from trinity.runtime.broker import Message, tail

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.state.context import RunContext
-from trinity.data.experience import LONGEST_NAME
+from trinity.data.outcome_checks import LONGEST_NAME
 from trinity.data.wire import parse_outcome
 from trinity.runtime import headers
 from trinity.runtime.broker import Message, StoredMessage, blobs

@@ -15,13 +15,11 @@ from trinity.buffer.state.window import Kept, StoredGroup
 from trinity.data.experience import (
     UNLIMITED,
     Limits,
-    check_attempt,
-    check_header,
     check_metric_names,
-    check_rollouts,
     is_number,
 )
 from trinity.data.json_objects import json_object
+from trinity.data.outcome_checks import check_attempt, check_header, check_rollouts
 from trinity.data.wire import TRUNCATIONS, failure_from_proto, group_from_proto, is_boolean, task_from_proto
 from trinity.runtime import headers
 from trinity.runtime.broker import Message

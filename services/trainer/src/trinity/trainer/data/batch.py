@@ -11,8 +11,9 @@ import torch
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import AlgorithmPlan
-from trinity.data.experience import LONGEST_NAME, Experience, Group
+from trinity.data.experience import Experience, Group
 from trinity.data.images import digest
+from trinity.data.outcome_checks import LONGEST_NAME
 from trinity.data.wire import decode_outcome, parse_outcome
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms import advantages
