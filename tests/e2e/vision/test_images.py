@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,15 +93,11 @@ def test_the_reward_rises_and_the_counts_add_up(journey: Journey) -> None:
 
 
 def test_trainer_and_engine_agree_on_every_token_of_the_same_weights(journey: Journey) -> None:
-    """Of tokens that the trainer's weights sampled; others differ by what was learnt in between.
-
-    test_trainer_and_engine_agree.py has the limit of each token, 1e-4. Between updates a few steps of a run have more:
-    5e-5 and 1.1e-4 were seen in two of eight steps, whose other figures are 0.
-    """
+    """Of responses that the trainer's weights sampled, prompts included; others differ by what was learnt meanwhile."""
     kernels = [line["actor/mismatch/kernel_logprob_diff"] for line in _trained(journey)
                if "actor/mismatch/kernel_logprob_diff" in line]  # fmt: skip
     assert kernels
-    assert statistics.median(kernels) < 1e-5 and max(kernels) < 1e-3
+    assert max(kernels) < 1e-4, kernels
 
 
 def test_a_replay_is_equal_bit_for_bit(journey: Journey) -> None:
