@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +87,7 @@ def counts_of(found: Doctored) -> dict[str, Any]:
     stats = pb.StatsResponse(
         fed=stored + 1, stored=stored, outstanding=1, ledger_step=len(found.entries), last_step=9,
         max_staleness_steps=1, groups_per_step=GROUPS,
+        waiting_by_version=Counter(group.newest_version for group in found.last.cursor.pending),
     )  # fmt: skip
     return wire.counts(stats)
 

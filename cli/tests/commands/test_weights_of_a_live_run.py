@@ -230,12 +230,19 @@ async def test_who_does_not_follow_a_rollback_is_named(three: tuple[Live, FakeMe
 async def test_nothing_is_done_without_a_yes(three: tuple[Live, FakeMember, FakeMember]) -> None:
     """As a user meets it: what would be done is said, exit code 2, and nothing has changed."""
     live, *_ = three
+    await store_groups_of(live, INTERVAL)
+    async with asyncio.timeout(20):  # the buffer makes its entries ahead of the trainer
+        while (await live.trainer.stats()).ledger_step < INTERVAL + 2:
+            await asyncio.sleep(0.05)
+    waiting = (STEPS - (await live.trainer.stats()).ledger_step) * live.run.groups
+    assert waiting > 0
     command = [sys.executable, "-m", "trinity.cli.main", "weights", "rollback", "0", "--job", str(live.folder)]
     done = await asyncio.to_thread(
         subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2, done.stderr
-    assert "version 0 becomes LIVE again in place of 4; withdrawn: 4" in done.stdout
+    assert "version 0 becomes LIVE again in place of 4; withdrawn: 4, whose experience enters no later" in done.stdout
+    assert f"({waiting} stored group(s) wait for one)" in done.stdout
     assert "one, two" in done.stdout
     assert done.stderr == "trinity: nothing was done; --yes does it without asking\n"
     assert await live.state(INTERVAL) == "LIVE"

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from support.observe import (
     write_account,
     write_versions,
 )
+from trinity.cli.commands.wire import Version
 from trinity.observe import tokens
 from trinity.observe.app import make_app
 from trinity.observe.places import Places
+from trinity.observe.source import Source
 
 pytestmark = pytest.mark.core
 
@@ -156,6 +159,39 @@ def test_without_dead_letters_there_are_none(browse: Callable[..., Browser]) -> 
 @pytest.mark.parametrize("page", ["/versions", "/versions/1", "/fleet"])
 def test_what_lives_in_services_alone_is_not_there_afterwards(page: str, browse: Callable[..., Browser]) -> None:
     assert "does not" in browse().get(page, 404)
+
+
+def test_a_version_says_what_a_rollback_to_it_would_withdraw(
+    browse: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ledger()
+    for newest in (1, 2, 3):
+        found.last.cursor.pending.add(ordinal=100 + newest, newest_version=newest)
+    listed = [_version(number, "REJECTED" if number == 3 else "RETIRED") for number in (3, 2, 1)]
+
+    async def version(_: Source, number: int) -> dict[str, Any]:
+        return {**asdict(_version(number, "RETIRED")), "offers": [], "canary": None, "tensors": 1, "files": 1,
+                "base_model": "", "explorers": []}  # fmt: skip
+
+    async def versions(_: Source) -> list[Version]:
+        return listed
+
+    monkeypatch.setattr(Source, "version", version)
+    monkeypatch.setattr(Source, "versions", versions)
+    browser = browse(found)
+    cells = re.findall(r"<th>([^<]*)</th><td>([^<]*)</td>", browser.get("/versions/1"))
+    assert cells == [
+        ("versions it withdraws", "1: 2 - 2"),
+        ("updates it undoes", "3 - 4"),
+        ("stored groups it drops", "2"),
+    ]
+    assert "trinity weights rollback 1 --job" in browser.get("/versions/1")
+    assert "weights rollback" not in browser.get("/versions/2"), "no newer one could be withdrawn"
+
+
+def _version(number: int, state: str) -> Version:
+    """Of every second step."""
+    return Version(number, 2 * number, state, 0, 8, None, None, ["folder"], False, None, False, 1e9, "", True)
 
 
 def test_a_job_without_a_ledger_shows_what_its_folder_has(browse: Callable[..., Browser], tmp_path: Path) -> None:

@@ -145,6 +145,14 @@ class Buffer(_Service):
             return 0
         return int(stats.dropped.get("fenced", 0))
 
+    async def waiting_after(self, version: int) -> int | None:
+        """Stored groups in no batch yet that a newer version sampled; None from a buffer that does not answer."""
+        try:
+            counts = await self.counts()
+        except RunError:
+            return None
+        return sum(number for newest, number in counts["waiting_by_version"].items() if newest > version)
+
     async def fence(self, versions: range, seconds: float) -> int:
         """Keep the experience of versions out of later batches; the groups that all fences have dropped."""
         request = buffer_pb2.FenceRequest(run=self._run, versions=versions)

@@ -170,6 +170,7 @@ def counts(stats: buffer_pb2.StatsResponse) -> Facts:
     return {
         **{name: getattr(stats, name) for name in _COUNTS},
         "dropped": dict(stats.dropped),
+        "waiting_by_version": dict(stats.waiting_by_version),
         "failing": failing(stats),
         "prompts_cut": prompts_cut(stats),
     }

@@ -341,7 +341,7 @@ class StatsRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("run", "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step", "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "sampled_tokens", "reward_mean", "staleness_max", "evaluations", "evaluations_outstanding", "waiting_for", "finished", "log_bytes", "evaluation_tokens", "dropped", "refused", "log_limit_bytes", "archive_behind", "skipped_steps", "failure_causes", "last_failure", "prompts_cut", "moved_episodes")
+    __slots__ = ("run", "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step", "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "sampled_tokens", "reward_mean", "staleness_max", "evaluations", "evaluations_outstanding", "waiting_for", "finished", "log_bytes", "evaluation_tokens", "dropped", "refused", "log_limit_bytes", "archive_behind", "skipped_steps", "failure_causes", "last_failure", "prompts_cut", "moved_episodes", "waiting_by_version")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +356,13 @@ class StatsResponse(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class WaitingByVersionEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     RUN_FIELD_NUMBER: _ClassVar[int]
     FED_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +394,7 @@ class StatsResponse(_message.Message):
     LAST_FAILURE_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_CUT_FIELD_NUMBER: _ClassVar[int]
     MOVED_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BY_VERSION_FIELD_NUMBER: _ClassVar[int]
     run: str
     fed: int
     stored: int
@@ -418,7 +426,8 @@ class StatsResponse(_message.Message):
     last_failure: str
     prompts_cut: int
     moved_episodes: int
-    def __init__(self, run: _Optional[str] = ..., fed: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., outstanding: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., ledger_step: _Optional[int] = ..., committed_step: _Optional[int] = ..., last_step: _Optional[int] = ..., max_staleness_steps: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., live_step: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., evaluations_outstanding: _Optional[int] = ..., waiting_for: _Optional[str] = ..., finished: bool = ..., log_bytes: _Optional[int] = ..., evaluation_tokens: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., refused: _Optional[int] = ..., log_limit_bytes: _Optional[int] = ..., archive_behind: _Optional[int] = ..., skipped_steps: _Optional[_Iterable[int]] = ..., failure_causes: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[str] = ..., prompts_cut: _Optional[int] = ..., moved_episodes: _Optional[int] = ...) -> None: ...
+    waiting_by_version: _containers.ScalarMap[int, int]
+    def __init__(self, run: _Optional[str] = ..., fed: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., outstanding: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., ledger_step: _Optional[int] = ..., committed_step: _Optional[int] = ..., last_step: _Optional[int] = ..., max_staleness_steps: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., live_step: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., evaluations_outstanding: _Optional[int] = ..., waiting_for: _Optional[str] = ..., finished: bool = ..., log_bytes: _Optional[int] = ..., evaluation_tokens: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., refused: _Optional[int] = ..., log_limit_bytes: _Optional[int] = ..., archive_behind: _Optional[int] = ..., skipped_steps: _Optional[_Iterable[int]] = ..., failure_causes: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[str] = ..., prompts_cut: _Optional[int] = ..., moved_episodes: _Optional[int] = ..., waiting_by_version: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("step", "taskset", "metrics", "oldest_version", "newest_version")

@@ -4,6 +4,7 @@ It opens what is there and makes nothing, on the broker or in the job folder. It
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import cached_property
 from typing import Any, NoReturn
@@ -111,6 +112,7 @@ class ReadOnlyRun(Run):
         for name in _COUNTS:
             setattr(response, name, getattr(cursor, name))
         response.dropped.update(cursor.dropped)
+        response.waiting_by_version.update(Counter(group.newest_version for group in cursor.pending))
         if (newest := await newest_fed(self.context)) is not None:
             response.fed = int(newest.headers[headers.FED]) - len(cursor.requeued)
         response.outstanding = response.fed - response.stored - response.dead_letters

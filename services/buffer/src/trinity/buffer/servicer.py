@@ -1,6 +1,7 @@
 """The gRPC edge of the buffer."""
 
 import math
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -210,6 +211,7 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         response.prompts_cut = window.prompts_cut
         response.moved_episodes = window.moved_episodes
         response.dropped.update(window.dropped)
+        response.waiting_by_version.update(Counter(group.newest_version for group in window.unused.values()))
         response.refused = window.refused
         response.failure_causes.update(run.writer.failures.causes)
         response.last_failure = run.writer.failures.newest

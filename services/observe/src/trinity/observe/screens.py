@@ -199,11 +199,30 @@ def _trained_steps(trainer: list[series.Line]) -> list[Facts]:
 
 
 async def version(source: Source, number: int) -> Facts:
-    """One version: its transports and its canary."""
+    """One version: its transports and its canary, and what a rollback to it would withdraw."""
+    found, problems = await source.version(number), list[str]()
     return {
         "number": number,
-        "version": await source.version(number),
+        "version": found,
+        "rollback": await _rollback(source, number, problems) if found["state"] == "RETIRED" else None,
+        "problems": problems,
         "command": f"trinity weights show {number} {source.option}",
+    }
+
+
+async def _rollback(source: Source, number: int, problems: list[str]) -> Facts | None:
+    """Versions and steps that a rollback withdraws, and groups that its fence drops. None if there are no such
+    versions."""
+    newer = [one for one in await source.versions() if one.version > number and one.state != "REJECTED"]
+    if not newer:
+        return None
+    counts = await or_none(source.counts(), problems)
+    waiting = counts["waiting_by_version"] if counts is not None else None
+    return {
+        "versions": [one.version for one in reversed(newer)],
+        "steps": max(one.step for one in newer),
+        "groups": None if waiting is None else sum(n for version, n in waiting.items() if version > number),
+        "command": f"trinity weights rollback {number} {source.option}",
     }
 
 

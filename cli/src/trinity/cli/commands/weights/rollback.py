@@ -52,9 +52,12 @@ async def _roll_back(job_stage: JobStage, request: RollbackRequest) -> str:
         snapshot = await take_snapshot(sync, request.version)
         if snapshot.live == request.version:
             return _said(request, f"version {request.version} is LIVE already; nothing was done", {"rollback": None})
-        print(announcement(job_stage.name, snapshot, request), file=sys.stderr if request.as_json else sys.stdout)
-        _confirm(request)
         fences = bool(addresses.buffer) and not request.keep_experience
+        waiting = await buffer.waiting_after(request.version) if fences else None
+        print(
+            announcement(job_stage.name, snapshot, request, waiting), file=sys.stderr if request.as_json else sys.stdout
+        )
+        _confirm(request)
         before = await buffer.fenced() if fences else 0
         done = await sync.roll_back(request.version, request.keep_experience, request.reason)
         deadline = time.monotonic() + request.wait_seconds
@@ -87,9 +90,10 @@ async def take_snapshot(sync: Sync, number: int) -> RunSnapshot:
     )
 
 
-def announcement(name: str, snapshot: RunSnapshot, request: RollbackRequest) -> str:
-    """The effect of the rollback as text."""
+def announcement(name: str, snapshot: RunSnapshot, request: RollbackRequest, waiting: int | None) -> str:
+    """The effect of the rollback as text. `waiting`: stored groups that the fence keeps out; None if not known."""
     experience = "stays in later batches" if request.keep_experience else "enters no later batch"
+    experience += "" if waiting is None else f" ({waiting} stored group(s) wait for one)"
     loads = ", ".join(snapshot.explorers) or "no explorer"
     return visible(
         f"{name}: version {request.version} becomes LIVE again in place of {snapshot.live}; withdrawn: "
