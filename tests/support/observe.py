@@ -108,6 +108,14 @@ class FakeBuffer:
                 return wire.whole_letter(one)
         raise RunError(f"ordinals: {ordinal} has no letter")
 
+    async def retry_letters(self, ordinals: Sequence[int]) -> list[int]:
+        return await self.drop_letters(ordinals)
+
+    async def drop_letters(self, ordinals: Sequence[int]) -> list[int]:
+        found = [await self.letter(ordinal) for ordinal in ordinals]
+        self.dead[:] = [one for one in self.dead if one.task.ordinal not in ordinals]
+        return [int(one["task"]["ordinal"]) for one in found]
+
     async def newest_step(self) -> int:
         return len(self.found.entries)
 
@@ -130,10 +138,11 @@ def serve_ledger(
     monkeypatch: pytest.MonkeyPatch, found: Doctored, dead: Sequence[experience_pb2.AttemptFailure] = ()
 ) -> None:
     """Have every stage answered by a FakeBuffer, as if it were live."""
+    buffer = FakeBuffer(found, list(dead))
 
     @contextlib.asynccontextmanager
     async def answered(job_stage: JobStage) -> AsyncIterator[Any]:
-        yield type("Reader", (), {"buffer": FakeBuffer(found, list(dead))})()
+        yield type("Reader", (), {"buffer": buffer})()
 
     monkeypatch.setattr(source, "live_buffer", answered)
 

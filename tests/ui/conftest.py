@@ -76,7 +76,8 @@ def served() -> Iterator[Callable[[Path | None], str]]:
 
     def serve(job: Path | None) -> str:
         port = free_port()
-        config = uvicorn.Config(make_app(Places(job), KEY), host="127.0.0.1", port=port, log_level="warning")
+        app = make_app(Places(job), KEY, writes=True)
+        config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

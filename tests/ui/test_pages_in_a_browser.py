@@ -199,6 +199,16 @@ def test_the_demo_as_a_bundle_opens_from_disk(watch: Any, tmp_path: Path) -> Non
     assert watched.wrong == []
 
 
+def test_a_letter_is_dropped_by_two_clicks(pages: Any) -> None:
+    watched = pages()
+    page = watched.open("/run/job/dead/50")
+    page.locator("summary").click()
+    page.get_by_role("button", name="drop this letter").click()
+    page.wait_for_url("**/run/job/dead")
+    assert page.get_by_text("None.").count() == 1
+    assert watched.wrong == []
+
+
 def test_lanes_take_most_of_the_page(served: Any, watch: Any, tmp_path: Path) -> None:
     job = Path(shutil.copytree(DEMO / "quickstart", tmp_path / "job"))
     watched = watch(served(job))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
@@ -76,13 +77,20 @@ class Reader:
     def __init__(self, places: Places) -> None:
         self._places = places
         (self._key,) = places.find()
-        app = httpx.ASGITransport(make_app(places, "k"))
+        app = httpx.ASGITransport(make_app(places, "k", writes=True))
         self._client = httpx.AsyncClient(transport=app, base_url="http://127.0.0.1", cookies={"trinity_ui": "k"})
 
     async def page(self, path: str = "", status: int = 200) -> str:
         found = await self._client.get(f"/run/{self._key}{path}")
         assert found.status_code == status, found.text
         return found.text
+
+    async def send(self, path: str, page: str) -> None:
+        """Send the form of a page to its own path."""
+        (form,) = re.findall(f'action="[^"]*{path}">(.*?)</form>', await self.page(page))
+        fields = dict(re.findall(r'name="([a-z]+)" value="([^"]*)"', form))
+        found = await self._client.post(f"/run/{self._key}{path}", data=fields)
+        assert found.status_code == 303, found.text
 
     async def runs(self) -> str:
         return (await self._client.get("/")).text
@@ -109,6 +117,10 @@ async def test_a_live_run_and_the_same_run_without_its_processes(
         assert f"<h1>Dead letter {DEAD}" in await reader.page(f"/dead/{DEAD}")
         assert '<span class="state live">LIVE</span>' in await reader.page("/versions")
         assert "Measured by one" in await reader.page("/versions/1")
+        assert "weights rollback" not in await reader.page("/versions/1")
+        older = await reader.page("/versions/0")
+        assert "<th>versions it withdraws</th><td>1: 1 - 1</td>" in older
+        assert "<th>stored groups it drops</th><td>0</td>" in older
         assert "no version 77" in await reader.page("/versions/77", 404)
         fleet = await reader.page("/fleet")
         assert '<span class="state serving">SERVING</span>' in fleet
@@ -139,3 +151,6 @@ async def test_a_run_that_its_nats_alone_knows(run: BufferRun, nats_server: Nats
         sample = await reader.page("/step/1/sample/0")
         assert f"--run {run.run}" in sample
         assert "Tokens</h2>" not in sample, "NATS has no arrays of what was trained"
+        assert "it always fails" in await reader.page("/dead")
+        await reader.send("/dead/retry", "/dead")
+        assert "it always fails" not in await reader.page("/dead")

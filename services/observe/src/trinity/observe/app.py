@@ -1,13 +1,16 @@
-"""The pages over HTTP. Every one is read by GET; nothing is changed, and nothing that a run wrote is run.
+"""The pages over HTTP. They change nothing, except dead letters where that is asked for, and run nothing that a run
+wrote.
 
 Text reaches the page escaped (Jinja2) and without control characters (`visible`). The policy in every answer lets the
 browser take scripts and styles from here alone, none of them inline. Who has not opened the address that `trinity ui`
-printed, with its key, gets nothing: other users of the machine reach the same port.
+printed, with its key, gets nothing: other users of the machine reach the same port. A form has a token beside the key's
+cookie, which a browser also sends from pages of other ports.
 """
 
 import contextlib
 import hmac
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.applications import Starlette
-from starlette.convertors import Convertor, register_url_convertor
+from starlette.convertors import Convertor, StringConvertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import HTTPConnection, Request
@@ -29,6 +32,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trinity.cli.commands.view import versions
+from trinity.cli.errors import RunError
 from trinity.cli.render import age_text, error_text, size_text, visible, when
 from trinity.observe import compare, history, journeys, letters, pictures, screens, texts, waste
 from trinity.observe.places import Places
@@ -47,6 +51,7 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+_LONGEST_FORM = 65_536
 _Screen = Callable[..., Awaitable[dict[str, Any]]]
 
 
@@ -56,6 +61,7 @@ class Pages:
 
     places: Places
     templates: Environment
+    token: str = ""  # of the forms
 
     async def runs(self, request: Request) -> Response:
         return self._page(request, "runs.html", await screens.runs(self.places))
@@ -92,6 +98,18 @@ class Pages:
 
     async def letter(self, request: Request) -> Response:
         return await self.of_run(request, "letter.html", letters.letter, "ordinal")
+
+    async def change(self, request: Request) -> Response:
+        """Feed tasks of dead letters again, or drop the letters; then their page, with how many it was."""
+        try:
+            ordinals = letters.asked(await _body(request), self.token)
+        except UNREADABLE as error:
+            return self._page(request, "problem.html", {"problem": str(error)}, 400)
+        what = request.path_params["what"]
+        done = await self.of_run(request, "dead.html", partial(letters.change, what=what, ordinals=ordinals))
+        if done.status_code != 200:
+            return done
+        return RedirectResponse(f"/run/{quote(request.path_params['key'], safe='~')}/dead", 303)
 
     async def versions(self, request: Request) -> Response:
         return await self.of_run(request, "versions.html", history.versions)
@@ -162,9 +180,13 @@ class Pages:
         return self._page(request, "problem.html", {"problem": f"{type(error).__name__}: {error}"}, 500)
 
 
-def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
-    """The application. `key`: what the first address must have as ?key=; `cookie` holds it from then on."""
-    pages = Pages(places, _environment())
+def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool = False) -> Starlette:
+    """The application. `key`: what the first address must have as ?key=; `cookie` holds it from then on.
+
+    writes: dead letters have buttons, which act as the run's operator.
+    """
+    token = secrets.token_urlsafe(16) if writes else ""
+    pages = Pages(places, _environment(token), token)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -173,6 +195,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
 
     run = "/run/{key}"
     get = partial(Route, methods=["GET"])
+    forms = [Route(run + "/dead/{what:change}", pages.change, methods=["POST"])] if writes else []
     return Starlette(
         routes=[
             get("/", pages.runs),
@@ -180,6 +203,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui") -> Starlette:
             get(f"{run}/now", pages.refreshed),
             get(f"{run}/go", pages.go),
             get(f"{run}/dead", pages.dead),
+            *forms,
             get(run + "/dead/{ordinal:number}", pages.letter),
             get(f"{run}/versions", pages.versions),
             get(run + "/versions/{number:number}", pages.version),
@@ -219,7 +243,24 @@ class _Number(Convertor[int]):
         return str(value)
 
 
+class _Change(StringConvertor):
+    """What a form does with dead letters."""
+
+    regex = "retry|drop"
+
+
 register_url_convertor("number", _Number())
+register_url_convertor("change", _Change())
+
+
+async def _body(request: Request) -> str:
+    """A form's, as the browser sends it. RunError if it is longer than any of ours."""
+    found = b""
+    async for part in request.stream():
+        found += part
+        if len(found) > _LONGEST_FORM:
+            raise RunError(f"the form has more than {_LONGEST_FORM} bytes")
+    return found.decode("ascii", "replace")
 
 
 def _colouring(request: Request) -> str:
@@ -227,7 +268,7 @@ def _colouring(request: Request) -> str:
     return wanted if wanted in _COLOURINGS else _COLOURINGS[0]
 
 
-def _environment() -> Environment:
+def _environment(token: str) -> Environment:
     found = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,
@@ -236,6 +277,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.globals["token"] = token
     found.filters |= {
         "versions": versions,
         "when": when,

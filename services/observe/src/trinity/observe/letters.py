@@ -1,18 +1,23 @@
-"""Tasks that died, and attempts that failed."""
+"""Tasks that died, and attempts that failed. Dead letters are retried and dropped here, which are the only writes."""
 
 import asyncio
+import hmac
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import parse_qs
 
 from trinity.cli.commands.wire import Letter
+from trinity.cli.errors import RunError
 from trinity.observe import journeys, screens
 from trinity.observe.source import Source
 
 Facts = dict[str, Any]
 
 _ATTEMPTS = 50
-_RETRIED = 100  # of one cause, by one command
+_RETRIED = 100  # of one cause, by one command or button
+_ORDINAL = re.compile("[0-9]{1,18}")
 
 
 async def dead(source: Source) -> Facts:
@@ -32,6 +37,27 @@ async def dead(source: Source) -> Facts:
         "causes": [(cause, ones, _retry(source, ones)) for cause, ones in most_first],
         "command": f"trinity deadletters list {source.option}",
     }
+
+
+def asked(form: str, token: str) -> list[int]:
+    """The ordinals of a form. RunError unless it is one of this process's own pages."""
+    try:
+        fields = {name: values[0] for name, values in parse_qs(form, max_num_fields=8).items()}
+    except ValueError:
+        fields = {}
+    if not token or not hmac.compare_digest(fields.get("token", "").encode(), token.encode()):
+        raise RunError("the form is of no page of this process; load the page again")
+    ordinals = fields.get("ordinals", "").split()
+    if not 1 <= len(ordinals) <= _RETRIED or not all(_ORDINAL.fullmatch(one) for one in ordinals):
+        raise RunError(f"ordinals: {fields.get('ordinals', '')[:80]!r} must be 1 to {_RETRIED} ordinals of tasks")
+    return [int(one) for one in ordinals]
+
+
+async def change(source: Source, what: str, ordinals: Sequence[int]) -> Facts:
+    """Feed these tasks again, or drop their letters. RunError unless the run lives and this user is its operator."""
+    async with source.writing() as buffer:
+        await (buffer.retry_letters(ordinals) if what == "retry" else buffer.drop_letters(ordinals))
+    return await dead(source)
 
 
 def _retry(source: Source, letters: Sequence[Letter]) -> str:

@@ -1,4 +1,4 @@
-"""`trinity ui`: pages on runs, on a port of this machine that only its user can open. Read only."""
+"""`trinity ui`: pages on runs, on a port of this machine that only its user can open."""
 
 import asyncio
 import secrets
@@ -36,8 +36,13 @@ def ui(
         Path | None, typer.Option("--bundle", help="Write the run's pages into this folder, to open from disk")
     ] = None,
     pages: Annotated[int, typer.Option("--pages", min=1, help="The most pages of a bundle")] = 2000,
+    writes: Annotated[
+        bool, typer.Option("--writes", help="Buttons that retry and drop dead letters, as the run's operator")
+    ] = False,
 ) -> int:
-    """Show runs on a page: the ledger, groups, samples. It only reads. Without options: all runs here."""
+    """Show runs on a page: the ledger, groups, samples. Without options: all runs here, and nothing is written."""
+    if writes and (demo or bundle is not None):
+        raise RunError("--writes: recorded pages have no buttons", 2)
     if demo:
         job = DEMO / "quickstart"
     logs.configure("look", level="ERROR")
@@ -46,7 +51,7 @@ def ui(
     if bundle is not None:
         print(asyncio.run(_write_bundle(places, bundle, pages)))
     else:
-        serve(places, port)
+        serve(places, port, writes)
     return 0
 
 
@@ -66,7 +71,7 @@ async def _write_bundle(places: Places, folder: Path, most: int) -> str:
     return f"{folder}{first}/index.html\n{count} pages"
 
 
-def serve(places: Places, port: int) -> None:
+def serve(places: Places, port: int, writes: bool = False) -> None:
     """Serve until SIGINT or SIGTERM. RunError for a port that is taken."""
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -77,7 +82,7 @@ def serve(places: Places, port: int) -> None:
             raise RunError(f"--port {port}: {error.strerror}; another one, or none for a free one", 2) from None
         port = listening.getsockname()[1]
         key = secrets.token_urlsafe(16)
-        made = make_app(places, key, f"trinity_ui_{port}")
+        made = make_app(places, key, f"trinity_ui_{port}", writes)
         found = places.find()
         first = f"run/{next(iter(found))}" if len(found) == 1 else ""
         print(f"http://{_HOST}:{port}/{first}?key={key}", flush=True)

@@ -130,6 +130,16 @@ class Source:
         async with self._ask() as buffer:
             return await buffer.letter(ordinal)
 
+    @contextlib.asynccontextmanager
+    async def writing(self) -> AsyncIterator[Buffer]:
+        """The live run's buffer, as its operator. RunError unless it lives."""
+        async with _opening:
+            jobs.identify(self._job, Role.OPERATOR)
+            async with live_buffer(self.job_stage) as reader:
+                if reader is None:
+                    raise RunError("the run does not live; `trinity run` continues it")
+                yield reader.buffer
+
     async def versions(self) -> list[Version]:
         """The newest versions, newest first. RunError unless the stage is live."""
         async with self._sync() as sync:
