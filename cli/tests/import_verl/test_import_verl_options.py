@@ -88,6 +88,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (f"{ACTOR}.policy_loss.loss_mode=gpg", {"algorithm.policy_loss_fn": "opmd", LOSS_ARGS: {"tau": 0}}),
     (f"{CORRECTION}.bypass_mode=True", {"algorithm.rollout_correction": {"decoupled": False}}),
     (
+        f"{CORRECTION}.bypass_mode=True {ACTOR}.policy_loss.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean",
+        {"algorithm.policy_loss_fn": "ppo", LOSS_ARGS: "absent", AGGREGATION: "token-mean"},
+    ),
+    (
+        f"{CORRECTION}.bypass_mode=False {ACTOR}.policy_loss.loss_mode=cispo",
+        {"algorithm.policy_loss_fn": "cispo", LOSS_ARGS: {"clip_range_low": 0.2, "clip_range_high": 0.2}},
+    ),
+    (
         f"{CORRECTION}.rollout_is=token {CORRECTION}.rollout_is_threshold=3.0",
         {"algorithm.rollout_correction": {"decoupled": True, "token_cap": 3.0}},
     ),
@@ -140,7 +148,9 @@ def test_what_has_no_effect_or_no_counterpart_in_a_loss_is_said(read: Importer) 
         f"{CORRECTION}.rollout_rs_threshold=0.1",
     )
     assert "clip_ratio_low and clip_ratio_high decide" in result.line(f"not needed: {ACTOR}.clip_ratio=0.1")
-    assert "KL and entropy terms alone" in result.line(f"not mapped: {ACTOR}.loss_agg_mode=token-mean")
+    aggregation = result.line(f"not mapped: {ACTOR}.loss_agg_mode=token-mean")
+    assert "KL and entropy terms alone" in aggregation
+    assert "since veRL 0.9 gspo's own term has it too" in aggregation
     assert "token_k3 is not there" in result.line(f"not mapped: {CORRECTION}.rollout_rs=token_k3")
 
 

@@ -3,16 +3,28 @@
 import yaml
 
 from trinity.cli.import_verl.run import Run
-from trinity.cli.import_verl.tables import ACTOR, BY_SEQUENCE, CLIPPED, CORRECTION, LOSS_ARGS
-from trinity.cli.import_verl.values import Leaf, Node, is_null, node_of, texts_of
+from trinity.cli.import_verl.tables import ACTOR, BY_SEQUENCE, CLIPPED, CORRECTION, LOSS_ARGS, LOSSES
+from trinity.cli.import_verl.values import Leaf, Node, is_null, is_true, node_of, texts_of
 from trinity.config.foreign_correction import MEANINGS, translated
 
 _CLIP = "0.2"  # veRL's own, of clip_ratio, clip_ratio_low and clip_ratio_high
 _OLD_CAP = f"{ACTOR}.tis_imp_ratio_cap"
+_MODE = f"{ACTOR}.policy_loss.loss_mode"
+
+
+def loss(run: Run) -> Node | None:
+    """The policy loss. With bypass_mode veRL takes its own clipped PPO in place of the one that is named."""
+    given = run.take(_MODE)
+    if given is not None and _loss(run) != texts_of(given)[0]:
+        run.unneeded.append(f"{_MODE}={given}: with {CORRECTION}.bypass_mode veRL's loss is vanilla")
+        return Leaf(LOSSES["vanilla"], f"{CORRECTION}.bypass_mode")
+    return None if given is None else run.named(_MODE, "vanilla", LOSSES)
 
 
 def _loss(run: Run) -> str:
-    return texts_of(run.take(f"{ACTOR}.policy_loss.loss_mode") or "vanilla")[0]
+    if is_true(run.take(f"{CORRECTION}.bypass_mode") or "False"):
+        return "vanilla"
+    return texts_of(run.take(_MODE) or "vanilla")[0]
 
 
 def arguments(run: Run) -> Node | None:
@@ -43,7 +55,7 @@ def _bound(run: Run, side: str) -> Node:
 
 
 def aggregation(run: Run) -> Node | None:
-    """gspo and sapo always average over sequences in veRL; the option has no effect."""
+    """sapo always averages over sequences in veRL, gspo up to 0.8: the option has no effect there."""
     option, loss = f"{ACTOR}.loss_agg_mode", _loss(run)
     given = run.take(option)
     if loss == "geo_mean":
@@ -52,8 +64,10 @@ def aggregation(run: Run) -> Node | None:
         return None if given is None or is_null(given) else node_of(given, option)
     if given is not None and given != "seq-mean-token-mean":
         why = f"veRL's {loss} has it for its KL and entropy terms alone; all terms have the loss's aggregation here"
-        run.unmapped.append(f"{option}={given}: {why}")
-    return Leaf("seq-mean-token-mean", f"veRL's {loss}, always")
+        newer = "; since veRL 0.9 gspo's own term has it too: then write it into algorithm.loss_agg_mode"
+        run.unmapped.append(f"{option}={given}: {why}{newer if loss == 'gspo' else ''}")
+    newer = "up to 0.8; since 0.9 as loss_agg_mode, token-mean unless given"
+    return Leaf("seq-mean-token-mean", f"veRL's {loss}, {newer if loss == 'gspo' else 'always'}")
 
 
 def correction(run: Run) -> Node | None:

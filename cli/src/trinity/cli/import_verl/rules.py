@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from trinity.cli.import_verl.losses import aggregation, arguments, correction
+from trinity.cli.import_verl.losses import aggregation, arguments, correction, loss
 from trinity.cli.import_verl.run import Run
 from trinity.cli.import_verl.tables import (
     ACTOR,
@@ -228,6 +228,7 @@ RULES: Mapping[str, Callable[[Run], Node | None]] = {
     "algorithm.kl_penalty_fn_args": _kl_penalty_args,
     "algorithm.kl_loss_fn": _kl_loss,
     "algorithm.kl_loss_fn_args": _kl_loss_args,
+    "algorithm.policy_loss_fn": loss,
     "algorithm.policy_loss_fn_args": arguments,
     "algorithm.loss_agg_mode": aggregation,
     "algorithm.rollout_correction": correction,

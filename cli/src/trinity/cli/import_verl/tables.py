@@ -84,7 +84,7 @@ LAYOUT: tuple[Row | str, ...] = (
     "algorithm.kl_penalty_fn_args",
     "algorithm.kl_loss_fn",
     "algorithm.kl_loss_fn_args",
-    Row("algorithm.policy_loss_fn", f"{ACTOR}.policy_loss.loss_mode", None, LOSSES, only=True),
+    "algorithm.policy_loss_fn",
     "algorithm.policy_loss_fn_args",
     "algorithm.loss_agg_mode",
     "algorithm.rollout_correction",
