@@ -121,6 +121,8 @@ def parsed(algorithm: str, repeat_times: int = 4, more: str = "") -> Config:
         ("advantage_fn: rec, advantage_fn_args: {drop: all}", "is 'all', must be one of null, balance"),
         ("advantage_fn: gigpo, advantage_fn_args: {step_reward_key: 3}", "is 3, must be text"),
         ("policy_loss_fn_args: {clip_ratio_c: 0.5}", "is 0.5, must be at least 1"),
+        ("policy_loss_fn_args: {clip_range: null}", "clip_range_low: is null, and so is clip_range; give one of them"),
+        ("algorithm_type: gspo, policy_loss_fn_args: {clip_range_high: null}", "clip_range_high: is null, and so is"),
         ("kl_loss_fn_args: {kl_coef: -1}", "is -1, must be at least 0"),
         ("advantage_fn: ppo, advantage_fn_args: {lam: 1.5}", "is 1.5, must be in [0, 1]"),
         ("kl_loss_fn_args: {adaptive: true}", "kl_loss_fn_args.adaptive: is true, which needs target_kl and horizon"),

@@ -85,6 +85,7 @@ def test_bypass_old_logprobs_says_the_same() -> None:
         {"policy_loss_fn_args": {"delta_sequence_masking": 0.2, "fallback_to_policy_gradient": True}},
         {"algorithm_type": "cispo", "policy_loss_fn_args": {"enable_mask_clip": True, "mask_clip_range_high": 0.3}},
         {"algorithm_type": "gspo", "policy_loss_fn_args": {"clip_range": 0.1}},
+        {"policy_loss_fn_args": {"clip_range": None, "clip_range_low": 0.2, "clip_range_high": 0.28}},
         {"policy_loss_fn": "sft", "advantage_fn": "grpo", "policy_loss_fn_args": {"loss_agg_mode": "token-mean"}},
         {"enable_router_replay": False},
     ],

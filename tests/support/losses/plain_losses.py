@@ -311,6 +311,7 @@ REFERENCES: dict[str, tuple[Reference, list[dict[str, Any]]]] = {
         by_token(ppo),
         [
             *CLIPS,
+            {"clip_range": None, "clip_range_low": 0.1, "clip_range_high": 0.3},
             {"clip_ratio_c": 1.3},
             {"enable_sequence_masking": True, "delta_sequence_masking": 0.05},
             {"fallback_to_policy_gradient": True, "enable_sequence_masking": True},

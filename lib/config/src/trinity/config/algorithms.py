@@ -189,6 +189,10 @@ def argument_problems(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     for key, kl in (("kl_penalty_fn", plan.kl_penalty), ("kl_loss_fn", plan.kl_loss)):
         if kl.args.get("adaptive") and not (kl.args["target_kl"] and kl.args["horizon"]):
             yield f"{key}_args.adaptive", "is true, which needs target_kl and horizon above 0"
+    clip = plan.policy_loss.args
+    for bound in ("clip_range_low", "clip_range_high"):
+        if clip.get("clip_range", 0) is None and clip.get(bound, 0) is None:
+            yield f"policy_loss_fn_args.{bound}", "is null, and so is clip_range; give one of them"
     mode = POLICY_LOSSES[name].args.get("loss_agg_mode")
     own = "loss_agg_mode" in (config.policy_loss_fn_args or {}) and not config.loss_agg_mode  # said above
     if mode is not None and plan.loss_aggregation not in mode.choices and not own:

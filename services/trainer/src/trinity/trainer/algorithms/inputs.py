@@ -91,6 +91,14 @@ def sequence_mean(values_BR: torch.Tensor, mask_BR: torch.Tensor) -> torch.Tenso
     return sequence_sum(values_BR, mask_BR) / mask_BR.sum(-1).clamp(min=1)
 
 
+def bounds(both: float | None, low: float | None, high: float | None) -> tuple[float, float]:
+    """Of a clip: `both` stands for one that is None. `trinity check` refuses arguments that give none."""
+    low, high = (both if low is None else low), (both if high is None else high)
+    assert low is not None
+    assert high is not None
+    return low, high
+
+
 def clipped(
     advantages: torch.Tensor, ratio: torch.Tensor, low: float, high: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from trinity.plugins import NonNegative, PositiveFraction, policy_loss
 from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
-from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, clipped, log_ratio
+from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, bounds, clipped, log_ratio
 
 Ragged = list[torch.Tensor]
 
@@ -25,7 +25,7 @@ def chosen_to_clip(
     if not batch.masks:
         return []
     mask, covariance = _covariances(batch)
-    low, high = _bounds(clip["clip_range"], clip["clip_range_low"], clip["clip_range_high"])
+    low, high = bounds(clip["clip_range"], clip["clip_range_low"], clip["clip_range_high"])
     _, by_clip = clipped(torch.cat(batch.advantages), torch.cat(batch.log_ratios).exp(), low, high)
     inside = (covariance > clip_cov_lb) & (covariance < clip_cov_ub) & mask & ~by_clip
     candidates = torch.nonzero(inside)[:, 0]
@@ -57,16 +57,12 @@ def _without(mask: torch.Tensor, places: torch.Tensor, masks: Ragged) -> Ragged:
     return list(kept.split([len(m) for m in masks]))
 
 
-def _bounds(both: float, low: float | None, high: float | None) -> tuple[float, float]:
-    return (both if low is None else low), (both if high is None else high)
-
-
 @policy_loss("clip_cov", source="arXiv:2505.22617", traits=["ratio"], keep=chosen_to_clip)
 def clip_cov(
     x: LossInputs,
     share: Share,
     *,
-    clip_range: NonNegative = 0.2,
+    clip_range: NonNegative | None = 0.2,
     clip_range_low: NonNegative | None = None,
     clip_range_high: NonNegative | None = None,
     clip_cov_ratio: PositiveFraction = 0.0002,
@@ -78,7 +74,7 @@ def clip_cov(
     """
     assert x.keep_mask is not None
     exponent = log_ratio(x)
-    loss, by_clip = clipped(x.advantages, exponent.exp(), *_bounds(clip_range, clip_range_low, clip_range_high))
+    loss, by_clip = clipped(x.advantages, exponent.exp(), *bounds(clip_range, clip_range_low, clip_range_high))
     report = {
         "pg_clipfrac": masked_sum(by_clip, x.mask),
         "cov_clipfrac": masked_sum(x.keep_mask == 0, x.mask),

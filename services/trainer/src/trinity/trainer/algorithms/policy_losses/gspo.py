@@ -4,7 +4,7 @@ import torch
 
 from trinity.plugins import NonNegative, algorithm, policy_loss
 from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
-from trinity.trainer.algorithms.inputs import LIMIT, LossInputs, clipped, sequence_mean
+from trinity.trainer.algorithms.inputs import LIMIT, LossInputs, bounds, clipped, sequence_mean
 
 
 @policy_loss("gspo", source="arXiv:2507.18071, 4.3", traits=["ratio"], aggregation="seq-mean-token-mean")
@@ -24,11 +24,7 @@ def gspo(
     """
     mean = sequence_mean(x.logprobs.detach() - x.old_logprobs, x.mask).clamp(-LIMIT, LIMIT)
     ratio = (x.logprobs - x.logprobs.detach() + mean[:, None]).exp()
-    low = clip_range if clip_range_low is None else clip_range_low
-    high = clip_range if clip_range_high is None else clip_range_high
-    assert low is not None
-    assert high is not None
-    loss, by_clip = clipped(x.advantages, ratio, low, high)
+    loss, by_clip = clipped(x.advantages, ratio, *bounds(clip_range, clip_range_low, clip_range_high))
     report = {
         "pg_clipfrac": masked_sum(by_clip, x.mask),
         "ppo_kl": masked_sum(-(x.logprobs - x.old_logprobs).detach(), x.mask),

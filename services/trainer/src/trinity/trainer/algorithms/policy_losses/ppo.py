@@ -7,7 +7,7 @@ from pydantic import Field
 
 from trinity.plugins import NonNegative, policy_loss
 from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
-from trinity.trainer.algorithms.inputs import LossInputs, clipped, log_ratio, sequence_mean
+from trinity.trainer.algorithms.inputs import LossInputs, bounds, clipped, log_ratio, sequence_mean
 
 
 @policy_loss(
@@ -19,7 +19,7 @@ def ppo(
     x: LossInputs,
     share: Share,
     *,
-    clip_range: NonNegative = 0.2,
+    clip_range: NonNegative | None = 0.2,
     clip_range_low: NonNegative | None = None,
     clip_range_high: NonNegative | None = None,
     clip_ratio_c: Annotated[float, Field(ge=1)] = 3.0,
@@ -34,8 +34,7 @@ def ppo(
     (DeepSeek-V3.2, arXiv:2512.02556, section 3.1). fallback_to_policy_gradient: sg(lp) stands for lo, so that r is 1,
     nothing is clipped or masked, and the gradient is that of -A lp.
     """
-    low = clip_range if clip_range_low is None else clip_range_low
-    high = clip_range if clip_range_high is None else clip_range_high
+    low, high = bounds(clip_range, clip_range_low, clip_range_high)
     exponent = x.logprobs - x.logprobs.detach() if fallback_to_policy_gradient else log_ratio(x)
     ratio = exponent.exp()
     upper, by_clip = clipped(x.advantages, ratio, low, high)
