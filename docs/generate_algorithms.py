@@ -16,7 +16,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.losses import peer_algorithms, plain_advantages, plain_losses  # noqa: E402
+from support.losses import peer_advantages, peer_algorithms, plain_advantages, plain_losses  # noqa: E402
 from support.losses.loss_cases import case_of, gradient_of, modes_of, slopes, with_peers  # noqa: E402
 from support.losses.plain_advantages import rollouts_of  # noqa: E402
 from trinity.plugins.declarations import ADVANTAGES  # noqa: E402
@@ -48,7 +48,7 @@ def _tables() -> Iterator[str]:
     own = sorted(name for name, one in ADVANTAGES.items() if not one.alias_of)
     yield f"| {', '.join(f'`{name}`' for name in own)} | {power(max(map(of_advantage, own)))} |"
     yield from _to_peers("policy loss", peer_algorithms.LOSSES, _to_loss)
-    yield from _to_peers("advantage", peer_algorithms.ADVANTAGES, _to_advantage)
+    yield from _to_peers("advantage", peer_advantages.ADVANTAGES, _to_advantage)
 
 
 def _to_loss(peer: peer_algorithms.Peer) -> float:
@@ -133,8 +133,11 @@ def _advantage(name: str, loop: Callable[..., Any], args: Mapping[str, Any], own
         rollouts = rollouts_of(seed, seed % 2 > 0 and own, seed % 3 > 0 and (own or name == "ppo"))
         found = compute(name, {**ADVANTAGES[name].defaults, **args}, rollouts)
         wanted = loop(rollouts, **(args if own else {}))
-        for tokens, mask, numbers in zip(found.tokens, rollouts.masks, wanted, strict=True):
-            differences += [abs(float(t) - w) for t, w in zip(tokens[mask], numbers, strict=True)]
+        for tokens, mask, numbers, copies in zip(found.tokens, rollouts.masks, wanted, found.copies_N, strict=True):
+            if numbers is None:  # a sequence that is not trained
+                differences.append(math.inf if copies else 0.0)
+            else:
+                differences += [abs(float(t) - w) for t, w in zip(tokens[mask], numbers, strict=True)]
     return max(differences)
 
 

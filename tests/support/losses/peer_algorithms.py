@@ -1,8 +1,7 @@
-"""What veRL, TRL, Trinity-RFT, R3L and M2PO's authors compute, as loops in plain floats, to be compared with ours.
+"""Losses of veRL, TRL, Trinity-RFT and M2PO's authors, as loops in plain floats, to be compared with ours.
 
-Read in: veRL of 2026-01-29 (verl/trainer/ppo/core_algos.py), TRL of 2026-07-24 (trl/trainer/grpo_trainer.py,
-trl/experimental/gkd) and 1.16 (rloo, dpo and gmpo), Trinity-RFT 0.6.0 (trinity/algorithm), R3L of 2026-04-06,
-Infini-AI-Lab/M2PO.
+Read in: veRL of 2026-01-29 and 0.9.1 (verl/trainer/ppo/core_algos.py), TRL of 2026-07-24
+(trl/trainer/grpo_trainer.py) and 1.16 (dpo and gmpo), Trinity-RFT 0.6.0 (trinity/algorithm), Infini-AI-Lab/M2PO.
 """
 
 import math
@@ -10,21 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.losses import plain_advantages as plain
 from support.losses.loss_cases import Case, Reference, Rows
-from support.losses.plain_advantages import (
-    Tokens,
-    constant,
-    deviation,
-    mean,
-    members,
-    returns,
-    teacher,
-    token_rewards,
-    whitened,
-)  # fmt: skip
 from support.losses.plain_losses import by_token, clip, covariances, sft_like
-from trinity.trainer.algorithms.advantages import Rollouts
 
 
 @dataclass(frozen=True)
@@ -179,7 +165,8 @@ LOSSES = (
         of_sequences(0.2, 0.2),
         {"clip_range": 0.2, "clip_range_low": None, "clip_range_high": None},
         "seq-mean-token-mean",
-        "clips at 0.2 there; the paper's are 0.0003 and 0.0004",
+        "clips at 0.2 there; the paper's are 0.0003 and 0.0004. Since 0.9 `loss_agg_mode` counts there, `token-mean` "
+        "unless given",
     ),
     Peer("gspo", "Trinity-RFT", of_sequences(3e-4, 4e-4), mode="seq-mean-token-mean"),
     Peer(
@@ -254,137 +241,4 @@ LOSSES = (
     Peer("dpo", "TRL", dpo(False)),
     Peer("dpo", "Trinity-RFT", dpo(True), why="adds the pairs of a micro-batch up in one logit there"),
     Peer("m2po", "its authors", m2po, why="of each micro-batch there, which depends on the split"),
-)
-
-
-def group_scores(r: Rollouts, epsilon: float, divide: bool = True) -> list[float]:
-    raw, scores = returns(r), []
-    for index, reward in enumerate(raw):
-        group = [raw[i] for i in members(r, index)]
-        middle = mean(group) if len(group) > 1 else 0.0
-        scores.append((reward - middle) / (deviation(group) + epsilon if divide else 1.0))
-    return scores
-
-
-def grpo(epsilon: float) -> Callable[[Rollouts], Tokens]:
-    return lambda r: constant(r, group_scores(r, epsilon))
-
-
-def centred(r: Rollouts) -> Tokens:
-    return constant(r, group_scores(r, 0, divide=False))
-
-
-def amplified(r: Rollouts, scores: list[float], best: float) -> Tokens:
-    rewards = [float(reward) for reward in r.rewards_N]
-    return constant(r, [best if R >= 1 else 3 * s if s >= 0 else s for R, s in zip(rewards, scores, strict=True)])
-
-
-def rloo(r: Rollouts) -> Tokens:
-    raw = returns(r)
-    sizes = [len(members(r, index)) for index in range(len(r))]
-    means = [mean([raw[i] for i in members(r, index)]) for index in range(len(r))]
-    scores = [n / (n - 1) * (R - m) if n > 1 else R for n, R, m in zip(sizes, raw, means, strict=True)]
-    return constant(r, scores)
-
-
-def jsd(r: Rollouts) -> Tokens:
-    def term(t: float, s: float) -> float:
-        m = math.log(0.5 * math.exp(t) + 0.5 * math.exp(s))
-        return -(0.5 * (t - m) + 0.5 * (s - m))
-
-    return [[term(t, s) for t, s in teacher(r, index)] for index in range(len(r))]
-
-
-def in_places(r: Rollouts, index: int) -> tuple[list[bool], list[float]]:
-    """Of every token of a response, observations too: whether it is an action, and its reward."""
-    rewards = iter(token_rewards(r, index))
-    mask = [bool(flag) for flag in r.masks[index]]
-    return mask, [next(rewards) if flag else 0.0 for flag in mask]
-
-
-def gae(skips: bool) -> Callable[[Rollouts], Tokens]:
-    """With gamma and lam of 1. skips: observations are left out."""
-
-    def tokens(r: Rollouts) -> Tokens:
-        found = []
-        for index in range(len(r)):
-            mask, rewards = in_places(r, index)
-            values = [0.0] * len(mask) if r.values is None else [float(value) for value in r.values[index]]
-            after, total, row = 0.0, 0.0, []
-            for t in reversed(range(len(mask))):
-                if mask[t] or not skips:
-                    total, after = rewards[t] + after - values[t] + total, values[t]
-                row.append(total)
-            found.append([value for value, flag in zip(row[::-1], mask, strict=True) if flag])
-        return whitened(found)
-
-    return tokens
-
-
-def to_go(stops: bool) -> Callable[[Rollouts], Tokens]:
-    """stops: the return starts again before an observation."""
-
-    def tokens(r: Rollouts) -> Tokens:
-        found = []
-        for index in range(len(r)):
-            mask, rewards = in_places(r, index)
-            total, row = 0.0, []
-            for t in reversed(range(len(mask))):
-                total += rewards[t]
-                row.append(total)
-                total = 0.0 if stops and not mask[t] else total
-            found.append([value for value, flag in zip(row[::-1], mask, strict=True) if flag])
-        return whitened(found)
-
-    return tokens
-
-
-ADVANTAGES = (
-    Peer("ppo", "veRL", gae(True)),
-    Peer("ppo", "Trinity-RFT", gae(False), why="over observations too there: the same with `gamma` and `lam` of 1"),
-    Peer(
-        "reinforceplusplus",
-        "veRL",
-        to_go(True),
-        why="an observation ends the return there: actions before it get none of the reward",
-    ),
-    Peer("reinforceplusplus", "Trinity-RFT", to_go(False)),
-    Peer("reinforce", "Trinity-RFT", lambda r: constant(r, returns(r))),
-    *(
-        Peer("remax", whose, plain.remax, why="from a rollout beside the group there, of `repeat_times` here")
-        for whose in ("veRL", "Trinity-RFT")
-    ),
-    Peer("opmd", "Trinity-RFT", lambda r: constant(r, group_scores(r, 0, False))),
-    Peer("asymre", "Trinity-RFT", plain.asymre),
-    Peer("rec", "Trinity-RFT", lambda r: constant(r, group_scores(r, 0, False)), why="fails in a group of one there"),
-    Peer("step_wise_grpo", "Trinity-RFT", plain.step_wise),
-    Peer(
-        "gigpo",
-        "Trinity-RFT",
-        lambda r: plain.gigpo(r, state_scope="batch"),
-        {"state_scope": "batch"},
-        why="compares steps of all tasks there, of one in the paper",
-    ),
-    Peer("rloo", "TRL", rloo),
-    Peer("grpo", "veRL", grpo(1e-6)),
-    Peer("grpo", "veRL, norm_adv_by_std_in_grpo off", centred, {"std_cal_level": "none"}),
-    Peer("grpo", "TRL", grpo(1e-4), {"epsilon": 1e-4}, why="1e-4 there"),
-    Peer("grpo", "Trinity-RFT", grpo(1e-6)),
-    Peer("rloo", "veRL", rloo),
-    Peer("rloo", "Trinity-RFT", rloo),
-    Peer(
-        "opmd_reweight_adv",
-        "R3L",
-        lambda r: amplified(r, group_scores(r, 0, False), 1.0),
-        why="its documentation gives R = R_max the advantage alpha, its code 1; `best: 3` is the documentation's",
-    ),
-    Peer("grpo_reweight_adv", "R3L", lambda r: amplified(r, group_scores(r, 1e-6), 1.0), why="as `opmd_reweight_adv`"),
-    Peer("on_policy_distill", "Trinity-RFT", lambda r: [[t - s for t, s in teacher(r, i)] for i in range(len(r))]),
-    Peer(
-        "jsd",
-        "Trinity-RFT",
-        jsd,
-        why="the divergence's terms there, which are not minus its gradient; `lambda_coef` 0 and 1 "
-        "stand for the other KL there than in GKD and TRL",
-    ),
 )

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.losses import peer_algorithms, plain_advantages
+from support.losses import peer_advantages, peer_algorithms, plain_advantages
 from support.losses.loss_cases import Rows, case_of, gradient_of, loss_of, modes_of, slopes, with_peers
 from support.losses.plain_losses import REFERENCES, clip
 from trinity.plugins.declarations import ADVANTAGES
@@ -27,7 +27,7 @@ def test_every_registered_name_has_a_reference() -> None:
 def test_every_registered_name_is_compared_with_another_framework_or_in_none() -> None:
     assert {peer.name for peer in peer_algorithms.LOSSES}.isdisjoint(peer_algorithms.NOWHERE)
     assert {*peer_algorithms.NOWHERE, *(peer.name for peer in peer_algorithms.LOSSES)} == set(POLICY_LOSSES)
-    assert {peer.name for peer in peer_algorithms.ADVANTAGES} == set(plain_advantages.REFERENCES)
+    assert {peer.name for peer in peer_advantages.ADVANTAGES} == set(plain_advantages.REFERENCES)
 
 
 def test_every_registered_name_has_a_row_of_measured_differences(repository: Path) -> None:
