@@ -15,6 +15,7 @@ from rich.table import Table
 from trinity.cli.supervise.client import View, failing, prompts_cut
 from trinity.config import Config
 from trinity.runtime.process import tied
+from trinity.weights import ExplorerState
 
 _STOP_SECONDS = 5.0
 
@@ -63,6 +64,8 @@ def facts(view: View) -> dict[str, str]:
         versions = ",".join(str(member.version) for member in view.members)
         shown["explorers"] = f"{len(view.members)} (version {versions})"
         shown["tokens_per_s"] = f"{view.tokens_per_second:.0f}"
+    if waiting := [one.explorer_id for one in view.members if one.state == ExplorerState.WAITING_FOR_PROVIDER]:
+        shown["provider_away"] = f"{', '.join(waiting)} waits for one; `trinity env list` names it"
     return shown
 
 
@@ -106,7 +109,7 @@ class PlainDisplay:
     def show(self, view: View, title: str) -> None:
         shown = facts(view)
         values = (shown.get(name, "") for name in ("step", "eval", "explorers"))
-        key = (*values, "failing" in shown, "prompts_cut" in shown)
+        key = (*values, *(name in shown for name in ("failing", "prompts_cut", "provider_away")))
         now = time.monotonic()
         if (key != self._seen and now - self._at >= 2) or now - self._at > 60:
             self._seen, self._at = key, now

@@ -1,0 +1,25 @@
+"""A run says at once, on its screen, that its explorers wait for a provider."""
+
+import pytest
+
+from trinity.api.explorer.v1 import explorer_pb2
+from trinity.api.sync.v1 import sync_pb2
+from trinity.cli.supervise.client import View
+from trinity.cli.supervise.display import PlainDisplay
+
+pytestmark = pytest.mark.core
+
+
+def view(*states: str) -> View:
+    numbers = [explorer_pb2.ExplorerState.Value(f"EXPLORER_STATE_{state}") for state in states]
+    return View(members=[sync_pb2.Member(explorer_id=f"e{n}", state=state) for n, state in enumerate(numbers)])
+
+
+def test_the_screen_says_which_explorers_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    for shown in (view("RUNNING", "RUNNING"), view("RUNNING", "WAITING_FOR_PROVIDER"), view("RUNNING", "RUNNING")):
+        display._at -= 10  # as if the last line were older
+        display.show(shown, "p/n")
+    before, away, after = capsys.readouterr().out.splitlines()
+    assert "provider_away='e1 waits for one; `trinity env list` names it'" in away
+    assert "provider_away" not in before + after
