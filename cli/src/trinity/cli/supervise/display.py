@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from trinity.cli.render import visible
 from trinity.cli.supervise.client import View, failing, prompts_cut
 from trinity.config import Config
 from trinity.runtime.process import tied
@@ -65,7 +66,7 @@ def facts(view: View) -> dict[str, str]:
         shown["explorers"] = f"{len(view.members)} (version {versions})"
         shown["tokens_per_s"] = f"{view.tokens_per_second:.0f}"
     if waiting := [one.explorer_id for one in view.members if one.state == ExplorerState.WAITING_FOR_PROVIDER]:
-        shown["provider_away"] = f"{', '.join(waiting)} waits for one; `trinity env list` names it"
+        shown["provider_away"] = f"{visible(', '.join(waiting))} waits for one; `trinity env list` names it"
     return shown
 
 
@@ -73,7 +74,7 @@ class LiveDisplay:
     """A table that is redrawn in place."""
 
     def __init__(self) -> None:
-        self._console = Console()
+        self._console = Console(markup=False, emoji=False)  # an error's text may look like either
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "LiveDisplay":

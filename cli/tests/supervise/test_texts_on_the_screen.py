@@ -1,0 +1,26 @@
+"""What a run's services say reaches the screen as it is: brackets are no markup, and end nothing."""
+
+import pytest
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.cli.supervise.client import View
+from trinity.cli.supervise.display import LiveDisplay
+
+pytestmark = pytest.mark.core
+
+TEXT = "index [/oops] [red]x[/red] :smile:"
+
+
+def test_brackets_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal, for rich
+    monkeypatch.setenv("COLUMNS", "200")
+    stats = pb.StatsResponse(
+        fed=3, stored=1, groups_per_step=4, failure_causes={"workflow_error": 1}, last_failure=TEXT
+    )
+    with LiveDisplay() as display:
+        display.show(View(stats), f"project/{TEXT}")
+        display._live.refresh()
+        display.say(f"the explorer said {TEXT}")
+    shown = capsys.readouterr().out
+    for text in (f"project/{TEXT}", f"the newest: {TEXT}", f"the explorer said {TEXT}"):
+        assert text in shown
