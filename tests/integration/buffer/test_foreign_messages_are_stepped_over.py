@@ -137,6 +137,8 @@ async def test_blobs_that_contradict_their_reference_are_dead_letters(
     inner = await blobs.store(broker, one, TESTER, experience_pb2.Outcome(blob=sound).SerializeToString())
     fence = experience_pb2.Outcome(fence=experience_pb2.Fence(versions=[1]))
     fenced = await blobs.store(broker, one, TESTER, fence.SerializeToString())
+    under_control = experience_pb2.Outcome(blob=sound).SerializeToString()
+    await broker.publish(one.control, under_control, message_id="of-no-explorer")
 
     def changed(**values: Any) -> experience_pb2.BlobReference:
         reference = experience_pb2.BlobReference()

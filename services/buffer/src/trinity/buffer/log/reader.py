@@ -34,7 +34,10 @@ class LogReader:
 
     async def _once_more(self, sequence: int) -> bytes:
         """The payload of an entry whose checksum was wrong, from another replica perhaps. InvalidInput if it stays."""
-        message = await self._context.broker.get(self._context.names.experiences_stream, sequence)
+        try:
+            message = await self._context.broker.get(self._context.names.experiences_stream, sequence)
+        except NotFound:
+            raise InvalidInput("checksum", f"of log entry {sequence} is another than its payload's") from None
         expected, found = message.headers.get(headers.CRC32), zlib.crc32(message.data)
         if expected != str(found):
             raise InvalidInput("checksum", f"of log entry {sequence} is {expected}, of its payload {found}")
@@ -72,8 +75,10 @@ async def whole_outcome(context: RunContext, subject: str, data: bytes) -> tuple
     outcome = parse_outcome(data)
     if outcome.WhichOneof("outcome") != "blob":
         return outcome, data
+    if not (owner := context.names.owner_in(subject)):
+        raise InvalidInput("subject", f"is {subject}; a blob is an explorer's and lies under the explorer's subjects")
     try:
-        data = await blobs.fetch(context.broker, context.names, context.names.owner_in(subject), outcome.blob)
+        data = await blobs.fetch(context.broker, context.names, owner, outcome.blob)
     except NotFound as error:
         raise InvalidInput("blob", f"{outcome.blob.key} is not there: {error}") from None
     outcome = parse_outcome(data)
