@@ -224,7 +224,7 @@ CONTRADICTIONS = [
     ("stages", "[{stage_name: a}, {stage_name: a}]", "another stage has already"),
     ("stages", "[{stage_name: a, stages: []}]", "unknown key"),
     ("stages", "[{stage_name: a, model: {model_path: x}}]", "unknown key"),
-    ("stages", "[{stage_name: a, mode: bench}]", "eval_tasksets"),
+    ("stages", "[{stage_name: a, mode: bench}]", "one of both, train"),
     ("synchronizer.storage", "[]", "is empty"),
     ("mode", "bench", "eval_tasksets"),
 ]

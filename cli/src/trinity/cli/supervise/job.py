@@ -172,6 +172,8 @@ def make_folder(config: Config) -> Path:
 def check_folder(config: Config, source: str) -> None:
     """Raise ConfigError unless the folders of the job, of stores and of task pipelines are there or can be made."""
     places = [("checkpoint_root_dir", "the job folder", make_folder(config)), *_outputs(config)]
+    if config.stages and not _why_not(make_folder(config)):
+        places += [("checkpoint_root_dir", "the folder of a stage", make_folder(stage)) for stage in expand(config)]
     stores = config.synchronizer.storage if config.mode in ("both", "train") else []
     for index, entry in enumerate(stores):
         if entry.startswith("/"):
@@ -200,10 +202,10 @@ def _why_not(folder: Path) -> str:
     """Why a folder is not there and cannot be made; empty if it is or can."""
     place = folder
     try:
-        while not place.exists() and place != place.parent:
+        while not os.path.lexists(place) and place != place.parent:
             place = place.parent
         if not place.is_dir():
-            return f"{place} is a file, no folder"
+            return f"{place} is {'a link to nowhere' if not place.exists() else 'a file, no folder'}"
         if len(os.fsencode(folder)) > _LONGEST_PATH:
             return f"its path has more than {_LONGEST_PATH} bytes"
         # For root, permissions say nothing of /proc, of read-only mounts and of full disks.

@@ -68,10 +68,18 @@ def _safe_path(text: str) -> str:
     return text
 
 
+def _local_path(text: str) -> str:
+    if "://" in text:
+        raise ValueError("must be a folder or file of this machine (or mounted here), no address")
+    return _safe_path(text)
+
+
 # Names of registered things and of columns.
 Name = Annotated[str, Field(min_length=1)]
 AnyPath = Annotated[str, Field(min_length=1), AfterValidator(_safe_path)]
 OptionalPath = Annotated[str, AfterValidator(_safe_path)]
+LocalPath = Annotated[str, Field(min_length=1), AfterValidator(_local_path)]
+OptionalLocalPath = Annotated[str, AfterValidator(_local_path)]
 EnvironmentText = Annotated[str, AfterValidator(_environment_text)]
 FolderPath = Annotated[str, AfterValidator(_safe_parts)]
 OptionalFolderPath = Annotated[str, AfterValidator(lambda text: text and _safe_parts(text))]

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from trinity.config.schema.base import AnyPath, NonNegativeInt, OptionalPath, Section, SmallInt
+from trinity.config.schema.base import AnyPath, NonNegativeInt, OptionalLocalPath, OptionalPath, Section, SmallInt
 
 
 class OperatorConfig(Section):
@@ -35,7 +35,7 @@ class TaskPipelineConfig(Section):
         default_factory=list,
         description="Files in place of the training tasksets' paths, one each for several tasksets",
     )
-    output: OptionalPath | None = Field(
+    output: OptionalLocalPath | None = Field(
         None,
         description="File for the result (.jsonl, .parquet) or a folder; null: buffer/tasks.jsonl in the job folder",
     )

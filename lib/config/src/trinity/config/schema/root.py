@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PrivateAttr
 
 from trinity.config.schema.algorithm import AlgorithmConfig
-from trinity.config.schema.base import AnyPath, FolderName, FolderPath, OptionalFolderPath, PositiveFloat, Section
+from trinity.config.schema.base import FolderName, FolderPath, LocalPath, OptionalFolderPath, PositiveFloat, Section
 from trinity.config.schema.buffer import BufferConfig
 from trinity.config.schema.explorer import ExplorerConfig, SynchronizerConfig
 from trinity.config.schema.model import ClusterConfig, ModelConfig
@@ -55,7 +55,7 @@ class StageConfig(Section):
     """One stage of a run. A section left out is inherited whole; one that is given replaces it whole."""
 
     stage_name: _StageName = Field(description="Becomes the last part of the stage's job folder")
-    mode: Mode | None = Field(None, description="As above")
+    mode: Literal["both", "train"] | None = Field(None, description="As above")
     algorithm: AlgorithmConfig | None = Field(None, description="As above")
     data_processor: DataProcessorConfig | None = Field(None, description="As above")
     buffer: BufferConfig | None = Field(None, description="As above")
@@ -70,7 +70,7 @@ class Config(Section):
     project: FolderPath = Field("Trinity-RFT", description="First part of the job folder")
     group: OptionalFolderPath = Field("", description="Second part, if given")
     name: FolderPath = Field("rft", description="Last part of the job folder")
-    checkpoint_root_dir: AnyPath = Field("./checkpoints", description="Root of all job folders")
+    checkpoint_root_dir: LocalPath = Field("./checkpoints", description="Root of all job folders")
     continue_from_checkpoint: bool = Field(True, description="Resume from what the job folder holds")
     allow_unverified_checkpoint: bool = Field(
         False,
