@@ -56,6 +56,7 @@ def check(
     ("wrong", "offline", "taskset", "said"),
     [
         ({"answer": 2}, True, {}, "row 2: 'answer' is 2, must be text"),
+        ({"how": 3}, True, {"format": {"system_prompt_key": "how"}}, "row 2: 'how' is 3, must be text: a system"),
         ({"question": GOOD["messages"]}, False, {}, "row 2: 'question' must end with a user's message"),
         ({"easy": "x"}, False, {"data_selector": {"selector_type": "offline_easy2hard", "feature_keys": ["easy"]}},
          "row 2: 'easy' is 'x', must be a number"),
@@ -84,6 +85,13 @@ def test_a_wrong_row_is_named(tmp_path: Path, wrong: Any, offline: bool, taskset
     assert code == 2
     assert said in error
     assert not (tmp_path / "jobs").exists()
+
+
+@pytest.mark.parametrize("offline", [True, False])
+@pytest.mark.parametrize("key", ["system_prompt_key", "workflow_key", "reward_fn_key"])
+def test_a_column_that_no_row_has_is_refused(tmp_path: Path, key: str, offline: bool) -> None:
+    code, error = check(tmp_path, {}, offline, format={key: "nope"})
+    assert (code, f"format.{key} is 'nope', and no row has such a column; they have question" in error) == (2, True)
 
 
 @pytest.mark.parametrize("offline", [True, False])
@@ -131,6 +139,17 @@ def test_a_template_that_does_not_compile_is_refused(tmp_path: Path, tokenizer_f
 def test_a_provider_that_does_not_answer_is_named(tmp_path: Path) -> None:
     code, text = check(tmp_path, {}, False, {}, environments=[{"name": "a", "address": "127.0.0.1:9"}])
     assert (code, "explorer.environments.0.address: 127.0.0.1:9 does not answer" in text) == (0, True), text
+
+
+def test_a_template_that_renders_nothing_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
+    model = {"model_path": str(tokenizer_folder), "custom_chat_template": "{# nothing #}"}
+    code, text = check(tmp_path, {}, False, model)
+    assert (code, "model.custom_chat_template: renders nothing of a user's message" in text) == (2, True), text
+
+
+def test_a_template_that_is_not_there_is_named_once(tmp_path: Path, tokenizer_folder: Path) -> None:
+    code, text = check(tmp_path, {}, False, {"model_path": str(tokenizer_folder), "chat_template_path": "/no/such"})
+    assert (code, "yaml: model.chat_template_path: '/no/such' cannot be read" in text) == (2, True), text
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{{ nothing() }}", "{{ 1 / 0 }}"])

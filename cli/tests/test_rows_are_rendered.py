@@ -75,6 +75,13 @@ def test_a_template_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pyte
     assert (code, "does not render one conversation within 0.2 s" in text) == (2, True), text
 
 
+def test_a_template_that_fills_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendered_rows, "_MOST_BYTES", 2**28)
+    template = "{% if messages[0].content == 'no' %}{{ 'x' * 800000000 }}{% endif %}{{ messages[0].content }}"
+    code, text = check(tmp_path, "sft", rows_of("sft", "no"), custom_chat_template=template)
+    assert (code, "takes more than 0.25 GiB to render one conversation" in text) == (2, True), text
+
+
 def test_a_regex_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_MOST_REGEX_SECONDS", 0.2)
     make_tokenizer_folder(tmp_path / "model")

@@ -19,7 +19,7 @@ from trinity.config.checks.weights import S3
 from trinity.config.names import auxiliary_name, rates
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity.config.schema.explorer import AuxiliaryModelConfig
-from trinity.data.datasets import DatasetError, Row, features, read, read_buffer, reader
+from trinity.data.datasets import DatasetError, Row, check_columns, features, read, read_buffer, reader
 from trinity.data.task_pipeline import TaskPipelineResult, previewed
 from trinity.data.vision import image_rules, sees
 from trinity.runtime import files
@@ -129,6 +129,7 @@ def _check_rows(config: TasksetConfig | ExperienceBufferConfig, rows: Sequence[R
     features(rows, config.data_selector.feature_keys)
     if "token_ids" in rows[0]:  # an archive of experience, which the buffer itself reads
         return []
+    check_columns(config.format, rows)
     example = reader(kind, config.format, rows[0])
     for number, row in enumerate(rows):
         check_text(row, number)

@@ -13,10 +13,11 @@ from trinity.config.workflows import reads_prompt
 from trinity.data.datasets import Messages, Row, reader
 from trinity.data.templates import chat_template, template_key
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.process import time_limit
+from trinity.runtime.process import memory_limit, time_limit
 
 _MOST_MEASURED = 2_000
 _MOST_SECONDS = 5.0  # of one conversation
+_MOST_BYTES = 4 * 1024**3
 _MOST_SECONDS_OF_ALL = 60.0  # of a dataset
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -42,13 +43,20 @@ def check_rendering(
         return
     try:
         tokenizer.chat_template = chat_template(model, tokenizer.chat_template)
-        render(tokenizer, [{"role": "user", "content": "?"}], False)
-    except (InvalidInput, _Endless) as error:
+        text = render(tokenizer, [{"role": "user", "content": "?"}], True)
+    except InvalidInput as error:
+        yield Problem(error.field, str(error).partition(": ")[2])
+        return
+    except _Endless as error:
         yield Problem(template_key(model), str(error))
         return
     except Exception as error:  # Jinja templates raise what they like
         if type(error).__name__ == "TemplateSyntaxError":
             yield Problem(template_key(model), f"does not compile: {error}")
+            return
+    else:
+        if not text:
+            yield Problem(template_key(model), "renders nothing of a user's message; write what the model reads")
             return
     for key, taskset, rows in tasksets:
         yield from _prompts(plan, tokenizer, key, taskset, rows)
@@ -140,16 +148,18 @@ def _length(tokenizer: Any, messages: Messages) -> int:
 
 
 class _Endless(Exception):
-    """A template that does not end."""
+    """A template that does not end, or fills the memory."""
 
 
 def render(tokenizer: Any, messages: Messages, ask: bool) -> str:
     """The text of a conversation. Raises _Endless, and what the template raises."""
     try:
-        with time_limit(_MOST_SECONDS):
+        with time_limit(_MOST_SECONDS), memory_limit(_MOST_BYTES):
             return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask))
     except TimeoutError:
         raise _Endless(f"does not render one conversation within {_MOST_SECONDS:g} s") from None
+    except MemoryError:
+        raise _Endless(f"takes more than {_MOST_BYTES / 2**30:g} GiB to render one conversation") from None
 
 
 def _said(error: Exception) -> str:

@@ -11,7 +11,7 @@ from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, rewa
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import reads_prompt, scored_by
 from trinity.data import images
-from trinity.data.datasets import DatasetError, Row, features
+from trinity.data.datasets import DatasetError, Row, check_columns, features
 from trinity.data.json_objects import DEEPEST, is_too_deep
 from trinity.data.prompts import prompt_messages
 from trinity.data.task_source import folder_of
@@ -29,6 +29,7 @@ def check_tasks(plan: Plan, key: str, taskset: TasksetConfig, rows: Sequence[Row
     if not any(form.prompt_key in row for row in rows):
         what = f"the rows have no column {form.prompt_key!r}; they have {', '.join(rows[0])}"
         return [Problem(f"{key}.format.prompt_key", what)]
+    check_columns(form, rows)
     features(rows, taskset.data_selector.feature_keys)
     workflow, reward = names_for(plan, key, taskset)
     for number, row in enumerate(rows):

@@ -99,13 +99,20 @@ def sft_messages(row: Row, form: FormatConfig, number: int) -> list[dict[str, An
     for key in (form.prompt_key, form.response_key):
         if not isinstance(row.get(key), str):
             raise DatasetError(f"row {number}: {key!r} is {row.get(key)!r}, must be text (columns: {', '.join(row)})")
-    system = row.get(form.system_prompt_key) if form.system_prompt_key else form.system_prompt
-    head = [{"role": "system", "content": system}] if system else []
     return [
-        *head,
+        *_system_message(row, form, number),
         {"role": "user", "content": row[form.prompt_key]},
         {"role": "assistant", "content": row[form.response_key]},
     ]
+
+
+def _system_message(row: Row, form: FormatConfig, number: int) -> Messages:
+    system = row.get(form.system_prompt_key) if form.system_prompt_key else form.system_prompt
+    if system is not None and not isinstance(system, str):
+        raise DatasetError(
+            f"row {number}: {form.system_prompt_key!r} is {system!r:.100}, must be text: a system message"
+        )
+    return [{"role": "system", "content": system}] if system else []
 
 
 def text_key(form: FormatConfig, row: Row) -> str:
@@ -132,8 +139,7 @@ def preference_pair(row: Row, form: FormatConfig, number: int) -> tuple[Messages
     """
     prompt = row.get(form.prompt_key)
     if isinstance(prompt, str):
-        system = row.get(form.system_prompt_key) if form.system_prompt_key else form.system_prompt
-        prompt = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}]
+        prompt = [*_system_message(row, form, number), {"role": "user", "content": prompt}]
     pair = []
     for key in (form.chosen_key, form.rejected_key):
         reply = row.get(key)
@@ -184,6 +190,15 @@ def reader(kind: str, form: FormatConfig, first: Row) -> Callable[[Row, int], di
         return pair
     usual = sft_format(form, first)
     return lambda row, number: {"messages_json": json.dumps(sft_messages(row, usual, number))}
+
+
+def check_columns(form: FormatConfig, rows: Sequence[Row]) -> None:
+    """DatasetError for an optional column that the format names and no row has: it would never be read."""
+    for key in ("system_prompt_key", "workflow_key", "reward_fn_key"):
+        column = getattr(form, key)
+        if column and not any(column in row for row in rows):
+            found = ", ".join(rows[0])
+            raise DatasetError(f"format.{key} is {column!r}, and no row has such a column; they have {found}")
 
 
 def features(rows: Sequence[Row], keys: Sequence[str]) -> list[list[float]]:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -204,3 +205,23 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def memory_limit(more_bytes: int) -> Iterator[None]:
+    """MemoryError in this block for what would take this process more than `more_bytes` of addresses beside its own.
+
+    No effect where /proc does not say how many it has.
+    """
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        yield
+        return
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
