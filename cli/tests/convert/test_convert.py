@@ -413,3 +413,35 @@ def test_a_base_model_of_other_shapes_is_refused_and_leaves_nothing(
     assert "is another model" in said and name in said
     assert {path for path in actor.rglob("*") if path.is_file()} <= before
     assert converted(tmp_path / "job", model, None) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": 5}, "num_hidden_layers is 5, the checkpoint has"),
+        ({"hidden_size": 8}, "hidden_size is 8, the checkpoint has"),
+        ({"vocab_size": 7}, "vocab_size is 7, the checkpoint has"),
+    ],
+)
+@pytest.mark.parametrize("with_weights", [True, False])
+def test_a_base_model_whose_config_is_of_another_model_is_refused(
+    changes: dict[str, int],
+    said: str,
+    with_weights: bool,
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A base with more layers has all tensors of the checkpoint, and one without weights has none to compare."""
+    actor = plain_step(tmp_path / "job", 1, model, config=False)
+    before = {*actor.rglob("*")}
+    other = shutil.copytree(model, tmp_path / "other")
+    if not with_weights:
+        (other / "model.safetensors").unlink()
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, **changes}))
+    assert converted(tmp_path / "job", other, None) == 1
+    text = capsys.readouterr().out
+    assert f"--base-model-dir: {other} is another model: its {said}" in text, text
+    assert {path for path in actor.rglob("*") if path.is_file()} <= before
+    assert converted(tmp_path / "job", model, None) == 0

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trinity.cli.convert.base import OtherModel, compared
 from trinity.cli.convert.find import Checkpoint, find_checkpoints, parse_steps
 from trinity.cli.errors import CheckpointError, RunError
 from trinity.cli.options import command, group
 from trinity.runtime.errors import InvalidInput
-from trinity.weights import manifest_of_folder
 from trinity.weights.checkpoint_manifest import ManifestWriter, has_manifest, verify
 from trinity.weights.checkpoints import INDEX, has_weights
 
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from trinity.cli.convert.write import ModelConfig
 
 app = group()
-
-
-class OtherModel(CheckpointError):
-    """The base model is not the one that was trained."""
 
 
 _CONVERTED, _SKIPPED, _FAILED = "converted", "skipped", "failed"
@@ -97,7 +93,8 @@ def _convert(checkpoint: Checkpoint, base: Path | None, title: str) -> tuple[str
             write.copy_base_files(files_of, folder)
             config = write.read_config(folder)
             print(f"{title}: {source.kind}", flush=True)
-            written = write.write_weights(folder, _as_asked(_of_base(source, base), config))
+            source = compared(source, base, gives_config=files_of is base)
+            written = write.write_weights(folder, _as_asked(source, config))
     except OtherModel:
         for path in {*folder.glob("*")} - before:  # another base model may be given next time
             path.unlink()
@@ -145,32 +142,6 @@ def _open(actor: Path, base: Path | None, files_of: Path | None) -> "Source":
         f"{actor} holds neither a folder deepspeed or dist_ckpt, nor files model_world_size_<W>_rank_<r>.pt or "
         "mp_rank_<t>/model.pt; other formats cannot be converted"
     )
-
-
-def _of_base(source: "Source", base: Path | None) -> "Source":
-    """The source, whose tensors must have the shapes of those of the base model, if that folder has weights."""
-    if base is None or not any(base.glob("*.safetensors")):
-        return source
-    manifest = manifest_of_folder("base", 0, base, checksums=False)
-    shapes = {tensor.name: tuple(tensor.shape) for tensor in manifest.tensors}
-
-    def compared() -> Iterator["Parameter"]:
-        for parameter in source.parameters:
-            shape = shapes.get(parameter.name)
-            if parameter.name not in source.shared and shape != parameter.shape and not _is_tied(parameter.name, shape):
-                there = f"of shape {list(shape)}" if shape else "not at all"
-                raise OtherModel(
-                    f"--base-model-dir: {base} is another model: it has {parameter.name} {there}, the checkpoint of "
-                    f"shape {list(parameter.shape)}"
-                )
-            yield parameter
-
-    return replace(source, parameters=compared())
-
-
-def _is_tied(name: str, shape: tuple[int, ...] | None) -> bool:
-    """A tied head may be in one of the two alone."""
-    return shape is None and name.startswith(("lm_head.", "score."))
 
 
 def _as_asked(source: "Source", config: "ModelConfig") -> Iterator["Parameter"]:
