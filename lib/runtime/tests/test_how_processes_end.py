@@ -26,6 +26,7 @@ from trinity.runtime.settings import ServiceSettings
 
 class Settings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="TRINITY_TEST_", extra="forbid", frozen=True)
+    plugin_dirs: str = ""
 
 calling = threading.Event()
 
@@ -80,6 +81,7 @@ def announced(log: Path) -> dict[str, object]:
         ("RuntimeError('a card')", 1, "RuntimeError: a card"),
         ("KeyError('betas')", EXIT_UNEXPECTED, "KeyError: 'betas'"),
         ("ValueError('betas')", EXIT_UNEXPECTED, "betas"),
+        ("AssertionError('betas')", EXIT_UNEXPECTED, "AssertionError: betas"),
     ],
 )
 def test_only_what_a_restart_would_not_mend_says_so(failure: str, code: int, reason: str, tmp_path: Path) -> None:
@@ -89,6 +91,20 @@ def test_only_what_a_restart_would_not_mend_says_so(failure: str, code: int, rea
     assert "finished" not in announced(log)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line["reason"] for line in lines if line["event"] == "service.failed"] == [reason]
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        ("RuntimeError('shapes')", EXIT_UNEXPECTED),  # as torch says that tensors do not fit
+        ("type('Mine', (Exception,), {})('mine')", EXIT_UNEXPECTED),
+        ("OSError('a disk')", 1),
+    ],
+)
+def test_what_a_plugin_raises_is_not_tried_again_and_again(failure: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "its_loss.py").write_text(f"def loss():\n    raise {failure}\n")
+    end = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import its_loss; its_loss.loss()"
+    assert run(end, tmp_path / "log.jsonl", plugin_dirs=f"/nowhere:{tmp_path}").returncode == code
 
 
 def test_a_service_whose_work_returns_says_that_it_is_finished(tmp_path: Path) -> None:

@@ -42,7 +42,10 @@ __all__ = [
 EXIT_FOR_GOOD = 2
 # Ended by an error that nothing outside the process explains: the same one twice in a row would come a third time.
 EXIT_UNEXPECTED = 4
-UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError, NotImplementedError)
+UNEXPECTED = (
+    ValueError, TypeError, LookupError, AttributeError, ImportError, ArithmeticError, NotImplementedError,
+    AssertionError,
+)  # fmt: skip
 
 
 class FailureCause(StrEnum):

@@ -10,7 +10,9 @@ import contextlib
 import os
 import signal
 import time
+import traceback
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import grpc.aio
@@ -80,17 +82,26 @@ def main(service: Service, settings: ServiceSettings) -> NoReturn:
             log.error("service.failed", reason=str(reason))
         else:
             log.exception("service.failed", reason=f"{type(reason).__name__}: {reason}")
-        code = _exit_code(reason)
+        code = _exit_code(reason, getattr(settings, "plugin_dirs", ""))
     finally:
         tracing.shutdown()
         log_stream.stop()
     process.end(code)
 
 
-def _exit_code(reason: BaseException) -> int:
+def _exit_code(reason: BaseException, plugin_dirs: str) -> int:
+    """Of what a plugin raises, only errors of the system may pass by themselves: torch's shapes are RuntimeErrors."""
     if isinstance(reason, TrinityError):
         return EXIT_FOR_GOOD if reason.for_good else 1
-    return EXIT_UNEXPECTED if isinstance(reason, UNEXPECTED) else 1
+    of_plugin = not isinstance(reason, OSError) and _passes(reason, plugin_dirs)
+    return EXIT_UNEXPECTED if of_plugin or isinstance(reason, UNEXPECTED) else 1
+
+
+def _passes(reason: BaseException, folders: str) -> bool:
+    """Whether a line of a file in these folders raised it, or called what did."""
+    places = [Path(folder).expanduser().resolve() for folder in folders.split(os.pathsep) if folder]
+    files_passed = {Path(frame.filename) for frame in traceback.extract_tb(reason.__traceback__)}
+    return any(file.is_relative_to(place) for file in files_passed for place in places)
 
 
 def _first_cause(error: BaseException) -> BaseException:
