@@ -75,6 +75,12 @@ def test_a_template_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pyte
     assert (code, "does not render one conversation within 0.2 s" in text) == (2, True), text
 
 
+def test_a_constant_that_takes_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendered_rows, "_MOST_SECONDS", 0.2)
+    code, text = check(tmp_path, "sft", rows_of("sft", "no"), custom_chat_template="{{ 7 ** (10 ** 7) }}")
+    assert (code, "does not render one conversation within 0.2 s" in text) == (2, True), text
+
+
 def test_a_template_that_fills_the_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendered_rows, "_MOST_BYTES", 2**28)
     template = "{% if messages[0].content == 'no' %}{{ 'x' * 800000000 }}{% endif %}{{ messages[0].content }}"
