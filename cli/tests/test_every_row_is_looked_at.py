@@ -108,6 +108,14 @@ def test_an_answer_that_nothing_compares_with_may_be_missing(tmp_path: Path) -> 
     assert code == 0, error
 
 
+@pytest.mark.parametrize(
+    ("reward", "flag"), [("math_boxed_reward", "with_think"), ("math_dapo_reward", "enable_overlong_penalty")]
+)
+def test_a_flag_of_a_reward_function_is_true_or_false(tmp_path: Path, reward: str, flag: str) -> None:
+    code, error = check(tmp_path, {}, False, default_reward_fn_type=reward, reward_fn_args={flag: "false"})
+    assert (code, f"reward_fn_args.{flag}: is 'false', must be true or false" in error) == (2, True), error
+
+
 def test_a_byte_order_mark_before_the_rows_is_no_part_of_them(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("\ufeff" + json.dumps(GOOD), encoding="utf-8")

@@ -70,7 +70,7 @@ def math_boxed_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     """1 if the last \\boxed{} is right, else 0. With args `with_think`: minus 0.1 without <think>...</think>."""
     accuracy = _accuracy(last_boxed(item.response), item.truth)
     form = 0.0
-    if args.get("with_think"):
+    if _asked(args, "with_think"):
         opened, closed = item.response.find("<think>"), item.response.find("</think>")
         form = 0.0 if 0 <= opened < closed else -_FORMAT_REWARD
     return ScoreResult(accuracy + form, {"accuracy": accuracy, "format_score": form})
@@ -93,13 +93,20 @@ def math_dapo_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     """
     accuracy = _accuracy(final_answer(item.response), item.truth)
     penalty = 0.0
-    if args.get("enable_overlong_penalty"):
+    if _asked(args, "enable_overlong_penalty"):
         penalty = _overlong_penalty(item.response_tokens, *(_positive(args, key) for key in _PENALTY_KEYS))
     return ScoreResult(accuracy - penalty, {"accuracy": accuracy, "format_score": -penalty})
 
 
 def _overlong_penalty(tokens: int, factor: float, longest: float, cache: float) -> float:
     return factor * min(max(tokens - (longest - cache), 0) / cache, 1)
+
+
+def _asked(args: dict[str, Any], key: str) -> bool:
+    value = args.get(key, False)
+    if value is not None and not isinstance(value, bool):  # the text "false" would be true
+        raise InvalidInput(f"args.{key}", f"is {value!r}, must be true or false")
+    return bool(value)
 
 
 def _positive(args: dict[str, Any], key: str) -> float:
