@@ -98,6 +98,7 @@ class FakeBuffer:
 
     found: Doctored
     dead: list[experience_pb2.AttemptFailure] = field(default_factory=list)
+    retried: list[int] = field(default_factory=list)
 
     async def letters(self, limit: int) -> list[wire.Letter]:
         return [wire.letter(one) for one in self.dead[:limit]]
@@ -109,7 +110,8 @@ class FakeBuffer:
         raise RunError(f"ordinals: {ordinal} has no letter")
 
     async def retry_letters(self, ordinals: Sequence[int]) -> list[int]:
-        return await self.drop_letters(ordinals)
+        self.retried += await self.drop_letters(ordinals)
+        return list(ordinals)
 
     async def drop_letters(self, ordinals: Sequence[int]) -> list[int]:
         found = [await self.letter(ordinal) for ordinal in ordinals]
@@ -136,7 +138,7 @@ class FakeBuffer:
 
 def serve_ledger(
     monkeypatch: pytest.MonkeyPatch, found: Doctored, dead: Sequence[experience_pb2.AttemptFailure] = ()
-) -> None:
+) -> FakeBuffer:
     """Have every stage answered by a FakeBuffer, as if it were live."""
     buffer = FakeBuffer(found, list(dead))
 
@@ -145,6 +147,7 @@ def serve_ledger(
         yield type("Reader", (), {"buffer": buffer})()
 
     monkeypatch.setattr(source, "live_buffer", answered)
+    return buffer
 
 
 def dead_letter(ordinal: int, text: str) -> experience_pb2.AttemptFailure:

@@ -1,4 +1,4 @@
-"""YAMLs that are broken in further ways: units, tags, anchors, other digits, line ends, and what lies in the way.
+"""YAMLs that are broken in further ways: units, tags, anchors, other digits, line ends, files in the place of folders.
 
 As in test_broken_yamls: exit code 2 and one sentence with the key path, at once.
 """

@@ -22,10 +22,11 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     """With the key, on a run with letters 7 to 9. The parameter: whether there are buttons."""
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
     make_job(tmp_path / "job")
-    serve_ledger(monkeypatch, ledger(), [dead_letter(ordinal, "boom") for ordinal in (7, 8, 9)])
+    buffer = serve_ledger(monkeypatch, ledger(), [dead_letter(ordinal, "boom") for ordinal in (7, 8, 9)])
     writes = getattr(request, "param", True)
     with TestClient(make_app(Places(None), KEY, writes=writes), base_url="http://127.0.0.1") as found:
         assert found.get(f"/?key={KEY}").status_code == 200
+        found.app_state["buffer"] = buffer
         yield found
 
 
@@ -47,6 +48,7 @@ def test_letters_of_a_cause_or_one_alone_are_changed(client: TestClient, what: s
     assert letters(client) == [7, 9]
     assert client.post(f"{PAGE}/{what}", data=form(client, PAGE, what)).status_code == 200
     assert letters(client) == []
+    assert client.app_state["buffer"].retried == ([8, 7, 9] if what == "retry" else [])
 
 
 @pytest.mark.parametrize(

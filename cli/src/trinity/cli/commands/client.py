@@ -146,12 +146,11 @@ class Buffer(_Service):
         return int(stats.dropped.get("fenced", 0))
 
     async def waiting_after(self, version: int) -> int | None:
-        """Stored groups in no batch yet that a newer version sampled; None from a buffer that does not answer."""
+        """As `wire.waiting_after`; None from a buffer that does not answer."""
         try:
-            counts = await self.counts()
+            return wire.waiting_after(await self.counts(), version)
         except RunError:
             return None
-        return sum(number for newest, number in counts["waiting_by_version"].items() if newest > version)
 
     async def fence(self, versions: range, seconds: float) -> int:
         """Keep the experience of versions out of later batches; the groups that all fences have dropped."""

@@ -176,6 +176,11 @@ def counts(stats: buffer_pb2.StatsResponse) -> Facts:
     }
 
 
+def waiting_after(counts: Facts, version: int) -> int:
+    """Stored groups in no batch yet that a newer version sampled, of `counts`."""
+    return sum(number for newest, number in counts["waiting_by_version"].items() if newest > version)
+
+
 def _group(group: buffer_pb2.LedgerGroup) -> Facts:
     names = ("task_id", "ordinal", "log_sequence", "reward_mean", "staleness_steps", "use_count")
     return {

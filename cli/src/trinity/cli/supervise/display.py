@@ -66,7 +66,7 @@ def facts(view: View) -> dict[str, str]:
         shown["explorers"] = f"{len(view.members)} (version {versions})"
         shown["tokens_per_s"] = f"{view.tokens_per_second:.0f}"
     if waiting := [one.explorer_id for one in view.members if one.state == ExplorerState.WAITING_FOR_PROVIDER]:
-        shown["provider_away"] = f"{visible(', '.join(waiting))} waits for one; `trinity env list` names it"
+        shown["provider_away"] = f"tasks of {visible(', '.join(waiting))} wait for it; `trinity env list` names it"
     return shown
 
 

@@ -100,16 +100,17 @@ class Pages:
         return await self.of_run(request, "letter.html", letters.letter, "ordinal")
 
     async def change(self, request: Request) -> Response:
-        """Feed tasks of dead letters again, or drop the letters; then their page, with how many it was."""
+        """Feed tasks of dead letters again, or drop the letters; then to the page of those that are left."""
+        key, status = request.path_params["key"], 400
         try:
             ordinals = letters.asked(await _body(request), self.token)
+            status = 404
+            if (source := self.places.get(key)) is None:
+                raise RunError(f"no run {key} is known here")
+            await letters.change(source, request.path_params["what"], ordinals)
         except UNREADABLE as error:
-            return self._page(request, "problem.html", {"problem": str(error)}, 400)
-        what = request.path_params["what"]
-        done = await self.of_run(request, "dead.html", partial(letters.change, what=what, ordinals=ordinals))
-        if done.status_code != 200:
-            return done
-        return RedirectResponse(f"/run/{quote(request.path_params['key'], safe='~')}/dead", 303)
+            return self._page(request, "problem.html", {"problem": str(error)}, status)
+        return RedirectResponse(f"/run/{quote(key, safe='~')}/dead", 303)
 
     async def versions(self, request: Request) -> Response:
         return await self.of_run(request, "versions.html", history.versions)

@@ -53,11 +53,10 @@ def asked(form: str, token: str) -> list[int]:
     return [int(one) for one in ordinals]
 
 
-async def change(source: Source, what: str, ordinals: Sequence[int]) -> Facts:
+async def change(source: Source, what: str, ordinals: Sequence[int]) -> None:
     """Feed these tasks again, or drop their letters. RunError unless the run lives and this user is its operator."""
     async with source.writing() as buffer:
         await (buffer.retry_letters(ordinals) if what == "retry" else buffer.drop_letters(ordinals))
-    return await dead(source)
 
 
 def _retry(source: Source, letters: Sequence[Letter]) -> str:

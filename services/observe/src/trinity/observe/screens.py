@@ -16,6 +16,7 @@ from trinity.cli import series
 from trinity.cli.commands import results
 from trinity.cli.commands import status as status_command
 from trinity.cli.commands.alarms import Known, alarms, disk_of
+from trinity.cli.commands.wire import waiting_after
 from trinity.cli.errors import RunError
 from trinity.observe import charts, pictures, replays, tokens
 from trinity.observe.audit import count_problems
@@ -217,11 +218,10 @@ async def _rollback(source: Source, number: int, problems: list[str]) -> Facts |
     if not newer:
         return None
     counts = await or_none(source.counts(), problems)
-    waiting = counts["waiting_by_version"] if counts is not None else None
     return {
         "versions": [one.version for one in reversed(newer)],
         "steps": max(one.step for one in newer),
-        "groups": None if waiting is None else sum(n for version, n in waiting.items() if version > number),
+        "groups": waiting_after(counts, number) if counts is not None else None,
         "command": f"trinity weights rollback {number} {source.option}",
     }
 

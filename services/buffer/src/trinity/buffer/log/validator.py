@@ -12,12 +12,7 @@ from trinity.buffer.log.reader import LogReader, check_owner
 from trinity.buffer.operators.pipeline import Pipeline, Processed
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.window import Kept, StoredGroup
-from trinity.data.experience import (
-    UNLIMITED,
-    Limits,
-    check_metric_names,
-    is_number,
-)
+from trinity.data.experience import UNLIMITED, Limits, check_metric_names, is_number
 from trinity.data.json_objects import json_object
 from trinity.data.outcome_checks import check_attempt, check_header, check_rollouts
 from trinity.data.wire import TRUNCATIONS, failure_from_proto, group_from_proto, is_boolean, task_from_proto
