@@ -1,4 +1,7 @@
-"""Which models get new weights copied over the old ones, on a GPU, and how; that it is right, the canary says."""
+"""Which models get new weights copied over the old ones, on a GPU, and how; that it is right, the canary says.
+
+And what a worker replaces in vLLM for reproducible runs.
+"""
 
 from collections.abc import Generator, Iterable
 from types import SimpleNamespace
@@ -7,10 +10,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from vllm.model_executor.layers import layernorm
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from trinity.explorer.engine.worker import TrinityTransferEngine, UpdateInfo, WorkerExtension, loads_in_place
+from trinity.explorer.engine.worker import (
+    TrinityTransferEngine,
+    UpdateInfo,
+    WorkerExtension,
+    loads_in_place,
+    norm_rows_alone,
+)
 from trinity.weights.collective import GroupBroken
 
 pytestmark = pytest.mark.core
@@ -117,3 +127,22 @@ def test_what_a_group_sends_is_loaded_by_the_model_once_and_then_by_its_copies()
         worker.load_version(update)
         assert torch.equal(model.weight, version)
     assert model.loads == 1
+
+
+def test_a_residual_is_added_outside_the_kernel_whose_sums_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.26's kernel with a residual has blocks of another size from 256 tokens on."""
+
+    def of_rows(
+        input: torch.Tensor, weight: torch.Tensor | None, eps: float, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert residual is None
+        return nn.functional.rms_norm(input, input.shape[-1:], weight, eps)
+
+    monkeypatch.setattr(layernorm, "rms_norm_batch_invariant", of_rows)
+    norm_rows_alone()
+    hidden, residual = torch.randn(2, 300, 64, generator=torch.manual_seed(0)).unbind()
+    weight = torch.rand(64)
+    normed, added = layernorm.rms_norm_batch_invariant(hidden, weight, 1e-5, residual=residual)
+    assert torch.equal(added, hidden + residual)
+    assert torch.equal(normed, of_rows(hidden + residual, weight, 1e-5))
+    assert torch.equal(layernorm.rms_norm_batch_invariant(hidden, weight, 1e-5), of_rows(hidden, weight, 1e-5))

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import safe_open
+from vllm import envs
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -275,6 +276,29 @@ class WorkerExtension:
             self._weight_update_active = False
 
 
+def norm_rows_alone() -> None:
+    """Make vLLM's batch-invariant RMSNorm add a residual [B, H] by torch, and normalise by the kernel without one.
+
+    Its kernel with a residual has other blocks from 256 tokens on, and so another order of summation, up to vLLM 0.26:
+    https://github.com/vllm-project/vllm/pull/48391
+    """
+    from vllm.model_executor.layers import layernorm
+
+    of_rows: Any = layernorm.rms_norm_batch_invariant
+
+    def rms_norm(
+        input: torch.Tensor, weight: torch.Tensor | None, eps: float = 1e-6, residual: torch.Tensor | None = None
+    ) -> Any:
+        if residual is None:
+            return of_rows(input, weight, eps)
+        residual = input + residual
+        return of_rows(residual, weight, eps), residual
+
+    layernorm.rms_norm_batch_invariant = rms_norm
+
+
 sampled_logprobs.install()
+if envs.VLLM_BATCH_INVARIANT:
+    norm_rows_alone()
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, TrinityTransferEngine)
