@@ -49,6 +49,8 @@ def _tables() -> Iterator[str]:
     yield f"| {', '.join(f'`{name}`' for name in own)} | {power(max(map(of_advantage, own)))} |"
     yield from _to_peers("policy loss", peer_algorithms.LOSSES, _to_loss)
     yield from _to_peers("advantage", peer_advantages.ADVANTAGES, _to_advantage)
+    alone = sorted(set(POLICY_LOSSES) - {peer.name for peer in peer_algorithms.LOSSES})
+    yield from ["", f"Compared with none of them: {', '.join(f'`{name}`' for name in alone)}."]
 
 
 def _to_loss(peer: peer_algorithms.Peer) -> float:

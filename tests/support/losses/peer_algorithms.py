@@ -153,8 +153,12 @@ def dpo(together: bool) -> Reference:
     return loss
 
 
-# Losses that none of them has, in these releases.
-NOWHERE = ("dppo_tv", "opmd_kimi", "opmd_pairwise")
+def dppo_tv(lp: float, sg: float, lo: float, a: float, gap: float) -> float:
+    moved = math.exp(sg) - math.exp(lo)
+    valid = moved <= 0.2 if a > 0 else moved >= -0.2
+    return -a * min(math.exp(sg - lo), 3.0) * lp * valid
+
+
 LOSSES = (
     Peer("ppo", "veRL", ppo(dual=3.0)),
     Peer("ppo", "TRL", ppo(), {"clip_ratio_c": 1e9}, why="no dual clip there; here no extreme token decides a step"),
@@ -193,6 +197,13 @@ LOSSES = (
         why="`epsilon_high` is the bound there, 5.0 as advised",
     ),
     Peer("cispo", "Trinity-RFT", cispo(0.0, 1.28)),
+    Peer(
+        "dppo_tv",
+        "veRL",
+        by_token(dppo_tv),
+        {"clip_ratio_c": 3.0},
+        why="its configuration has the bound of PPO's dual clip, 3; the paper advises a large one",
+    ),
     Peer("sapo", "veRL", SAPO, mode="seq-mean-token-mean"),
     Peer("sapo", "TRL", SAPO, mode="seq-mean-token-mean"),
     Peer(
