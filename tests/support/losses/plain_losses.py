@@ -71,6 +71,16 @@ def dppo_tv(
     return 0.0 if left_out else -a * min(math.exp(sg - lo), clip_ratio_c) * lp
 
 
+def dppo_kl(
+    lp: float, sg: float, lo: float, a: float, gap: float, clip_range_low: float = 0.2, clip_range_high: float = 0.2,
+    clip_ratio_c: float = 20.0,
+) -> float:  # fmt: skip
+    p, q = math.exp(sg), math.exp(lo)
+    kl = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+    left_out = p > q and kl > clip_range_high if a > 0 else p < q and kl > clip_range_low
+    return 0.0 if left_out else -a * min(math.exp(sg - lo), clip_ratio_c) * lp
+
+
 def sapo(lp: float, sg: float, lo: float, a: float, gap: float, tau_pos: float = 1.0, tau_neg: float = 1.05) -> float:
     tau = tau_pos if a > 0 else tau_neg
     return -a * 4 / tau / (1 + math.exp(-tau * (math.exp(lp - lo) - 1)))
@@ -326,6 +336,7 @@ REFERENCES: dict[str, tuple[Reference, list[dict[str, Any]]]] = {
         [{"clip_range_low": 0.2}, {"enable_mask_clip": True, "clip_range_low": 0.2, "mask_clip_range_low": 0.1}],
     ),
     "dppo_tv": (by_token(dppo_tv), [{"clip_range_low": 0.05, "clip_range_high": 0.1}, {"clip_ratio_c": 1.1}]),
+    "dppo_kl": (by_token(dppo_kl), [{"clip_range_low": 0.002, "clip_range_high": 0.01}, {"clip_ratio_c": 1.1}]),
     "sapo": (by_token(sapo), [{"tau_pos": 0.5, "tau_neg": 3.0}]),
     "gmpo": (gmpo, [{"clip_range_low": 0.05, "clip_range_high": 0.1}]),
     "clip_cov": (
