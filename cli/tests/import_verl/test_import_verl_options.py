@@ -78,6 +78,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"algorithm.policy_loss_fn": "gmpo", LOSS_ARGS: {"clip_range_low": 0.4, "clip_range_high": 0.2}},
     ),
     (
+        f"{ACTOR}.policy_loss.loss_mode=dppo_kl {ACTOR}.clip_ratio_high=0.05",
+        {
+            "algorithm.policy_loss_fn": "dppo_kl",
+            LOSS_ARGS: {"clip_ratio_c": 3.0, "clip_range_low": 0.2, "clip_range_high": 0.05},
+        },
+    ),
+    (
+        f"{ACTOR}.policy_loss.loss_mode=dppo_tv {ACTOR}.clip_ratio_c=10",
+        {LOSS_ARGS: {"clip_ratio_c": 10, "clip_range_low": 0.2, "clip_range_high": 0.2}},
+    ),
+    (
         f"{ACTOR}.policy_loss.loss_mode=kl_cov {ACTOR}.policy_loss.kl_cov_ratio=0.002",
         {"algorithm.policy_loss_fn": "kl_cov", LOSS_ARGS: {"ppo_kl_coef": 0.1, "kl_cov_ratio": 0.002}},
     ),

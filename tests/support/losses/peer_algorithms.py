@@ -159,6 +159,13 @@ def dppo_tv(lp: float, sg: float, lo: float, a: float, gap: float) -> float:
     return -a * min(math.exp(sg - lo), 3.0) * lp * valid
 
 
+def dppo_kl(lp: float, sg: float, lo: float, a: float, gap: float) -> float:
+    p, q = math.exp(sg), math.exp(lo)
+    kl = q * (lo - sg) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
+    valid = kl <= 0.2 or (p <= q if a > 0 else p >= q)
+    return -a * min(math.exp(sg - lo), 3.0) * lp * valid
+
+
 LOSSES = (
     Peer("ppo", "veRL", ppo(dual=3.0)),
     Peer("ppo", "TRL", ppo(), {"clip_ratio_c": 1e9}, why="no dual clip there; here no extreme token decides a step"),
@@ -204,6 +211,7 @@ LOSSES = (
         {"clip_ratio_c": 3.0},
         why="its configuration has the bound of PPO's dual clip, 3; the paper advises a large one",
     ),
+    Peer("dppo_kl", "veRL", by_token(dppo_kl), {"clip_ratio_c": 3.0}, why="as `dppo_tv`"),
     Peer("sapo", "veRL", SAPO, mode="seq-mean-token-mean"),
     Peer("sapo", "TRL", SAPO, mode="seq-mean-token-mean"),
     Peer(

@@ -41,6 +41,8 @@ def arguments(run: Run) -> Node | None:
             run.unneeded.append(f"{ACTOR}.clip_ratio={given[0]}: {why}")
     if loss == "gpg":
         args["tau"] = Leaf("0", "veRL's gpg is -A log p")
+    if loss in ("dppo_tv", "dppo_kl"):
+        args["clip_ratio_c"] = Leaf("3.0", f"{ACTOR}.clip_ratio_c, veRL's default")
     if loss == "kl_cov":
         args["ppo_kl_coef"] = Leaf("0.1", f"{ACTOR}.policy_loss.ppo_kl_coef, veRL's default")
     return {**args, **run.picked(ACTOR, LOSS_ARGS.get(loss, {}))} or None

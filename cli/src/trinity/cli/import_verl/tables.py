@@ -41,15 +41,17 @@ KL = {"kl": "k1", "mse": "k2", "k3": "low_var_kl"} | {name: name for name in ("k
 KL_IN_LOSS = KL | {f"{name}+": "k2" for name in KL}
 KL_IN_REWARD = KL | {f"{name}+": ours for name, ours in KL.items()}
 LOSSES = {"vanilla": "ppo", "gspo": "gspo", "sapo": "sapo", "cispo": "cispo", "gpg": "opmd"}
-LOSSES |= {"geo_mean": "gmpo", "clip_cov": "clip_cov", "kl_cov": "kl_cov"}
+LOSSES |= {"geo_mean": "gmpo", "clip_cov": "clip_cov", "kl_cov": "kl_cov", "dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl"}
 # Of the losses in veRL's words: options that are arguments, beside the clips; its own default where ours is another.
 LOSS_ARGS: Mapping[str, Mapping[str, str]] = {
     "vanilla": {"clip_ratio_c": "clip_ratio_c"},
     "sapo": {"tau_pos": "tau_pos", "tau_neg": "tau_neg"},
     "clip_cov": {f"policy_loss.{name}": name for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")},
     "kl_cov": {f"policy_loss.{name}": name for name in ("kl_cov_ratio", "ppo_kl_coef")},
+    "dppo_tv": {"clip_ratio_c": "clip_ratio_c"},
+    "dppo_kl": {"clip_ratio_c": "clip_ratio_c"},
 }
-CLIPPED = ("vanilla", "gspo", "cispo", "geo_mean", "clip_cov")
+CLIPPED = ("vanilla", "gspo", "cispo", "geo_mean", "clip_cov", "dppo_tv", "dppo_kl")
 BY_SEQUENCE = ("gspo", "sapo")
 CORRECTION = "algorithm.rollout_correction"
 LOGGERS = ("wandb", "tensorboard", "mlflow", "swanlab")
