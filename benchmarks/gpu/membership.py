@@ -20,10 +20,10 @@ from typing import Any
 import structlog
 import whole_run
 from buffer_table import Table
-from membership_audit import audited
 from membership_party import COLLECTIVE_SECONDS, EVENT_SECONDS, START_SECONDS, Explorer, Party, by_group, threads
 
 from support.runs.run import TrinityRun
+from support.runs.stopped_audit import audited
 from trinity.runtime.names import TASK_LEASE_SECONDS
 
 GROUP, RESPONSE = 4, 48

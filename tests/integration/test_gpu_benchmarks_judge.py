@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from support.runs.audit import Acknowledged, LogEntry, Member, Records
+from support.runs.stopped_audit import violations
 
 pytestmark = pytest.mark.core
 
@@ -29,13 +30,12 @@ def scripts(repository: Path) -> Iterator[dict[str, ModuleType]]:
     sys.path.insert(0, str(repository / "benchmarks/gpu"))
     import async_vs_sync
     import membership
-    import membership_audit
     import membership_party
     import real_model
     import whole_run
     import word_problems
 
-    modules = (async_vs_sync, membership, membership_audit, membership_party, real_model, whole_run, word_problems)
+    modules = (async_vs_sync, membership, membership_party, real_model, whole_run, word_problems)
     yield {m.__name__: m for m in modules}
     sys.path[:] = before
 
@@ -96,8 +96,8 @@ def records(**changes: object) -> Records:
 COUNTS = {"fed": 3, "stored": 2, "dead_letters": 0, "outstanding": 1, "duplicates_dropped": 0}
 
 
-def test_what_is_whole_has_no_violation(scripts: dict[str, ModuleType]) -> None:
-    assert scripts["membership_audit"].violations(records(), COUNTS) == []
+def test_what_is_whole_has_no_violation() -> None:
+    assert violations(records(), COUNTS) == []
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_what_is_whole_has_no_violation(scripts: dict[str, ModuleType]) -> None:
         ({"tasks": []}, "I4"),
     ],
 )
-def test_every_violation_is_found(scripts: dict[str, ModuleType], changes: dict[str, object], invariant: str) -> None:
-    found = scripts["membership_audit"].violations(records(**changes), COUNTS)
+def test_every_violation_is_found(changes: dict[str, object], invariant: str) -> None:
+    found = violations(records(**changes), COUNTS)
     assert found
     assert all(what.startswith(invariant) for what in found), found
 

@@ -1,20 +1,17 @@
 """Whether a run that was stopped kept I1 to I4: what it left on NATS against what its processes had said.
 
-tests/support/runs/audit.py judges runs that came to their end; here batches may be unfinished and tasks outstanding.
+audit.py judges runs that came to their end; here batches may be unfinished and tasks outstanding.
 """
 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-import whole_run  # noqa: F401  (it makes the tests' support known)
-
 from support.runs.audit import Records, TrainerRecord, read, read_acknowledged
 from support.services.nats import NatsServer
 from trinity.runtime import names
 from trinity.runtime.broker import connect
 
-RUN = names.run_id("benchmark", "membership")
 _SECONDS = 120.0
 
 
@@ -42,7 +39,8 @@ async def _read(
     server: NatsServer, job: Path, logs: Sequence[Path], record: TrainerRecord, counts: dict[str, int]
 ) -> Records:
     async with asyncio.timeout(_SECONDS), await connect(server.url, "audit", creds=server.admin()) as broker:
-        records = await read(broker, RUN, job, record.said, summary=counts)
+        run = names.run_id(job.parent.name, job.name)
+        records = await read(broker, run, job, record.said, summary=counts)
     for folder in logs:
         records.acknowledged.extend(read_acknowledged(folder))
     return records
