@@ -18,6 +18,7 @@ from trinity.cli.commands import view as view_module
 from trinity.cli.commands.view import view
 from trinity.cli.errors import RunError
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
+from trinity.trainer.engine.token_record import TokenValues
 from trinity.trainer.observers import Experiences
 
 pytestmark = pytest.mark.core
@@ -214,11 +215,19 @@ def test_json_has_tokens_mask_and_log_probabilities_as_the_trainer_writes_them(t
     logprobs = np.linspace(-1.5, -0.25, sampled.response_length, dtype=np.float32)
     sequence = TrainSequence(sampled.token_ids, sampled.prompt_length, logprobs, mask, group=0, experience=sampled)
     entry = pb.LedgerEntry(step=3, groups=[pb.LedgerGroup(task_id="sums/0/7")])
-    done = SimpleNamespace(step=3, trained=True, raw=SimpleNamespace(entry=entry), batch=TrainBatch(3, (sequence,)))
+    values = TokenValues(logprobs + 0.125, np.full(len(mask), 1.5, np.float32), ~mask, None)
+    done = SimpleNamespace(
+        step=3, trained=True, raw=SimpleNamespace(entry=entry), batch=TrainBatch(3, (sequence,)), tokens=[values]
+    )
     observer = Experiences(tmp_path)
     observer.begin(3)
     observer.trained(cast(Any, done))
+    observer.close()
     (row,) = rows(tmp_path)
+    assert row["new_logprobs"] == pytest.approx((logprobs + 0.125).tolist(), abs=1e-6)
+    assert row["entropy"] == [1.5] * len(mask)
+    assert row["clipped"] == [1 - one for one in row["mask"]]
+    assert "proximal_logprobs" not in row, "the step made one update"
     assert row["token_ids"] == sampled.token_ids.tolist()
     assert row["mask"] == [1, 0] * (len(mask) // 2) + [1] * (len(mask) % 2)
     assert row["logprobs"] == pytest.approx(logprobs.tolist(), abs=1e-6)

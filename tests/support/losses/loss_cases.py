@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trinity.trainer.algorithms.aggregation import Share, Totals
+from trinity.trainer.algorithms.aggregation import CLIPPED, Share, Totals
 from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch
 from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES
 
@@ -121,11 +121,18 @@ def slopes(reference: Callable[[Rows], float], lp: Rows) -> Rows:
 
 
 def loss_of(name: str, case: Case, args: dict[str, Any]) -> torch.Tensor:
+    return loss_and_clipped(name, case, args)[0]
+
+
+def loss_and_clipped(name: str, case: Case, args: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """And where the clip decided, bool [B, R], of a loss that has one."""
     defaults = {k: v for k, v in POLICY_LOSSES[name].defaults.items() if k != "loss_agg_mode"}
     share = Share(case.mode, case.totals, max_response_tokens=LIMIT)
     loss, report = POLICY_LOSSES[name](case.x.only_masked(), share, **{**defaults, **args})
+    clipped = report.pop(CLIPPED, None)
     assert all(pair.shape == (2,) and pair.dtype == torch.float32 for pair in report.values())
-    return loss
+    assert clipped is None or (clipped.shape, clipped.dtype) == (case.x.mask.shape, torch.bool)
+    return loss, clipped
 
 
 def gradient_of(name: str, case: Case, args: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from support.trainer.engine_actions import run_module
-from support.trainer.training import BASE, fixed_batch
+from support.trainer.training import BASE, fixed_batch, of_experiences, recorded
 
 Arrays = dict[str, np.ndarray]
 
@@ -20,7 +20,9 @@ Arrays = dict[str, np.ndarray]
 def gradients_of(
     folder: Path, model: Path, ranks: int, cases: Mapping[str, dict[str, Any]], seconds: float = 200
 ) -> dict[str, Arrays]:
-    """Of each case (settings of `trainer`): gradients by parameter, and grad_norm before clipping at 0.5."""
+    """Of each case (settings of `trainer`): gradients by parameter, grad_norm before clipping at 0.5, and what was
+    recorded of tokens, as `training.recorded`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.json").write_text(json.dumps({"folder": str(folder), "model": str(model), "cases": cases}))
     run_module("support.trainer.splits", folder / "job.json", ranks, seconds)
@@ -45,10 +47,15 @@ def main() -> None:
         sharding = {"dtype": "float32", "zero_stage": trainer.pop("zero_stage")}
         config["trainer"] |= {**trainer, "deepspeed": sharding}
         engine = TrainEngine(make_plan(Config.model_validate(config)), ranks, "cpu")
-        metrics = engine.train(fixed_batch(1), 100)
+        batch, record = of_experiences(fixed_batch(1)), engine.token_record()
+        metrics = engine.train(batch, 100, record)
+        values = record.values(batch.sequences)
         found = {name: _gradient(engine, parameter) for name, parameter in engine.policy.weights()}
         if ranks.is_first:
+            found |= recorded(values)
             np.savez(Path(job["folder"]) / f"{index}.npz", grad_norm=metrics["grad_norm"], **found)
+        else:
+            assert values == []
     engine.close()
 
 

@@ -7,11 +7,13 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from support.data.experience import make_experience
 from support.runs.forked import ForkedModule
 from trinity.runtime.process import free_port
 
@@ -121,6 +123,24 @@ def fixed_batch(step: int, *, rewards: str = "random"):  # type: ignore[no-untyp
             )
         )
     return TrainBatch(step=step, sequences=tuple(sequences))
+
+
+def of_experiences(batch: Any) -> Any:
+    """The batch as if its sequences were those of the log: then a step may record their tokens."""
+    rng = np.random.default_rng(0)
+    sequences = (replace(s, experience=make_experience(rng, row, 1, 0)) for row, s in enumerate(batch.sequences))
+    return replace(batch, sequences=tuple(sequences))
+
+
+def recorded(values: list[Any]) -> dict[str, np.ndarray]:
+    """TokenValues of sequences laid end to end; an array is missing where it is of none of them."""
+    names = ("logprobs", "entropy", "clipped", "proximal_logprobs")
+    found = {name: [getattr(one, name) for one in values if one is not None] for name in names}
+    return {
+        name: np.concatenate(parts).astype(np.float32)
+        for name, parts in found.items()
+        if parts and parts[0] is not None
+    }
 
 
 def main() -> None:

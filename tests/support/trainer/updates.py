@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from support.runs.forked import ForkedModule
-from support.trainer.training import BASE, fixed_batch, make_gpt2, wait_for
+from support.trainer.training import BASE, fixed_batch, make_gpt2, of_experiences, recorded, wait_for
 from trinity.runtime.process import free_port
 
 Seen = dict[str, Any]
@@ -135,16 +136,19 @@ def short_of_memory(model: str, zero: int, failures: int, place: str = "forward"
     short.policy.forward = noting
     hook = short.policy.model.model.layers[0].mlp.register_forward_hook(after_a_layer)
     before, problem, found, expected = weights_of(short), "", {}, {}
+    batch, records = of_experiences(fixed_batch(1)), [engine.token_record() for engine in (plain, short)]
     try:
-        found = short.train(fixed_batch(1), 100)
-        expected = plain.train(fixed_batch(1), 100)
+        found = short.train(batch, 100, records[1])
+        expected = plain.train(batch, 100, records[0])
     except BadStep as error:
         problem = str(error)
     unchanged, apart = same(before, weights_of(short)), largest_difference(weights_of(plain), weights_of(short))
     hook.remove()
     short.policy.forward = forward
     then = [engine.train(fixed_batch(2), 100)["grad_norm"] for engine in (plain, short)]
+    tokens = [recorded(record.values(batch.sequences)) for record in records]
     return {
+        "tokens_apart": largest_difference(*tokens) if found else None,
         "problem": problem, "unchanged": unchanged, "expected": expected, "found": found, "rows": rows, "apart": apart,
         "then": then,
     }  # fmt: skip
@@ -229,6 +233,46 @@ def nothing_to_learn(model: str) -> Seen:
     return {"updates": updates, "unchanged": same(before, weights_of(engine))}
 
 
+def tokens_of_updates(model: str) -> Seen:
+    """Two passes of four updates: what was recorded of tokens beside what the model said when it saw each the last
+    time, and before the step. And of a step that the critic learns alone."""
+    import torch
+
+    engine = engine_of(model, 2, {"kl_loss_fn": "none"}, {"mini_batch_size": 5, "epochs_per_batch": 2})
+    batch, forward = of_experiences(fixed_batch(1)), engine.policy.forward
+    last: dict[tuple[int, ...], list[Any]] = {}
+    before = engine._logprobs(batch, engine._model)
+
+    def noting(micro: Any) -> Any:
+        found, ids, ends = forward(micro), micro.input_ids[0].tolist(), micro.boundaries.tolist()
+        if torch.is_grad_enabled():
+            for row, (first, end) in enumerate(pairwise(ends)):
+                last[tuple(ids[first:end])] = [values[row].detach().numpy() for values in found]
+        return found
+
+    engine.policy.forward = noting
+    record = engine.token_record()
+    metrics = engine.train(batch, 100, record)
+    seen = [(last[tuple(s.token_ids.tolist())], s.response_length) for s in batch.sequences]
+    expected = {
+        name: np.concatenate([of[at][:count] for of, count in seen]) for at, name in enumerate(("logprobs", "entropy"))
+    }
+    found = recorded(record.values(batch.sequences))
+    clipped, proximal = found.pop("clipped"), found.pop("proximal_logprobs")
+    alone = engine_of(model, 0, {"algorithm_type": "ppo"}, {"critic": {"optimizer": {"lr": 1e-2}, "warmup_steps": 1}})
+    nothing = alone.token_record()
+    warm = of_experiences(fixed_batch(1))
+    alone.train(warm, 100, nothing)
+    return {
+        "apart": largest_difference(found, expected),
+        "proximal_apart": float(np.abs(proximal - np.concatenate(before)).max()),
+        "moved": float(np.abs(found["logprobs"] - proximal).max()),
+        "clipped": [int(clipped.sum()), len(clipped)],
+        "updates": metrics["updates"],
+        "of_the_critic_alone": [one is None for one in nothing.values(warm.sequences)],
+    }
+
+
 def scenarios(model: str, folder: Path) -> Iterator[tuple[str, Any]]:
     several = {"mini_batch_size": 5, "epochs_per_batch": 2}
     critic = {"critic": {"optimizer": {"lr": 1e-2}, "warmup_steps": 1}, "mini_batch_size": 8}
@@ -239,6 +283,7 @@ def scenarios(model: str, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "reference_in_reward", offloaded(model, {"kl_penalty_fn": "k2", "kl_loss_fn": "none"})
     yield "critic_alone", critic_alone(model)
     yield "nothing", nothing_to_learn(model)
+    yield "tokens", tokens_of_updates(model)
     for zero, recompute in KERNELS:
         yield f"kernels_{zero}_{recompute}", with_kernels(model, zero, recompute)
     for zero, clip, dtype in SHARDINGS:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.losses import peer_advantages, peer_algorithms, plain_advantages
-from support.losses.loss_cases import Rows, case_of, gradient_of, loss_of, modes_of, slopes, with_peers
+from support.losses.loss_cases import (
+    Rows,
+    case_of,
+    gradient_of,
+    loss_and_clipped,
+    loss_of,
+    modes_of,
+    slopes,
+    with_peers,
+)
 from support.losses.plain_losses import REFERENCES, clip
 from trinity.plugins.declarations import ADVANTAGES
 from trinity.trainer.algorithms.inputs import WholeBatch
 from trinity.trainer.algorithms.policy_losses import POLICY_LOSSES, m2po
 
 pytestmark = pytest.mark.core
+
+# Losses whose clip takes a token's gradient away.
+HARD_CLIPS = ("clip_cov", "dppo_kl", "dppo_tv", "gmpo", "gspo", "m2po", "ppo", "rec", "sppo")
 
 
 def test_every_registered_name_has_a_reference() -> None:
@@ -58,6 +71,39 @@ def test_values_and_gradients(
     for row, flags, wanted in zip(gradient, case.x.mask, expected, strict=True):
         assert row[flags > 0].tolist() == pytest.approx(wanted, abs=tolerance, rel=tolerance)
         assert not row[flags == 0].any()
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_a_token_is_marked_as_clipped_where_the_loss_learns_nothing_from_it(name: str, seed: int) -> None:
+    args = {"rec": {"clip_mode": "two-side"}}.get(name, {})
+    case = with_peers(case_of(seed, modes_of(name)[0]), name, args)
+    loss, clipped = loss_and_clipped(name, case, args)
+    assert (clipped is not None) == (name in HARD_CLIPS or name in ("cispo", "mix", "mix_chord"))
+    if clipped is None or name not in HARD_CLIPS:
+        return
+    (gradient,) = torch.autograd.grad(loss, case.x.logprobs)
+    taught = (case.x.mask > 0) & (case.x.advantages != 0)
+    assert (clipped[taught] == (gradient[taught] == 0)).all()
+
+
+def test_cispo_marks_tokens_that_it_trains_with_a_clipped_weight() -> None:
+    counts: Counter[bool] = Counter()
+    for seed in range(20):
+        case = case_of(seed, "token-mean")
+        x, ratio = case.x, (case.x.logprobs - case.x.old_logprobs).detach().exp()
+        found = {name: loss_and_clipped(name, case, {})[1] for name in ("cispo", "ppo", "mix")}
+        wide = {"clip_range_low": 2.0, "clip_range_high": 99.0, "enable_mask_clip": True, "mask_clip_range_low": 0.2}
+        found["wide"] = loss_and_clipped("cispo", case, wide)[1]
+        outside = ((ratio > 1.28) & (x.advantages > 0)) | ((ratio < 0.8) & (x.advantages < 0))
+        rolled_out = (x.mask > 0) & (x.expert == 0)
+        marks = {name: None if one is None else one[rolled_out].tolist() for name, one in found.items()}
+        assert marks["cispo"] == (ratio > 1.28)[rolled_out].tolist()
+        assert marks["wide"] == outside[rolled_out].tolist()
+        assert marks["mix"] == marks["ppo"]
+        counts.update(mark for marked in marks.values() for mark in marked or ())
+    assert min(counts[True], counts[False]) > 20
 
 
 @given(seed=st.integers(0, 10_000))

@@ -29,6 +29,7 @@ def test_memory_that_runs_out_once_makes_smaller_micro_batches_and_nothing_else(
     again = found["rows"][2:]
     assert max(again) < max(found["rows"][:2])
     assert not found["unchanged"]
+    assert found["tokens_apart"] < 1e-5
     assert found["apart"] < 1e-5, "a step of the optimizer moves weights by 1e-2"
     assert found["then"][1] == pytest.approx(found["then"][0], rel=1e-4), "nothing of the first try is left"
 

@@ -1,4 +1,6 @@
-"""The same global batch, split in every way, has the same gradient; N steps + kill + M steps are N + M steps."""
+"""The same global batch, split in every way, has the same gradient and says the same of its tokens;
+N steps + kill + M steps are N + M steps.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(model: Path) -> Found:
-    """Gradients of plain torch, the whole batch at once, clipped at a norm of 0.5."""
+    """Gradients of plain torch, the whole batch at once, clipped at a norm of 0.5; and values of its tokens."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -66,19 +68,28 @@ def reference(model: Path) -> Found:
     batch = fixed_batch(1)
     loss = torch.zeros(())
     tokens = sum(int(s.mask.sum()) for s in batch.sequences)
+    values: dict[str, list[np.ndarray]] = {"logprobs": [], "entropy": [], "clipped": []}
     for s in batch.sequences:
         ids = torch.tensor(s.token_ids, dtype=torch.long)[None]
         logs = torch.log_softmax(policy(ids).logits[0, :-1], -1)
         new = logs.gather(1, ids[0, 1:, None])[s.prompt_length - 1 :, 0]
         ratio = (new - torch.tensor(s.old_logprobs)).clamp(-20, 20).exp()
         term = torch.maximum(-s.advantage * ratio, -s.advantage * ratio.clamp(0.8, 1.2))
+        above, below = (ratio > 1.2).numpy(), (ratio < 0.8).numpy()
+        clipped = above & (s.advantage > 0) | below & (s.advantage < 0)
         if s.advantage < 0:
             term = torch.minimum(term, torch.tensor(-s.advantage * 3.0))
+            clipped |= (ratio > 3.0).numpy()
+        values["logprobs"].append(new.detach().numpy())
+        values["entropy"].append(-(logs.exp() * logs).sum(-1)[s.prompt_length - 1 :].detach().numpy())
+        values["clipped"].append((clipped & s.mask).astype(np.float32))
         loss = loss + (term * torch.tensor(s.mask, dtype=torch.float32)).sum() / tokens
     loss.backward()
     norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5))
     gradients = {name: value.grad.numpy() for name, value in policy.named_parameters() if value.grad is not None}
-    return {"grad_norm": norm, **gradients}
+    found = {name: np.concatenate(parts) for name, parts in values.items()}
+    assert 0 < found["clipped"].sum() < len(found["clipped"])
+    return {"grad_norm": norm, **gradients, **found}
 
 
 @pytest.fixture(scope="module")

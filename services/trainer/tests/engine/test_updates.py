@@ -64,6 +64,16 @@ def test_without_a_token_to_train_nothing_is_updated(seen: Seen) -> None:
     assert seen["nothing"] == {"updates": [0.0, 0.0], "unchanged": True}
 
 
+def test_a_token_is_recorded_as_the_last_update_saw_it(seen: Seen) -> None:
+    found = seen["tokens"]
+    assert found["updates"] == 8.0
+    assert found["apart"] == 0, "of all passes the last one counts"
+    assert found["proximal_apart"] < 1e-5
+    assert found["moved"] > 0.01
+    assert 0 < found["clipped"][0] < found["clipped"][1]
+    assert found["of_the_critic_alone"] == [True] * 16, "the policy was not trained: nothing is known of its tokens"
+
+
 @pytest.mark.parametrize("sharding", ["_".join(map(str, sharding)) for sharding in SHARDINGS])
 @pytest.mark.parametrize(("kind", "what"), [("loss", "loss"), ("gradient", "norm of the gradient")])
 def test_an_update_that_is_not_finite_touches_no_weight(kind: str, what: str, sharding: str, seen: Seen) -> None:

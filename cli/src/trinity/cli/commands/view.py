@@ -32,7 +32,10 @@ _STEP = re.compile(rb'\{"step": (-?\d+),')
 _PREVIEW = 80  # characters
 _TEXTS = ("prompt", "response")
 _ARRAYS = "arrays"  # in base64; --json shows them
-_KINDS = {"token_ids": "<i4", "mask": "u1", "logprobs": "<f4"}
+_KINDS = {
+    "token_ids": "<i4", "mask": "u1", "logprobs": "<f4",
+    "new_logprobs": "<f4", "proximal_logprobs": "<f4", "entropy": "<f2", "clipped": "u1",
+}  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -159,15 +162,19 @@ def _last_of_each(rows: Iterable[Row]) -> list[Row]:
 
 
 def with_arrays(row: Row) -> Row:
-    """With token_ids, mask and logprobs as lists of numbers. Files of older versions have none."""
+    """With `arrays` as lists of numbers. Files of older versions have none."""
     found = {key: value for key, value in row.items() if key != _ARRAYS}
     for name, values in arrays(row).items():
-        found[name] = np.round(values.astype(float), 6).tolist() if name == "logprobs" else values.tolist()
+        found[name] = np.round(values.astype(float), 6).tolist() if values.dtype.kind == "f" else values.tolist()
     return found
 
 
 def arrays(row: Row) -> dict[str, np.ndarray]:
-    """token_ids [P + R], mask and logprobs [R]; none in a row without. ValueError or KeyError for damaged ones."""
+    """token_ids [P + R], mask and logprobs [R]; none in a row without. ValueError or KeyError for damaged ones.
+
+    Of a step that recorded them also [R]: new_logprobs under the trainer's weights of its last update, their entropy,
+    clipped unless the loss has no clip, and proximal_logprobs as the step began, where that is another update.
+    """
     written = row.get(_ARRAYS) or {}
     return {name: np.frombuffer(base64.b64decode(text), dtype=_KINDS[name]) for name, text in written.items()}
 

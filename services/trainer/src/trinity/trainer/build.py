@@ -115,7 +115,8 @@ def make_loop(
     if ranks.is_first and plan.config.buffer.save_experiences:
         observers.append(Experiences(folder))
     batches = BatchSource(exchange, control, buffer, times, versions.poll, last_step)
-    trainer = StepTrainer(plan, engine, ranks.is_first, folder, checkpoints.schedule_end)
+    records = plan.config.buffer.save_experiences and plan.config.buffer.save_token_values and not plan.offline
+    trainer = StepTrainer(plan, engine, ranks.is_first, folder, checkpoints.schedule_end, records)
     return TrainLoop(control, batches, trainer, versions, checkpoints, observers)
 
 

@@ -21,6 +21,7 @@ from trinity.trainer import metrics as operators
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.engine import TrainEngine
 from trinity.trainer.engine.step import StepDone
+from trinity.trainer.engine.token_record import TokenValues
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.process.times import SECONDS, StepTimes
@@ -85,7 +86,9 @@ class Experiences(_Appends):
     """buffer/experience_buffer.jsonl, which `trinity view` shows: a line for each trained experience.
 
     Its `arrays` are in base64, since numbers as text take far longer to write: token_ids little-endian int32 [P + R],
-    mask uint8 [R] (1: trained), logprobs little-endian float32 [R], under the weights that sampled the response.
+    mask uint8 [R] (1: trained), logprobs little-endian float32 [R], under the weights that sampled the response. Of a
+    step that records them (TokenValues): new_logprobs float32 [R], entropy float16 [R], clipped uint8 [R] unless the
+    loss has no clip, and proximal_logprobs float32 [R] if the step made several updates.
     `images` are files below the job's folder, each kept once.
     """
 
@@ -94,16 +97,19 @@ class Experiences(_Appends):
         self._folder = folder
 
     def trained(self, done: StepDone) -> None:
-        if done.trained:
-            for image in {image for sequence in done.batch.sequences for image in sequence.images}:
-                file = self._folder / image_file(image)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                if not file.exists():
-                    file.write_bytes(image)
-            self._append(_line(done, s) for s in done.batch.sequences if s.experience is not None)
+        if not done.trained:
+            return
+        sequences = done.batch.sequences
+        for image in {image for sequence in sequences for image in sequence.images}:
+            file = self._folder / image_file(image)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if not file.exists():
+                file.write_bytes(image)
+        pairs = zip(sequences, done.tokens or [None] * len(sequences), strict=True)
+        self._append(_line(done, s, values) for s, values in pairs if s.experience is not None)
 
 
-def _line(done: StepDone, sequence: TrainSequence) -> dict[str, Any]:
+def _line(done: StepDone, sequence: TrainSequence, values: TokenValues | None) -> dict[str, Any]:
     experience, group = sequence.experience, done.raw.entry.groups[sequence.group]
     assert experience is not None
     return {
@@ -129,8 +135,18 @@ def _line(done: StepDone, sequence: TrainSequence) -> dict[str, Any]:
             "token_ids": _base64(sequence.token_ids, "<i4"),
             "mask": _base64(sequence.mask, "u1"),
             "logprobs": _base64(sequence.old_logprobs, "<f4"),
+            **({} if values is None else _arrays(values)),
         },
     }
+
+
+def _arrays(values: TokenValues) -> dict[str, str]:
+    found = {"new_logprobs": _base64(values.logprobs, "<f4"), "entropy": _base64(values.entropy, "<f2")}
+    if values.clipped is not None:
+        found["clipped"] = _base64(values.clipped, "u1")
+    if values.proximal_logprobs is not None:
+        found["proximal_logprobs"] = _base64(values.proximal_logprobs, "<f4")
+    return found
 
 
 def image_file(image: bytes) -> str:

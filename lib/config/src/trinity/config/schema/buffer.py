@@ -148,3 +148,7 @@ class BufferConfig(Section):
     explorer_input: ExplorerInputConfig = Field(default_factory=ExplorerInputConfig)
     trainer_input: TrainerInputConfig = Field(default_factory=TrainerInputConfig)
     save_experiences: bool = Field(True, description="Keep what was trained as text in <job>/buffer, for trinity view")
+    save_token_values: bool = Field(
+        True,
+        description="With them, of each token: log-probability and entropy under the trainer, whether it was clipped",
+    )

@@ -6,6 +6,8 @@ import torch
 
 # name -> tensor [2]: sum of the values, number of the values
 Report = dict[str, torch.Tensor]
+# A policy loss's report may name so where its clip decided, bool [B, R]. It is of tokens: compute_loss takes it out.
+CLIPPED = "clipped_BR"
 
 
 @dataclass(frozen=True)

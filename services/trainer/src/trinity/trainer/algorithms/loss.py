@@ -1,11 +1,12 @@
 """The whole loss of a micro-batch: policy term + KL term - entropy term, each aggregated over the global batch."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from trinity.config.algorithms import AlgorithmPlan
-from trinity.trainer.algorithms.aggregation import Report, Share, Totals, masked_sum
+from trinity.trainer.algorithms.aggregation import CLIPPED, Report, Share, Totals, masked_sum
 from trinity.trainer.algorithms.correction import correct
 from trinity.trainer.algorithms.entropy import mean_entropy
 from trinity.trainer.algorithms.inputs import LIMIT, LossInputs
@@ -16,11 +17,16 @@ __all__ = ["LossInputs", "compute_loss", "mismatch", "wants_entropy_gradient"]
 
 
 def compute_loss(
-    plan: AlgorithmPlan, inputs: LossInputs, totals: Totals, kl_coef: float | None = None
+    plan: AlgorithmPlan,
+    inputs: LossInputs,
+    totals: Totals,
+    kl_coef: float | None = None,
+    record: Callable[[LossInputs, torch.Tensor | None], None] | None = None,
 ) -> tuple[torch.Tensor, Report]:
     """This micro-batch's share of the batch's loss (a scalar), and its report. kl_coef: in place of the plan's.
 
-    Expert rows have neither reward nor behaviour policy: only losses with an expert term receive them.
+    Expert rows have neither reward nor behaviour policy: only losses with an expert term receive them. `record` gets
+    the inputs, and at which trained tokens the policy loss's clip decided, bool [B, R]; None: the loss has no clip.
     """
     if not plan.trains_experts:
         inputs, totals = replace(inputs, mask=inputs.mask * (1 - inputs.expert)), totals.rolled_out or totals
@@ -30,6 +36,9 @@ def compute_loss(
     loss, report = POLICY_LOSSES[plan.policy_loss.name](
         corrected, replace(share, weights=weights), **plan.policy_loss.args
     )
+    clipped = report.pop(CLIPPED, None)
+    if record is not None:
+        record(inputs, None if clipped is None else clipped & (x.mask > 0))
     report |= about
     report["entropy"] = masked_sum(x.entropy.detach(), x.mask)
     if not plan.offline:

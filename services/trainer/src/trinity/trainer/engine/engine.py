@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from trinity.trainer.engine.deepspeed import DeepSpeedModel, import_deepspeed
 from trinity.trainer.engine.learner import Learner, LossOf, NoGradForward, learning_rate, memory_for
 from trinity.trainer.engine.per_group_stats import Groups, per_group_stats
 from trinity.trainer.engine.splitting import MicroBatchPlanner, mini_batches, number_of_parts
+from trinity.trainer.engine.token_record import TokenRecord
 from trinity.trainer.engine.weights import PolicyWeights
 from trinity.trainer.engine.whole_batch import apply_kl_penalty, needs_policy, with_batch_statistics
 from trinity.trainer.model import activations
@@ -162,9 +164,14 @@ class TrainEngine:
     def trains_in_float32(self) -> bool:
         return self.dtype is torch.float32
 
-    def train(self, batch: TrainBatch, last_step: int) -> dict[str, float]:
+    def token_record(self) -> TokenRecord:
+        """An empty one, for `train`."""
+        return TokenRecord(self._ranks, self._planner.copies, self.device)
+
+    def train(self, batch: TrainBatch, last_step: int, record: TokenRecord | None = None) -> dict[str, float]:
         """All updates of one step; returns metrics over the whole batch. The same batch must be given on every rank.
 
+        `record` gets what the policy's updates compute for each token.
         Raises BadStep if the batch cannot be trained; the failed update has changed no weight.
         """
         plan, trainer = self._plan.algorithm, self._plan.config.trainer
@@ -180,7 +187,7 @@ class TrainEngine:
                 if self._policy_learns(batch.step):
                     with memory_for(part, self._ranks.world_size):
                         part = self._of_mini_batch(part)
-                        loss_of = self._policys_loss(part)
+                        loss_of = self._policys_loss(part, record)
                     reports.append(self._learner.update(part, rate, loss_of))
         except BadStep as error:
             error.updates = len([report for report in reports if report])
@@ -240,7 +247,7 @@ class TrainEngine:
         with reference.on_device() if isinstance(reference, OffloadedReference) else contextlib.nullcontext():
             return self._logprobs(batch, reference)
 
-    def _policys_loss(self, batch: TrainBatch) -> LossOf:
+    def _policys_loss(self, batch: TrainBatch, record: TokenRecord | None = None) -> LossOf:
         plan, totals, reference_of = self._plan.algorithm, batch.totals, self._reference_of(batch)
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
@@ -261,7 +268,9 @@ class TrainEngine:
                 peers_B=micro.peers,
                 step=batch.step,
             )
-            return compute_loss(plan, inputs, totals, self._kl.loss)
+            return compute_loss(
+                plan, inputs, totals, self._kl.loss, None if record is None else partial(record.add, sequences)
+            )
 
         return loss_of
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from trinity.trainer.data.batch import TrainBatch, from_groups
 from trinity.trainer.data.client import RawBatch
 from trinity.trainer.data.examples import experts_of, from_examples
 from trinity.trainer.engine.engine import TrainEngine
+from trinity.trainer.engine.token_record import TokenValues
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +29,7 @@ log = structlog.get_logger(__name__)
 class StepDone:
     """A step after which the loop continues: trained in so many seconds, or passed (a metric says why).
 
+    `tokens`: of each sequence what its last update computed, on rank 0 where that is recorded (StepTrainer).
     `span`: the context in which the step's span is the current one.
     """
 
@@ -36,6 +38,7 @@ class StepDone:
     metrics: dict[str, float]
     seconds: float = 0.0
     span: Context = field(default_factory=Context)
+    tokens: Sequence[TokenValues | None] = ()
 
     @property
     def step(self) -> int:
@@ -54,13 +57,17 @@ def skipped(raw: RawBatch) -> StepDone:
 
 @dataclass
 class StepTrainer:
-    """schedule_end(step): the step at which the learning rate's schedule ends, as known at this step."""
+    """schedule_end(step): the step at which the learning rate's schedule ends, as known at this step.
+
+    records_tokens: steps come with `tokens`.
+    """
 
     plan: Plan
     engine: TrainEngine
     is_first: bool
     folder: Path
     schedule_end: Callable[[int], int]
+    records_tokens: bool = False
     _tokenizer: Any = field(default=None, init=False)
 
     def train(self, raw: RawBatch) -> StepDone:
@@ -68,18 +75,20 @@ class StepTrainer:
         begin = time.monotonic()
         step, policy = raw.entry.step, self.plan.config.trainer.on_bad_step
         batch, metrics, span = TrainBatch(step, ()), {"bad_step": 1.0}, Context()
+        record, tokens = self.engine.token_record() if self.records_tokens else None, list[TokenValues | None]()
         try:
             batch = self.decode(raw)
             with _step_span(raw):
                 span = get_current()
-                metrics = self.engine.train(batch, self.schedule_end(step))
+                metrics = self.engine.train(batch, self.schedule_end(step), record)
+                tokens = record.values(batch.sequences) if record is not None else tokens
         except BadStep as error:
             with tracing.within(span):
                 self._store(raw, batch, error, policy)
             if policy == "stop":
                 error.hint = f"; `trinity batch skip {step} --reason TEXT` passes it"
                 raise
-        return StepDone(raw, batch, metrics, time.monotonic() - begin, span)
+        return StepDone(raw, batch, metrics, time.monotonic() - begin, span, tokens)
 
     def decode(self, raw: RawBatch) -> TrainBatch:
         """Raises BadStep if a group cannot be decoded, or a reward or advantage is not finite."""

@@ -3,7 +3,7 @@
 import torch
 
 from trinity.plugins import NonNegative, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.aggregation import CLIPPED, Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LossInputs, log_ratio
 
 
@@ -26,13 +26,15 @@ def cispo(
     ratio = log_ratio(x).exp().detach()
     weight = ratio.clamp(1 - clip_range_low, 1 + clip_range_high)
     loss = -x.advantages * weight * x.logprobs
-    report = {"pg_clipfrac": masked_sum(weight != ratio, x.mask), "ratio": masked_sum(ratio, x.mask)}
+    clipped = weight != ratio
+    report = {"pg_clipfrac": masked_sum(clipped, x.mask), "ratio": masked_sum(ratio, x.mask)}
     if enable_mask_clip:
         above = (ratio > 1 + mask_clip_range_high) & (x.advantages > 0)
         outside = above | ((ratio < 1 - mask_clip_range_low) & (x.advantages < 0))
         loss = loss.masked_fill(outside, 0.0)
         report["masked"] = masked_sum(outside, x.mask)
-    return share(loss, x.mask), report
+        clipped = clipped | outside
+    return share(loss, x.mask), report | {CLIPPED: clipped}
 
 
 algorithm("cispo", policy_loss="cispo", advantage="grpo", kl_loss="k2", entropy_loss="default")

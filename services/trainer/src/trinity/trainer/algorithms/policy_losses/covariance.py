@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trinity.plugins import NonNegative, PositiveFraction, policy_loss
-from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.aggregation import CLIPPED, Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, bounds, clipped, log_ratio
 
 Ragged = list[torch.Tensor]
@@ -75,9 +75,11 @@ def clip_cov(
     assert x.keep_mask is not None
     exponent = log_ratio(x)
     loss, by_clip = clipped(x.advantages, exponent.exp(), *bounds(clip_range, clip_range_low, clip_range_high))
+    left_out = x.keep_mask == 0
     report = {
+        CLIPPED: by_clip | left_out,
         "pg_clipfrac": masked_sum(by_clip, x.mask),
-        "cov_clipfrac": masked_sum(x.keep_mask == 0, x.mask),
+        "cov_clipfrac": masked_sum(left_out, x.mask),
         "ppo_kl": masked_sum(-exponent.detach(), x.mask),
     }
     return share(loss * x.keep_mask, x.mask), report

@@ -3,7 +3,7 @@
 import torch
 
 from trinity.plugins import Fraction, Positive, policy_loss
-from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.aggregation import CLIPPED, Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LossInputs, log_ratio
 
 
@@ -49,5 +49,10 @@ def dppo_kl(
 def _of_tokens(x: LossInputs, share: Share, inside: torch.Tensor, most: float) -> tuple[torch.Tensor, Report]:
     ratio = log_ratio(x).exp().detach()
     loss = -x.advantages * ratio.clamp(max=most) * x.logprobs * inside
-    report = {"pg_clipfrac": masked_sum(~inside, x.mask), "ratio": masked_sum(ratio, x.mask)}
+    clipped = ~inside
+    report = {
+        CLIPPED: clipped,
+        "pg_clipfrac": masked_sum(clipped, x.mask),
+        "ratio": masked_sum(ratio, x.mask),
+    }
     return share(loss, x.mask), report

@@ -3,7 +3,7 @@
 import torch
 
 from trinity.plugins import NonNegative, policy_loss
-from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.aggregation import CLIPPED, Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LossInputs, log_ratio, sequence_mean
 
 
@@ -18,10 +18,12 @@ def gmpo(
     """
     exponent = log_ratio(x)
     above, below = exponent.clamp(max=clip_range_high), exponent.clamp(min=-clip_range_low)
-    clipped = torch.where(x.advantages > 0, above, below) * (x.advantages != 0)
-    ratio = sequence_mean(clipped, x.mask).exp()
+    held = torch.where(x.advantages > 0, above, below) * (x.advantages != 0)
+    ratio = sequence_mean(held, x.mask).exp()
+    clipped = (held != exponent) & (x.advantages != 0)
     report = {
-        "pg_clipfrac": masked_sum((clipped != exponent) & (x.advantages != 0), x.mask),
+        CLIPPED: clipped,
+        "pg_clipfrac": masked_sum(clipped, x.mask),
         "ppo_kl": masked_sum(-exponent.detach(), x.mask),
         "ratio": masked_sum(ratio.detach(), x.mask.sum(-1) > 0),
     }

@@ -3,7 +3,7 @@
 import torch
 
 from trinity.plugins import NonNegative, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.aggregation import CLIPPED, Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LIMIT, LossInputs, bounds, clipped, sequence_mean
 
 
@@ -26,6 +26,7 @@ def gspo(
     ratio = (x.logprobs - x.logprobs.detach() + mean[:, None]).exp()
     loss, by_clip = clipped(x.advantages, ratio, *bounds(clip_range, clip_range_low, clip_range_high))
     report = {
+        CLIPPED: by_clip,
         "pg_clipfrac": masked_sum(by_clip, x.mask),
         "ppo_kl": masked_sum(-(x.logprobs - x.old_logprobs).detach(), x.mask),
         "ratio": masked_sum(ratio.detach(), x.mask),

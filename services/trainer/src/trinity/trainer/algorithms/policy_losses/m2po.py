@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from trinity.plugins import NonNegative, Positive, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.aggregation import CLIPPED, Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LossInputs, WholeBatch, log_ratio
 
 
@@ -44,9 +44,11 @@ def m2po(
     assert x.keep_mask is not None
     plain = x.logprobs - x.old_logprobs
     exponent = plain + (plain.clamp(-log_ratio_clip, log_ratio_clip) - plain).detach()
-    loss = (-x.advantages * exponent.exp()).masked_fill(x.keep_mask == 0, 0.0)
+    clipped = x.keep_mask == 0
+    loss = (-x.advantages * exponent.exp()).masked_fill(clipped, 0.0)
     report = {
-        "m2po_masked": masked_sum(x.keep_mask == 0, x.mask),
+        CLIPPED: clipped,
+        "m2po_masked": masked_sum(clipped, x.mask),
         "second_moment": masked_sum(plain.detach().square() * x.keep_mask, x.mask),
         "ppo_kl": masked_sum(-log_ratio(x).detach(), x.mask),
     }

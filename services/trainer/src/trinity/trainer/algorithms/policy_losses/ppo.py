@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 
 from trinity.plugins import NonNegative, policy_loss
-from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.aggregation import CLIPPED, Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LossInputs, bounds, clipped, log_ratio, sequence_mean
 
 
@@ -39,8 +39,9 @@ def ppo(
     ratio = exponent.exp()
     upper, by_clip = clipped(x.advantages, ratio, low, high)
     bound, negative = -x.advantages * clip_ratio_c, x.advantages < 0
+    by_bound = (upper > bound) & negative
     loss = torch.where(negative, torch.minimum(upper, bound), upper)
-    report = {}
+    report = {CLIPPED: by_clip | by_bound}
     if enable_sequence_masking:
         far = sequence_mean(-exponent.detach(), x.mask) > delta_sequence_masking
         loss = loss.masked_fill(negative & far[:, None], 0.0)
@@ -48,7 +49,7 @@ def ppo(
     with torch.no_grad():
         report |= {
             "pg_clipfrac": masked_sum(by_clip, x.mask),
-            "pg_clipfrac_lower": masked_sum((upper > bound) & negative, x.mask),
+            "pg_clipfrac_lower": masked_sum(by_bound, x.mask),
             "ppo_kl": masked_sum(-exponent, x.mask),
             "ratio": masked_sum(ratio, x.mask),
         }

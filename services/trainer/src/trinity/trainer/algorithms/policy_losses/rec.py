@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from trinity.plugins import Fraction, NonNegative, Positive, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.aggregation import CLIPPED, Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LIMIT, LossInputs, log_ratio, sequence_mean
 
 Weight = Literal[
@@ -69,7 +69,12 @@ def rec(
         loss = loss + regularizer_coef * (x.logprobs - x.old_logprobs).square()
     elif regularizer == "forward-kl":
         loss = loss - regularizer_coef * x.logprobs
-    report = {"pg_clipfrac": masked_sum(~inside, x.mask), "ratio": masked_sum(ratio, x.mask)}
+    clipped = ~inside
+    report = {
+        CLIPPED: clipped,
+        "pg_clipfrac": masked_sum(clipped, x.mask),
+        "ratio": masked_sum(ratio, x.mask),
+    }
     if clip_mode == "gspo-one-side":
         share = share.by("seq-mean-token-mean")
     return share(loss, x.mask), report

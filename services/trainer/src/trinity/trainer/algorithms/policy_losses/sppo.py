@@ -3,7 +3,7 @@
 import torch
 
 from trinity.plugins import NonNegative, algorithm, policy_loss
-from trinity.trainer.algorithms.aggregation import Report, Share, masked_sum
+from trinity.trainer.algorithms.aggregation import CLIPPED, Report, Share, masked_sum
 from trinity.trainer.algorithms.inputs import LossInputs, log_ratio
 
 
@@ -13,7 +13,12 @@ def sppo(x: LossInputs, share: Share, *, epsilon: NonNegative = 0.3) -> tuple[to
     exponent = log_ratio(x)
     ratio = exponent.detach().exp()
     inside = (ratio >= 1 / (1 + epsilon)) & (ratio <= 1 + epsilon)
-    report = {"pg_clipfrac": masked_sum(~inside, x.mask), "ratio": masked_sum(ratio, x.mask)}
+    clipped = ~inside
+    report = {
+        CLIPPED: clipped,
+        "pg_clipfrac": masked_sum(clipped, x.mask),
+        "ratio": masked_sum(ratio, x.mask),
+    }
     return share(-x.advantages * exponent * inside, x.mask), report
 
 
