@@ -163,6 +163,9 @@ def experience(step: int, ordinal: int, rollout: int, **changes: Any) -> dict[st
         "token_ids": np.array([1, 2, 10, 11, 12, 13], "<i4"),
         "mask": np.array([1, 1, 1, 0], "u1"),
         "logprobs": np.array([-0.05, -0.5, -2.0, -9.0], "<f4"),
+        "new_logprobs": np.array([-0.05, -0.2, -2.1, -9.3], "<f4"),
+        "entropy": np.array([0.0625, 1.0, 2.0, 4.0], "<f2"),
+        "clipped": np.array([0, 1, 0, 0], "u1"),
     }
     return {
         "step": step, "task_id": f"sums/0/{ordinal}", "ordinal": ordinal, "rollout": rollout, "turn": 0,

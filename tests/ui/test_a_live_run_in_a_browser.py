@@ -80,5 +80,14 @@ def test_the_page_follows_a_run_and_shows_it_when_it_has_ended(run: ForkedRun, w
     watched.page.locator("tbody a").first.click()
     watched.page.locator("tbody a").first.click()
     assert watched.page.locator(".block span").count() > 0
+    watched.page.get_by_role("link", name="ratio", exact=True).click()
+    watched.page.wait_for_url("**by=ratio")
+    assert watched.page.locator(".block .s2").count() > 0
+    assert watched.page.locator(".block .unknown").count() == 0
+    kept = [
+        json.loads(line)["arrays"] for line in (run.job / "buffer/experience_buffer.jsonl").read_text().splitlines()
+    ]
+    assert all({"new_logprobs", "entropy", "clipped"} <= arrays.keys() for arrays in kept), "each trained token"
+    assert not any("proximal_logprobs" in arrays for arrays in kept), "a step is one update"
     assert watched.wrong == []
     ui.kill()

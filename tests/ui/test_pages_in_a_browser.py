@@ -92,7 +92,7 @@ def test_every_page_fits_and_can_be_read(scheme: str, pages: Any) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path
             contrast, text = page.evaluate(CONTRAST)
             assert contrast >= 4.5, f"{path}: {contrast:.2f} at {text}"
-        for colouring in ("version", "advantage", "mask"):
+        for colouring in ("version", "advantage", "mask", "ratio", "gap", "entropy"):
             contrast, text = watched.open(f"/run/job/step/2/sample/1?by={colouring}").evaluate(CONTRAST)
             assert contrast >= 4.5, f"{colouring}: {contrast:.2f} at {text}"
         paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
@@ -181,6 +181,12 @@ def test_colours_of_tokens_follow_the_choice(pages: Any) -> None:
     page.get_by_role("link", name="log-probability", exact=True).click()
     page.wait_for_url("**by=logprob")
     assert len(set(page.evaluate(colours))) == 4
+    for name, link in (("gap", "trainer − engine"), ("entropy", "entropy"), ("ratio", "ratio")):
+        page.get_by_role("link", name=link, exact=True).click()
+        page.wait_for_url(f"**by={name}")
+        assert len(set(page.evaluate(colours))) == 4, name
+    lines = "[...document.querySelectorAll('.block span')].map((one) => getComputedStyle(one).textDecorationLine)"
+    assert page.evaluate(lines) == ["none", "underline", "none", "none"], "the clipped one"
     assert watched.wrong == []
 
 

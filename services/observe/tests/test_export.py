@@ -56,6 +56,9 @@ def test_the_files_hold_what_the_run_holds(stage: JobStage, tmp_path: Path) -> N
     assert sample["token_ids"] == [1, 2, 10, 11, 12, 13]
     assert sample["mask"] == [1, 1, 1, 0]
     assert sample["logprobs"] == pytest.approx([-0.05, -0.5, -2.0, -9.0])
+    assert sample["new_logprobs"] == pytest.approx([-0.05, -0.2, -2.1, -9.3])
+    assert (sample["entropy"], sample["clipped"]) == ([0.0625, 1.0, 2.0, 4.0], [0, 1, 0, 0])
+    assert sample["proximal_logprobs"] is None, "not zero: the step made one update"
     waited = [row["value"] for row in rows(folder, "metrics") if row["name"] == "time/wait"]
     assert waited == [2.0] * STEPS
     assert list(tmp_path.glob(".trinity-export-*")) == []
@@ -112,9 +115,8 @@ def test_the_documented_questions_are_answered(
         duckdb.sql(question).fetchall()
         for question in re.findall(r"```sql\n(.*?)```", (repository / "docs/export.md").read_text(), re.DOTALL)
     ]
-    staleness, same, lengths, times, doubled = answers
+    staleness, same, times, doubled = answers
     assert staleness == [(0, STEPS * GROUPS, 0.5)]
     assert same == []
-    assert len(lengths) == STEPS
     assert times == [("time/wait", 2.0), ("time/step", 1.0)]
     assert doubled == []

@@ -1,5 +1,6 @@
 """The pages over HTTP: what they show of a job folder and a ledger, and whom they refuse."""
 
+import base64
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
@@ -30,6 +32,7 @@ from trinity.observe.source import Source
 pytestmark = pytest.mark.core
 
 KEY = "the-key"
+CLASSES = re.compile(r'<span class="([^"]*)" title="token')
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J\u202e&quot;"
 
 
@@ -87,8 +90,14 @@ def test_from_the_list_of_runs_to_a_token(browse: Callable[..., Browser]) -> Non
     sample = browser.get("/step/2/sample/1?by=mask")
     shown = re.findall(r'<span class="([^"]*)" title="([^"]*)">', sample)
     assert len(shown) == 4
-    assert shown[0] == ("v1 l0 up1", "token 0: id 10, weights 1, log-probability -0.050")
-    assert shown[3] == ("v2 l4 masked", "token 3: id 13, weights 2, log-probability -9.000, not trained")
+    step = "ratio 1, trainer - engine 0, entropy 0.0625"
+    assert shown[0] == ("", f"token 0: id 10, weights 1, log-probability -0.05, {step}")
+    assert shown[3][0] == "masked"
+    assert shown[3][1].startswith("token 3: id 13, weights 2, log-probability -9, ")
+    assert shown[3][1].endswith(", not trained")
+    assert CLASSES.findall(browser.get("/step/2/sample/1?by=version")) == ["v1", "v1", "v2", "v2"]
+    assert CLASSES.findall(browser.get("/step/2/sample/1?by=advantage")) == ["up1", "up1", "up1", "masked"]
+    assert CLASSES.findall(browser.get("/step/2/sample/1?by=logprob")) == ["s4", "s3", "s2", "s0"]
     assert re.search(r"trinity view --step 2 --index 1 --job \S+/job<", sample)
 
 
@@ -274,6 +283,44 @@ def test_a_long_response_comes_in_parts(browse: Callable[..., Browser], monkeypa
     assert re.findall(r'title="token (\d)', rest) == ["3"]
     assert "hx-get" not in rest
     assert "title=" not in browser.get("/step/2/sample/1/tokens/99")
+
+
+def test_tokens_show_what_the_step_had_of_them(browse: Callable[..., Browser]) -> None:
+    browser = browse(ledger())
+    shades = {by: CLASSES.findall(browser.get(f"/step/2/sample/1?by={by}")) for by in ("ratio", "gap", "entropy")}
+    assert shades == {
+        "ratio": ["s2", "clipped s4", "s1", "s0"],
+        "gap": ["s2", "s4", "s1", "s0"],
+        "entropy": ["s0", "s2", "s3", "s4"],
+    }
+    page = browser.get("/step/2/sample/1?by=ratio")
+    said = "log-probability -0.5, ratio 1.35, trainer - engine 0.3, entropy 1, clipped"
+    assert f"token 1: id 11, weights 1, {said}" in page
+    assert page.count(", clipped") == 1
+    assert "not recorded" not in page
+
+
+def test_values_that_were_not_recorded_are_no_zeros(browse: Callable[..., Browser]) -> None:
+    def change(row: dict[str, Any]) -> None:
+        for name in ("new_logprobs", "entropy", "clipped")[row["rollout"] * 2 :]:
+            del row["arrays"][name]
+
+    browser = browse(ledger(), change)
+    for by in ("ratio", "gap", "entropy"):
+        page = browser.get(f"/step/2/sample/0?by={by}")
+        assert CLASSES.findall(page) == ["unknown"] * 4
+        assert "<b>not recorded</b>: buffer.save_token_values was off" in page
+        assert page.count("ratio and entropy not recorded") == 4
+    page = browser.get("/step/2/sample/1?by=ratio")
+    assert "the loss clips nothing" in page
+    assert "clipped" not in " ".join(CLASSES.findall(page))
+
+
+def test_the_gap_is_of_the_weights_that_the_step_began_with(browse: Callable[..., Browser]) -> None:
+    began = base64.b64encode(np.array([-0.05, -0.5, -2.0, -8.95], "<f4").tobytes()).decode()
+    browser = browse(ledger(), lambda row: row["arrays"].update(proximal_logprobs=began))
+    assert CLASSES.findall(browser.get("/step/2/sample/1?by=gap")) == ["s2", "s2", "s2", "s3"]
+    assert CLASSES.findall(browser.get("/step/2/sample/1?by=ratio")) == ["s2", "clipped s4", "s1", "s0"]
 
 
 def test_the_box_goes_to_a_step(browse: Callable[..., Browser]) -> None:

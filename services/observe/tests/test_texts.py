@@ -27,11 +27,12 @@ CHINESE = texts.catalogue("zh")
 STATES = {"live", "stopped", "finished", "unknown", "trained", "dropped", "dead", "requeued", "waiting", "outstanding"}
 FATES = {"recomputed", "skipped", "duplicate", "failed", "dead_letter", "evaluated", "aborted", "publishing", "saving",
          "starting", "restarting", "idle", "other"}  # fmt: skip
-OTHERS = {"overview", "versions", "fleet", "waste", "dead letters", "compare", "version", "advantage", "mask", "Reward",
-          "Loss"}  # fmt: skip
+OTHERS = {"overview", "versions", "fleet", "waste", "dead letters", "compare", "version", "advantage", "mask", "ratio",
+          "entropy", "Reward", "Loss"}  # fmt: skip
 PAGES = ("", "/versions", "/fleet", "/waste?price=2", "/dead", "/dead/7", "/compare", "/compare/two", "/step/4",
          "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0", "/step/4/sample/0?by=advantage",
-         "/step/4/sample/0?by=mask", "/step/4/sample/0?by=logprob", "/step/4/sample/0/trace", "/task/15", "/task/7",
+         "/step/4/sample/0?by=mask", "/step/4/sample/0?by=logprob", "/step/4/sample/0?by=ratio",
+         "/step/4/sample/0/trace", "/task/15", "/task/7",
          "/task/99")  # fmt: skip
 # Words of the recorded run in cells of tables: a metric, and what of a sample was cut.
 RECORDED = {"reward", "response"}

@@ -34,13 +34,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trinity.cli.commands.view import versions
 from trinity.cli.errors import RunError
 from trinity.cli.render import age_text, error_text, size_text, visible, when
-from trinity.observe import compare, history, journeys, letters, pictures, screens, texts, waste
+from trinity.observe import compare, history, journeys, letters, pictures, screens, texts, tokens, waste
 from trinity.observe.places import Places
 from trinity.observe.source import UNREADABLE
 from trinity.runtime.settings import LOOPBACK
 
 _HERE = Path(__file__).parent
-_COLOURINGS = ("version", "advantage", "mask", "logprob")
 _LANGUAGE_KEY, _LANGUAGE_COOKIE, _YEAR_SECONDS = "lang", "trinity_ui_language", 365 * 86400
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -132,7 +131,8 @@ class Pages:
         return await self.of_run(request, "group.html", screens.group, "step", "ordinal")
 
     async def sample(self, request: Request) -> Response:
-        return await self.of_run(request, "sample.html", screens.sample, "step", "index")
+        screen = partial(screens.sample, by=_colouring(request))
+        return await self.of_run(request, "sample.html", screen, "step", "index")
 
     async def picture(self, request: Request) -> Response:
         """The file of a sample's picture. 404 with the reason where there is none."""
@@ -160,7 +160,8 @@ class Pages:
 
     async def tokens(self, request: Request) -> Response:
         """More tokens of a sample, which its page asks for as one scrolls."""
-        return await self.of_run(request, "tokens.html", screens.sample_tokens, "step", "index", "first")
+        screen = partial(screens.sample_tokens, by=_colouring(request))
+        return await self.of_run(request, "tokens.html", screen, "step", "index", "first")
 
     def _page(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
         """In the language that the switch, an earlier use of it, or the browser asks for."""
@@ -266,7 +267,7 @@ async def _body(request: Request) -> str:
 
 def _colouring(request: Request) -> str:
     wanted = request.query_params.get("by", "")
-    return wanted if wanted in _COLOURINGS else _COLOURINGS[0]
+    return wanted if wanted in tokens.COLOURINGS else tokens.COLOURINGS[0]
 
 
 def _environment(token: str) -> Environment:

@@ -58,16 +58,18 @@ TABLES: dict[str, dict[str, str]] = {
     },
     "metrics": {"role": "string", "step": "int64", "time": "double", "name": "string", "value": "double"},
 }  # fmt: skip
-TOKENS = {"token_ids": "list<int32>", "mask": "list<uint8>", "logprobs": "list<float>"}  # of samples, with --tokens
+# Of samples, with --tokens.
+TOKENS = {
+    "token_ids": "list<int32>", "mask": "list<uint8>", "logprobs": "list<float>", "new_logprobs": "list<float>",
+    "proximal_logprobs": "list<float>", "entropy": "list<float>", "clipped": "list<uint8>",
+}  # fmt: skip
 
 
 @command(app, "export", find_job_stage)
 def export(
     job_stage: JobStage,
     parquet: Annotated[Path, typer.Option("--parquet", help="Folder to write; it must be empty or not there")],
-    tokens: Annotated[
-        bool, typer.Option("--tokens", help="Token ids, mask and log-probabilities of samples too")
-    ] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also what is known of each token of samples")] = False,
 ) -> str:
     """Write ledger, experiences and metrics of a run as Parquet files."""
     if parquet.exists() and (not parquet.is_dir() or any(parquet.iterdir())):

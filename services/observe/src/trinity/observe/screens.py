@@ -272,7 +272,7 @@ async def group(source: Source, number: int, ordinal: int) -> Facts:
     }
 
 
-async def sample(source: Source, number: int, index: int) -> Facts:
+async def sample(source: Source, number: int, index: int, by: str) -> Facts:
     """One experience: its prompt, its response by tokens, its fields. RunError if there is none of that number."""
     rows = await source.rows(number)
     row = experience(rows, number, index)
@@ -285,12 +285,17 @@ async def sample(source: Source, number: int, index: int) -> Facts:
         "versions": sorted({span[0] for span in row.get("versions") or []}),
         "turns": _turns(rows, row),
         "command": f"trinity view --step {number} --index {index} {source.option_of_view}",
-        **await sample_tokens(source, number, index, 0),
+        "colourings": tokens.COLOURINGS,
+        "recorded": tokens.recorded(row),
+        **await sample_tokens(source, number, index, 0, by),
     }
 
 
-async def sample_tokens(source: Source, number: int, index: int, first: int) -> Facts:
-    """Some thousand tokens of a response, from the one at `first` on. RunError if there is no such experience."""
+async def sample_tokens(source: Source, number: int, index: int, first: int, by: str) -> Facts:
+    """Some thousand tokens of a response, from the one at `first` on, coloured by this of tokens.COLOURINGS.
+
+    RunError if there is no such experience.
+    """
     row = experience(await source.rows(number), number, index)
     problems: list[str] = []
     blocks: list[list[tokens.Token]] = []
@@ -299,7 +304,7 @@ async def sample_tokens(source: Source, number: int, index: int, first: int) -> 
         tokenizer = await asyncio.to_thread(
             tokens.tokenizer_of, source.folder, source.job_stage.config.model.model_path
         )
-        blocks, following = await asyncio.to_thread(tokens.blocks, row, tokenizer, first)
+        blocks, following = await asyncio.to_thread(tokens.blocks, row, tokenizer, first, by)
     except UNREADABLE as error:
         problems.append(f"the tokens cannot be shown: {_said(error)}")
     return {"number": number, "index": index, "blocks": blocks, "following": following, "problems": problems}

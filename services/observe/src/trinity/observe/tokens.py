@@ -1,5 +1,6 @@
-"""A sample token by token: which weights sampled each, whether it is trained, and how likely it was."""
+"""A sample token by token: which weights sampled each, whether it is trained, how likely it was."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,9 +13,15 @@ from tokenizers import Tokenizer
 from trinity.cli.commands.view import arrays
 from trinity.weights.checkpoints import newest_model
 
+COLOURINGS = ("version", "advantage", "mask", "logprob", "ratio", "gap", "entropy")
 _COLOURS = 6  # of versions, in turn
-# Log-probabilities down to these, in nats, have the shades 0, 1, 2, 3; what is lower the last.
-_SHADES = (-0.1, -0.7, -2.3, -4.6)
+# Between the shades 0, 1, 2, ... of a value: of log-probabilities and entropies in nats.
+_LIMITS = {
+    "logprob": (-4.6, -2.3, -0.7, -0.1),
+    "ratio": (0.8, 0.95, 1.05, 1.25),
+    "gap": (-0.1, -0.01, 0.01, 0.1),
+    "entropy": (0.1, 0.7, 1.5, 3.0),
+}
 _BLOCK = 64  # tokens that a browser lays out together
 _FIRST = 2048  # tokens that a page has before one scrolls on
 _AT_ONCE = 512  # tokens that a browser asks for together: of more, it drops frames while one scrolls
@@ -22,55 +29,98 @@ _AT_ONCE = 512  # tokens that a browser asks for together: of more, it drops fra
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a response. `version` and `logprob` are None where they are not recorded."""
+    """One token of a response; None is not recorded. `values` by their names in _LIMITS: logprob under the weights that
+    sampled; of the trainer's step ratio, gap and entropy (`_values`). clipped: by the policy loss."""
 
     text: str
     token_id: int
     place: int
     version: int | None
     is_trained: bool
-    logprob: float | None
+    values: dict[str, float]
+    clipped: bool
     css: str
 
     @property
     def about(self) -> str:
         """For the pointer."""
         version = "" if self.version is None else f", weights {self.version}"
-        logprob = "" if self.logprob is None else f", log-probability {self.logprob:.3f}"
+        known = "".join(f", {_ABOUT[name]} {value:.4g}" for name, value in self.values.items())
+        step = "" if "ratio" in self.values else ", ratio and entropy not recorded"
         trained = "" if self.is_trained else ", not trained"
-        return f"token {self.place}: id {self.token_id}{version}{logprob}{trained}"
+        return f"token {self.place}: id {self.token_id}{version}{known}{', clipped' * self.clipped}{step}{trained}"
 
 
-def blocks(row: dict[str, Any], tokenizer: Tokenizer | None, first: int) -> tuple[list[list[Token]], int]:
+_ABOUT = {"logprob": "log-probability", "ratio": "ratio", "gap": "trainer - engine", "entropy": "entropy"}
+
+
+def recorded(row: dict[str, Any]) -> frozenset[str]:
+    """What the trainer recorded of the row's tokens: values of _LIMITS, and "clipped" if its loss has a clip."""
+    kept = row.get("arrays") or {}
+    return frozenset(name for name, array in _RECORDED.items() if array in kept)
+
+
+_RECORDED = {"logprob": "logprobs", "ratio": "new_logprobs", "gap": "new_logprobs", "entropy": "entropy",
+             "clipped": "clipped"}  # fmt: skip
+
+
+def blocks(row: dict[str, Any], tokenizer: Tokenizer | None, first: int, by: str) -> tuple[list[list[Token]], int]:
     """The response's tokens from `first` on in blocks, and the next first; 0 behind the last.
 
-    Empty for a row without arrays. ValueError for arrays that are damaged.
+    `by`: of COLOURINGS. Empty for a row without arrays. ValueError for arrays that are damaged.
     """
     kept = arrays(row)
     if "token_ids" not in kept:
         return [], 0
     ids = kept["token_ids"][row["prompt_tokens"] :]
     end = first + (_AT_ONCE if first else _FIRST)
-    found = list(_tokens(row, kept, ids, range(first, min(end, len(ids))), tokenizer))
+    found = list(_tokens(row, kept, ids, range(first, min(end, len(ids))), tokenizer, by))
     parts = [found[begin : begin + _BLOCK] for begin in range(0, len(found), _BLOCK)]
     return parts, end if end < len(ids) else 0
 
 
 def _tokens(
-    row: dict[str, Any], kept: dict[str, np.ndarray], ids: np.ndarray, places: range, tokenizer: Tokenizer | None
+    row: dict[str, Any],
+    kept: dict[str, np.ndarray],
+    ids: np.ndarray,
+    places: range,
+    tokenizer: Tokenizer | None,
+    by: str,
 ) -> Iterator[Token]:
     nothing = np.array([])
-    mask, logprobs = kept.get("mask", nothing), kept.get("logprobs", nothing)
+    mask, clipped, known = kept.get("mask", nothing), kept.get("clipped", nothing), _values(kept)
     versions = _versions(row.get("versions") or [], places)
     advantage = _sign(row.get("advantage"))
     for place in places:
         token_id, version = int(ids[place]), versions.get(place)
         is_trained = place >= len(mask) or bool(mask[place])
-        logprob = float(logprobs[place]) if place < len(logprobs) else None
-        css = [f"v{version % _COLOURS}"] if version is not None else []
-        css += [f"l{_shade(logprob)}"] if logprob is not None else []
-        css += [advantage] if is_trained else ["masked"]
-        yield Token(_text(tokenizer, token_id), token_id, place, version, is_trained, logprob, " ".join(css))
+        is_clipped = place < len(clipped) and bool(clipped[place])
+        values = {name: float(array[place]) for name, array in known.items() if place < len(array)}
+        css = ["clipped"] if is_clipped and by == "ratio" else []
+        if by in _LIMITS:
+            css.append(f"s{bisect_right(_LIMITS[by], values[by])}" if by in values else "unknown")
+        elif by == "version":
+            css += [f"v{version % _COLOURS}"] if version is not None else []
+        elif not is_trained:
+            css.append("masked")
+        elif by == "advantage":
+            css.append(advantage)
+        text = _text(tokenizer, token_id)
+        yield Token(text, token_id, place, version, is_trained, values, is_clipped, " ".join(css))
+
+
+def _values(kept: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Of each response token, float64 [R], by their names in _LIMITS; those that are recorded.
+
+    ratio: of the token's probabilities under the weights of the step's last update and under those that sampled it.
+    gap: the trainer's log-probability as the step began - the engine's.
+    """
+    found = {name: kept[array].astype(float) for name, array in (("logprob", "logprobs"),) if array in kept}
+    if "logprobs" in kept and "new_logprobs" in kept:
+        engine, new = found["logprob"], kept["new_logprobs"].astype(float)
+        found["ratio"] = np.exp(np.clip(new - engine, -700, 700))
+        found["gap"] = kept.get("proximal_logprobs", new) - engine
+    return found | {name: kept[name].astype(float) for name in ("entropy",) if name in kept}
 
 
 def _versions(spans: list[list[int]], places: range) -> dict[int, int]:
@@ -84,10 +134,6 @@ def _sign(advantage: Any) -> str:
         return "a0"
     strong = "2" if abs(advantage) >= 1 else "1"
     return ("up" if advantage > 0 else "down") + strong
-
-
-def _shade(logprob: float) -> int:
-    return next((shade for shade, limit in enumerate(_SHADES) if logprob >= limit), len(_SHADES))
 
 
 def _text(tokenizer: Tokenizer | None, token_id: int) -> str:
