@@ -5,7 +5,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -208,11 +208,7 @@ def version_of(number: int, text: str) -> dict[str, Any]:
 
 def serve_versions(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Have every stage answer with one version, as if it were live; `text` as in `version_of`."""
-    row = wire.Version(
-        version=1, step=1, state="REJECTED", explorers=1, size_bytes=1 << 20, delta_bytes=1 << 10, base_version=0,
-        transports=[text], canary=True, canary_max_error=1e-5, pinned=True, made_at_seconds=1.7e9, reason=text,
-        judged=True,
-    )  # fmt: skip
+    row = _version_row(text)
 
     async def versions(asked: source.Source) -> list[wire.Version]:
         return [row]
@@ -222,6 +218,47 @@ def serve_versions(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
     monkeypatch.setattr(source.Source, "versions", versions)
     monkeypatch.setattr(source.Source, "version", version)
+
+
+def _version_row(text: str) -> wire.Version:
+    return wire.Version(
+        version=1, step=1, state="REJECTED", explorers=1, size_bytes=1 << 20, delta_bytes=1 << 10, base_version=0,
+        transports=[text], canary=True, canary_max_error=1e-5, pinned=True, made_at_seconds=1.7e9, reason=text,
+        judged=True,
+    )  # fmt: skip
+
+
+@dataclass
+class FakeSync:
+    """Answers as `trinity.cli.commands.client.Sync` does: version 1 alone, which it pins."""
+
+    pinned: bool = False
+    asked: list[tuple[str, int, bool]] = field(default_factory=list)  # as which role
+
+    def identify(self, job: Path | None, role: str) -> None:
+        self.role = str(role)
+
+    async def pin(self, number: int, pinned: bool) -> None:
+        if number != 1:
+            raise RunError(f"version: there is no version {number}")
+        self.asked.append((self.role, number, pinned))
+        self.pinned = pinned
+
+    async def versions(self, limit: int) -> list[wire.Version]:
+        return [replace(_version_row("sound"), pinned=self.pinned)]
+
+
+def serve_sync(monkeypatch: pytest.MonkeyPatch) -> FakeSync:
+    """Have every stage's versions answered by a FakeSync, as if it were live."""
+    sync = FakeSync()
+
+    @contextlib.asynccontextmanager
+    async def answered(job_stage: JobStage) -> AsyncIterator[FakeSync]:
+        yield sync
+
+    monkeypatch.setattr(source, "live_sync", answered)
+    monkeypatch.setattr(source.jobs, "identify", sync.identify)
+    return sync
 
 
 def serve_status(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any] | None) -> None:
@@ -241,6 +278,7 @@ def write_versions(job: Path, reason: str) -> None:
         {"event": "sync.version.staged", "version": 2, "step": 2, "time": "2026-11-24T01:12:18Z"},
         {"event": "sync.version.rejected", "version": 2, "reason": reason, "time": "2026-11-24T01:12:19Z"},
         {"event": "sync.run.rolled_back", "version": 3, "reason": reason, "time": "2026-11-24T01:12:20Z"},
+        {"event": "sync.version.pinned", "version": 1, "by": reason, "time": "2026-11-24T01:12:21Z"},
     ]
     write(job / "log/sync.log", *(json.dumps(line) + "\n" for line in lines))
 

@@ -45,7 +45,7 @@ class Ui:
     """`trinity ui` on a run's YAML."""
 
     def __init__(self, run: ForkedRun) -> None:
-        command = [sys.executable, "-m", "trinity.cli.main", "ui", "--config", str(run.config)]
+        command = [sys.executable, "-m", "trinity.cli.main", "ui", "--writes", "--config", str(run.config)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=run.environment)
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
@@ -66,6 +66,11 @@ def test_the_page_follows_a_run_and_shows_it_when_it_has_ended(run: ForkedRun, w
         expect(watched.page.get_by_role("heading", name="Explorers")).to_be_visible()
         before = watched.page.locator(".tile b").first.inner_text()
         expect(watched.page.locator(".tile b").first).not_to_have_text(before, timeout=60_000)
+        watched.page.get_by_role("link", name="versions", exact=True).click()
+        first = watched.page.locator("tr", has=watched.page.get_by_role("link", name="0", exact=True))
+        for button, beside in (("pin", "by operator"), ("unpin", "pin")):
+            first.get_by_role("button", name=button, exact=True).click()
+            expect(first).to_contain_text(beside)
         assert watched.wrong == []
         ui.kill()
     assert aside(run.finish, 200) == 0, run.tail()

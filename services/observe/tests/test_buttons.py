@@ -1,4 +1,4 @@
-"""Buttons that retry and drop dead letters: there only when asked for, and only for the process's own pages."""
+"""Buttons that change dead letters and pins: there only when asked for, and only for the process's own pages."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from support.observe import dead_letter, ledger, make_job, serve_ledger
+from support.observe import dead_letter, ledger, make_job, serve_ledger, serve_sync, write_versions
 from trinity.observe.app import make_app
 from trinity.observe.places import Places
 
@@ -84,6 +84,39 @@ def test_without_the_key_the_token_is_of_no_use(client: TestClient) -> None:
     given = form(client, PAGE, "drop")
     client.cookies.clear()
     assert client.post(f"{PAGE}/drop", data=given).status_code == 403
+
+
+def test_a_version_is_pinned_and_unpinned_as_the_operator(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = serve_sync(monkeypatch)
+    write_versions(tmp_path / "job", "alice")
+    for what, pinned in (("pin", True), ("unpin", False)):
+        page = client.get("/run/job/versions").text
+        assert ("by alice" in page) is not pinned, "the log says alice, but it counts while the version is pinned"
+        (token,) = re.findall(
+            f'action="/run/job/versions/1/{what}"><input type="hidden" name="token" value="([^"]+)"', page
+        )
+        refused = client.post(f"/run/job/versions/1/{what}", data={"token": token[:-1]})
+        assert (refused.status_code, "load the page again" in refused.text) == (400, True)
+        done = client.post(f"/run/job/versions/1/{what}", data={"token": token}, follow_redirects=False)
+        assert (done.status_code, done.headers["location"]) == (303, "/run/job/versions")
+        assert sync.asked[-1:] == [("operator", 1, pinned)]
+    assert len(sync.asked) == 2
+    assert client.post("/run/job/versions/7/pin", data={"token": token}).status_code == 404
+    assert client.post("/run/none/versions/1/pin", data={"token": token}).status_code == 404
+    assert client.post("/run/job/versions/1/delete", data={"token": token}).status_code == 404
+    assert len(sync.asked) == 2
+
+
+@pytest.mark.parametrize("client", [False], indirect=True)
+def test_a_reader_pins_nothing(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = serve_sync(monkeypatch)
+    page = client.get("/run/job/versions").text
+    assert "filter versions" in page
+    assert "method" not in page
+    assert client.post("/run/job/versions/1/pin", data={"token": ""}).status_code in (404, 405)
+    assert (sync.role, sync.asked) == ("reader", [])
 
 
 @pytest.mark.parametrize("client", [False], indirect=True)

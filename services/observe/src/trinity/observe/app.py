@@ -1,5 +1,5 @@
-"""The pages over HTTP. They change nothing, except dead letters where that is asked for, and run nothing that a run
-wrote.
+"""The pages over HTTP. They change nothing, except dead letters and pins where that is asked for, and run nothing that
+a run wrote.
 
 Text reaches the page escaped (Jinja2) and without control characters (`visible`). The policy in every answer lets the
 browser take scripts and styles from here alone, none of them inline. Who has not opened the address that `trinity ui`
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -36,7 +36,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.render import age_text, error_text, size_text, visible, when
 from trinity.observe import compare, history, journeys, letters, pictures, screens, texts, tokens, waste
 from trinity.observe.places import Places
-from trinity.observe.source import UNREADABLE
+from trinity.observe.source import UNREADABLE, Source
 from trinity.runtime.settings import LOOPBACK
 
 _HERE = Path(__file__).parent
@@ -102,20 +102,35 @@ class Pages:
         """Feed tasks of dead letters again, or drop the letters; then to the page of those that are left."""
         key, status = request.path_params["key"], 400
         try:
-            ordinals = letters.asked(await _body(request), self.token)
+            ordinals = letters.asked(await _form(request, self.token))
             status = 404
-            if (source := self.places.get(key)) is None:
-                raise RunError(f"no run {key} is known here")
-            await letters.change(source, request.path_params["what"], ordinals)
+            await letters.change(self._source(key), request.path_params["what"], ordinals)
         except UNREADABLE as error:
             return self._page(request, "problem.html", {"problem": str(error)}, status)
         return RedirectResponse(f"/run/{quote(key, safe='~')}/dead", 303)
+
+    async def pin(self, request: Request) -> Response:
+        """Pin a version, or unpin it; then to the page of versions."""
+        key, status = request.path_params["key"], 400
+        try:
+            await _form(request, self.token)
+            status = 404
+            await self._source(key).pin(request.path_params["number"], request.path_params["what"] == "pin")
+        except UNREADABLE as error:
+            return self._page(request, "problem.html", {"problem": str(error)}, status)
+        return RedirectResponse(f"/run/{quote(key, safe='~')}/versions", 303)
+
+    def _source(self, key: str) -> Source:
+        """RunError if there is none."""
+        if (source := self.places.get(key)) is None:
+            raise RunError(f"no run {key} is known here")
+        return source
 
     async def versions(self, request: Request) -> Response:
         return await self.of_run(request, "versions.html", history.versions)
 
     async def version(self, request: Request) -> Response:
-        return await self.of_run(request, "version.html", screens.version, "number")
+        return await self.of_run(request, "version.html", history.version, "number")
 
     async def fleet(self, request: Request) -> Response:
         return await self.of_run(request, "fleet.html", history.fleet)
@@ -185,7 +200,7 @@ class Pages:
 def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool = False) -> Starlette:
     """The application. `key`: what the first address must have as ?key=; `cookie` holds it from then on.
 
-    writes: dead letters have buttons, which act as the run's operator.
+    writes: dead letters and versions have buttons, which act as the run's operator.
     """
     token = secrets.token_urlsafe(16) if writes else ""
     pages = Pages(places, _environment(token), token)
@@ -197,7 +212,11 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
 
     run = "/run/{key}"
     get = partial(Route, methods=["GET"])
-    forms = [Route(run + "/dead/{what:change}", pages.change, methods=["POST"])] if writes else []
+    post = partial(Route, methods=["POST"])
+    changes = [
+        post(run + "/dead/{what:change}", pages.change),
+        post(run + "/versions/{number:number}/{what:pin}", pages.pin),
+    ]
     return Starlette(
         routes=[
             get("/", pages.runs),
@@ -205,7 +224,7 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
             get(f"{run}/now", pages.refreshed),
             get(f"{run}/go", pages.go),
             get(f"{run}/dead", pages.dead),
-            *forms,
+            *(changes if writes else []),
             get(run + "/dead/{ordinal:number}", pages.letter),
             get(f"{run}/versions", pages.versions),
             get(run + "/versions/{number:number}", pages.version),
@@ -251,18 +270,32 @@ class _Change(StringConvertor):
     regex = "retry|drop"
 
 
+class _Pin(StringConvertor):
+    """What a form does with a version."""
+
+    regex = "pin|unpin"
+
+
 register_url_convertor("number", _Number())
+register_url_convertor("pin", _Pin())
 register_url_convertor("change", _Change())
 
 
-async def _body(request: Request) -> str:
-    """A form's, as the browser sends it. RunError if it is longer than any of ours."""
+async def _form(request: Request, token: str) -> dict[str, str]:
+    """The fields of a form. RunError unless it is one of this process's own pages, or if it is longer than these."""
     found = b""
     async for part in request.stream():
         found += part
         if len(found) > _LONGEST_FORM:
             raise RunError(f"the form has more than {_LONGEST_FORM} bytes")
-    return found.decode("ascii", "replace")
+    try:
+        parsed = parse_qs(found.decode("ascii", "replace"), max_num_fields=8)
+    except ValueError:
+        parsed = {}
+    fields = {name: values[0] for name, values in parsed.items()}
+    if not token or not hmac.compare_digest(fields.get("token", "").encode(), token.encode()):
+        raise RunError("the form is of no page of this process; load the page again")
+    return fields
 
 
 def _colouring(request: Request) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from trinity.cli import series
 from trinity.cli.accounts import lives
 from trinity.cli.commands.log_entry import Entry
+from trinity.cli.commands.wire import waiting_after
 from trinity.cli.errors import RunError
 from trinity.observe import charts, journeys, screens
 from trinity.observe.charts import Span
@@ -20,6 +21,7 @@ from trinity.observe.source import UNREADABLE, Source
 Facts = dict[str, Any]
 
 _STAGED, _REJECTED, _ROLLED_BACK = "sync.version.staged", "sync.version.rejected", "sync.run.rolled_back"
+_PINS = ("sync.version.pinned", "sync.version.unpinned")
 _OF_VERSIONS = (_STAGED, _REJECTED, journeys.LIVE, journeys.LOADED)
 _MOST_VERSIONS = 200
 _MOST_STEPS = 200
@@ -78,7 +80,7 @@ async def versions(source: Source) -> Facts:
 
 
 def _versions(folder: Path | None) -> Facts:
-    entries = journeys.log_events(folder, (*_OF_VERSIONS, _ROLLED_BACK))
+    entries = journeys.log_events(folder, (*_OF_VERSIONS, _ROLLED_BACK, *_PINS))
     found: dict[int, _Past] = {}
     for one in entries:
         number = one.fields.get("version")
@@ -92,8 +94,48 @@ def _versions(folder: Path | None) -> Facts:
     whole = [span for _, spans in rows for span in spans]
     return {
         "pasts": [(past, charts.lane(spans, whole)) for past, spans in rows],
+        "pinned_by": _pinned_by(entries),
         "rollbacks": [(one.order(), one.fields) for one in entries if one.fields["event"] == _ROLLED_BACK],
         "seconds": charts.duration(whole),
+    }
+
+
+def _pinned_by(entries: Sequence[Entry]) -> dict[int, str]:
+    """Who pinned which version last, as far as the logs say: the name of a certificate, or a role."""
+    found: dict[int, str] = {}
+    for one in entries:
+        number = one.fields.get("version")
+        if isinstance(number, int) and one.fields["event"] in _PINS:
+            found[number] = str(one.fields.get("by", "")) if one.fields["event"] == _PINS[0] else ""
+    return found
+
+
+async def version(source: Source, number: int) -> Facts:
+    """One version: its transports and its canary, and what a rollback to it would withdraw."""
+    found, problems = await source.version(number), list[str]()
+    pins = await asyncio.to_thread(journeys.log_events, source.folder, _PINS)
+    return {
+        "number": number,
+        "version": found,
+        "pinned_by": _pinned_by(pins).get(number),
+        "rollback": await _rollback(source, number, problems) if found["state"] == "RETIRED" else None,
+        "problems": problems,
+        "command": f"trinity weights show {number} {source.option}",
+    }
+
+
+async def _rollback(source: Source, number: int, problems: list[str]) -> Facts | None:
+    """Versions and steps that a rollback withdraws, and groups that its fence drops. None if there are no such
+    versions."""
+    newer = [one for one in await source.versions() if one.version > number and one.state != "REJECTED"]
+    if not newer:
+        return None
+    counts = await screens.or_none(source.counts(), problems)
+    return {
+        "versions": [one.version for one in reversed(newer)],
+        "steps": max(one.step for one in newer),
+        "groups": waiting_after(counts, number) if counts is not None else None,
+        "command": f"trinity weights rollback {number} {source.option}",
     }
 
 

@@ -1,12 +1,10 @@
 """Tasks that died, and attempts that failed. Dead letters are retried and dropped here, which are the only writes."""
 
 import asyncio
-import hmac
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qs
 
 from trinity.cli.commands.wire import Letter
 from trinity.cli.errors import RunError
@@ -39,14 +37,8 @@ async def dead(source: Source) -> Facts:
     }
 
 
-def asked(form: str, token: str) -> list[int]:
-    """The ordinals of a form. RunError unless it is one of this process's own pages."""
-    try:
-        fields = {name: values[0] for name, values in parse_qs(form, max_num_fields=8).items()}
-    except ValueError:
-        fields = {}
-    if not token or not hmac.compare_digest(fields.get("token", "").encode(), token.encode()):
-        raise RunError("the form is of no page of this process; load the page again")
+def asked(fields: Mapping[str, str]) -> list[int]:
+    """The ordinals of a form. RunError if they are none."""
     ordinals = fields.get("ordinals", "").split()
     if not 1 <= len(ordinals) <= _RETRIED or not all(_ORDINAL.fullmatch(one) for one in ordinals):
         raise RunError(f"ordinals: {fields.get('ordinals', '')[:80]!r} must be 1 to {_RETRIED} ordinals of tasks")

@@ -16,7 +16,6 @@ from trinity.cli import series
 from trinity.cli.commands import results
 from trinity.cli.commands import status as status_command
 from trinity.cli.commands.alarms import Known, alarms, disk_of
-from trinity.cli.commands.wire import waiting_after
 from trinity.cli.errors import RunError
 from trinity.observe import charts, pictures, replays, tokens
 from trinity.observe.audit import count_problems
@@ -197,33 +196,6 @@ def _trained_steps(trainer: list[series.Line]) -> list[Facts]:
     names = {"reward_mean": "sample/reward_mean", "staleness_max": "sample/staleness_max"}
     newest = trainer[: -_LISTED_STEPS - 1 : -1]
     return [{"step": line["step"], **{name: line.get(key) for name, key in names.items()}} for line in newest]
-
-
-async def version(source: Source, number: int) -> Facts:
-    """One version: its transports and its canary, and what a rollback to it would withdraw."""
-    found, problems = await source.version(number), list[str]()
-    return {
-        "number": number,
-        "version": found,
-        "rollback": await _rollback(source, number, problems) if found["state"] == "RETIRED" else None,
-        "problems": problems,
-        "command": f"trinity weights show {number} {source.option}",
-    }
-
-
-async def _rollback(source: Source, number: int, problems: list[str]) -> Facts | None:
-    """Versions and steps that a rollback withdraws, and groups that its fence drops. None if there are no such
-    versions."""
-    newer = [one for one in await source.versions() if one.version > number and one.state != "REJECTED"]
-    if not newer:
-        return None
-    counts = await or_none(source.counts(), problems)
-    return {
-        "versions": [one.version for one in reversed(newer)],
-        "steps": max(one.step for one in newer),
-        "groups": waiting_after(counts, number) if counts is not None else None,
-        "command": f"trinity weights rollback {number} {source.option}",
-    }
 
 
 async def step(source: Source, number: int) -> Facts:

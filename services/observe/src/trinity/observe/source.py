@@ -145,6 +145,11 @@ class Source:
         async with self._sync() as sync:
             return await sync.versions(_MOST_VERSIONS)
 
+    async def pin(self, number: int, pinned: bool) -> None:
+        """Keep a version's files, or no longer. RunError unless the stage is live and this user is its operator."""
+        async with self._sync(Role.OPERATOR) as sync:
+            await sync.pin(number, pinned)
+
     async def version(self, number: int) -> Facts:
         """All fields of one version, and who serves it. RunError if there is none, or the stage is not live."""
         async with self._sync() as sync:
@@ -167,9 +172,9 @@ class Source:
         return found
 
     @contextlib.asynccontextmanager
-    async def _sync(self) -> AsyncIterator[Sync]:
+    async def _sync(self, role: Role = Role.READER) -> AsyncIterator[Sync]:
         async with _opening:
-            jobs.identify(self._job, Role.READER)
+            jobs.identify(self._job, role)
             async with live_sync(self.job_stage) as sync:
                 yield sync
 

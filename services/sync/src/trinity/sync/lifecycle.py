@@ -13,6 +13,7 @@ import structlog
 
 from trinity.runtime.broker import SequenceConflict
 from trinity.runtime.errors import Conflict, DataLoss, InvalidInput, NotFound
+from trinity.runtime.trust.identity import calling
 from trinity.sync.claims import Claims
 from trinity.sync.store import records
 from trinity.sync.store.manifests import Manifests, digest_of
@@ -204,7 +205,9 @@ def _say(event: Event, record: Record, before: Live) -> None:
         case RollBack(reason=reason):
             log.warning("sync.run.rolled_back", version=version, withdrawn_to=before.newest_version, reason=reason)
         case Pin(pinned):
-            log.info("sync.version.pinned" if pinned else "sync.version.unpinned", version=version)
+            caller = calling.get()
+            by = {} if caller is None else {"by": caller.name or str(caller.role)}
+            log.info("sync.version.pinned" if pinned else "sync.version.unpinned", version=version, **by)
 
 
 async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> tuple[Record, InvalidInput | None]:
