@@ -34,7 +34,7 @@ FRAMES = """async () => {
     const now = await new Promise(requestAnimationFrame);
     found.push(now - before);
     before = now;
-    const isWhole = !document.querySelector("main [hx-get]");
+    const isWhole = !document.querySelector("main [data-more]");
     const isEnd = isWhole && window.innerHeight + window.scrollY >= document.documentElement.scrollHeight - 2;
     still = isEnd ? still + 1 : 0;
   }

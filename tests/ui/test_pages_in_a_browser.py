@@ -1,13 +1,16 @@
 """Every page in a browser: nothing that a run wrote is run, it fits a phone, keys move, colours can be read."""
 
+import base64
 import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.alarms import STATUS
@@ -22,6 +25,8 @@ from support.observe import (
     write_account,
     write_versions,
 )
+from trinity.cli.errors import RunError
+from trinity.observe import screens
 from trinity.observe.recorded import DEMO
 
 pytestmark = pytest.mark.extended
@@ -188,6 +193,36 @@ def test_colours_of_tokens_follow_the_choice(pages: Any) -> None:
     lines = "[...document.querySelectorAll('.block span')].map((one) => getComputedStyle(one).textDecorationLine)"
     assert page.evaluate(lines) == ["none", "underline", "none", "none"], "the clipped one"
     assert watched.wrong == []
+
+
+def test_a_long_response_comes_as_one_scrolls_and_after_a_failure(pages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, failed, shown = 6000, [True], screens.sample_tokens
+
+    async def once_failing(*given: Any, **how: Any) -> dict[str, Any]:
+        if given[3] and failed:
+            failed.pop()
+            raise RunError("not now")
+        return await shown(*given, **how)
+
+    def change(row: dict[str, Any]) -> None:
+        ids = np.arange(2, count + 4, dtype="<i4")
+        row |= {"arrays": {"token_ids": base64.b64encode(ids.tobytes()).decode()}, "response_tokens": count}
+
+    monkeypatch.setattr(screens, "sample_tokens", once_failing)
+    watched = pages(change=change)
+    page = watched.open("/run/job/step/2/sample/1?by=logprob")
+    tokens = page.locator(".block span")
+    assert tokens.count() == 2048, "further ones are asked for when one scrolls to them"
+    deadline = time.monotonic() + 30
+    while page.locator("[data-more]").count():
+        assert time.monotonic() < deadline
+        page.evaluate("window.scrollBy(0, 5000)")
+        page.wait_for_timeout(50)
+    assert tokens.count() == count
+    titles = page.evaluate("[...document.querySelectorAll('.block span')].map((one) => parseInt(one.title.slice(6)))")
+    assert titles == list(range(count)), "each once, in order"
+    assert failed == []
+    assert [said for said in watched.wrong if "404" not in said] == []
 
 
 def test_the_demo_as_a_bundle_opens_from_disk(watch: Any, tmp_path: Path) -> None:

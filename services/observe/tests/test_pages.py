@@ -277,11 +277,11 @@ def test_a_long_response_comes_in_parts(browse: Callable[..., Browser], monkeypa
     browser = browse(ledger())
     sample = browser.get("/step/2/sample/1?by=mask")
     assert len(re.findall(r'title="token \d', sample)) == 3
-    more = re.search(r'hx-get="/run/job(/step/2/sample/1/tokens/3\?by=mask)"', sample)
+    more = re.search(r'data-more="/run/job(/step/2/sample/1/tokens/3\?by=mask)"', sample)
     assert more
     rest = browser.get(more[1])
     assert re.findall(r'title="token (\d)', rest) == ["3"]
-    assert "hx-get" not in rest
+    assert "data-more" not in rest
     assert "title=" not in browser.get("/step/2/sample/1/tokens/99")
 
 

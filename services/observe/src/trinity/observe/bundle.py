@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 from starlette.types import ASGIApp, Message
 
 _LINK = re.compile(r'(?<=\s)(href|src)="([^"]*)"')
-_ASKING = re.compile(r'\shx-(get|trigger|swap)="[^"]*"|<form.*?</form>|<meta name="htmx-config"[^>]*>', re.S)
+_ASKING = re.compile(r'\s(?:hx-[a-z]+|data-more)="[^"]*"|<form.*?</form>|<meta name="htmx-config"[^>]*>', re.S)
 _PICTURE = re.compile(r"/picture/[0-9a-f]{64}\.[a-z]+$")
 _HTMX = re.compile(r'<script src="/static/htmx[^>]*></script>\n?')
 _HEAD = """<meta charset="utf-8">

@@ -22,7 +22,7 @@ _LIMITS = {
     "gap": (-0.1, -0.01, 0.01, 0.1),
     "entropy": (0.1, 0.7, 1.5, 3.0),
 }
-_BLOCK = 64  # tokens that a browser lays out together
+_BLOCK = 128  # tokens that a browser lays out together
 _FIRST = 2048  # tokens that a page has before one scrolls on
 _AT_ONCE = 512  # tokens that a browser asks for together: of more, it drops frames while one scrolls
 
