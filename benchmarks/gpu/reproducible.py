@@ -3,16 +3,22 @@
     python benchmarks/gpu/reproducible.py                a 0.5 B shape, 10 steps of 16 x 8 responses, one GPU, shared
     python benchmarks/gpu/reproducible.py --gpus 2       the explorer on the first, the trainer on the second
     python benchmarks/gpu/reproducible.py --cpu --tiny
+    python benchmarks/gpu/reproducible.py --cpu --other ../before --rounds 7 --tasks 8 --group 4 --tokens 64
 
 Random weights; rewards follow from the tokens. The runs are equal if `trinity bisect` finds no
 difference in tokens, log-probabilities, rewards, metrics and the weights of all steps. The cost is the time of a step
 with the mode, over that of a third run without it; the first steps do not count. A run that --folder has is not
 played again.
+
+--other: the folder of another tree of the sources, as one from before the mode was built. Then only runs without the
+mode are played, by both trees in turn: what the mode costs where it is off.
 """
 
 import argparse
+import os
 import shutil
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +29,7 @@ from support.runs.run import TrinityRun
 from trinity.cli.commands.ledger.bisect import compare
 
 MOST_COST = 1.5
+MOST_COST_OFF = 1 / 0.98
 RUN_SECONDS = 400.0
 FULL = {"tasks": 16, "group": 8, "tokens": 256, "steps": 10, "unmeasured": 3}
 TINY = {"tasks": 2, "group": 2, "tokens": 12, "steps": 4, "unmeasured": 1}
@@ -38,11 +45,15 @@ def parsed() -> argparse.Namespace:
     made.add_argument(
         "--eager", action="store_true", help="vLLM without compilation and graphs: starts in half a minute"
     )
+    made.add_argument("--other", type=Path, help="another tree, whose runs without the mode are compared")
+    made.add_argument("--rounds", type=int, default=3, help="with --other: runs of each tree")
     for name, value in FULL.items():
         made.add_argument(f"--{name}", type=int, default=value)
     args = made.parse_args()
+    if args.cpu:
+        args.size = "tiny"
     if args.tiny:
-        vars(args).update(TINY, size="tiny")
+        vars(args).update(TINY)
     return args
 
 
@@ -56,7 +67,7 @@ def config(args: argparse.Namespace, folder: Path, name: str) -> dict[str, Any]:
         "project": "benchmark",
         "name": name,
         "checkpoint_root_dir": str(folder / "jobs"),
-        "reproducible": RUNS[name],
+        **({"reproducible": True} if RUNS.get(name) else {}),  # a tree from before the mode has no such key
         "model": {"model_path": str(folder / args.size), "max_prompt_tokens": 32, "max_response_tokens": args.tokens},
         "algorithm": {"algorithm_type": "grpo", "repeat_times": args.group, "kl_loss_fn": "none",
                       "optimizer": {"lr": 1e-5}},
@@ -69,11 +80,18 @@ def config(args: argparse.Namespace, folder: Path, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def play(args: argparse.Namespace, folder: Path, name: str) -> Path:
-    """The job of a run. Its checkpoint, which is large and not compared, is removed."""
+def sources(tree: Path) -> str:
+    """PYTHONPATH of a tree's own packages, before the others."""
+    parts = [path for part in ("cli", "sdk", "lib/*", "services/*") for path in tree.glob(f"{part}/src")]
+    own = [str(path.absolute()) for path in (tree / "proto", *parts)]
+    return ":".join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def play(args: argparse.Namespace, folder: Path, name: str, tree: Path = whole_run.ROOT) -> Path:
+    """The job of a run by a tree. Its checkpoint, which is large and not compared, is removed."""
     path, plugins = folder / f"{name}.yaml", str(Path(__file__).parent / "workflows")
     gpus = ",".join(str(index) for index in range(args.gpus))
-    given = {**whole_run.environment(args, gpus), "TRINITY_PLUGIN_DIRS": plugins}
+    given = {**whole_run.environment(args, gpus), "TRINITY_PLUGIN_DIRS": plugins, "PYTHONPATH": sources(tree)}
     run = TrinityRun(whole_run.write_yaml(path, config(args, folder, name)), folder, **given)
     if not (run.job / "summary.json").exists():
         with whole_run.started(run):
@@ -103,6 +121,21 @@ def rows(args: argparse.Namespace, jobs: dict[str, Path]) -> list[tuple[str, ...
     return found
 
 
+def compared_with_other(args: argparse.Namespace, folder: Path) -> list[tuple[str, ...]]:
+    """Each tree's runs in turn; which is first changes from round to round."""
+    trees = {"this": whole_run.ROOT, "other": args.other}
+    ratios = []
+    for number in range(args.rounds):
+        took = {}
+        for which in list(trees)[:: -1 if number % 2 else 1]:
+            took[which] = seconds_of(args, play(args, folder, f"{which}-{number}", trees[which]))
+        ratios.append(took["this"] / took["other"])
+        print(f"  round {number}: {took}", file=sys.stderr, flush=True)
+    median = statistics.median(ratios)
+    said = f"{median:.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    return [whole_run.row("seconds a step without the mode, over the other tree's", said, median, MOST_COST_OFF)]
+
+
 def main() -> None:
     args = parsed()
     title = f"reproducible: {args.tasks} x {args.group} responses of up to {args.tokens} tokens, {args.size}"
@@ -110,8 +143,11 @@ def main() -> None:
         if not (folder / args.size).exists():
             whole_run.make_data(folder)
             whole_run.make_model(folder, args.size, args.cpu)
-        jobs = {name: play(args, folder, name) for name in RUNS if name in args.only}
-        Table(title, whole_run.COLUMNS, rows=rows(args, jobs)).show()
+        if args.other:
+            found = compared_with_other(args, folder)
+        else:
+            found = rows(args, {name: play(args, folder, name) for name in RUNS if name in args.only})
+        Table(title, whole_run.COLUMNS, rows=found).show()
 
 
 if __name__ == "__main__":
