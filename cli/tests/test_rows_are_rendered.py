@@ -88,6 +88,27 @@ def test_a_template_that_fills_the_memory_is_named(tmp_path: Path, monkeypatch: 
     assert (code, "takes more than 0.25 GiB to render one conversation" in text) == (2, True), text
 
 
+def test_given_adapters_of_another_model_are_named_with_their_file(tmp_path: Path) -> None:
+    make_tokenizer_folder(tmp_path / "model")
+    matrix = "layers.0.q_proj", "layers.0.q_proj.lora_A", "layers.0.q_proj.lora_B"
+    for path, prefix, names, shape in (
+        ("model/model.safetensors", "", matrix[:1], [2, 2]),
+        ("a/adapter_model.safetensors", "base_model.model.", matrix[1:], [4, 1]),
+    ):
+        header = {f"{prefix}{name}.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, 16]} for name in names}
+        content = json.dumps(header).encode()
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_bytes(struct.pack("<Q", len(content)) + content + bytes(16))
+    config = tmp_path / "a/adapter_config.json"
+    config.write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4}))
+    rows, lora = rows_of("sft", "1+1"), [{"path": str(tmp_path / "a")}]
+    code, text = check(tmp_path, "sft", rows, lora_configs=lora)
+    assert (code, "lora_A.weight [4, 1]; rank 4 on" in text and "adapter_model.safetensors" in text) == (2, True), text
+    config.unlink()
+    code, text = check(tmp_path, "sft", rows, lora_configs=lora)
+    assert (code, f"{config}: cannot be read" in text.replace("\n", " ")) == (2, True), text
+
+
 def test_a_regex_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "_MOST_REGEX_SECONDS", 0.2)
     make_tokenizer_folder(tmp_path / "model")

@@ -1,10 +1,12 @@
 """model.lora_configs and rope_scaling: what is taken, what is refused, and what `trinity check` says of it."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trinity.config.checks.lora import modules_of, select
+from trinity.config.checks.lora import choose, modules_of, select
 from trinity.config.checks.rope import check_rope
 from trinity.config.checks.sections import check
 from trinity.config.checks.weights import check_synchronizer, stores, transports, weights_advice
@@ -85,13 +87,33 @@ def test_one_set_of_adapters_trains() -> None:
         Config.model_validate({"project": "p", "name": "n", "model": {"model_path": "/m", "lora_configs": [{}, {}]}})
 
 
-def test_keys_of_trinity_rft_are_taken_and_a_given_adapter_is_refused() -> None:
-    known = {"name": "lora", "lora_rank": 8, "base_model_name": None, "path": None, "is_dummy": True}
+def test_keys_of_trinity_rft_are_taken() -> None:
+    known = {"name": "lora", "lora_rank": 8, "base_model_name": None, "path": "/adapters", "is_dummy": False}
     found = translate({"model": {"lora_configs": [known], "max_cpu_loras": 4}})
-    assert (found.refused, found.values["model"]) == ([], {"lora_configs": [{"lora_rank": 8}]})
-    refused = translate({"model": {"lora_configs": [{"path": "/adapters"}]}}).refused
-    assert [notice.path for notice in refused] == ["model.lora_configs.0.path"]
-    assert "merge old ones into the model first" in refused[0].message
+    assert (found.refused, found.values["model"]) == ([], {"lora_configs": [{"lora_rank": 8, "path": "/adapters"}]})
+
+
+def test_given_adapters_decide_what_the_yaml_leaves_out_and_agree_with_the_rest() -> None:
+    modules = modules_of(WEIGHTS)
+    given = SimpleNamespace(folder=Path("/a"), rank=4, alpha=8.0, modules=[modules[4], modules[0]])
+    chosen, problems = choose(LoraConfig(path="/a"), modules, given)
+    assert (problems, chosen.rank, chosen.alpha, chosen.modules) == ([], 4, 8.0, [modules[0], modules[4]])
+    same = LoraConfig(path="/a", lora_rank=4, lora_alpha=8, target_modules=["q_proj"])
+    assert choose(same, modules, given)[1] == []
+    other = LoraConfig(path="/a", lora_rank=8, lora_alpha=4, exclude_modules=["q_proj"])
+    found = {problem.path.rpartition(".")[2]: problem.message for problem in choose(other, modules, given)[1]}
+    assert found.keys() == {"lora_rank", "lora_alpha", "target_modules"}
+    assert found["lora_rank"] == "is 8, and that of the adapters in /a is 4; leave it out"
+    assert found["target_modules"].startswith("chooses other layers than /a, which lacks model.layers.0.self_attn.k_")
+    alone, _ = choose(LoraConfig(), modules, None)
+    assert (alone.rank, alone.alpha, alone.modules) == (32, 32.0, modules)
+
+
+def test_given_adapters_are_refused_beside_several_stages() -> None:
+    stages = [{"stage_name": "one"}, {"stage_name": "two"}]
+    several = config({"path": "/a"}, stages=stages)  # type: ignore[arg-type]
+    assert [p.path for p in check(several) if "lora" in p.path] == ["model.lora_configs.0.path"]
+    assert not [p for p in check(config({"path": "/a"}, stages=stages[:1])) if "lora" in p.path]  # type: ignore[arg-type]
 
 
 def test_versions_of_adapters_are_small_and_never_differences() -> None:

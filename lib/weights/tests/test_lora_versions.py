@@ -1,9 +1,13 @@
-"""Versions of LoRA adapters: their manifests, and their merge with the base model."""
+"""Versions of LoRA adapters: their manifests, their merge with the base model, and folders of peft to begin with."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import (
@@ -16,6 +20,7 @@ from trinity.weights import (
     manifest_from_proto,
     manifest_to_proto,
 )
+from trinity.weights.adapters import CONFIG, WEIGHTS, read_adapters
 from trinity.weights.lora import adapter_names, merged
 
 pytestmark = pytest.mark.core
@@ -62,6 +67,9 @@ def test_a_manifest_survives_its_way() -> None:
         (replace(MANIFEST, lora=replace(LORA, alpha=float("nan"))), "manifest.lora.rank"),
         (replace(MANIFEST, lora=replace(LORA, targets=())), "manifest.lora.targets"),
         (replace(MANIFEST, lora=replace(LORA, targets=(LoraTarget(WEIGHT, (6,)),))), WEIGHT),
+        (replace(MANIFEST, version=0, step=0), "manifest.base_model"),
+        (replace(MANIFEST, version=0, step=0, base_model="m", lora=None), "manifest.lora"),
+        (replace(MANIFEST, version=0, step=0, base_model="m", tensors=MANIFEST.tensors[:1]), B),
     ],
 )
 def test_adapters_that_do_not_fit_their_targets_are_refused_by_name(changed: Manifest, named: str) -> None:
@@ -95,3 +103,67 @@ def test_an_adapter_of_no_matrix_is_an_error() -> None:
     adapters = {A: torch.zeros(2, 4), B: torch.zeros(6, 2)}
     with pytest.raises(InvalidInput, match="lora_A"):
         list(merged([("other.weight", torch.zeros(6, 4))], adapters, 1.0, "cpu"))
+
+
+def peft_folder(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file({A: torch.ones(2, 4), B: torch.ones(6, 2)} if tensors is None else tensors, folder / WEIGHTS)
+    known = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "base_model_name_or_path": "org/Base-1B", **config}
+    (folder / CONFIG).write_text(json.dumps(known))
+    return folder
+
+
+MODULE = WEIGHT.removesuffix(".weight")
+LINEAR = {MODULE: (6, 4), "lm": (6, 4)}
+
+
+def test_a_folder_of_peft_says_what_it_holds(tmp_path: Path) -> None:
+    found = read_adapters(peft_folder(tmp_path))
+    assert (found.rank, found.alpha, found.modules) == (2, 8.0, [MODULE])
+    for name in ("/models/base-1b/", "org/Base-1B", "/hub/models--org--Base-1B/snapshots/0a1b"):
+        found.check(LINEAR, name)
+    read_adapters(peft_folder(tmp_path, base_model_name_or_path=None)).check(LINEAR, "/any")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"peft_type": "IA3"}, "does not describe LoRA"),
+        ({"use_rslora": True}, "has use_rslora, which is not supported here; merge them with peft"),
+        ({"bias": "all"}, "has bias"),
+        ({"init_lora_weights": "pissa"}, "has init_lora_weights 'pissa'"),
+        ({"r": True}, "has r True"),
+        ({"lora_alpha": float("nan")}, "lora_alpha nan"),
+    ],
+)
+def test_adapters_of_another_kind_are_refused_by_file(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as refused:
+        read_adapters(peft_folder(tmp_path, **config))
+    assert refused.value.field == str(tmp_path / CONFIG)
+
+
+def test_a_file_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_adapters(tmp_path / "none")
+    (peft_folder(tmp_path) / WEIGHTS).write_bytes(b"short")
+    with pytest.raises(InvalidInput, match=r"no whole safetensors file.* save the adapters with peft"):
+        read_adapters(tmp_path)
+    with pytest.raises(InvalidInput, match="has no tensors"):
+        read_adapters(peft_folder(tmp_path, {}))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "model", "words"),
+    [
+        (None, "org/Base-7B", "says that the base model is 'org/Base-1B', and model.model_path is 'org/Base-7B'"),
+        ({A: torch.ones(3, 4), B: torch.ones(6, 3)}, "Base-1B", r"lora_A.weight \[3, 4\]; rank 2 .* needs it \[2, 4\]"),
+        ({A: torch.ones(2, 4)}, "Base-1B", r"lora_B.weight not there; .* needs it \[6, 2\]"),
+        ({A.replace("q_", "k_"): torch.ones(2, 4)}, "Base-1B", "adapts .*k_proj, no linear layer of Base-1B"),
+        ({A: torch.ones(2, 4), B: torch.ones(6, 2), WEIGHT: torch.ones(6, 4)}, "Base-1B", "needs it not there"),
+    ],
+)
+def test_adapters_of_another_model_are_refused(
+    tmp_path: Path, tensors: dict[str, torch.Tensor] | None, model: str, words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        read_adapters(peft_folder(tmp_path, tensors)).check(LINEAR, model)

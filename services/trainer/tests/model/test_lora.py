@@ -106,6 +106,38 @@ def test_the_reference_is_the_base(model: Path) -> None:
     assert torch.equal(hidden(policy), adapted)
 
 
+def test_training_begins_with_the_adapters_of_a_folder(model: Path, tmp_path: Path) -> None:
+    older = load(model, target_modules=["q_proj", "down_proj"])
+    disturb(older)
+    assert older.lora is not None
+    write_adapters(tmp_path / "a", older.lora, str(model), older.weights())
+    config = ModelConfig(model_path=str(model), lora_configs=[LoraConfig(path=str(tmp_path / "a"))])
+    policy = load_policy(config, torch.float32, 64)
+    assert policy.lora == older.lora
+    for (name, now), (before, was) in zip(policy.weights(), older.weights(), strict=True):
+        assert name == before and torch.equal(now, was) and now.requires_grad, name
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    peft = PeftModel.from_pretrained(base, tmp_path / "a")
+    with torch.no_grad():
+        expected = peft.base_model.model.model(input_ids=TOKENS)[0]
+    torch.testing.assert_close(hidden(policy), expected, rtol=1e-4, atol=1e-5)
+    plain = load_policy(ModelConfig(model_path=str(model)), torch.float32, 64)
+    with policy.base():
+        assert torch.equal(hidden(policy), hidden(plain)), "the reference is the base model"
+
+
+def test_adapters_of_another_rank_or_model_are_refused(model: Path, tmp_path: Path) -> None:
+    older = load(model, target_modules=["q_proj"])
+    assert older.lora is not None
+    write_adapters(tmp_path / "a", older.lora, "/other/model-7B", older.weights())
+    with pytest.raises(InvalidInput, match="the base model is '/other/model-7B'"):
+        load(model, path=str(tmp_path / "a"))
+    write_adapters(tmp_path / "b", older.lora, str(model), older.weights())
+    config = ModelConfig(model_path=str(model), lora_configs=[LoraConfig(path=str(tmp_path / "b"), lora_rank=4)])
+    with pytest.raises(InvalidInput, match=r"lora_rank: is 4, and that of the adapters in .* is 3"):
+        load_policy(config, torch.float32, 64)
+
+
 def test_adapters_have_the_dtype_of_training(model: Path) -> None:
     assert {parameter.dtype for _, parameter in load(model, torch.bfloat16).weights()} == {torch.bfloat16}
     with pytest.raises(InvalidInput, match=r"lora_dtype: is bfloat16, but training is in torch\.float32"):

@@ -11,6 +11,9 @@ from safetensors.torch import load_file
 from support.runs.forked_run import ForkedService
 from support.trainer.releases import JudgingExplorer, Sync, Trainer
 from support.trainer.training import make_model
+from trinity.config.schema.model import LoraConfig, ModelConfig
+from trinity.trainer.model.lora import write_adapters
+from trinity.trainer.model.policy import load_policy
 from trinity.weights.checkpoints import has_weights
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -81,3 +84,52 @@ def test_adapters_are_published_resumed_and_rolled_back(sync: ForkedService, nat
         assert trainer.wait()["error"] == ""
     assert known.states() == {0: "RETIRED", 1: "REJECTED", 2: "REJECTED", 3: "REJECTED", 4: "LIVE"}
     assert has_weights(trainer.job / "global_step_4/actor/huggingface")
+
+
+def test_version_0_is_the_adapters_that_the_run_begins_with(sync: ForkedService, nats_url: str, tmp_path: Path) -> None:
+    model, given = make_model(tmp_path / "model"), tmp_path / "given"
+    config = ModelConfig(model_path=str(model), lora_configs=[LoraConfig(lora_rank=2, target_modules=["q_proj"])])
+    older = load_policy(config, torch.float32, 64)
+    torch.manual_seed(3)
+    for _, parameter in older.weights():
+        parameter.data.normal_(std=0.1)
+    assert older.lora is not None
+    write_adapters(given, older.lora, str(model), older.weights())
+    begun = load_file(given / "adapter_model.safetensors")
+
+    trainer = Trainer(
+        tmp_path / "run",
+        model,
+        sync.address,
+        nats_url,
+        steps=3,
+        lora={"path": str(given)},
+        trainer={"save_interval": 3},
+    )
+    known = Sync(sync.address, trainer.run)
+    with JudgingExplorer(sync.address, trainer.run) as explorer:
+        trainer.start()
+        trainer.until(lambda: known.states().get(0) == "LIVE", "version 0 is LIVE")
+        first = known.manifest(0)
+        assert (first.lora, first.base_model) == (older.lora, str(model))
+        assert same(adapters_of(trainer, 0), begun)
+        assert [manifest.version for manifest in explorer.candidates][:1] == [0], "an explorer has judged it"
+
+        trainer.kill()
+        files = trainer.versions / "v0/part-00000.safetensors"
+        content = files.read_bytes()
+        files.unlink()
+        trainer.start()
+        trainer.until(files.exists, "its files are written again")
+        assert files.read_bytes() == content
+
+        trainer.allow(2)
+        trainer.until(lambda: known.states().get(2) == "LIVE", "version 2 is LIVE")
+        assert not same(adapters_of(trainer, 2), begun)
+        known.roll_back(0)
+        saved = trainer.job / "global_step_2/actor/lora_adapter/adapter_model.safetensors"
+        trainer.until(saved.exists, "the checkpoint at the rollback")
+        assert same(load_file(saved), begun)
+        trainer.allow(3)
+        assert trainer.wait()["error"] == ""
+    assert known.states() == {0: "RETIRED", 1: "REJECTED", 2: "REJECTED", 3: "LIVE"}

@@ -80,8 +80,10 @@ def _adapters(plan: Plan) -> list[tuple[str, str]]:
     lora = plan.config.model.lora
     if lora is None:
         return []
-    layers = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
-    return [("adapters", f"LoRA of rank {lora.lora_rank}, alpha {lora.lora_alpha:g}, on {layers}")]
+    if lora.path:
+        return [("adapters", f"LoRA, beginning with {lora.path}: rank, alpha and layers are those there")]
+    layers = lora.targets if isinstance(lora.targets, str) else ", ".join(lora.targets)
+    return [("adapters", f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}, on {layers}")]
 
 
 def _sampling(plan: Plan) -> str:

@@ -13,7 +13,7 @@ from trinity import plugins
 from trinity.cli.supervise.rendered_rows import check_rendering
 from trinity.cli.supervise.task_rows import check_images, check_providers, check_tasks, check_text
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
-from trinity.config.checks.lora import modules_of, select
+from trinity.config.checks.lora import PLACE, choose, modules_of
 from trinity.config.checks.vision import refusals
 from trinity.config.checks.weights import S3
 from trinity.config.names import auxiliary_name, rates
@@ -26,6 +26,7 @@ from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import time_limit
 from trinity.weights import manifest_of_folder
+from trinity.weights.adapters import read_adapters
 
 _MOST_REGEX_SECONDS = 5.0
 _ENDPOINT_SECONDS = 10.0
@@ -164,24 +165,35 @@ def _check_engine(plan: Plan) -> list[Problem]:
 
 
 def _check_lora(plan: Plan) -> list[Problem]:
-    """The layers to adapt are in the model, and explorers can merge adapters with its files."""
-    lora, folder = plan.config.model.lora, Path(plan.config.model.model_path).expanduser()
+    """The layers to adapt are in the model, explorers can merge adapters with its files, given ones are for it."""
+    model = plan.config.model
+    lora, folder = model.lora, Path(model.model_path).expanduser()
     if lora is None or plan.config.mode not in ("both", "train"):
         return []
     if importlib.util.find_spec("peft") is None:
         return [Problem("model.lora_configs", "needs peft; `pip install -e '.[lora]'`")]
+    try:
+        given = read_adapters(Path(lora.path).expanduser()) if lora.path else None
+    except InvalidInput as error:
+        return [Problem(f"{PLACE}.path", str(error))]
     if not folder.is_dir():
         return []
     try:
         tensors = manifest_of_folder("base", 0, folder, checksums=False).tensors
     except InvalidInput as error:
         return [Problem("model.model_path", f"adapters are merged with its safetensors files: {error}")]
+    shapes = {tensor.name.removesuffix(".weight"): tensor.shape for tensor in tensors}
+    linear = {name: shapes[name] for name in modules_of((tensor.name, len(tensor.shape)) for tensor in tensors)}
     try:
+        if given is not None:
+            given.check(linear, model.model_path)
         with time_limit(_MOST_REGEX_SECONDS):
-            return select(lora, modules_of((tensor.name, len(tensor.shape)) for tensor in tensors))[1]
+            return choose(lora, linear, given)[1]
+    except InvalidInput as error:
+        return [Problem(f"{PLACE}.path", str(error))]
     except TimeoutError:
         what = f"or exclude_modules is a regex that does not end within {_MOST_REGEX_SECONDS:g} s; give names of layers"
-        return [Problem("model.lora_configs.0.target_modules", what)]
+        return [Problem(f"{PLACE}.target_modules", what)]
 
 
 def _check_stores(plan: Plan) -> list[Problem]:

@@ -2,7 +2,7 @@
 
 Life of a version: STAGED (offered) -> VERIFIED (matches its manifest, and an explorer computed its canary) -> LIVE
 (explorers load it) -> RETIRED; or REJECTED. Version 0 is the run's base model: explorers start from it, so it has no
-files.
+files. It has those of adapters that the run begins with.
 """
 
 import math
@@ -178,10 +178,12 @@ class Manifest:
         if self.version < 0 or self.step < 0:
             raise InvalidInput("manifest.version", f"is {self.version} at step {self.step}; both are >= 0")
         self._check_canary()
-        if self.version == 0:
-            if not self.base_model:
-                raise InvalidInput("manifest.base_model", "is empty; version 0 is the base model")
+        if self.version == 0 and not self.base_model:
+            raise InvalidInput("manifest.base_model", "is empty; version 0 is the base model")
+        if self.version == 0 and not (self.files or self.tensors):
             return
+        if self.version == 0 and self.lora is None:
+            raise InvalidInput("manifest.lora", "is empty; version 0 is the base model, or adapters on it")
         if not self.offers:
             raise InvalidInput("manifest.offers", "is empty; it must name where the files are")
         if not self.tensors:

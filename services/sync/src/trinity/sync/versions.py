@@ -226,7 +226,7 @@ def _roll_back(live: Live, record: Record, event: RollBack) -> tuple[Live, Recor
 
 
 def is_wanted(record: Record, live: Live, held: Collection[int]) -> bool:
-    """Whether a version's files must stay for its own sake. Version 0 has no files; it always can be gone back to."""
+    """Whether a version's files must stay for its own sake. Version 0 always can be gone back to."""
     rollbacks = live.rollback.number if live.rollback else 0
     return record.version in (0, live.version) or record.pinned or record.version in held or record.rollback > rollbacks
 
@@ -256,7 +256,7 @@ def needed(newest_first: Iterable[Record], live: Live, held: Collection[int], ke
     """Versions whose files must stay, of those whose files are not released yet.
 
     The `kept` newest good ones and everything newer, what is LIVE, pinned, held by an explorer or about to be LIVE
-    again, and the chains of bases of the deltas of all these. Version 0 has no files; it always can be gone back to.
+    again, and the chains of bases of the deltas of all these. Version 0 always can be gone back to.
     """
     known = {record.version: record for record in newest_first}
     stay: set[int] = set()

@@ -127,7 +127,7 @@ class TrainLoop:
         self.versions.open(step, rollback)
         if self.versions.rollback_is_due(step):  # it happened while no trainer ran
             self._roll_back(step)
-        elif step:
+        else:
             self.versions.publish(step)  # does nothing unless a version was lost
         return step
 

@@ -86,7 +86,7 @@ class VersionPublisher:
         self._snapshot = Snapshot(self.engine.device)
 
     def open(self, step: int, rollback: int) -> None:
-        """Resume the run at its newest versions; in a new run the base model becomes version 0.
+        """Resume the run at its newest versions; in a new run the model that it begins with becomes version 0.
 
         `step` and `rollback` are those of the weights in the engine.
         """
@@ -104,11 +104,13 @@ class VersionPublisher:
         self._show()
 
     def _announce_base(self, step: int) -> None:
-        """Its canary can only be computed while the engine still has the base model."""
+        """Its canary can only be computed while the engine still has those weights."""
         probe = pseudo_random_probe(self.engine.vocabulary) if step == 0 else ()
         canary = self._canary(probe, step)
         if self.publisher is not None:
-            self.publisher.announce_base(self.plan.config.model.model_path, canary)
+            given = self.engine.given_adapters()
+            layout = self.engine.layout() if given else []
+            self.publisher.announce_base(self.plan.config.model.model_path, canary, layout, given)
 
     def observe(self, batch: TrainBatch) -> None:
         """Take the canary's probe from the first batch."""

@@ -3,6 +3,9 @@
 import difflib
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from trinity.config.errors import Problem
 from trinity.config.schema import Config
@@ -26,16 +29,62 @@ def select(lora: LoraConfig, modules: Iterable[str]) -> tuple[list[str], list[Pr
     A name stands for every module that it is the end of: q_proj for model.layers.0.self_attn.q_proj and all others.
     """
     known = list(modules)
-    problems = [*_unknown("target_modules", lora.target_modules, known)]
+    problems = [*_unknown("target_modules", lora.targets, known)]
     if lora.exclude_modules is not None:
         problems += _unknown("exclude_modules", lora.exclude_modules, known)
     if problems:
         return [], problems
     excluded = lora.exclude_modules or []
-    found = [name for name in known if _matches(lora.target_modules, name) and not _matches(excluded, name)]
+    found = [name for name in known if _matches(lora.targets, name) and not _matches(excluded, name)]
     if not found:
         problems.append(Problem(f"{PLACE}.target_modules", "and exclude_modules leave no layer to adapt"))
     return found, problems
+
+
+class Given(Protocol):
+    """Adapters in a folder: trinity.weights.adapters.AdapterFolder."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def modules(self) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The adapters that train; `modules` are the layers that have them."""
+
+    rank: int
+    alpha: float
+    modules: list[str]
+
+
+def choose(lora: LoraConfig, modules: Iterable[str], given: Given | None) -> tuple[Choice, list[Problem]]:
+    """As `select`; those that are `given`, if any, where the YAML says nothing else."""
+    linear = list(modules)
+    if given is None:
+        chosen, problems = select(lora, linear)
+        return Choice(lora.rank, lora.alpha, chosen), problems
+    numbers = (("lora_rank", lora.lora_rank, given.rank), ("lora_alpha", lora.lora_alpha, given.alpha))
+    problems = [
+        Problem(
+            f"{PLACE}.{key}", f"is {wanted:g}, and that of the adapters in {given.folder} is {there:g}; leave it out"
+        )
+        for key, wanted, there in numbers
+        if wanted is not None and wanted != there
+    ]
+    if lora.target_modules is not None or lora.exclude_modules is not None:
+        chosen, unknown = select(lora, linear)
+        problems += unknown
+        if not unknown and (differs := sorted(set(chosen) ^ set(given.modules))):
+            which = "has" if differs[0] in given.modules else "lacks"
+            what = f"chooses other layers than {given.folder}, which {which} {differs[0]}; leave it out"
+            problems.append(Problem(f"{PLACE}.target_modules", what))
+    return Choice(given.rank, given.alpha, [name for name in linear if name in set(given.modules)]), problems
 
 
 def _unknown(key: str, wanted: str | list[str], known: list[str]) -> Iterator[Problem]:
@@ -80,9 +129,16 @@ def check_lora(config: Config) -> Iterator[Problem]:
     lora = config.model.lora
     if lora is None:
         return
-    if not lora.target_modules:
+    if not lora.targets:
         yield Problem(f"{PLACE}.target_modules", f"is empty; give names of layers, or {ALL_LINEAR}")
     dtype = config.trainer.deepspeed.dtype
     if "auto" not in (lora.lora_dtype, dtype) and lora.lora_dtype != dtype:
         problem = f"is {lora.lora_dtype}, but trainer.deepspeed.dtype is {dtype}; adapters train in that, use auto"
         yield Problem(f"{PLACE}.lora_dtype", problem)
+
+
+def check_stages(config: Config) -> Iterator[Problem]:
+    """A later stage begins with the whole model of the one before, in which the adapters are by then."""
+    if config.model.lora is not None and config.model.lora.path and len(config.stages) > 1:
+        what = "a later stage begins with the merged model of the one before; give each stage a YAML of its own"
+        yield Problem(f"{PLACE}.path", f"is given beside {len(config.stages)} stages: {what}")

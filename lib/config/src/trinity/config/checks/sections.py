@@ -8,7 +8,7 @@ from typing import Any
 from trinity.config.algorithms import PARTS, argument_problems, resolvable, resolve
 from trinity.config.checks.engine_args import check_engine_args
 from trinity.config.checks.external import check_external
-from trinity.config.checks.lora import check_lora
+from trinity.config.checks.lora import check_lora, check_stages
 from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.checks.rope import check_rope
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
@@ -50,6 +50,7 @@ def check(config: Config, plugins_loaded: bool = True, others: Iterable[Check] =
     for index, name in enumerate(names):
         if name in names[:index]:
             yield Problem(f"stages.{index}.stage_name", f"is {name!r}, which another stage has already")
+    yield from check_stages(config)
     seen: set[Problem] = set()
     for index, stage in enumerate(expand(config)):
         for problem in _check_stage(stage, plugins_loaded, others):

@@ -19,15 +19,35 @@ from trinity.config.schema.base import (
 class LoraConfig(Section):
     """Low-rank adapters that train in place of the model: W + lora_alpha / lora_rank * B A."""
 
-    lora_rank: SmallInt = Field(32, description="Rows of A, columns of B")
-    lora_alpha: PositiveFloat = Field(32, description="The product of B and A counts lora_alpha / lora_rank times")
+    path: OptionalPath | None = Field(None, description="Folder of peft with adapters to begin with; null: new ones")
+    lora_rank: SmallInt | None = Field(None, description="Rows of A, columns of B; null: that of path, or 32")
+    lora_alpha: PositiveFloat | None = Field(
+        None, description="The product of B and A counts lora_alpha / lora_rank times; null: that of path, or 32"
+    )
     lora_dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="Dtype of the adapters; auto, or what trainer.deepspeed.dtype is"
     )
-    target_modules: str | list[str] = Field(
-        "all-linear", description="Last parts of the names of linear layers, or a regex of whole names; all-linear: all"
+    target_modules: str | list[str] | None = Field(
+        None,
+        description="Last parts of the names of linear layers, or a regex of whole names; null: those of path, or "
+        "all-linear",
     )
     exclude_modules: str | list[str] | None = Field(None, description="Left out of target_modules; named like them")
+
+    @property
+    def rank(self) -> int:
+        """Of new adapters."""
+        return self.lora_rank or 32
+
+    @property
+    def alpha(self) -> float:
+        """Of new adapters."""
+        return self.lora_alpha or 32.0
+
+    @property
+    def targets(self) -> str | list[str]:
+        """Of new adapters."""
+        return "all-linear" if self.target_modules is None else self.target_modules
 
 
 class RopeScalingConfig(Section):

@@ -48,7 +48,7 @@ def fetch(cache: Cache, manifest: Manifest, base_model: str) -> tuple[dict[str, 
 
     Blocks. Raises InvalidInput or Unavailable.
     """
-    if manifest.version == 0:
+    if not manifest.files:
         folder, transport = base_folder(base_model), "folder"
         manifest = manifest_of_folder(manifest.run, 0, folder, checksums=False)
     else:

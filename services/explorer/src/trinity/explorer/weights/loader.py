@@ -92,7 +92,7 @@ class Loader:
         load broke off. Raises EngineFailed if the second load breaks off as well, InvalidInput and Unavailable if the
         files cannot be had.
         """
-        if manifest.version == 0 and self._engines.loads.newest == 0:
+        if not manifest.files and self._engines.loads.newest == 0:
             loaded = await self._check(manifest, self._engines.loads.accept_initial_weights(), "", 0.0)
             if loaded.right or not is_live():
                 return loaded

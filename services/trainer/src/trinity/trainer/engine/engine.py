@@ -344,6 +344,10 @@ class TrainEngine:
         """The run's initial weights, for `load_weights`. Rank 0 alone."""
         return self._weights.base()
 
+    def given_adapters(self) -> list[tuple[str, torch.Tensor]]:
+        """`base_weights`, if the run begins with adapters in a folder; else nothing."""
+        return self._weights.given()
+
     def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write all trained models, of all ranks, to `folder`; a critic to the folder `critic` beside it."""
         if self._critic is not None:

@@ -12,6 +12,7 @@ from trinity.config import Plan
 from trinity.config.schema.model import ModelConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.deepspeed import DeepSpeedModel
+from trinity.trainer.model.lora import given_adapters
 from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.trainer.process.ranks import Ranks
 from trinity.trainer.weights.shards import Weights, describe
@@ -69,6 +70,12 @@ class PolicyWeights:
         """The run's initial weights, for `load`. Rank 0 alone."""
         for name, parameter in self._begun_with(self._plan.config.model).weights():
             yield name, parameter.data
+
+    def given(self) -> list[Named]:
+        """The adapters in a folder that the run begins with, as `base`; empty: it begins with the base model itself."""
+        lora = self._plan.config.model.lora
+        given = given_adapters(lora, self._dtype) if lora is not None else {}
+        return [(tensor.name, given[tensor.name]) for tensor in self.layout()] if given else []
 
     def whole(self) -> tuple[Sequence[TensorInfo], Iterator[Named]]:
         """A whole model's layout and tensors: with LoRA the base model with the adapters merged. Rank 0's `read`."""

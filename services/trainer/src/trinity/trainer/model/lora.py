@@ -1,7 +1,7 @@
 """LoRA adapters by peft: added to the trained model, read out of it, disabled for the reference.
 
-The model's own parameters are frozen; the adapters alone have gradients and optimizer states. At the start B is zero,
-so the model computes what its base computes, and A is the same on every rank, in every run, after every restart.
+The model's own parameters are frozen; the adapters alone have gradients and optimizer states. New adapters begin with
+B zero, so the model computes what its base does, and A is the same on every rank, in every run, after every restart.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,37 +12,53 @@ from typing import Any
 import torch
 from torch import nn
 
-from trinity.config.checks.lora import PLACE, select
+from trinity.config.checks.lora import PLACE, choose
 from trinity.config.schema.model import LoraConfig
 from trinity.runtime.errors import InvalidInput
 from trinity.weights import Lora, LoraTarget
+from trinity.weights.adapters import WEIGHTS, read_adapters
 
 _ADAPTER = "default"
 _PEFT_PREFIX = "base_model.model."
 _SEED = 0
 
 
-def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype) -> Lora:
-    """Adapt the linear layers that the YAML chooses, in place, and freeze everything else.
+def add_adapters(model: Any, config: LoraConfig, dtype: torch.dtype, base_model: str) -> Lora:
+    """Adapt the linear layers that the YAML or the folder of adapters chooses, in place, and freeze everything else.
 
-    The output projection must not be a linear layer at this point. Raises InvalidInput for a layer that does not exist.
+    The output projection must not be a linear layer at this point. Raises InvalidInput for a layer that does not exist,
+    and for adapters in a folder that are not those of this model.
     """
     if config.lora_dtype not in ("auto", str(dtype).removeprefix("torch.")):
         raise InvalidInput(f"{PLACE}.lora_dtype", f"is {config.lora_dtype}, but training is in {dtype}; use auto")
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    chosen, problems = select(config, linear)
+    shapes = {name: tuple(module.weight.shape) for name, module in linear.items()}
+    given = read_adapters(Path(config.path).expanduser()) if config.path else None
+    if given is not None:
+        given.check(shapes, base_model)
+    chosen, problems = choose(config, shapes, given)
     if problems:
         raise InvalidInput(problems[0].path, problems[0].message)
-    targets = tuple(LoraTarget(f"{name}.weight", tuple(linear[name].weight.shape)) for name in chosen)
-    lora = Lora(config.lora_rank, config.lora_alpha, targets)
+    targets = tuple(LoraTarget(f"{name}.weight", shapes[name]) for name in chosen.modules)
+    lora = Lora(chosen.rank, chosen.alpha, targets)
     peft = _import_peft()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         peft.inject_adapter_in_model(_peft_config(peft, lora, ""), model, _ADAPTER)
-    for _, parameter in adapter_weights(model):
-        parameter.data = parameter.data.to(dtype)
+    begins_with = given_adapters(config, dtype)
+    for name, parameter in adapter_weights(model):
+        parameter.data = begins_with[name] if begins_with else parameter.data.to(dtype)
     model.register_state_dict_post_hook(_keep_adapters)
     return lora
+
+
+def given_adapters(config: LoraConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Those in the folder `path`, by their names there; nothing without it."""
+    from safetensors.torch import load_file
+
+    if not config.path:
+        return {}
+    return {name: tensor.to(dtype) for name, tensor in load_file(Path(config.path).expanduser() / WEIGHTS).items()}
 
 
 def _keep_adapters(_: Any, state: dict[str, Any], prefix: str, __: Any) -> None:
@@ -82,7 +98,7 @@ def write_adapters(folder: Path, lora: Lora, base_model: str, weights: Iterable[
 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in weights}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     _peft_config(_import_peft(), lora, base_model).save_pretrained(str(folder))
 
 

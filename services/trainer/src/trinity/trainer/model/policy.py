@@ -180,7 +180,7 @@ def load_policy(
     policy = PolicyModel(model, chunk, packed, group, head_in_float32, with_kernels)
     policy.lean = lean
     if config.lora is not None:
-        policy.lora = add_adapters(policy.model, config.lora, dtype)
+        policy.lora = add_adapters(policy.model, config.lora, dtype, config.model_path)
     return policy
 
 

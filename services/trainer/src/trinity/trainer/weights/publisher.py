@@ -135,9 +135,15 @@ class Publisher:
         self._lost = {v.manifest.step: v.manifest for v in known if self._is_lost(v)}
         return Opening(not known, probe_of_versions([version.manifest for version in known]))
 
-    def announce_base(self, base_model: str, canary: Canary | None) -> None:
-        """Make the base model version 0."""
+    def announce_base(
+        self, base_model: str, canary: Canary | None, layout: Sequence[TensorInfo] = (), adapters: Weights = ()
+    ) -> None:
+        """Make the base model version 0, with adapters if `layout` describes any. No group exists yet."""
         self._base = Manifest(self._client.run, 0, 0, (), (), (), time.time(), base_model, canary=canary)
+        if layout:
+            tensors, infos = self._write(0, layout, adapters)
+            self._base = self._stores.put(replace(self._base, tensors=tensors, files=infos, lora=self._lora))
+            self._stores.seal(self._base)
         self._announce(self._base)
 
     def check_lost(self, step: int) -> None:

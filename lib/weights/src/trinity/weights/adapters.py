@@ -1,0 +1,105 @@
+"""A folder of LoRA adapters as peft writes it, read without peft and torch."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trinity.runtime.errors import InvalidInput
+from trinity.weights.checkpoints import safetensors_header
+from trinity.weights.lora import adapter_names
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_A = re.compile(r"base_model\.model\.(.+)\.lora_A\.weight")
+_MERGE = "merge them with peft into the model, and give the result as model.model_path"
+# What would make another sum than W + alpha / rank * B A.
+_OTHER_KINDS = (
+    "use_rslora", "use_dora", "use_qalora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save",
+    "target_parameters", "trainable_token_indices", "layer_replication", "alora_invocation_tokens", "lora_bias",
+)  # fmt: skip
+# Ways to begin that leave the base's weights as they are; the others subtract the adapters from them.
+_INITIALIZED = (True, False, None, "gaussian", "eva", "orthogonal")
+_HUB_CACHE = re.compile(r"models--(?:.+--)?(.+?)/snapshots/[^/]+/?$")
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """`base_model`: the path or hub name that its adapter_config.json says; empty: none."""
+
+    folder: Path
+    rank: int
+    alpha: float
+    base_model: str
+    shapes: Mapping[str, Shape]
+
+    @property
+    def modules(self) -> list[str]:
+        """The adapted layers by name."""
+        return [found[1] for name in self.shapes if (found := _A.fullmatch(name))]
+
+    def check(self, linear: Mapping[str, Shape], model_path: str) -> None:
+        """Raise InvalidInput unless they are adapters of a model. `linear`: shapes of its linear layers by name."""
+        base, file = self.base_model, self.folder / WEIGHTS
+        if base and _last_part(base).lower() != _last_part(model_path).lower():
+            raise InvalidInput(
+                str(self.folder / CONFIG),
+                f"says that the base model is {base!r}, and model.model_path is {model_path!r}; give that model, or "
+                "correct base_model_name_or_path in the file if both are the same",
+            )
+        expected: dict[str, Shape] = {}
+        for module in self.modules:
+            if module not in linear:
+                raise InvalidInput(
+                    str(file), f"adapts {module}, no linear layer of {model_path}; give their own base model"
+                )
+            rows, columns = linear[module]
+            shapes = (self.rank, columns), (rows, self.rank)
+            expected |= zip(adapter_names(f"{module}.weight"), shapes, strict=True)
+        for name in sorted(expected.keys() | self.shapes.keys()):
+            if self.shapes.get(name) != expected.get(name):
+                found, due = (list(known[name]) if name in known else "not there" for known in (self.shapes, expected))
+                what = f"has {name} {found}; rank {self.rank} on {model_path} needs it {due}"
+                raise InvalidInput(str(file), f"{what}; give their own base model")
+
+
+def read_adapters(folder: Path) -> AdapterFolder:
+    """What a folder holds, by its configuration and the header of its file. Raises InvalidInput naming the file."""
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        fix = "give a folder that peft's save_pretrained wrote"
+        raise InvalidInput(str(path), f"cannot be read: {error}; {fix}") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise InvalidInput(str(path), "does not describe LoRA adapters (peft_type LORA)")
+    other = next((key for key in _OTHER_KINDS if config.get(key)), None)
+    if other is None and config.get("bias") not in (None, "none"):
+        other = "bias"
+    if other is None and config.get("init_lora_weights") not in _INITIALIZED:
+        other = f"init_lora_weights {config['init_lora_weights']!r}"
+    if other is not None:
+        raise InvalidInput(str(path), f"has {other}, which is not supported here; {_MERGE}")
+    rank: Any = config.get("r")
+    alpha: Any = config.get("lora_alpha")
+    numbers = isinstance(rank, int) and isinstance(alpha, int | float) and bool not in (type(rank), type(alpha))
+    if not numbers or rank < 1 or not 0 < alpha < 1e9:
+        raise InvalidInput(str(path), f"has r {rank!r} and lora_alpha {alpha!r}; both must be numbers > 0")
+    try:
+        header = safetensors_header(folder / WEIGHTS)
+        shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
+    except (InvalidInput, KeyError, TypeError) as error:
+        what = str(error).removeprefix(f"{folder / WEIGHTS}: ")
+        raise InvalidInput(str(folder / WEIGHTS), f"{what}; save the adapters with peft, as safetensors") from None
+    if not shapes:
+        raise InvalidInput(str(folder / WEIGHTS), "has no tensors")
+    return AdapterFolder(folder, rank, float(alpha), str(config.get("base_model_name_or_path") or ""), shapes)
+
+
+def _last_part(model: str) -> str:
+    """Of a path or a hub name; of a folder in the hub's cache the model's name."""
+    cached = _HUB_CACHE.search(model)
+    return cached[1] if cached else model.rstrip("/").rpartition("/")[2]
