@@ -90,6 +90,8 @@ def test_dpo_on_rollouts_still_compares_the_rollouts_of_a_task() -> None:
         ("simple_workflow", {"reward_model": "helpfull"}, ["helpful"], "has no 'helpfull'.*did you mean 'helpful'"),
         ("math_rm_workflow", {}, [], "is empty, and math_rm_workflow asks one"),
         ("rubric_judge_workflow", {"judge": "a"}, ["helpful"], "has no 'a', which rubric_judge_workflow asks"),
+        ("rubric_judge_openai_workflow", {}, ["helpful"], "whose judge has external_model"),
+        ("math_trainable_ruler_workflow", {}, [], ""),
         ("simple_workflow", {"reward_model": "helpful"}, ["helpful"], ""),
         ("math_rm_workflow", {}, ["helpful"], ""),
         ("simple_workflow", {}, [], ""),

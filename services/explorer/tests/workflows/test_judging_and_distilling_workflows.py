@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.engines.toolbox import Toolbox, make_episode_task
-from trinity.data.experience import AttemptFailure, Experience, Group, Task, Truncation
+from trinity.data.experience import AttemptFailure, Experience, Group, Task, TaskKind, Truncation
 from trinity.data.wire import decode_outcome, encode_outcome
 from trinity.explorer.environments.client import Answer, Score, ScorerFailed
 from trinity.explorer.rollout import attempt
@@ -70,6 +70,58 @@ async def test_ruler_compares_all_replies_of_the_group() -> None:
     assert len(asked) == 1
     assert "The right answer is: 2" in asked[0]
     assert asked[0].count("it is 2") == 3
+
+
+def own_judge(says: str) -> tuple[Toolbox, list[str]]:
+    """The policy answers, and judges with `says` where it is shown replies."""
+    asked: list[str] = []
+
+    def policy(so_far: list[tuple[str, str]]) -> str:
+        text = "".join(said for _, said in so_far)
+        asked.append(text)
+        return says if "Reply 1:" in text else ["it is 2", "it is 3"][sum("Reply" not in a for a in asked) % 2]
+
+    def truth(scorer: str, answer: Answer) -> Score:
+        return Score(float(answer.truth in answer.response), {"accuracy": 1.0})
+
+    return Toolbox(policy, scored=truth), asked
+
+
+async def test_the_policy_judges_itself_and_every_second_task_trains_its_judgements() -> None:
+    name = "math_trainable_ruler_workflow"
+    box, asked = own_judge("[0.25, 0.75]")
+    made = await run(name, make_episode_task("{}", 2, row_json=row(), ordinal=1), box)
+    assert [e.reward for e in made] == [0.25, 0.75]
+    assert [e.metrics["trains_judge"] for e in made] == [0, 0]
+    assert "The right answer is" not in asked[-1]
+
+    box, asked = own_judge("[0.25, 0.75]")
+    made = await run(name, make_episode_task("{}", 2, row_json=row(), ordinal=2), box)
+    right = [float("it is 2" in part) for part in asked[-1].split("\n\nReply ")[1:]]
+    assert sorted(right) == [0, 1]
+    expected = 1 - (abs(0.25 - right[0]) + abs(0.75 - right[1])) / 2
+    assert [e.reward for e in made] == [pytest.approx(expected)] * 2
+    for index, experience in enumerate(made):
+        experience.check(f"experience {index}")
+        assert "Reply 1:" in experience.prompt_text and experience.response_text == "[0.25, 0.75]"
+        assert experience.action_mask.all() and experience.metrics["judged"] == 1
+
+    box, _ = own_judge("both are fine")
+    made = await run(name, make_episode_task("{}", 2, row_json=row(), ordinal=2), box)
+    assert [(e.reward, e.metrics["judged"]) for e in made] == [(0, 0)] * 2, "it is trained to give a list"
+
+
+async def test_an_evaluation_of_a_policy_that_judges_is_by_the_truth() -> None:
+    box, asked = own_judge("[1, 1]")
+    given = make_episode_task("{}", 2, row_json=row(), ordinal=2, kind=TaskKind.EVALUATION)
+    made = await run("math_trainable_ruler_workflow", given, box)
+    assert sorted(e.reward for e in made) == [0, 1]
+    assert not [text for text in asked if "Reply" in text]
+
+
+async def test_a_policy_that_judges_needs_the_truth() -> None:
+    with pytest.raises(InvalidInput, match=r"task\.response: is missing; judgements are trained by it"):
+        await run("math_trainable_ruler_workflow", task(2, '{"prompt": "1+1?"}'), own_judge("[1, 1]")[0])
 
 
 @pytest.mark.parametrize("said", ["", "[1]", "[1, 2]", "[true, false]", "[" * 5000, "[NaN, 0]", '["1", "0"]'])

@@ -220,6 +220,8 @@ WORKFLOWS: tuple[str, ...] = (
     *(f"{name}_workflow" for name in _SINGLE_TURN),
     *(f"async_{name}_workflow" for name in _SINGLE_TURN),
     "rubric_judge_workflow",
+    "rubric_judge_openai_workflow",
+    "math_trainable_ruler_workflow",
     "on_policy_distill_workflow",
     "on_policy_distill_math_workflow",
     "tool_call_workflow",
@@ -236,8 +238,13 @@ _ASKING: dict[str, dict[str, type]] = {
     "math_ruler_workflow": _JUDGE,
     "async_math_ruler_workflow": _JUDGE,
     "rubric_judge_workflow": {**_JUDGE, "rubric_key": str, "rubric": list},
+    "rubric_judge_openai_workflow": {**_JUDGE, "rubric_key": str, "rubric": list},
     "on_policy_distill_workflow": {"teacher": str},
     "on_policy_distill_math_workflow": {"teacher": str},
+}
+# The policy is the judge.
+_OWN_JUDGE: dict[str, dict[str, type]] = {
+    "math_trainable_ruler_workflow": {"judge_temperature": float, "judge_max_tokens": int}
 }
 # They ask a reward model only where workflow_args name one.
 _MAY_ASK: dict[str, dict[str, type]] = {
@@ -245,7 +252,10 @@ _MAY_ASK: dict[str, dict[str, type]] = {
     for name in ("simple", "math", "math_boxed", "math_eval")
     for a in ("", "async_")
 }
-_ONE_TURN = {f"{a}{name}_workflow" for name in _SINGLE_TURN for a in ("", "async_")} | _ASKING.keys()
+_ARGS = _ASKING | _OWN_JUDGE | _MAY_ASK
+_ONE_TURN = (
+    {f"{a}{name}_workflow" for name in _SINGLE_TURN for a in ("", "async_")} | _ASKING.keys() | _OWN_JUDGE.keys()
+)
 
 
 def asked_model(workflow: str, args: dict[str, Any]) -> str | None:
@@ -278,7 +288,7 @@ def scored_by(workflow: str, reward_function: str) -> str:
 
 def ignored_args(workflow: str, args: dict[str, Any]) -> list[str]:
     """Arguments that a built-in workflow of one turn does not read; Trinity-RFT's are not refused."""
-    return [name for name in args if workflow in _ONE_TURN and name not in (_ASKING | _MAY_ASK).get(workflow, {})]
+    return [name for name in args if workflow in _ONE_TURN and name not in _ARGS.get(workflow, {})]
 
 
 def _asking_problems(known: dict[str, type], args: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -307,8 +317,8 @@ def criterion_problem(entry: Any) -> str:
 
 def workflow_problems(workflow: str, args: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(argument, what is wrong) of the workflow_args of a built-in workflow of several turns; others check theirs."""
-    if workflow in _ASKING or workflow in _MAY_ASK:
-        yield from _asking_problems((_ASKING | _MAY_ASK)[workflow], args)
+    if workflow in _ARGS:
+        yield from _asking_problems(_ARGS[workflow], args)
     elif workflow in EPISODE_WORKFLOWS:
         yield from EPISODE_WORKFLOWS[workflow].problems(args)
     elif workflow in R3L_WORKFLOWS:

@@ -313,7 +313,11 @@ def _check_asked(config: Config, workflow: str, taskset: TasksetConfig) -> Itera
     asked = asked_model(workflow, taskset.workflow_args)
     if config.mode == "train" or asked is None or workflow in TEACHER_WORKFLOWS:
         return
-    if asked not in known and (asked or not known):
+    outside = [auxiliary_name(model) for model in config.explorer.auxiliary_models if model.external_model]
+    if workflow == "rubric_judge_openai_workflow" and (asked or (known[0] if known else "")) not in outside:
+        what = "whose judge has external_model: give it base_url and name, or use rubric_judge_workflow"
+        yield Problem("explorer.auxiliary_models", f"are asked by rubric_judge_openai_workflow, {what}")
+    elif asked not in known and (asked or not known):
         what = f"has no {asked!r}, which {workflow} asks" if asked else f"is empty, and {workflow} asks one"
         yield Problem("explorer.auxiliary_models", f"{what}; {_near(asked, known) if known else 'add the model'}")
 

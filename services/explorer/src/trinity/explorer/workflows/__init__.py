@@ -8,7 +8,7 @@ from trinity.explorer.workflows.agents import ExternalAgentWorkflow
 from trinity.explorer.workflows.base import Toolbox, Workflow
 from trinity.explorer.workflows.distill import DistillMathWorkflow, DistillWorkflow
 from trinity.explorer.workflows.environments import ENVIRONMENT_WORKFLOWS
-from trinity.explorer.workflows.judges import MathRulerWorkflow, RubricJudgeWorkflow
+from trinity.explorer.workflows.judges import MathRulerWorkflow, MathTrainableRulerWorkflow, RubricJudgeWorkflow
 from trinity.explorer.workflows.r3l import R3L_WORKFLOWS
 from trinity.explorer.workflows.rft import adapted
 from trinity.explorer.workflows.single_turn import (
@@ -37,6 +37,8 @@ WORKFLOWS: dict[str, type[Workflow]] = {
     **_SINGLE_TURN,
     **{f"async_{name}": workflow for name, workflow in _SINGLE_TURN.items()},
     "rubric_judge_workflow": RubricJudgeWorkflow,
+    "rubric_judge_openai_workflow": RubricJudgeWorkflow,
+    "math_trainable_ruler_workflow": MathTrainableRulerWorkflow,
     "on_policy_distill_workflow": DistillWorkflow,
     "on_policy_distill_math_workflow": DistillMathWorkflow,
     "tool_call_workflow": ToolCallWorkflow,

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trinity.config.workflows import criterion_problem
-from trinity.data.experience import SamplingParams
+from trinity.data.experience import Experience, SamplingParams, TaskKind
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score, ScorerFailed
 from trinity.explorer.workflows.base import gather_rollouts
@@ -41,11 +41,16 @@ class _Judged(SimpleWorkflow):
         for attempt in range(_ATTEMPTS):
             # The same greedy question would have the same answer.
             sampling = SamplingParams(temperature=temperature or 0.7 * (attempt > 0), max_tokens=limit)
-            (reply,) = await self.tools.judge(messages, sampling, str(args.get("judge", "")))
+            reply = await self.judged(messages, sampling)
             found = read_numbers(reply, count)
             if found is not None:
                 return found
         raise ScorerFailed(f"the judge gave no list of {count} numbers from 0 to 1, but {reply[-200:]!r}")
+
+    async def judged(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
+        """A judge's reply."""
+        (reply,) = await self.tools.judge(messages, sampling, str(self.task.workflow_args.get("judge", "")))
+        return reply
 
 
 def read_numbers(reply: str, count: int) -> list[float] | None:
@@ -106,9 +111,72 @@ class MathRulerWorkflow(_Judged):
     default_system_prompt = MathWorkflow.default_system_prompt
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
-        share = _MAX_TEXT // max(1, len(answers))
+        found = await self.numbers(self.comparison(answers, _MAX_TEXT, self.truth()), len(answers))
+        return await self.checked(answers, found, "ruler")
+
+    def comparison(self, answers: Sequence[Answer], most: int, truth: str = "") -> list[Message]:
+        """What a judge is asked; question and replies together have about 2 * `most` characters at most."""
+        share = max(1, most // max(1, len(answers)))
         shown = [f"Reply {number}:\n{answer.response[-share:]}" for number, answer in enumerate(answers, 1)]
-        reference = [f"The right answer is: {self.truth()}"] if self.truth() else []
-        text = "\n\n".join([f"Question:\n{self.column('prompt_key')[:_MAX_TEXT]}", *reference, *shown])
-        messages = [{"role": "system", "content": _RULER_PROMPT}, {"role": "user", "content": text}]
-        return await self.checked(answers, await self.numbers(messages, len(answers)), "ruler")
+        reference = [f"The right answer is: {truth}"] if truth else []
+        text = "\n\n".join([f"Question:\n{self.column('prompt_key')[:most]}", *reference, *shown])
+        return [{"role": "system", "content": _RULER_PROMPT}, {"role": "user", "content": text}]
+
+
+class MathTrainableRulerWorkflow(MathRulerWorkflow):
+    """As math_ruler_workflow, and the policy itself is the judge, who does not see the reference.
+
+    Tasks with an even ordinal train judgements: of replies that are sampled and not trained, the policy makes
+    `repeat_times` judgements, and each is rewarded by 1 - mean |score - right|, where `right` is 1 or 0 by the reward
+    function; by 0 if it is no list of scores. So all rollouts of a group do the same, and have the same baseline.
+    Evaluations are rewarded by the reward function alone.
+
+    workflow_args: judge_temperature (0), judge_max_tokens, of judgements that only give rewards.
+    """
+
+    async def run(self) -> list[Experience]:
+        if not self.truth():
+            raise InvalidInput(f"task.{self.format['response_key']}", "is missing; judgements are trained by it")
+        trains_judge = self.task.kind is TaskKind.TRAIN and self.task.ordinal % 2 == 0
+        made = await (self._judgements() if trains_judge else super().run())
+        return [replace(e, metrics={**e.metrics, "trains_judge": float(trains_judge)}) for e in made]
+
+    async def scores(self, answers: list[Answer]) -> list[Score]:
+        if self.task.kind is not TaskKind.TRAIN:
+            return await self._by_function(answers)
+        found = await self.numbers(self._fitting(answers), len(answers))
+        return await self.checked(answers, found, "ruler")
+
+    async def judged(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
+        prompt = self.tools.prompt(messages)
+        limit = min(sampling.max_tokens, self.tools.max_model_tokens - len(prompt))
+        (completion,) = await self.tools.generate(prompt, replace(sampling, max_tokens=limit))
+        return self.tools.text(completion.token_ids)
+
+    async def _judgements(self) -> list[Experience]:
+        asked = self.asked()
+        if len(asked) > self.tools.max_prompt_tokens:
+            return await self._too_long(asked)
+        answers = self.answers(asked, await self.sampled(asked))
+        right = [min(1.0, max(0.0, score.reward)) for score in await self._by_function(answers)]
+        messages = self._fitting(answers)
+        prompt = self.tools.prompt(messages)
+        made = []
+        for index, completion in enumerate(await self.sampled(prompt)):
+            reply = self.tools.text(completion.token_ids)
+            found = read_numbers(reply, len(answers))
+            errors = [abs(score - truth) for score, truth in zip(found or [], right, strict=bool(found))]
+            reward = 1.0 - sum(errors) / len(errors) if errors else 0.0
+            score = Score(reward, {"judged": float(found is not None)})
+            made.append(self._experience(index, prompt, completion, score, self.tools.text(prompt), reply))
+        return made
+
+    def _fitting(self, answers: Sequence[Answer]) -> list[Message]:
+        """Question and replies as far as they fit into a prompt. Raises InvalidInput if nothing of them does."""
+        most = _MAX_TEXT
+        while most:
+            messages = self.comparison(answers, most)
+            if len(self.tools.prompt(messages)) <= self.tools.max_prompt_tokens:
+                return messages
+            most //= 2
+        raise InvalidInput("model.max_prompt_tokens", f"is {self.tools.max_prompt_tokens}; no judgement fits into it")

@@ -35,24 +35,27 @@ class SimpleWorkflow(Workflow):
         if len(prompt) > self.tools.max_prompt_tokens:
             return await self._too_long(prompt)
         completions = await self.sampled(prompt)
+        answers = self.answers(prompt, completions)
+        scores = await self.scores(answers)
+        return [
+            self._experience(index, prompt, completion, score, answer.prompt, answer.response)
+            for index, (completion, score, answer) in enumerate(zip(completions, scores, answers, strict=True))
+        ]
+
+    def answers(self, prompt: list[int], completions: Sequence[Completion]) -> list[Answer]:
+        """Replies as a reward function reads them."""
         prompt_text = self.tools.text(prompt)
         prefix = self.format["reply_prefix"] or ""
-        replies = [prefix + self.tools.text(completion.token_ids) for completion in completions]
-        answers = [
+        return [
             Answer(
                 prompt_text,
-                reply,
+                prefix + self.tools.text(c.token_ids),
                 self.truth(),
                 c.finish_reason == "length",
                 len(c.token_ids),
                 tuple(c.token_ids.tolist()),
             )
-            for reply, c in zip(replies, completions, strict=True)
-        ]
-        scores = await self.scores(answers)
-        return [
-            self._experience(index, prompt, completion, score, prompt_text, reply)
-            for index, (completion, score, reply) in enumerate(zip(completions, scores, replies, strict=True))
+            for c in completions
         ]
 
     def asked(self) -> list[int]:
