@@ -211,6 +211,17 @@ VLLM = (
         ),
     ),
     Border(
+        "vLLM: norms of a reproducible engine",
+        ("trinity.explorer.engine.worker",),
+        "Whether `RMSNorm.forward_cuda` still calls it by the name in its own module. Since vLLM's pull request 48391 "
+        "its own kernel has one order of summation: when no older version is supported, ours can go.",
+        ("services/explorer/tests/engine/test_loading_in_place.py",),
+        (
+            "vllm.envs:VLLM_BATCH_INVARIANT",
+            "vllm.model_executor.layers.layernorm:rms_norm_batch_invariant(input, weight, eps, residual)",
+        ),
+    ),
+    Border(
         "vLLM: on what an engine runs",
         ("trinity.explorer.engine.devices",),
         "What an explorer announces as its platform: runs with `reproducible` compare it.",
