@@ -12,9 +12,10 @@ import grpc.aio
 import pytest
 
 from support.environments.odd_environments import EvenCoroutine, EvenInProcess, OddInLoop
+from support.environments.snapshots import Windy, WindyInCoroutines, WindyInProcess, WindyInThread
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
-from trinity.sdk import Description, Environment, Observation, serving
+from trinity.sdk import Description, Environment, InvalidInput, Observation, serving
 from trinity.sdk.arena import Arena
 from trinity.sdk.conformance import Result, Sample, Verdict, check_provider, episodes, stream
 from trinity.sdk.contract import info_problem
@@ -136,6 +137,10 @@ class Liar(ProviderServicer):
         async for request in requests:
             if request.HasField("reset") and self.kind == "any environment":
                 request.reset.environment = "count"
+            if request.HasField("reset") and self.kind == "any state" and request.reset.state:
+                request.reset.state, request.reset.turn = b"", 0
+            if request.HasField("reset") and self.kind == "states unasked":
+                request.reset.keep_states = True
             if request.HasField("reset") and self.kind == "any json" and request.reset.task_json != "{}":
                 request.reset.task_json = "{}"
             if request.HasField("action"):
@@ -225,6 +230,81 @@ async def test_a_violation_in_every_episode_is_named(kind: str, check_name: str,
     async with lying(Liar(kind)) as address:
         found = failed(await check(address, only="count"))
     assert said in found[check_name]
+
+
+RESTORED = "a restored state goes on as the episode did"
+DAMAGED = "a state that is damaged or too large is INVALID_ARGUMENT"
+UNASKED = "states come where they are asked for alone"
+
+
+@pytest.mark.parametrize("kind", [Windy, WindyInThread, WindyInProcess, WindyInCoroutines])
+async def test_snapshots_pass_in_every_kind_of_isolation(kind: type[Environment]) -> None:
+    async with serving(kind) as address:
+        results = await check(address)
+    assert failed(results) == {}
+    assert {RESTORED, UNASKED, DAMAGED} <= {result.check for result in results if result.verdict is Verdict.OK}
+
+
+class OtherWinds(Windy):
+    """Its winds are drawn anew."""
+
+    def restore(self, state: bytes) -> None:
+        super().restore(state)
+        self.winds.seed()
+
+
+class Stateless(Windy):
+    def snapshot(self) -> bytes:
+        return b""
+
+
+class Endless(Windy):
+    def snapshot(self) -> bytes:
+        return bytes(1 << 20)
+
+
+class Counted(Windy):
+    def snapshot(self) -> Any:
+        return self.at
+
+
+@pytest.mark.parametrize(
+    ("kind", "environment", "checks", "said"),
+    [
+        ("honest", OtherWinds, {RESTORED}, "from the state of turn 0 on, turn 1 is answered otherwise"),
+        ("honest", Stateless, {RESTORED}, "no answer had a state"),
+        ("honest", Endless, {RESTORED, DAMAGED}, "its snapshot has 1048576 bytes, must have at most 1048560"),
+        ("honest", Counted, {RESTORED, DAMAGED}, "its snapshot is int, must be bytes"),
+        ("any state", Windy, {RESTORED, DAMAGED}, "it was answered; must be refused with INVALID_ARGUMENT"),
+        ("states unasked", Windy, {UNASKED}, "did not ask for states"),
+    ],
+)
+async def test_snapshots_that_break_the_contract_are_named(
+    kind: str, environment: type[Environment], checks: set[str], said: str
+) -> None:
+    async with lying(Liar(kind, environment)) as address:
+        found = failed(await check(address))
+    assert set(found) == checks
+    assert said in " ".join(found.values())
+
+
+async def test_states_are_refused_where_they_cannot_be_restored() -> None:
+    class Methodless(Count):
+        description = Description("count", "", snapshots=True)
+
+    with pytest.raises(TypeError, match="says snapshots and must have the methods snapshot and restore"):
+        Arena([Methodless])
+    for reset, said in [
+        (pb.Reset(environment="count", state=b"x"), "reset.state: was sent, and count announces no snapshots"),
+        (pb.Reset(environment="count", keep_states=True), "reset.keep_states: was sent, and count announces no"),
+        (pb.Reset(environment="corridor", state=b"x", turn=-1), "reset.turn: is -1"),
+        (pb.Reset(environment="corridor", turn=2), "reset.turn: is 2"),
+        (pb.Reset(environment="corridor", state=bytes((1 << 20) + 1)), "reset.state: has 1048577 bytes, at most"),
+        (pb.Reset(environment="corridor", state=b"x" * 40), "reset.state: is damaged, or no state of corridor"),
+    ]:
+        async with Arena([Count, Windy]).enter(reset.environment) as episode:
+            with pytest.raises(InvalidInput, match=said):
+                await episode.reset(reset)
 
 
 async def test_slots_that_are_never_released_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from support.environments.attaching import (
     until,
 )
 from support.environments.odd_environments import Odd
+from support.environments.snapshots import Windy
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environments import ENVIRONMENTS
 from trinity.sdk import AttachRefused, ScoreItem, attach, attaching
+from trinity.sdk.conformance import Sample, Verdict, check_provider
 
 pytestmark = pytest.mark.core
 
@@ -45,6 +48,20 @@ async def test_an_attached_environment_is_played_through_the_service(service: Se
         assert (code, "task.bad: is true" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     await until(lambda: "odd" not in service.arena.sources)
     assert service.arena.open == 0
+
+
+async def test_snapshots_are_restored_through_the_service_where_all_providers_have_them(service: Service) -> None:
+    async with attaching(Windy, address=service.address, token=TOKEN):
+        results = [one async for one in check_provider(service.address, Sample(), "corridor")]
+        snapshots = [one for one in results if "state" in one.check]
+        assert [one.verdict for one in snapshots] == [Verdict.OK] * 3
+        async with attaching(Stateless, address=service.address, token=TOKEN, name="other"):
+            described = (await service.stub.Describe(pb.DescribeRequest())).environments
+            assert [one.snapshots for one in described if one.name == "corridor"] == [False]
+
+
+class Stateless(Windy):
+    description = replace(Windy.description, snapshots=False)
 
 
 async def _after_raise(service: Service) -> None:

@@ -64,7 +64,7 @@ class Step:
 class Corridor:
     """Walk `length` steps to the right. `left` goes back; anything else is refused; 8 steps at most."""
 
-    deterministic = True
+    deterministic, snapshots = True, False
 
     def __init__(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> None:
         self.length, self.seed, self.args, self.at, self.steps = task.get("length", 2), seed, args, 0, 0
@@ -76,7 +76,7 @@ class Corridor:
     async def __aexit__(self, *_: object) -> None:
         self.closed = True
 
-    async def reset(self) -> Step:
+    async def reset(self, keep_states: bool = False) -> Step:
         info = {"instructions": "Walk to the end.", "available_actions": ["left", "right"]}
         return Step(f"Walk to the end.\n\nYou are at {self.at} of {self.length}.", info=info)
 

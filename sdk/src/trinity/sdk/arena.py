@@ -138,7 +138,14 @@ class Episode:
     async def reset(self, reset: pb.Reset) -> pb.EpisodeResponse:
         if self._turn >= 0:
             raise InvalidInput("reset", "came twice; an episode is reset once")
-        self._turn = 0
+        if reset.turn < 0 or (reset.turn and not reset.state):
+            raise InvalidInput("reset.turn", f"is {reset.turn}, must be that of reset.state, or 0 without one")
+        if (reset.state or reset.keep_states) and not self._description.snapshots:
+            field = "state" if reset.state else "keep_states"
+            raise InvalidInput(f"reset.{field}", f"was sent, and {self._description.name} announces no snapshots")
+        if len(reset.state) > contract.MAX_STATE_BYTES:
+            raise InvalidInput("reset.state", f"has {len(reset.state)} bytes, at most {contract.MAX_STATE_BYTES}")
+        self._turn = reset.turn
         return await self._play(reset, self._description.reset_timeout_seconds)
 
     async def step(self, action: pb.Action) -> pb.EpisodeResponse:

@@ -8,6 +8,7 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 
 PROTOCOL_VERSION = 2
 MAX_TEXT_BYTES = 1024 * 1024
+MAX_STATE_BYTES = 1024 * 1024
 MAX_METRICS = 100
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # What workflows read of `info`: see EpisodeResponse.info_json.
@@ -31,6 +32,8 @@ def answer_problem(answer: pb.EpisodeResponse, turn: int, *, own: bool = False) 
     for field, text in (("observation", answer.observation), ("info_json", answer.info_json)):
         if too_long(text):
             return f"its {field} is longer than {MAX_TEXT_BYTES} bytes"
+    if len(answer.state) > MAX_STATE_BYTES:
+        return f"its state has {len(answer.state)} bytes, at most {MAX_STATE_BYTES}"
     if len(answer.metrics) > MAX_METRICS:
         return f"it has {len(answer.metrics)} metrics, at most {MAX_METRICS}"
     for name, value in answer.metrics.items():

@@ -34,7 +34,8 @@ class Description:
     """What a provider announces. `max_parallel_episodes` 0: as many as the isolation allows; "none": no limit.
 
     `deterministic`: the same row, arguments, seed and actions give the same episode, and a step changes nothing
-    outside it. Then an episode that is interrupted continues at its last turn.
+    outside it. Then an episode that is interrupted continues at its last turn. `snapshots`: so it does, because the
+    class has `snapshot` and `restore`.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Description:
     step_timeout_seconds: float = 10.0
     reset_timeout_seconds: float = 30.0
     deterministic: bool = False
+    snapshots: bool = False
 
 
 class _Declared:
@@ -76,6 +78,20 @@ class Environment(_Declared, ABC):
     def step(self, action: str) -> Observation:
         """Answer the policy's reply."""
 
+    def snapshot(self) -> bytes:
+        """All that later answers follow from, its random numbers included; at most 1 MiB. b"": there is none here.
+
+        Called after `reset` and after each `step`, in their time, where the description says `snapshots`.
+        """
+        raise NotImplementedError
+
+    def restore(self, state: bytes) -> None:
+        """Go on from a state, on an object that was not reset, perhaps in another process or on another machine.
+
+        What is raised refuses the state; the episode then begins again. It came over the network: never unpickle it.
+        """
+        raise NotImplementedError
+
     def close(self) -> None:
         """Release what the episode holds. Called exactly once, also after an error or when the client went away."""
 
@@ -92,6 +108,14 @@ class AsyncEnvironment(_Declared, ABC):
     @abstractmethod
     async def step(self, action: str) -> Observation:
         """Answer the policy's reply."""
+
+    async def snapshot(self) -> bytes:
+        """As that of Environment."""
+        raise NotImplementedError
+
+    async def restore(self, state: bytes) -> None:
+        """As that of Environment."""
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Release what the episode holds. Called exactly once, also after an error or when the client went away."""

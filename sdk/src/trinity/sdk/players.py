@@ -10,13 +10,13 @@ import inspect
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.sdk import wire
-from trinity.sdk.environment import EnvironmentClass
-from trinity.sdk.errors import TimedOut
+from trinity.sdk.environment import EnvironmentClass, Observation
+from trinity.sdk.errors import Broken, InvalidInput, TimedOut
 
 log = logging.getLogger(__name__)
 
@@ -35,50 +35,84 @@ class Player(Protocol):
 
 
 def too_slow(message: Message, seconds: float) -> TimedOut:
-    return TimedOut(f"it took longer than {seconds:g} s for one {_method(message)}")
+    method = "step" if isinstance(message, pb.Action) else "restore" if message.state else "reset"
+    return TimedOut(f"it took longer than {seconds:g} s for one {method}")
 
 
-def _method(message: Message) -> str:
-    return "reset" if isinstance(message, pb.Reset) else "step"
+class Actor:
+    """The object of one episode. Its methods may be coroutines; those of this class await only them."""
+
+    def __init__(self, kind: EnvironmentClass) -> None:
+        self._kind = kind
+        self._environment: Any = None
+        self._keep_states = False
+
+    async def play(self, message: Message) -> pb.EpisodeResponse:
+        """Raises what the environment raises, and InvalidInput for a state that it does not take."""
+        if self._environment is None:
+            self._environment = self._kind()
+        if isinstance(message, pb.Action):
+            observation = await _value(self._environment.step(message.text))
+        else:
+            self._keep_states = message.keep_states
+            observation = await (self._restored(message) if message.state else self._reset(message))
+        state = b""
+        if self._keep_states and isinstance(observation, Observation) and not observation.done:
+            state = wire.sealed(self._kind.description.name, await _value(self._environment.snapshot()))
+        return wire.answer(observation, message.turn, state)
+
+    async def _reset(self, reset: pb.Reset) -> Any:
+        return await _value(self._environment.reset(*wire.reset_arguments(reset)))
+
+    async def _restored(self, reset: pb.Reset) -> Observation:
+        state = wire.opened(self._kind.description.name, reset.state)
+        try:
+            await _value(self._environment.restore(state))
+        except (TimedOut, TimeoutError):
+            raise
+        except Exception as error:
+            raise InvalidInput("reset.state", f"cannot be restored: {type(error).__name__}: {error}") from error
+        return Observation("")
+
+    async def close(self) -> None:
+        if self._environment is not None:
+            await _value(self._environment.close())
 
 
-def arguments(message: Message) -> tuple[Any, ...]:
-    """Of the method that the message calls."""
-    return wire.reset_arguments(message) if isinstance(message, pb.Reset) else (message.text,)
+async def _value(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
 
 
-def _turn(message: Message) -> int:
-    return message.turn if isinstance(message, pb.Action) else 0
+def finished(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that waits for nothing. Raises Broken for one that does."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    work.close()
+    raise Broken("a coroutine of it waits; derive its class from AsyncEnvironment")
 
 
 class LoopPlayer:
     """isolation "none"."""
 
     def __init__(self, kind: EnvironmentClass, release: Release) -> None:
-        self._kind = kind
-        self._environment: Any = None
+        self._actor = Actor(kind)
         self._release = release
 
     async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
-        if self._environment is None:
-            self._environment = self._kind()
-        observation = getattr(self._environment, _method(message))(*arguments(message))
-        if inspect.isawaitable(observation):
-            limit = asyncio.timeout(seconds)  # in this task: in one of its own SystemExit would end the loop
-            try:
-                async with limit:
-                    observation = await observation
-            except TimeoutError:
-                if limit.expired():
-                    raise too_slow(message, seconds) from None
-                raise
-        return wire.answer(observation, _turn(message))
+        limit = asyncio.timeout(seconds)  # in this task: in one of its own SystemExit would end the loop
+        try:
+            async with limit:
+                return await self._actor.play(message)
+        except TimeoutError:
+            if limit.expired():
+                raise too_slow(message, seconds) from None
+            raise
 
     async def close(self) -> None:
         try:
-            closing = self._environment.close() if self._environment is not None else None
-            if inspect.isawaitable(closing):
-                await closing
+            await self._actor.close()
         finally:
             self._release()
 
@@ -122,21 +156,17 @@ class ThreadPlayer:
             await asyncio.shield(self._ended)
 
     def _run(self) -> None:
-        environment: Any = None
+        actor = Actor(self._kind)
         while (item := self._work.get()) is not None:
             future, message = item
             try:
-                if environment is None:
-                    environment = self._kind()
-                observation = getattr(environment, _method(message))(*arguments(message))
-                result, error = wire.answer(observation, _turn(message)), None
+                result, error = finished(actor.play(message)), None
             except BaseException as raised:
                 result, error = None, raised
             self._call_in_loop(_resolve, future, result, error)
-            future = observation = result = error = None  # type: ignore[assignment]  # nothing outlives its call
+            future = result = error = None  # type: ignore[assignment]  # nothing outlives its call
         try:
-            if environment is not None:
-                environment.close()
+            finished(actor.close())
         except Exception:
             log.exception("close of %s failed", self._kind.description.name)
         self._call_in_loop(self._finish)

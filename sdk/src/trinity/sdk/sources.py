@@ -82,11 +82,17 @@ class ClassSource:
             await self._workers.close()
 
 
+def _has(kind: EnvironmentClass, method: str) -> bool:
+    return not any(getattr(kind, method) is getattr(base, method) for base in (Environment, AsyncEnvironment))
+
+
 def _check(kind: EnvironmentClass) -> None:
     """Raises TypeError for a class that cannot be played."""
     name = getattr(kind, "__name__", repr(kind))
     if not (isinstance(kind, type) and issubclass(kind, (Environment, AsyncEnvironment))):
         raise TypeError(f"{name} must be a subclass of Environment or AsyncEnvironment")
+    if kind.description.snapshots and not all(_has(kind, method) for method in ("snapshot", "restore")):
+        raise TypeError(f"{name} says snapshots and must have the methods snapshot and restore")
     if kind.isolation not in ("none", "thread", "process"):
         raise TypeError(f"{name}.isolation is {kind.isolation!r}, must be 'none', 'thread' or 'process'")
     if issubclass(kind, AsyncEnvironment) and kind.isolation == "thread":

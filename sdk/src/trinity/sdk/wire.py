@@ -1,12 +1,15 @@
 """Between the contract's messages and an environment's own arguments and observations."""
 
+import hashlib
 import json
 from typing import Any
 
 from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.sdk.contract import json_object
+from trinity.sdk.contract import MAX_STATE_BYTES, json_object
 from trinity.sdk.environment import Description, Observation
 from trinity.sdk.errors import Broken, InvalidInput
+
+_CHECKSUM_BYTES = 16
 
 
 def described(description: Description) -> pb.EnvironmentDescription:
@@ -17,6 +20,7 @@ def described(description: Description) -> pb.EnvironmentDescription:
         step_timeout_seconds=description.step_timeout_seconds,
         reset_timeout_seconds=description.reset_timeout_seconds,
         deterministic=description.deterministic,
+        snapshots=description.snapshots,
     )
 
 
@@ -28,6 +32,7 @@ def description_of(message: pb.EnvironmentDescription) -> Description:
         message.step_timeout_seconds,
         message.reset_timeout_seconds or message.step_timeout_seconds,
         message.deterministic,
+        message.snapshots,
     )
 
 
@@ -44,8 +49,32 @@ def parsed(text: str, field: str) -> dict[str, Any]:
         raise InvalidInput(field, str(error)) from None
 
 
-def answer(observation: Any, turn: int) -> pb.EpisodeResponse:
-    """What an environment returned, as a message. Raises Broken if it is no observation."""
+def sealed(name: str, state: Any) -> bytes:
+    """What the snapshot of environment `name` returned, for the wire: with a checksum. Raises Broken."""
+    if not isinstance(state, bytes):
+        raise Broken(f"its snapshot is {type(state).__name__}, must be bytes")
+    if len(state) > MAX_STATE_BYTES - _CHECKSUM_BYTES:
+        raise Broken(
+            f"its snapshot has {len(state)} bytes, must have at most {MAX_STATE_BYTES - _CHECKSUM_BYTES}; where it is "
+            'larger, return b"", and an interrupted episode continues at an earlier one'
+        )
+    return _checksum(name, state) + state if state else b""
+
+
+def opened(name: str, sealed_state: bytes) -> bytes:
+    """The bytes that the snapshot returned. Raises InvalidInput where they are not those of environment `name`."""
+    checksum, state = sealed_state[:_CHECKSUM_BYTES], sealed_state[_CHECKSUM_BYTES:]
+    if checksum != _checksum(name, state):
+        raise InvalidInput("reset.state", f"is damaged, or no state of {name}")
+    return state
+
+
+def _checksum(name: str, state: bytes) -> bytes:
+    return hashlib.blake2b(name.encode() + b"\0" + state, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def answer(observation: Any, turn: int, state: bytes = b"") -> pb.EpisodeResponse:
+    """What an environment returned, as a message. `state`: sealed. Raises Broken if it is no observation."""
     if not isinstance(observation, Observation):
         raise Broken(f"it returned {type(observation).__name__}, must be an Observation")
     if not isinstance(observation.info, dict):
@@ -58,6 +87,7 @@ def answer(observation: Any, turn: int) -> pb.EpisodeResponse:
             info_json=json.dumps(observation.info) if observation.info else "",
             metrics=observation.metrics,
             turn=turn,
+            state=state,
         )
     except (TypeError, ValueError) as error:
         raise Broken(f"its observation cannot be sent: {error}") from None

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import ctypes
 import importlib
-import inspect
 import json
 import runpy
 import signal
@@ -21,10 +20,10 @@ from typing import Any
 import grpc
 
 from trinity.api.environment.v1 import environment_pb2 as pb
-from trinity.sdk import wire
+from trinity.sdk.environment import AsyncEnvironment
 from trinity.sdk.errors import number_of, status_of
 from trinity.sdk.frames import frame, read_frame
-from trinity.sdk.players import arguments
+from trinity.sdk.players import Actor, finished
 
 _PR_SET_PDEATHSIG = 1
 
@@ -49,7 +48,7 @@ class Stage:
     def __init__(self, kind: Any, run: Callable[[Any], Any]) -> None:
         self._kind = kind
         self._run = run
-        self._open: dict[int, Any] = {}
+        self._open: dict[int, Actor] = {}
 
     def answer(self, call: pb.ProviderCall) -> pb.ProviderReply:
         """Never raises, except what ends the process."""
@@ -57,25 +56,19 @@ class Stage:
             if call.WhichOneof("call") == "close":
                 self._close(call.id)
                 return pb.ProviderReply(id=call.id)
-            response = self._play(call)
+            if call.WhichOneof("call") == "reset":
+                self._open[call.id] = Actor(self._kind)
+            message = call.reset if call.WhichOneof("call") == "reset" else call.action
+            response = self._run(self._open[call.id].play(message))
             return pb.ProviderReply(id=call.id, response=response)
         except (Exception, SystemExit) as error:
             code, text = status_of(error)
             return pb.ProviderReply(id=call.id, failure=pb.Failure(code=number_of(code), message=text))
 
-    def _play(self, call: pb.ProviderCall) -> pb.EpisodeResponse:
-        if call.WhichOneof("call") == "reset":
-            environment = self._open[call.id] = self._kind()
-            return wire.answer(self._value(environment.reset(*arguments(call.reset))), 0)
-        return wire.answer(self._value(self._open[call.id].step(call.action.text)), call.action.turn)
-
     def _close(self, identity: int) -> None:
-        environment = self._open.pop(identity, None)
-        if environment is not None:
-            self._value(environment.close())
-
-    def _value(self, result: Any) -> Any:
-        return self._run(result) if inspect.isawaitable(result) else result
+        actor = self._open.pop(identity, None)
+        if actor is not None:
+            self._run(actor.close())
 
 
 def main(descriptor: int) -> None:
@@ -94,15 +87,11 @@ def main(descriptor: int) -> None:
             failure = pb.Failure(code=number_of(grpc.StatusCode.INTERNAL), message=f"{type(error).__name__}: {error}")
             pipe.sendall(frame(pb.ProviderReply(failure=failure).SerializeToString()))
             raise
-        stage = Stage(kind, lambda awaitable: runner.run(_await(awaitable)))
+        stage = Stage(kind, runner.run if issubclass(kind, AsyncEnvironment) else finished)
         pipe.sendall(frame(pb.ProviderReply().SerializeToString()))
         while (data := read_frame(pipe)) is not None:
             reply = stage.answer(pb.ProviderCall.FromString(data))
             pipe.sendall(frame(reply.SerializeToString()))
-
-
-async def _await(awaitable: Any) -> Any:
-    return await awaitable
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 from trinity.api.common.v1 import tensor_pb2 as _tensor_pb2
 from trinity.api.common.v1 import task_pb2 as _task_pb2
+from trinity.api.environment.v1 import environment_pb2 as _environment_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -139,7 +140,7 @@ class TurnEntry(_message.Message):
     def __init__(self, turn: _Optional[_Union[RecordedTurn, _Mapping]] = ..., abandoned: _Optional[_Union[Abandoned, _Mapping]] = ...) -> None: ...
 
 class RecordedTurn(_message.Message):
-    __slots__ = ("episode", "turn", "seen", "token_ids", "logprobs", "version_spans", "finish_reason", "begin")
+    __slots__ = ("episode", "turn", "seen", "token_ids", "logprobs", "version_spans", "finish_reason", "begin", "answer")
     EPISODE_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +149,7 @@ class RecordedTurn(_message.Message):
     VERSION_SPANS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
     episode: str
     turn: int
     seen: bytes
@@ -156,7 +158,8 @@ class RecordedTurn(_message.Message):
     version_spans: _containers.RepeatedCompositeFieldContainer[VersionSpan]
     finish_reason: str
     begin: int
-    def __init__(self, episode: _Optional[str] = ..., turn: _Optional[int] = ..., seen: _Optional[bytes] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., begin: _Optional[int] = ...) -> None: ...
+    answer: _environment_pb2.EpisodeResponse
+    def __init__(self, episode: _Optional[str] = ..., turn: _Optional[int] = ..., seen: _Optional[bytes] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., begin: _Optional[int] = ..., answer: _Optional[_Union[_environment_pb2.EpisodeResponse, _Mapping]] = ...) -> None: ...
 
 class Abandoned(_message.Message):
     __slots__ = ("cause",)

@@ -52,20 +52,22 @@ class AttachedProvider(_message.Message):
     def __init__(self, provider: _Optional[str] = ..., health: _Optional[_Union[ProviderHealth, str]] = ..., since_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., environments: _Optional[_Iterable[str]] = ..., scorers: _Optional[_Iterable[str]] = ..., open: _Optional[int] = ...) -> None: ...
 
 class EnvironmentDescription(_message.Message):
-    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds", "reset_timeout_seconds", "deterministic")
+    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds", "reset_timeout_seconds", "deterministic", "snapshots")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     MAX_PARALLEL_EPISODES_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RESET_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     summary: str
     max_parallel_episodes: int
     step_timeout_seconds: float
     reset_timeout_seconds: float
     deterministic: bool
-    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ..., reset_timeout_seconds: _Optional[float] = ..., deterministic: bool = ...) -> None: ...
+    snapshots: bool
+    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ..., reset_timeout_seconds: _Optional[float] = ..., deterministic: bool = ..., snapshots: bool = ...) -> None: ...
 
 class EpisodeRequest(_message.Message):
     __slots__ = ("reset", "action")
@@ -76,16 +78,22 @@ class EpisodeRequest(_message.Message):
     def __init__(self, reset: _Optional[_Union[Reset, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ...) -> None: ...
 
 class Reset(_message.Message):
-    __slots__ = ("environment", "task_json", "args_json", "seed")
+    __slots__ = ("environment", "task_json", "args_json", "seed", "keep_states", "state", "turn")
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     TASK_JSON_FIELD_NUMBER: _ClassVar[int]
     ARGS_JSON_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    KEEP_STATES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
     environment: str
     task_json: str
     args_json: str
     seed: int
-    def __init__(self, environment: _Optional[str] = ..., task_json: _Optional[str] = ..., args_json: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+    keep_states: bool
+    state: bytes
+    turn: int
+    def __init__(self, environment: _Optional[str] = ..., task_json: _Optional[str] = ..., args_json: _Optional[str] = ..., seed: _Optional[int] = ..., keep_states: bool = ..., state: _Optional[bytes] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class Action(_message.Message):
     __slots__ = ("text", "turn")
@@ -96,7 +104,7 @@ class Action(_message.Message):
     def __init__(self, text: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class EpisodeResponse(_message.Message):
-    __slots__ = ("observation", "reward", "done", "info_json", "metrics", "turn")
+    __slots__ = ("observation", "reward", "done", "info_json", "metrics", "turn", "state")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -110,13 +118,15 @@ class EpisodeResponse(_message.Message):
     INFO_JSON_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     observation: str
     reward: float
     done: bool
     info_json: str
     metrics: _containers.ScalarMap[str, float]
     turn: int
-    def __init__(self, observation: _Optional[str] = ..., reward: _Optional[float] = ..., done: bool = ..., info_json: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., turn: _Optional[int] = ...) -> None: ...
+    state: bytes
+    def __init__(self, observation: _Optional[str] = ..., reward: _Optional[float] = ..., done: bool = ..., info_json: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., turn: _Optional[int] = ..., state: _Optional[bytes] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("scorer", "items", "args_json")

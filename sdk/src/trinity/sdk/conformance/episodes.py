@@ -12,7 +12,7 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
 from trinity.sdk.conformance.result import Broken, Noted, Result, Skipped, Verdict, judge
 from trinity.sdk.conformance.stream import Refused, Stream, refused
-from trinity.sdk.contract import MAX_TEXT_BYTES, info_problem, json_object
+from trinity.sdk.contract import MAX_STATE_BYTES, MAX_TEXT_BYTES, info_problem, json_object
 
 T = TypeVar("T")
 Seen = tuple[str, float, bool, dict[str, Any]]
@@ -75,6 +75,12 @@ class EpisodeChecks:
             ("the announced limit is kept", self._the_limit),
             ("the same seed gives the same episode", self._same_seed),
         ]
+        if self._described.snapshots:
+            checks += [
+                ("a restored state goes on as the episode did", self._restored),
+                ("states come where they are asked for alone", self._states_that_are_asked_for),
+                ("a state that is damaged or too large is INVALID_ARGUMENT", self._damaged_states),
+            ]
         for check, work in checks:
             yield await judge(name, check, self._expected(work))
 
@@ -99,11 +105,9 @@ class EpisodeChecks:
     def _stream(self) -> Stream:
         return Stream(self._stub, self._described)
 
-    def _reset(self, seed: int = 1) -> pb.Reset:
-        sample = self._sample
-        return pb.Reset(
-            environment=self._described.name, task_json=sample.task_json, args_json=sample.args_json, seed=seed
-        )
+    def _reset(self, seed: int = 1, **states: Any) -> pb.Reset:
+        sample, name = self._sample, self._described.name
+        return pb.Reset(environment=name, task_json=sample.task_json, args_json=sample.args_json, seed=seed, **states)
 
     async def _a_reset(self) -> None:
         async with self._stream() as stream:
@@ -232,6 +236,49 @@ class EpisodeChecks:
         if self._described.deterministic:
             raise Broken("it does not, and deterministic is announced: what follows an interrupted turn would differ")
         raise Noted("it does not; where an episode is played again, what follows may differ")
+
+    async def _restored(self) -> None:
+        """From each state of an episode, to its end, while that episode is open and when it is over."""
+        async with self._stream() as stream:
+            answers = [await stream.reset(self._reset(keep_states=True))]
+            while not answers[-1].done and len(answers) <= self._sample.max_steps:
+                answers.append(await stream.act(self._sample.action, len(answers)))
+        stateful = [answer for answer in answers if answer.state]
+        if not stateful:
+            raise Broken("no answer had a state, and snapshots are announced")
+        for answer in stateful:
+            again = await self._when_there_is_room(partial(self._from_state, answer, len(answers)))
+            then = [_seen(later) for later in answers[answer.turn + 1 :]]
+            differs = next((n for n, both in enumerate(zip(then, again, strict=True), 1) if both[0] != both[1]), 0)
+            if differs:
+                raise Broken(
+                    f"from the state of turn {answer.turn} on, turn {answer.turn + differs} is answered otherwise"
+                )
+
+    async def _from_state(self, answer: pb.EpisodeResponse, turns: int) -> list[Seen]:
+        async with self._stream() as stream:
+            await stream.restore(self._reset(keep_states=True, state=answer.state, turn=answer.turn))
+            return [_seen(await stream.act(self._sample.action, turn)) for turn in range(answer.turn + 1, turns)]
+
+    async def _states_that_are_asked_for(self) -> None:
+        async with self._stream() as stream:
+            answer = await stream.reset(self._reset())
+            if not answer.done:
+                answer = await stream.act(self._sample.action, 1)
+            if answer.state:
+                raise Broken("an answer had a state, and the reset did not ask for states")
+
+    async def _damaged_states(self) -> None:
+        async with self._stream() as stream:
+            whole = await stream.reset(self._reset(keep_states=True))
+        if not whole.state:
+            raise Skipped("the answer to a reset has no state")
+        state = whole.state
+        flipped = state[:-1] + bytes([state[-1] ^ 1])
+        for damaged in (state[: len(state) // 2], state + b"\0", flipped, b"\0", state + bytes(MAX_STATE_BYTES)):
+            answer = pb.EpisodeResponse(state=damaged)
+            restoring = self._when_there_is_room(partial(self._from_state, answer, 1))
+            await refused(restoring, grpc.StatusCode.INVALID_ARGUMENT)
 
     async def _script(self, seed: int, steps: int = _SCRIPT_STEPS) -> list[Seen]:
         return await self._when_there_is_room(partial(self._played, seed, steps))

@@ -57,6 +57,10 @@ class Stream:
         """A sound answer. Raises Refused, and Broken if there is none."""
         return await self._exchange(pb.EpisodeRequest(reset=reset), self._reset_seconds, 0, "reset")
 
+    async def restore(self, reset: pb.Reset) -> pb.EpisodeResponse:
+        """As reset, with the state and the turn of an answer."""
+        return await self._exchange(pb.EpisodeRequest(reset=reset), self._reset_seconds, reset.turn, "restore")
+
     async def act(self, text: str, turn: int) -> pb.EpisodeResponse:
         """A sound answer. Raises Refused, and Broken if there is none."""
         request = pb.EpisodeRequest(action=pb.Action(text=text, turn=turn))

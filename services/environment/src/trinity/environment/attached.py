@@ -177,15 +177,15 @@ class AttachedPlayer:
 
     async def play(self, message: Message, seconds: float) -> pb.EpisodeResponse:
         call = pb.ProviderCall(id=self._id)
-        description, turn = self._attachment.environments[self._name], 0
+        description = self._attachment.environments[self._name]
         if isinstance(message, pb.Reset):
             call.reset.CopyFrom(message)
             seconds = min(seconds, description.reset_timeout_seconds)
         else:
             call.action.CopyFrom(message)
-            seconds, turn = min(seconds, description.step_timeout_seconds), message.turn
+            seconds = min(seconds, description.step_timeout_seconds)
         try:
-            return await self._ask(call, seconds, turn)
+            return await self._ask(call, seconds, message.turn)
         except TimeoutError:
             error: Failed | ContractViolation = await self._attachment.slow(self._name, too_slow(message, seconds))
         except (Failed, ContractViolation) as failed:

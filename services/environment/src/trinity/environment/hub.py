@@ -47,8 +47,8 @@ class AttachedSource:
 
     @property
     def description(self) -> Description:
-        """The limits of all its providers: slots are summed, time limits are the slowest's, and all are deterministic
-        or it is not."""
+        """The limits of all its providers: slots are summed, time limits are the slowest's, and all are deterministic,
+        and have snapshots, or it does not."""
         each = [attachment.environments[self.name] for attachment in self.attachments]
         if not each:
             return Description(self.name)
@@ -60,6 +60,7 @@ class AttachedSource:
             max(one.step_timeout_seconds for one in each),
             max(one.reset_timeout_seconds for one in each),
             all(one.deterministic for one in each),
+            all(one.snapshots for one in each),
         )
 
     def player(self) -> AttachedPlayer:

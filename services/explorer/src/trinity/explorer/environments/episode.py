@@ -19,17 +19,26 @@ _HALF_CLOSE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Step:
-    """One answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far."""
+    """One answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far.
+
+    `turn`: actions before it. `state`: of an episode that keeps states; it can be restored.
+    """
 
     observation: str
     reward: float
     done: bool
     info: dict[str, Any]
     metrics: dict[str, float]
+    turn: int = 0
+    state: bytes = b""
+
+
+class StateRefused(EnvironmentFailed):
+    """The environment does not take the state that an interrupted episode had."""
 
 
 class Episode:
-    """reset once -> step until done. Leaving the `async with` always ends it on the provider's side."""
+    """reset or restore once -> step until done. Leaving the `async with` always ends it on the provider's side."""
 
     def __init__(
         self, providers: Providers, reset: pb.Reset, wait_seconds: float, closing: "set[asyncio.Task[None]]"
@@ -44,6 +53,7 @@ class Episode:
         self._limits = Limits(0.0, 0.0)
         self._call: Any = None
         self._turn = 0
+        self._begun = False
         self._done = False
         self._over = False
 
@@ -76,12 +86,28 @@ class Episode:
         """Whether the same actions give the same episode, as its provider announces. False before reset."""
         return self._limits.deterministic
 
-    async def reset(self) -> Step:
+    @property
+    def snapshots(self) -> bool:
+        """Whether its provider announces that states can be restored. False before reset."""
+        return self._limits.snapshots
+
+    async def reset(self, keep_states: bool = False) -> Step:
         """Begin, at the provider with the fewest open episodes. Raises EnvironmentFailed.
 
         Waits for a slot as long as it takes. If a provider is unavailable, asks another one, or the same one again, for
-        `wait_seconds`.
+        `wait_seconds`. `keep_states`: answers have states, where the provider offers that.
         """
+        return await self._open_somewhere(keep_states)
+
+    async def restore(self, state: bytes, turn: int) -> None:
+        """Instead of reset: go on from the state of an answer, after `turn` actions; further answers have states.
+
+        Waits and raises as reset does, and StateRefused.
+        """
+        self._reset.state, self._reset.turn, self._turn = state, turn, turn
+        await self._open_somewhere(True)
+
+    async def _open_somewhere(self, keep_states: bool) -> Step:
         if self._over or self._call is not None:
             raise RuntimeError("an episode is reset once, inside its `async with`")
         name, backoff = self._reset.environment, Backoff(self._wait_seconds)
@@ -91,7 +117,7 @@ class Episode:
                     self._slots, waited = await self._providers.acquire_slot(name)
                     if waited:
                         backoff.reset_deadline()
-                return await self._open(self._providers.choose(name))
+                return await self._open(self._providers.choose(name), keep_states)
             except EnvironmentFailed as failure:
                 # While other explorers hold the slots, this episode keeps its position in the queue.
                 if failure.cause is not EnvironmentCause.FULL:
@@ -109,17 +135,20 @@ class Episode:
         request = pb.EpisodeRequest(action=pb.Action(text=sound, turn=self._turn))
         return await self._exchange(request, self._limits.step)
 
-    async def _open(self, provider: Provider) -> Step:
+    async def _open(self, provider: Provider, keep_states: bool) -> Step:
         name = self._reset.environment
         self._held.enter_context(provider.busy(name))
         self._provider = provider
         try:
             self._limits = await provider.limits(name)
+            if self._reset.state and not self._limits.snapshots:
+                raise StateRefused(f"{name} at {provider.address} announces no snapshots", EnvironmentCause.REFUSED)
+            self._reset.keep_states = keep_states and self._limits.snapshots
             self._call = provider.stub.Episode()
         except EnvironmentFailed as failure:
             self._fail(failure)
         step = await self._exchange(pb.EpisodeRequest(reset=self._reset), self._limits.reset)
-        self._over = False
+        self._over, self._begun = False, True
         return step
 
     async def _exchange(self, request: pb.EpisodeRequest, seconds: float) -> Step:
@@ -150,7 +179,9 @@ class Episode:
         if answer.done:
             self._provider.record_success(self._reset.environment)
         info = json_object(answer.info_json)
-        return Step(answer.observation, answer.reward, answer.done, info, dict(answer.metrics))
+        return Step(
+            answer.observation, answer.reward, answer.done, info, dict(answer.metrics), answer.turn, answer.state
+        )
 
     def _release_slot(self) -> None:
         slots, self._slots = self._slots, None
@@ -175,9 +206,11 @@ class Episode:
             self._call.cancel()
             self._call = None
         # After its first observation an episode cannot move to another provider: only a reset may be retried.
-        if self._turn:
+        if self._begun:
             self._over = True
             failure.passing = False
+        elif self._reset.state and failure.cause is EnvironmentCause.REFUSED and not failure.passing:
+            raise StateRefused(str(failure), failure.cause) from None
         raise failure from None
 
 

@@ -47,13 +47,14 @@ _GRACE_SECONDS = 5.0
 class Limits:
     """Seconds until an answer must be here. `slots`: how many episodes may be open at a time; 0: no limit.
 
-    `deterministic`: as the provider announces it.
+    `deterministic`, `snapshots`: as the provider announces them.
     """
 
     reset: float
     step: float
     slots: int = 0
     deterministic: bool = False
+    snapshots: bool = False
 
 
 @dataclass
@@ -208,7 +209,7 @@ def _limits(described: pb.EnvironmentDescription) -> Limits:
     step = min(described.step_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
     reset = min(described.reset_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
     reset = max(reset, step) if described.reset_timeout_seconds == 0 else reset
-    return Limits(reset, step, described.max_parallel_episodes, described.deterministic)
+    return Limits(reset, step, described.max_parallel_episodes, described.deterministic, described.snapshots)
 
 
 class Providers:

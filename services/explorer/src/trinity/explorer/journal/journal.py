@@ -21,6 +21,7 @@ import nats.js.errors
 import structlog
 
 from trinity.data.experience import Limits, Task, TaskKind
+from trinity.explorer.environments.episode import Step
 from trinity.explorer.journal.turns import OPEN, Entry, Kept, Known, RecordedTurn, known_before
 from trinity.explorer.journal.wire import decode_entry, encode_abandoned, encode_turn
 from trinity.explorer.types import Completion
@@ -179,6 +180,10 @@ class EpisodeJournal:
     def __init__(self, journal: TaskJournal, name: str, kept: list[Kept]) -> None:
         self._journal, self._name, self._kept = journal, name, kept
         self._sampled_by = ""  # the last turn that was played again
+        self._heard: Step | None = None
+        self._complete = True
+        while (last := max(self._answers(len(kept)), key=lambda step: step.turn, default=None)) and not last.state:
+            kept.pop()  # nothing goes on from there
         self.flush_tokens = journal.flush_tokens
         self._writing: asyncio.Task[None] | None = None
 
@@ -202,6 +207,7 @@ class EpisodeJournal:
         if turn >= len(self._kept):
             return None
         kept = self._kept[turn]
+        self._heard = kept.turn.answer or self._heard
         same = kept.turn.seen == seen
         if not same or not all(map(self._journal.usable, kept.versions)):
             reason = "its versions were withdrawn, or are stale" if same else "the environment answered otherwise"
@@ -211,6 +217,27 @@ class EpisodeJournal:
         TURNS_CONTINUED.inc(kept.turn.completion.finish_reason != OPEN)
         self._sampled_by = kept.owner
         return kept.turn.completion
+
+    def answer(self, turn: int) -> Step | None:
+        """What an environment that keeps states answered after `turn` actions; None where it is not known."""
+        return next((step for step in self._answers(len(self._kept)) if step.turn == turn), None)
+
+    def heard(self, answer: Step) -> None:
+        """An environment that keeps states answered: it goes into the entry of the next reply. Without a state no later
+        turn is kept."""
+        self._heard = answer
+        if self._complete and not answer.state and not answer.done:
+            self._complete = False
+            log.info("explorer.journal.stateless", episode=self._name, actions=answer.turn)
+
+    def forget(self, reason: str) -> None:
+        """The episode begins again."""
+        log.warning("explorer.episode.begins_again", episode=self._name, turn=0, reason=reason)
+        self._kept.clear()
+        self._heard, self._complete = None, True
+
+    def _answers(self, turns: int) -> Iterator[Step]:
+        return (kept.turn.answer for kept in self._kept[:turns] if kept.turn.answer is not None)
 
     async def keep(self, turn: int, seen: bytes, sampled: Completion, begin: int = 0) -> Completion:
         """Begin to write a reply that was sampled now, or its part from token `begin` on; returns the reply so far.
@@ -224,8 +251,12 @@ class EpisodeJournal:
             log.info("explorer.episode.continued", episode=self._name, turn=turn, token=begin, sampled_by=before)
             with tracing.span("episode.continued", turn=turn, token=begin, sampled_by=before, to=owner):
                 pass
-        entry = RecordedTurn(self._name, turn, seen, sampled, begin)
+        new = self._heard is not None and all(step.turn < self._heard.turn for step in self._answers(turn))
+        entry = RecordedTurn(self._name, turn, seen, sampled, begin, self._heard if new and not begin else None)
         kept = self._kept[turn].continued(entry, owner) if begin else Kept(entry, ((0, owner),))
+        if entry.answer is not None and entry.answer.state:  # one state for each episode is enough here
+            self._kept[:turn] = [one.without_state() for one in self._kept[:turn]]
         self._kept[turn:] = [kept]
-        self._writing = self._journal.start_writing(entry)
+        if self._complete:
+            self._writing = self._journal.start_writing(entry)
         return kept.turn.completion

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trinity.data.experience import Experience, Limits, Truncation
+from trinity.explorer.environments.episode import Step
 from trinity.explorer.types import Completion, spans_of
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 from trinity.runtime.errors import InvalidInput
@@ -30,7 +31,8 @@ class RecordedTurn:
     """Reply number `turn` (from 0) of an episode. `seen`: `digest` of what it answers.
 
     A long reply has several entries: `begin` is the number of its tokens before this one, and all but the last one end
-    with the reason OPEN.
+    with the reason OPEN. `answer`: of an environment that keeps states, what came before the reply; None where an entry
+    of an earlier turn has it.
     """
 
     episode: str
@@ -38,6 +40,7 @@ class RecordedTurn:
     seen: bytes
     completion: Completion
     begin: int = 0
+    answer: Step | None = None
 
     def check(self, limits: Limits) -> None:
         """Raise InvalidInput naming the field that cannot be right."""
@@ -101,7 +104,12 @@ class Kept:
         if made.finish_reason != OPEN or turn.begin != begin or turn.seen != self.turn.seen:
             raise InvalidInput("turn.begin", f"is {turn.begin} of a reply with {begin} tokens ({made.finish_reason})")
         parts = self.parts if owner == self.owner else (*self.parts, (begin, owner))
-        return Kept(replace(turn, begin=0, completion=joined(made, turn.completion)), parts)
+        whole = replace(turn, begin=0, completion=joined(made, turn.completion), answer=self.turn.answer)
+        return Kept(whole, parts)
+
+    def without_state(self) -> "Kept":
+        answer = self.turn.answer
+        return self if answer is None else replace(self, turn=replace(self.turn, answer=replace(answer, state=b"")))
 
     @property
     def versions(self) -> set[int]:

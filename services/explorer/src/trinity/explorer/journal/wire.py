@@ -1,13 +1,18 @@
 """Between turns and their protobuf messages. Decoding checks what it reads (invariant I8)."""
 
+import json
+
 from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2
+from trinity.api.environment.v1 import environment_pb2
 from trinity.data.experience import Limits, VersionSpan
 from trinity.data.wire import fill_tensor, from_tensor
+from trinity.explorer.environments.episode import Step
 from trinity.explorer.journal.turns import RecordedTurn
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import FailureCause, InvalidInput
+from trinity.sdk.contract import answer_problem, json_object
 
 
 def encode_turn(turn: RecordedTurn) -> bytes:
@@ -21,6 +26,8 @@ def encode_turn(turn: RecordedTurn) -> bytes:
     for span in made.version_spans:
         message.version_spans.add(version=span.version, start=span.start, end=span.end)
     message.finish_reason = made.finish_reason
+    if turn.answer is not None:
+        message.answer.CopyFrom(_encoded(turn.answer))
     return entry.SerializeToString()
 
 
@@ -47,6 +54,27 @@ def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | None:
         tuple(VersionSpan(span.version, span.start, span.end) for span in message.version_spans),
         message.finish_reason,
     )
-    turn = RecordedTurn(message.episode, message.turn, message.seen, completion, message.begin)
+    answer = _decoded(message.answer) if message.HasField("answer") else None
+    turn = RecordedTurn(message.episode, message.turn, message.seen, completion, message.begin, answer)
     turn.check(limits)
     return turn
+
+
+def _encoded(answer: Step) -> environment_pb2.EpisodeResponse:
+    return environment_pb2.EpisodeResponse(
+        observation=answer.observation,
+        reward=answer.reward,
+        info_json=json.dumps(answer.info) if answer.info else "",
+        metrics=answer.metrics,
+        turn=answer.turn,
+        state=answer.state,
+    )
+
+
+def _decoded(message: environment_pb2.EpisodeResponse) -> Step:
+    """Raises InvalidInput for an answer that no provider may give, or that no reply follows."""
+    problem = "it has a turn below 0" if message.turn < 0 else "it is done" if message.done else ""
+    if problem := problem or answer_problem(message, message.turn):
+        raise InvalidInput("turn.answer", f"cannot be right: {problem}")
+    metrics, info = dict(message.metrics), json_object(message.info_json)
+    return Step(message.observation, message.reward, False, info, metrics, message.turn, message.state)

@@ -11,6 +11,8 @@ from trinity.config.workflows import ActionForm, EpisodeRules, Policy
 from trinity.data.experience import SamplingParams, Task
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import EnvironmentFailed
+from trinity.explorer.environments.episode import StateRefused
+from trinity.explorer.journal.continued import Continued
 from trinity.explorer.journal.journal import EpisodeJournal
 from trinity.explorer.journal.turns import OPEN, digest
 from trinity.explorer.types import Completion
@@ -67,11 +69,25 @@ class Player:
         if journal is not None and self.rules.max_turns == 1 and not 0 < journal.flush_tokens < self._turn_tokens:
             journal = None
         with self.counting() as counted:
+            if journal is not None:
+                return await self._play_durably(journal, counted)
             async with self.episode() as remote:
                 episode = counted.episode = self.begin(await remote.reset())
-                episode.journal = journal if journal is not None and remote.deterministic else None
                 await self.play_until_done(episode, remote)
         return episode
+
+    async def _play_durably(self, journal: EpisodeJournal, counted: "Counted") -> Episode:
+        """From where the journal ends, if the environment can go on from there."""
+        while True:
+            try:
+                async with self.episode() as remote:
+                    continued = Continued(remote, journal)
+                    episode = counted.episode = self.begin(await continued.reset())
+                    episode.journal = journal if continued.durable else None
+                    await self.play_until_done(episode, continued)
+                return episode
+            except StateRefused as refusal:  # at most once: nothing is known then
+                journal.forget(str(refusal))
 
     def episode(self, environment_args: dict[str, Any] | None = None) -> Any:
         """The environment's side, as a context."""

@@ -1,0 +1,188 @@
+"""Episodes that no replay could continue: the environment is restored at the last reply, by gRPC, on a real journal."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.environments.snapshots import Windy
+from support.runs.dying_explorer import LENGTH, RUN, Explorer, info, only, the_task
+from trinity.api.common.v1 import experience_pb2
+from trinity.explorer.environments.client import EnvironmentClient
+from trinity.runtime.broker import Broker, on_subject
+from trinity.runtime.names import owner_of
+from trinity.sdk import Description, InvalidInput, serving
+from trinity.sdk.errors import Unavailable
+
+pytestmark = pytest.mark.core
+
+# Where explorers die: replies 0 to 3 are written, and the environment has not answered the last one.
+DIES_AT = 5
+
+
+@pytest.fixture
+async def windy() -> AsyncIterator[EnvironmentClient]:
+    Windy.calls.clear()
+    async for client in client_of(Windy):
+        yield client
+
+
+async def client_of(kind: type[Windy]) -> AsyncIterator[EnvironmentClient]:
+    async with serving(kind, address="127.0.0.1:0") as address:
+        client = EnvironmentClient("127.0.0.1:1", addressed=[("corridor", address)])
+        yield client
+        await client.close()
+
+
+async def test_the_state_is_restored_and_no_action_is_played_again(broker: Broker, windy: EnvironmentClient) -> None:
+    dying = Explorer(broker, "a", dies_at=DIES_AT, client=windy)
+    await dying.explore_and_die(the_task(), 1)
+    assert Windy.calls == ["reset", *["step"] * 4]
+    Windy.calls.clear()
+    next_one = Explorer(broker, "next", client=windy)
+    made = only(await next_one.explore(the_task(), 2))
+    # The answer to reply 3 was not written: that action alone is played in the state before it.
+    assert Windy.calls == ["restore", *["step"] * (LENGTH - 3)]
+    assert next_one.asked == LENGTH - 4
+    assert info(made) == {"moved": [{"turn": 4, "from": owner_of("a"), "to": owner_of("next")}]}
+    assert (made.reward, made.metrics["steps"]) == (0.25 * LENGTH, LENGTH)
+    # The answer that the restored environment gave is the one that the dead explorer was given.
+    told = dying.prompts[-1]
+    assert made.token_ids.tolist()[: len(told)] == told
+
+
+async def test_it_continues_again_at_another_provider(broker: Broker, windy: EnvironmentClient) -> None:
+    await Explorer(broker, "a", dies_at=3, client=windy).explore_and_die(the_task(), 1)
+    async for elsewhere in client_of(Windy):
+        await Explorer(broker, "bb", dies_at=2, client=elsewhere).explore_and_die(the_task(), 2)
+    Windy.calls.clear()
+    last = Explorer(broker, "last", client=windy)
+    made = only(await last.explore(the_task(), 3))
+    made.check("made")
+    assert Windy.calls == ["restore", *["step"] * (LENGTH - 2)]
+    assert [move["turn"] for move in info(made)["moved"]] == [2, 3]
+
+
+async def test_a_long_reply_goes_on_within_it(broker: Broker, windy: EnvironmentClient) -> None:
+    await Explorer(broker, "a", dies_at=6, flush=2, client=windy).explore_and_die(the_task(), 1)
+    Windy.calls.clear()
+    made = only(await Explorer(broker, "next", flush=2, client=windy).explore(the_task(), 2))
+    assert Windy.calls == ["restore", *["step"] * (LENGTH - 1)]
+    assert info(made)["moved"] == [{"turn": 1, "from": owner_of("a"), "to": owner_of("next"), "token": 4}]
+
+
+async def test_withdrawn_versions_are_sampled_again_in_the_state_before_them(
+    broker: Broker, windy: EnvironmentClient
+) -> None:
+    dying = Explorer(broker, "a", dies_at=DIES_AT, client=windy)
+    dying.version = 0
+    await dying.explore_and_die(the_task(), 1)
+    Windy.calls.clear()
+    next_one = Explorer(broker, "next", client=windy)
+    next_one.withdrawn, next_one.version = {0}, 1
+    made = only(await next_one.explore(the_task(), 2))
+    assert (next_one.asked, Windy.calls) == (LENGTH, ["restore", *["step"] * LENGTH])
+    assert {span.version for span in made.version_spans} == {1}
+    assert made.token_ids.tolist()[: len(dying.prompts[0])] == dying.prompts[0]
+    # What was sampled again is written with the answer before it, too: the next one goes on from there.
+    task = the_task(ordinal=2)
+    await Explorer(broker, "a", dies_at=DIES_AT, client=windy).explore_and_die(task, 1)
+    second = Explorer(broker, "bb", dies_at=3, client=windy)
+    second.withdrawn, second.version = {0}, 1
+    await second.explore_and_die(task, 2)
+    Windy.calls.clear()
+    third = Explorer(broker, "ccc", client=windy)
+    third.withdrawn, third.version = {0}, 1
+    only(await third.explore(task, 3))
+    assert (third.asked, Windy.calls) == (LENGTH - 2, ["restore", *["step"] * (LENGTH - 1)])
+
+
+class Small(Windy):
+    """Its states after two steps are too large, it says."""
+
+    def snapshot(self) -> bytes:
+        return super().snapshot() if self.at <= 2 else b""
+
+
+async def test_without_a_state_it_continues_at_an_earlier_turn(broker: Broker) -> None:
+    async for client in client_of(Small):
+        await Explorer(broker, "a", dies_at=DIES_AT, client=client).explore_and_die(the_task(), 1)
+        Windy.calls.clear()
+        next_one = Explorer(broker, "next", client=client)
+        only(await next_one.explore(the_task(), 2))
+    assert (next_one.asked, Windy.calls) == (LENGTH - 3, ["restore", *["step"] * (LENGTH - 2)])
+
+
+class Newer(Windy):
+    """Of a version that takes no older states."""
+
+    def restore(self, state: bytes) -> None:
+        raise InvalidInput("state", "is of version 1; this is version 2")
+
+
+class Older(Windy):
+    description = Description("corridor", "Windy.", 20, step_timeout_seconds=3.0)
+
+
+@pytest.mark.parametrize("kind", [Newer, Older])
+async def test_a_provider_that_takes_no_state_begins_again(
+    broker: Broker, windy: EnvironmentClient, kind: type[Windy]
+) -> None:
+    await Explorer(broker, "a", dies_at=DIES_AT, client=windy).explore_and_die(the_task(), 1)
+    Windy.calls.clear()
+    async for client in client_of(kind):
+        next_one = Explorer(broker, "next", client=client)
+        made = only(await next_one.explore(the_task(), 2))
+    assert (next_one.asked, Windy.calls) == (LENGTH, ["reset", *["step"] * LENGTH])
+    assert info(made) == {}
+
+
+@pytest.mark.parametrize("damage", ["state", "size", "turn", "done"])
+async def test_a_damaged_journal_begins_again(broker: Broker, windy: EnvironmentClient, damage: str) -> None:
+    await Explorer(broker, "a", dies_at=DIES_AT, client=windy).explore_and_die(the_task(), 1)
+    entries = [m async for m in on_subject(broker, RUN.turns_stream, RUN.turns(1), read_ahead=8)]
+    assert len(entries) == 4
+    entry = experience_pb2.TurnEntry.FromString(entries[-1].data)
+    answer = entry.turn.answer
+    if damage == "state":
+        answer.state = answer.state[:-1] + bytes([answer.state[-1] ^ 1])
+    elif damage == "size":
+        answer.state += bytes(1 << 20)
+    elif damage == "turn":
+        answer.turn = -1
+    else:
+        answer.done = True
+    # A later attempt wrote it, so that it replaces the entry.
+    await broker.publish(RUN.turn(1, 2, "b"), entry.SerializeToString(), message_id="damage")
+    Windy.calls.clear()
+    next_one = Explorer(broker, "next", client=windy)
+    only(await next_one.explore(the_task(), 3))
+    assert (next_one.asked, Windy.calls) == (LENGTH, ["reset", *["step"] * LENGTH])
+
+
+async def test_the_loss_of_a_provider_costs_no_turn(broker: Broker) -> None:
+    class Away(Windy):
+        lost = False
+
+        def step(self, action: str) -> Any:
+            if self.at == 3 and not Away.lost:
+                Away.lost = True
+                raise Unavailable("it went away")
+            return super().step(action)
+
+    Windy.calls.clear()
+    async for client in client_of(Away):
+        explorer = Explorer(broker, "a", client=client)
+        made = only(await explorer.explore(the_task(), 1))
+    assert explorer.asked == LENGTH
+    assert Windy.calls == ["reset", *["step"] * 3, "restore", *["step"] * (LENGTH - 3)]
+    assert info(made) == {}
+
+
+async def test_states_are_asked_for_where_a_journal_is_kept_alone(broker: Broker, windy: EnvironmentClient) -> None:
+    task = the_task(args={"max_turns": 1})
+    only(await Explorer(broker, "a", client=windy).explore(replace(task, ordinal=2), 1))
+    assert (await broker.state(RUN.turns_stream)).messages == 0
+    async with windy.episode("corridor", {"length": 2}) as episode:
+        assert ((await episode.reset()).state, (await episode.step("right")).state) == (b"", b"")
