@@ -45,3 +45,15 @@ def test_what_is_no_address_is_refused_in_its_place(address: str) -> None:
 @pytest.mark.parametrize("key", ["explorer.environment_wait", "explorer.agent_wait"])
 def test_the_wait_for_another_side_is_a_positive_number(key: str) -> None:
     assert key in problems(f"{key}=0")
+
+
+def test_an_image_is_published_at_an_address_of_this_machine() -> None:
+    """Docker takes no names, and an image is no option."""
+    entry = "explorer.environments=[{{name: my_scorer, address: '{}', image: '{}'}}]"
+    config = parse(BASE, overrides=[entry.format("127.0.0.1:7010", "reg.example.com:5000/guess:1.2@sha256:ab")])
+    assert config.explorer.environments[0].image.startswith("reg.example.com")
+    for address in ("attached", "localhost:7010"):
+        found = " ".join(problems(entry.format(address, "guess")).values())
+        assert f"address: is '{address}', must be an IP address of this machine and a port" in found
+    for image in ("--privileged", "a b", "a" * 501):
+        assert "must be the name of an image" in " ".join(problems(entry.format("127.0.0.1:1", image)).values())

@@ -195,7 +195,7 @@ async def _health(process: jobs.ProcessRecord) -> str:
     if is_local and not is_alive(process.pid):
         return "DEAD"
     host, _, port = process.address.rpartition(":")
-    if process.service == "nats":
+    if process.service in ("nats", "container"):
         return "SERVING" if await asyncio.to_thread(wait_until_open, host, int(port), 1.0) else "NOT_SERVING"
     async with rpc.channel(process.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)

@@ -104,7 +104,7 @@ class Job:
             {"targets": [process.metrics], "labels": {"run": record.run, "service": process.service}}
             for record in self.records().values()
             for process in record.processes
-            if process.service != "nats"  # its monitoring port speaks JSON
+            if process.metrics and process.service != "nats"  # its monitoring port speaks JSON
         ]
         files.write_json(self.folder / "prometheus.json", targets)
 

@@ -1,6 +1,9 @@
 """The processes of one stage on this machine: commands, settings, ports."""
 
+import atexit
 import os
+import secrets
+import shutil
 import socket
 import sys
 from dataclasses import asdict
@@ -14,6 +17,9 @@ from trinity.cli.supervise.devices import Placement
 from trinity.cli.supervise.nats import NatsAccess
 from trinity.config import Plan
 from trinity.config.run_record import Addresses
+from trinity.environments.sandbox import docker
+from trinity.environments.sandbox.leases import Lease
+from trinity.environments.sandbox.limits import Limits
 from trinity.runtime import names
 from trinity.runtime.process import free_port, tied
 from trinity.runtime.settings import NO_RUN
@@ -27,6 +33,7 @@ _HOST = os.environ.get("TRINITY_HOST", _LOCAL)
 # Settings of the buffer that may be set in the environment of `trinity run`.
 _BUFFER_LIMITS = ("LOG_GIB", "LOG_KEEP_GIB", "CACHE_MIB", "NATS_REPLICAS")
 _LOG_PART, _LOG_LIMIT_GIB = 0.1, 16.0
+_PROCESSES = 4096  # of a container
 
 
 def nats_child(folder: Path, users: Path, log_dir: Path) -> tuple[Child, NatsAccess]:
@@ -105,7 +112,34 @@ def infrastructure(
         children.append(environment(log_dir, job_folder, lines))
         children.append(_service("sync", log_dir, {**broker.settings(Role.SYNC, run), "LOG_RUN": run}))
     by_name = {child.name: child.address for child in children}
-    return children, Addresses(**by_name)
+    return [*children, *([] if plan.offline else containers(plan, log_dir))], Addresses(**by_name)
+
+
+def containers(plan: Plan, log_dir: Path) -> list[Child]:
+    """The environments that have an image. Each is a lease of this process, so it ends with it, however that ends."""
+    made = []
+    for index, one in enumerate(plan.config.explorer.environments):
+        if not one.image:
+            continue
+        if not docker.allowed():
+            fix = f"set {docker.ALLOWED_VARIABLE}=true for images that you trust"
+            raise RunError(f"explorer.environments.{index}.image: this machine allows no containers; {fix}", 2)
+        if not shutil.which("docker"):
+            raise RunError(f"explorer.environments.{index}.image: docker is not on PATH; install it", 2)
+        name = f"trinity-{secrets.token_hex(8)}"
+        atexit.register(Lease.take(float("inf"), container=name).end)
+        limits = Limits(memory_mib=Limits.most_mib(), disk_mib=Limits.most_mib(), processes=_PROCESSES, network=True)
+        made.append(
+            Child(
+                name=f"environment-{index}",
+                service="container",
+                command=tied(docker.serve_line(name, one.image, one.address, limits)),
+                environment={},
+                address=one.address,
+                log_file=log_dir / f"environment-{index}.log",
+            )
+        )
+    return made
 
 
 def environment(log_dir: Path, job_folder: Path, lines: dict[str, str]) -> Child:

@@ -125,7 +125,7 @@ def check_providers(plan: Plan, seconds: float = 3) -> Iterator[str]:
     if plan.offline:
         return
     for index, provided in enumerate(plan.config.explorer.environments):
-        if provided.address == "attached":
+        if provided.address == "attached" or provided.image:  # a run starts it
             continue
         host, _, port = provided.address.rpartition(":")
         try:

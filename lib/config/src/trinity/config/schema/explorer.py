@@ -1,9 +1,10 @@
 """explorer: rollout engines and workflows. synchronizer: when weights travel."""
 
+import ipaddress
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from trinity.config.schema.base import (
     AnyPath,
@@ -21,6 +22,7 @@ from trinity.config.schema.base import (
 
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")
 _PORT = re.compile("[0-9]{1,5}")
+_IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9_.:/@-]{0,499}")
 
 
 def _variable(name: str) -> str:
@@ -111,6 +113,21 @@ class EnvironmentConfig(Section):
     address: Annotated[str, AfterValidator(_provider)] = Field(
         description="gRPC address of its provider, host:port; attached: it attaches itself to the environment service",
     )
+    image: str = Field(
+        "", description="trinity run starts a container of it by docker, published at address, with the same port"
+    )
+
+    @model_validator(mode="after")
+    def _place_of_image(self) -> "EnvironmentConfig":
+        if self.image and not _IMAGE.fullmatch(self.image):
+            raise ValueError(f"image: is {self.image[:200]!r}, must be the name of an image")
+        try:
+            if self.image:
+                ipaddress.ip_address(self.address.rpartition(":")[0].strip("[]"))
+        except ValueError:
+            what = "must be an IP address of this machine and a port, because it has an image"
+            raise ValueError(f"address: is {self.address!r}, {what}") from None
+        return self
 
 
 class DynamicTimeoutConfig(Section):
