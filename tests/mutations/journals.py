@@ -4,6 +4,7 @@ from mutations.mutation import Mutation
 
 _JOURNAL = "services/explorer/src/trinity/explorer/journal"
 _ELSEWHERE = "services/explorer/tests/journal/test_an_episode_continues_elsewhere.py"
+_STATES = "services/explorer/tests/journal/test_an_episode_goes_on_from_a_state.py"
 _ATTEMPTS = "services/explorer/tests/journal/test_turns_of_all_attempts.py"
 
 MUTATIONS = [
@@ -42,5 +43,23 @@ MUTATIONS = [
         "await journal.abandon(cause)",
         "pass",
         f"{_ELSEWHERE}::test_a_failed_attempt_is_not_continued",
+    ),
+    Mutation(
+        f"{_JOURNAL}/continued.py",
+        "known = self._journal.answer(self._last.turn + 1)",
+        "known = None",
+        f"{_STATES}::test_the_state_is_restored_and_no_action_is_played_again",
+    ),
+    Mutation(
+        f"{_JOURNAL}/journal.py",
+        "self._heard = kept.turn.answer or self._heard",
+        "pass",
+        f"{_STATES}::test_withdrawn_versions_are_sampled_again_in_the_state_before_them",
+    ),
+    Mutation(
+        "sdk/src/trinity/sdk/wire.py",
+        "if checksum != _checksum(name, state):",
+        "if False:",
+        f"{_STATES}::test_a_damaged_journal_begins_again",
     ),
 ]
