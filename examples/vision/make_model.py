@@ -1,15 +1,16 @@
 """Make the example's model: a small Qwen2.5-VL with random weights, its tokenizer and its image processor.
 
-    python examples/vision/make_model.py [FOLDER]
+    python examples/vision/make_model.py [FOLDER] [--type qwen3_vl]
 
-0.6 M parameters. A token of an image is 8 x 8 pixels. The tokenizer knows small letters, digits, space and a few marks,
-so that a random model says a digit now and then.
+0.6 M parameters; a Qwen3-VL has 1.0 M. A token of an image is 8 x 8 pixels. The tokenizer knows small letters, digits,
+space and a few marks, so that a random model says a digit now and then.
 """
 
 import argparse
 import json
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -21,6 +22,8 @@ from transformers import (  # noqa: E402
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 
 ROLES = ("system", "user", "assistant")
@@ -50,7 +53,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+def make_model(tokenizer: PreTrainedTokenizerFast, seed: int, kind: str = "qwen2_5_vl") -> Any:
     torch.manual_seed(seed)
     ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in VISION}
     text = {
@@ -61,7 +64,6 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2_5_VLForCo
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]},
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
@@ -74,46 +76,55 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2_5_VLForCo
         "out_hidden_size": HIDDEN,
         "patch_size": PATCH,
         "spatial_merge_size": MERGE,
-        "window_size": 32,
-        "fullatt_block_indexes": [1],
     }
-    config = Qwen2_5_VLConfig(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=ids["image_pad"],
-        video_token_id=ids["video_pad"],
-        vision_start_token_id=ids["vision_start"],
-        vision_end_token_id=ids["vision_end"],
-        tie_word_embeddings=False,
-    )
-    return Qwen2_5_VLForConditionalGeneration(config)
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    tokens = {
+        "image_token_id": ids["image_pad"],
+        "video_token_id": ids["video_pad"],
+        "vision_start_token_id": ids["vision_start"],
+        "vision_end_token_id": ids["vision_end"],
+        "tie_word_embeddings": False,
+    }
+    if kind == "qwen3_vl":
+        text |= {"head_dim": 32, "num_hidden_layers": 3}  # what is added after the last layer reaches no other token
+        text |= {"rope_parameters": {**rope, "mrope_section": [6, 5, 5], "mrope_interleaved": True}}
+        vision |= {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
+        return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **tokens))
+    text |= {"rope_parameters": {**rope, "mrope_section": [4, 6, 6]}}
+    vision |= {"window_size": 32, "fullatt_block_indexes": [1]}
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens))
 
 
-def processor_files() -> dict[str, object]:
-    """preprocessor_config.json: as Qwen2.5-VL has it, for smaller patches."""
+def processor_files(kind: str = "qwen2_5_vl") -> dict[str, object]:
+    """preprocessor_config.json: as these models have it, for smaller patches."""
+    least, most = (PATCH * MERGE) ** 2, 128 * 128
+    size = {"min_pixels": least, "max_pixels": most}
+    if kind == "qwen3_vl":
+        size = {"size": {"shortest_edge": least, "longest_edge": most}}
     return {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen2_5_VLProcessor",
+        "processor_class": {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}[kind],
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
         "patch_size": PATCH,
         "temporal_patch_size": 2,
         "merge_size": MERGE,
-        "min_pixels": (PATCH * MERGE) ** 2,
-        "max_pixels": 128 * 128,
+        **size,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default="build/vision/model", type=Path)
+    parser.add_argument("--type", choices=["qwen2_5_vl", "qwen3_vl"], default="qwen2_5_vl", help="of the model")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights")
     args = parser.parse_args()
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer, args.seed)
+    model = make_model(tokenizer, args.seed, args.type)
     model.save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
-    (args.folder / "preprocessor_config.json").write_text(json.dumps(processor_files(), indent=2) + "\n")
+    files = json.dumps(processor_files(args.type), indent=2)
+    (args.folder / "preprocessor_config.json").write_text(files + "\n")
     print(f"{args.folder}: {sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters")
 
 

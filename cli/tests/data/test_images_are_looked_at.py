@@ -88,8 +88,8 @@ def test_a_model_that_reads_no_images_is_refused(tmp_path: Path) -> None:
     code, output = check(tmp_path, "good.png")
     assert code == 2
     assert "taskset.format.image_key: is given, and the model" in output
-    for kind in ("llava", "qwen3_vl"):
+    for kind in ("llava", "qwen3_vl_moe"):
         (tmp_path / "model/config.json").write_text(json.dumps({"model_type": kind, "vision_config": {}}))
         code, output = check(tmp_path, "good.png")
         assert code == 2
-        assert f"model.model_path: is of type '{kind}', which reads images; of those qwen2_5_vl is supported" in output
+        assert f"model.model_path: is of type '{kind}', which reads images; of those qwen2_5_vl and qwen3" in output

@@ -11,7 +11,7 @@ import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from support.data.experience import make_group, make_task
-from support.data.vision import make_files, picture
+from support.data.vision import KINDS, make_files, picture
 from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data import datasets, images
@@ -29,7 +29,9 @@ WHITE = picture(colour="white")
 
 
 @pytest.mark.parametrize("size", [(32, 32), (1, 200), (7, 9), (300, 20), (1000, 900), (129, 127), (12, 20)])
-@pytest.mark.parametrize("rules", [RULES, ImageRules(1, 14, 2, 56 * 56, 14 * 14 * 4 * 1280)])
+@pytest.mark.parametrize(
+    "rules", [RULES, ImageRules(1, 14, 2, 56 * 56, 14 * 14 * 4 * 1280), ImageRules(1, 16, 2, 2**16, 2**24)]
+)
 def test_grids_are_those_of_the_processor(size: tuple[int, int], rules: ImageRules) -> None:
     width, height = size
     rows, columns = smart_resize(height, width, rules.patch * rules.merge, rules.least_pixels, rules.most_pixels)
@@ -38,10 +40,11 @@ def test_grids_are_those_of_the_processor(size: tuple[int, int], rules: ImageRul
 
 
 def test_the_rules_are_in_the_models_files(tmp_path: Path) -> None:
-    assert image_rules(str(make_files(tmp_path / "a"))) == RULES
+    for kind in KINDS:
+        assert image_rules(str(make_files(tmp_path / "a", kind))) == RULES
     assert image_rules(str(tmp_path / "none")) is None
     for change, said in (
-        ({"model_type": "llava"}, "of those qwen2_5_vl is supported"),
+        ({"model_type": "qwen3_vl_moe"}, "of those qwen2_5_vl and qwen3_vl are supported"),
         ({"image_token_id": None}, "has no image processor that can be used"),
     ):
         config = json.loads((tmp_path / "a/config.json").read_text())

@@ -4,6 +4,7 @@ a picture tells an engine with another vision tower from a sound one.
 
 import asyncio
 import importlib.util
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.data.vision import make_model, picture
+from support.data.vision import KINDS, make_model, picture
+from support.engines.shared_engine import update_info
 from trinity.config.schema.model import ModelConfig
 from trinity.data import images
 from trinity.data.experience import SamplingParams
@@ -32,7 +34,7 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(
-        importlib.util.find_spec("torchvision") is None, reason="vLLM's Qwen2.5-VL needs torchvision: '.[vision]'"
+        importlib.util.find_spec("torchvision") is None, reason="vLLM's Qwen-VL needs torchvision: '.[vision]'"
     ),
 ]
 
@@ -40,9 +42,20 @@ SHOWN = [(), (picture(colour="red"),), (picture(64, 24, colour="white"), picture
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("vision") / "model")
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = make_model(tmp_path_factory.mktemp("vision") / "model", request.param)
+    scale_tower(found, 5)  # so that what is seen counts beside the text
+    return found
+
+
+def scale_tower(folder: Path, by: float) -> None:
+    """Multiply the matrices of a model's vision tower."""
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        if "visual" in name and name.endswith("weight") and tensor.ndim > 1:
+            tensor.mul_(by)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +65,9 @@ def reader(folder: Path) -> ImageReader:
     return found
 
 
-async def engine_of(folder: Path, reader: ImageReader) -> Engine:
-    return await asyncio.wait_for(Engine.start(EngineOptions(str(folder), "cpu", 256, images=reader.rules)), 180)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(folder: Path, reader: ImageReader) -> AsyncIterator[Engine]:
-    made = await engine_of(folder, reader)
+    made = await asyncio.wait_for(Engine.start(EngineOptions(str(folder), "cpu", 256, images=reader.rules)), 180)
     yield made
     made.close()
 
@@ -99,15 +108,13 @@ async def test_a_canary_sees_a_vision_tower_that_is_another(
     canary = make_canary((seen, *text), rows, (TOLERANCE / 10, TOLERANCE), 1, [(shown,)])
     without = make_canary(text, rows[1:], (TOLERANCE / 10, TOLERANCE), 1)
     assert (await asyncio.wait_for(measure([engine], canary, 255), 120)).within(canary)
-    other = make_model(tmp_path / "model")
-    weights = load_file(other / "model.safetensors")
-    for name, tensor in weights.items():
-        if "visual" in name and name.endswith("weight") and tensor.ndim > 1:
-            tensor.mul_(1.5)
-    save_file(weights, other / "model.safetensors", {"format": "pt"})
-    damaged = await engine_of(other, reader)
+    other = tmp_path / "model"
+    shutil.copytree(folder, other)
+    scale_tower(other, 1.5)
     try:
-        assert (await asyncio.wait_for(measure([damaged], without, 255), 120)).within(without)
-        assert not (await asyncio.wait_for(measure([damaged], canary, 255), 120)).within(canary)
+        await engine.load(1, update_info(other))
+        assert (await asyncio.wait_for(measure([engine], without, 255), 120)).within(without)
+        assert not (await asyncio.wait_for(measure([engine], canary, 255), 120)).within(canary)
     finally:
-        damaged.close()
+        await engine.load(2, update_info(folder))
+    assert (await asyncio.wait_for(measure([engine], canary, 255), 120)).within(canary)

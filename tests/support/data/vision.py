@@ -10,21 +10,22 @@ from pathlib import Path
 from PIL import Image
 
 EXAMPLE = Path(__file__).parents[3] / "examples/vision"
+KINDS = ("qwen2_5_vl", "qwen3_vl")
 
 
-def make_model(folder: Path) -> Path:
+def make_model(folder: Path, kind: str = KINDS[0]) -> Path:
     """The example's model folder."""
-    command = [sys.executable, str(EXAMPLE / "make_model.py"), str(folder)]
+    command = [sys.executable, str(EXAMPLE / "make_model.py"), str(folder), "--type", kind]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
     return folder
 
 
-def make_files(folder: Path) -> Path:
+def make_files(folder: Path, kind: str = KINDS[0]) -> Path:
     """The files of the example's model folder that say how it reads images; no weights."""
-    files = runpy.run_path(str(EXAMPLE / "make_model.py"))["processor_files"]()
+    files = runpy.run_path(str(EXAMPLE / "make_model.py"))["processor_files"](kind)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "preprocessor_config.json").write_text(json.dumps(files))
-    config = {"model_type": "qwen2_5_vl", "vision_config": {}, "image_token_id": 47, "text_config": {"vocab_size": 60}}
+    config = {"model_type": kind, "vision_config": {}, "image_token_id": 47, "text_config": {"vocab_size": 60}}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

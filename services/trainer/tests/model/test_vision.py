@@ -1,4 +1,4 @@
-"""A vision-language model in the trainer has the log-probabilities of transformers, packed and padded."""
+"""Vision-language models in the trainer have log-probabilities and gradients of transformers, packed and padded."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from support.data.experience import make_group, make_task
-from support.data.vision import make_model, picture
+from support.data.vision import KINDS, make_model, picture
 from trinity.api.buffer.v1 import buffer_pb2
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
@@ -29,9 +30,16 @@ RESPONSE = [5, 6, 7, 9, 3]
 PICTURES = [picture(colour="red"), picture(64, 24, colour="white"), picture(9, 40, colour="blue")]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("vision") / "model")
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With weights ten times as large as a new model's: what an image adds is not small beside the text."""
+    found = make_model(tmp_path_factory.mktemp("vision") / "model", request.param)
+    weights = load_file(found / "model.safetensors")
+    for name, tensor in weights.items():
+        if "visual" in name and tensor.ndim > 1:
+            tensor.mul_(10)
+    save_file(weights, found / "model.safetensors", {"format": "pt"})
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +62,8 @@ def sequences(reader: ImageReader) -> list[TrainSequence]:
     return made
 
 
-def of_transformers(folder: Path, reader: ImageReader) -> np.ndarray:
+def of_transformers(folder: Path, reader: ImageReader) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """Log-probabilities of each sequence alone, and the gradient of their sum."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     processor = AutoImageProcessor.from_pretrained(folder)
     found = []
@@ -64,11 +73,12 @@ def of_transformers(folder: Path, reader: ImageReader) -> np.ndarray:
         if sequence.images:
             seen = {**processor(images=[images.rgb(image) for image in sequence.images], return_tensors="pt"),
                     "mm_token_type_ids": (ids == reader.rules.token).int()}  # fmt: skip
-        with torch.no_grad():
-            logs = model(input_ids=ids, **seen).logits[0].log_softmax(-1)
+        logs = model(input_ids=ids, **seen).logits[0].log_softmax(-1)
         places = range(sequence.prompt_length - 1, sequence.length - 1)
-        found.append([logs[at, int(sequence.token_ids[at + 1])].item() for at in places])
-    return np.array(found, np.float32)
+        chosen = torch.stack([logs[at, int(sequence.token_ids[at + 1])] for at in places])
+        chosen.sum().backward()
+        found.append(chosen.detach().numpy())
+    return np.stack(found), {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 def policy_of(folder: Path, packed: bool) -> PolicyModel:
@@ -78,10 +88,31 @@ def policy_of(folder: Path, packed: bool) -> PolicyModel:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_log_probabilities_are_those_of_transformers(folder: Path, reader: ImageReader, packed: bool) -> None:
+def test_log_probabilities_and_gradients_are_those_of_transformers(
+    folder: Path, reader: ImageReader, packed: bool
+) -> None:
+    policy = policy_of(folder, packed)
+    found, _ = policy(collate(sequences(reader), 0, packed, reader))
+    expected, gradients = of_transformers(folder, reader)
+    np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-5)
+    found.sum().backward()
+    for name, parameter in policy.weights():
+        # Key biases have no gradient but rounding: they move all scores of a query alike.
+        largest = max(float(gradients[name].abs().max()), 1e-2)
+        torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=1e-5 * largest, msg=name)
+
+
+def test_pictures_count(folder: Path, reader: ImageReader) -> None:
+    """Each of a tower's weights moves the log-probabilities by far more than the tolerance."""
+    policy, micro = policy_of(folder, packed=True), collate(sequences(reader), 0, True, reader)
     with torch.no_grad():
-        found, _ = policy_of(folder, packed)(collate(sequences(reader), 0, packed, reader))
-    np.testing.assert_allclose(found.numpy(), of_transformers(folder, reader), atol=1e-5)
+        before, _ = policy(micro)
+        for name, parameter in policy.weights():
+            if "visual" in name and parameter.ndim > 1:
+                kept = parameter.clone()
+                parameter.mul_(1.1)
+                assert float((policy(micro)[0] - before).abs().max()) > 1e-4, name
+                parameter.copy_(kept)
 
 
 def test_positions_are_those_of_transformers(folder: Path, reader: ImageReader) -> None:

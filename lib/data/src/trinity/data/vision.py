@@ -1,4 +1,7 @@
-"""How a vision-language model cuts images into tokens, from the files of its folder. Qwen2.5-VL is supported."""
+"""How a vision-language model cuts images into tokens, from the files of its folder.
+
+Qwen2.5-VL and the dense models of Qwen3-VL are supported.
+"""
 
 import json
 import math
@@ -8,7 +11,7 @@ from typing import Any
 from trinity.config.memory import model_folder
 from trinity.runtime.errors import InvalidInput
 
-SUPPORTED = ("qwen2_5_vl",)
+SUPPORTED = ("qwen2_5_vl", "qwen3_vl")
 _NARROWEST = 200  # longer side over shorter side: the processor refuses more
 
 
@@ -61,7 +64,7 @@ def image_rules(model_path: str) -> ImageRules | None:
     if "vision_config" not in config:
         return None
     if (kind := config.get("model_type")) not in SUPPORTED:
-        what = f"is of type {kind!r}, which reads images; of those {', '.join(SUPPORTED)} is supported"
+        what = f"is of type {kind!r}, which reads images; of those {' and '.join(SUPPORTED)} are supported"
         raise InvalidInput("model.model_path", what)
     processor = _read(model_path, "preprocessor_config.json")
     try:
