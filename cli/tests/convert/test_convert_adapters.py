@@ -1,16 +1,19 @@
 """`trinity convert` of checkpoints that hold adapters: what peft would merge, or a sentence on what is missing."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from support.trainer.training import make_model
 from trinity.cli.convert import convert
+from trinity.cli.convert.base import OtherModel, compared
+from trinity.cli.convert.source import Parameter, Source
 from trinity.cli.errors import ending_well
 
 pytestmark = pytest.mark.core
@@ -84,3 +87,15 @@ def test_adapters_of_another_kind_are_refused(
     change_config(checkpoint, use_dora=True)
     assert converted(checkpoint, model, None) == 1
     assert "use_dora, which is not supported here" in capsys.readouterr().out
+
+
+def test_files_of_the_base_model_may_lack_a_part_of_the_names(tmp_path: Path) -> None:
+    """Those of Qwen2.5-VL do."""
+    weights = {"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 2), "visual.merger.mlp.0.weight": torch.zeros(2, 2)}
+    save_file(weights, tmp_path / "model.safetensors")
+    for tower, other in (((2, 2), False), ((2, 4), True)):
+        shapes = {"model.language_model.layers.0.mlp.up_proj.weight": (3, 2), "model.visual.merger.mlp.0.weight": tower}
+        made = [Parameter(name, shape, torch.float32, ()) for name, shape in shapes.items()]
+        source = compared(Source("a checkpoint", iter(made), torch.float32), tmp_path, gives_config=False)
+        with pytest.raises(OtherModel, match="another model") if other else nullcontext():
+            assert [parameter.name for parameter in source.parameters] == list(shapes)

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from support.data.vision import make_files, picture
@@ -93,3 +95,24 @@ def test_a_model_that_reads_no_images_is_refused(tmp_path: Path) -> None:
         code, output = check(tmp_path, "good.png")
         assert code == 2
         assert f"model.model_path: is of type '{kind}', which reads images; of those qwen2_5_vl and qwen3" in output
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (r"model\.language_model\.layers.*|model\.visual\.blocks.*", ""),
+        (["q_proj", "visual.blocks.0.attn.qkv"], ""),
+        (["qkv"], "target_modules: has 'qkv', which layers of the vision tower alone are called"),
+    ],
+)
+def test_layers_to_adapt_have_the_models_names_whatever_its_files_say(
+    targets: str | list[str], said: str, tmp_path: Path
+) -> None:
+    """Files of Qwen2.5-VL lack a part of the names."""
+    make_files(tmp_path / "model")
+    names = ["model.layers.0.self_attn.q_proj", "visual.blocks.0.attn.qkv"]
+    save_file({f"{name}.weight": torch.zeros(2, 2) for name in names}, tmp_path / "model/model.safetensors")
+    model = {"model_path": str(tmp_path / "model"), "custom_chat_template": "{{ messages }}", "max_prompt_tokens": 20,
+             "max_response_tokens": 4, "lora_configs": [{"target_modules": targets}]}  # fmt: skip
+    code, output = check(tmp_path, "good.png", model=model)
+    assert (code, said in output) == (2 if said else 0, True), output

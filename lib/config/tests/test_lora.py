@@ -48,6 +48,24 @@ def test_names_stand_for_every_layer_that_ends_with_them() -> None:
     assert rest == [modules[3], modules[7]]
 
 
+def test_layers_of_a_vision_tower_are_adapted_where_they_are_named_with_it() -> None:
+    tower = [f"model.visual.blocks.0.{name}" for name in ("attn.qkv", "mlp.up_proj")]
+    text = [f"model.language_model.layers.0.{name}" for name in ("self_attn.q_proj", "mlp.up_proj")]
+    modules = modules_of((f"{name}.weight", 2) for name in ["model.visual.pos_embed", *tower, *text])
+    assert modules == [*tower, *text]
+    for targets, chosen in (
+        ("all-linear", text), (["up_proj"], text[1:]), (".*up_proj", text[1:]), (["q_proj", "visual.blocks.0.attn.qkv"],
+        [tower[0], text[0]]), (r".*visual.*|.*q_proj", [*tower, text[0]]),
+    ):  # fmt: skip
+        assert select(LoraConfig(target_modules=targets), modules) == (chosen, [])
+    assert select(LoraConfig(exclude_modules=".*visual.*"), modules) == (text, [])
+    _, problems = select(LoraConfig(target_modules=["qkv"]), modules)
+    assert "layers of the vision tower alone are called; name them with it: visual.blocks.0" in problems[0].message
+    frozen = config({"target_modules": ".*visual.*"}, trainer={"freeze_vision_tower": True})
+    problems = [p for p in check(frozen) if "lora" in p.path]
+    assert "trainer.freeze_vision_tower is true; leave out one of them" in problems[0].message
+
+
 @pytest.mark.parametrize(
     ("choice", "key", "words"),
     [

@@ -50,10 +50,6 @@ def test_the_examples_are_right(name: str, repository: Path) -> None:
     [
         ({"trainer": {"num_ranks": 2, "ulysses_sequence_parallel_size": 2}}, "features of an image would be cut"),
         ({"trainer": {"deepspeed": {"zero_stage": 3}}}, "trainer.deepspeed.zero_stage: is 3"),
-        (
-            {"model": {"lora_configs": [{"lora_rank": 4}]}},
-            "model.lora_configs: is not supported with tasks with images",
-        ),
         ({"data_processor": {"experience_pipeline": {"input_save_path": "/a.jsonl"}}}, "archives hold no images yet"),
         (
             {"buffer": {"trainer_input": {"experience_buffer": {"path": "a.jsonl"}}}},

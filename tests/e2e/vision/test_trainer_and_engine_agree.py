@@ -1,5 +1,5 @@
-"""The trainer's model and a real vLLM engine give the same log-probabilities of tokens after images, and a canary with
-a picture tells an engine with another vision tower from a sound one.
+"""The trainer's model and a real vLLM engine give the same log-probabilities of tokens after images, with adapters too,
+and a canary with a picture tells an engine with another vision tower from a sound one.
 """
 
 import asyncio
@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from support.data.vision import KINDS, make_model, picture
 from support.engines.shared_engine import update_info
-from trinity.config.schema.model import ModelConfig
+from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data import images
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.types import EngineOptions
+from trinity.explorer.weights.fetch import base_of
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.images import ImageReader
 from trinity.trainer.data.microbatch import after_first_token, collate
@@ -94,6 +95,35 @@ async def test_sampled_tokens_have_the_same_log_probabilities(
         np.testing.assert_allclose(found.numpy(), np.stack(sampled), atol=TOLERANCE)
 
 
+async def test_an_engine_with_adapters_computes_what_the_trainer_computes(
+    engine: Engine, folder: Path, reader: ImageReader, tmp_path: Path
+) -> None:
+    """Of the language model and of the tower; they are merged where they are loaded."""
+    lora = LoraConfig(lora_rank=4, lora_alpha=8, target_modules=r".*(visual\.merger.*|_proj)")
+    policy = load_policy(ModelConfig(model_path=str(folder), lora_configs=[lora]), torch.float32, 64, packed=True)
+    assert policy.lora is not None
+    assert {target.name.split(".")[1] for target in policy.lora.targets} == {"language_model", "visual"}
+    torch.manual_seed(1)
+    for _, parameter in policy.weights():
+        parameter.data.normal_(std=0.1)
+    adapters = {name: parameter.detach().clone() for name, parameter in policy.weights()}
+    save_file(adapters, tmp_path / "model.safetensors")
+    asked = [(images.expanded([1, *[2, reader.rules.token, 3] * len(shown), *range(8, 30)], shown, reader.rules), shown)
+             for shown in SHOWN]  # fmt: skip
+
+    async def measured() -> list[np.ndarray]:
+        return [await asyncio.wait_for(engine.logprobs(tokens, shown), 120) for tokens, shown in asked]
+
+    before = await measured()
+    await engine.load(1, update_info(tmp_path) | base_of(policy.lora, str(folder)))
+    with torch.no_grad():
+        found, _ = policy(collate([after_first_token(*one) for one in asked], 0, True, reader))
+    for row, values, old in zip(found.numpy(), await measured(), before, strict=True):
+        np.testing.assert_allclose(row[: len(values)], values, atol=TOLERANCE)
+        assert np.abs(values - old).max() > 100 * TOLERANCE
+    await engine.load(2, update_info(folder))
+
+
 async def test_a_canary_sees_a_vision_tower_that_is_another(
     engine: Engine, folder: Path, reader: ImageReader, tmp_path: Path
 ) -> None:
@@ -112,9 +142,9 @@ async def test_a_canary_sees_a_vision_tower_that_is_another(
     shutil.copytree(folder, other)
     scale_tower(other, 1.5)
     try:
-        await engine.load(1, update_info(other))
+        await engine.load(3, update_info(other))
         assert (await asyncio.wait_for(measure([engine], without, 255), 120)).within(without)
         assert not (await asyncio.wait_for(measure([engine], canary, 255), 120)).within(canary)
     finally:
-        await engine.load(2, update_info(folder))
+        await engine.load(4, update_info(folder))
     assert (await asyncio.wait_for(measure([engine], canary, 255), 120)).within(canary)

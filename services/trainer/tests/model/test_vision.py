@@ -1,5 +1,6 @@
 """Vision-language models in the trainer have log-probabilities and gradients of transformers, packed and padded."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from support.data.vision import KINDS, make_model, picture
 from trinity.api.buffer.v1 import buffer_pb2
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
-from trinity.config.schema.model import ModelConfig
+from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data import images
 from trinity.data.wire import encode_outcome
 from trinity.trainer.data.batch import TrainSequence, from_groups
@@ -23,6 +24,7 @@ from trinity.trainer.data.microbatch import collate
 from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.trainer.model.vision import freeze_vision
+from trinity.weights.lora import merged
 
 pytestmark = pytest.mark.core
 
@@ -139,6 +141,38 @@ def test_every_weight_learns_unless_the_tower_is_frozen(folder: Path, reader: Im
             assert not frozen or {name for name, found in has.items() if not found} == {
                 name for name in has if name.startswith("model.visual.")
             }
+
+
+@pytest.mark.parametrize(
+    ("targets", "in_tower"),
+    [("all-linear", False), (["up_proj"], False), (r".*(visual\.merger.*|[qv]_proj)", True)],
+)
+def test_adapters_are_merged_with_the_models_files(
+    folder: Path, reader: ImageReader, targets: str | list[str], in_tower: bool, tmp_path: Path
+) -> None:
+    """The tower has adapters where it is named. What explorers merge computes what the trainer's model computes."""
+    lora = LoraConfig(lora_rank=3, lora_alpha=6, target_modules=targets)
+    policy = load_policy(ModelConfig(model_path=str(folder), lora_configs=[lora]), torch.float32, 64, packed=True)
+    assert policy.lora is not None
+    adapted = [target.name for target in policy.lora.targets]
+    assert any(".language_model." in name for name in adapted)
+    assert any(".visual." in name for name in adapted) == in_tower
+    torch.manual_seed(1)
+    for _, parameter in policy.weights():
+        parameter.data.normal_(std=0.1)
+    shown = collate(sequences(reader), 0, True, reader)
+    with torch.no_grad():
+        found, plain = policy(shown)[0], policy_of(folder, packed=True)(shown)[0]
+    assert float((found - plain).abs().max()) > 1e-2
+    base = load_file(folder / "model.safetensors")
+    policy.lora.check_base({name: tuple(tensor.shape) for name, tensor in base.items()})
+    adapters = {name: parameter.detach() for name, parameter in policy.weights()}
+    whole = dict(merged(base.items(), adapters, policy.lora.scale, "cpu"))
+    shutil.copytree(folder, tmp_path / "merged")
+    save_file(whole, tmp_path / "merged/model.safetensors", {"format": "pt"})
+    with torch.no_grad():
+        expected, _ = policy_of(tmp_path / "merged", packed=True)(shown)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
 
 
 def test_sequences_have_the_images_that_their_experiences_name() -> None:

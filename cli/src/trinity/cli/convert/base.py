@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trinity.cli.errors import CheckpointError
 from trinity.runtime import files
 from trinity.weights import manifest_of_folder
+from trinity.weights.lora import in_model
 
 if TYPE_CHECKING:
     from trinity.cli.convert.source import Parameter, Source
@@ -39,7 +40,7 @@ def compared(source: "Source", base: Path | None, *, gives_config: bool) -> "Sou
 
 def _like_weights(source: "Source", base: Path) -> Iterator["Parameter"]:
     manifest = manifest_of_folder("base", 0, base, checksums=False)
-    shapes = {tensor.name: tuple(tensor.shape) for tensor in manifest.tensors}
+    shapes = {name: tuple(t.shape) for t in manifest.tensors for name in (t.name, in_model(t.name))}
     for parameter in source.parameters:
         shape = shapes.get(parameter.name)
         if parameter.name not in source.shared and shape != parameter.shape and not _is_tied(parameter.name, shape):

@@ -27,6 +27,7 @@ from trinity.runtime.errors import InvalidInput
 from trinity.runtime.process import time_limit
 from trinity.weights import manifest_of_folder
 from trinity.weights.adapters import read_adapters
+from trinity.weights.lora import in_model
 
 _MOST_REGEX_SECONDS = 5.0
 _ENDPOINT_SECONDS = 10.0
@@ -182,8 +183,9 @@ def _check_lora(plan: Plan) -> list[Problem]:
         tensors = manifest_of_folder("base", 0, folder, checksums=False).tensors
     except InvalidInput as error:
         return [Problem("model.model_path", f"adapters are merged with its safetensors files: {error}")]
-    shapes = {tensor.name.removesuffix(".weight"): tensor.shape for tensor in tensors}
-    linear = {name: shapes[name] for name in modules_of((tensor.name, len(tensor.shape)) for tensor in tensors)}
+    named = in_model if sees(str(folder)) else str
+    shapes = {named(tensor.name).removesuffix(".weight"): tensor.shape for tensor in tensors}
+    linear = {name: shapes[name] for name in modules_of((named(tensor.name), len(tensor.shape)) for tensor in tensors)}
     try:
         if given is not None:
             given.check(linear, model.model_path)

@@ -8,6 +8,7 @@ needs only itself and version 0. The sum is made in float32 and rounded once, to
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _WEIGHT = ".weight"
 _FIELD = "manifest.lora"
+_OF_LANGUAGE_MODEL = re.compile(r"^model\.(?!language_model\.|visual\.)")
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,21 @@ class Lora:
 
     def check_base(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise InvalidInput unless `shapes`, the base model's tensors, have every target."""
+        known = {in_model(name): shape for name, shape in shapes.items()} | dict(shapes)
         for target in self.targets:
-            if shapes.get(target.name) != target.shape:
-                found = list(shapes[target.name]) if target.name in shapes else "not there"
+            if known.get(target.name) != target.shape:
+                found = list(known[target.name]) if target.name in known else "not there"
                 raise InvalidInput(
                     "model.model_path",
                     f"{target.name} is {found} in the base model's files; the adapters are for {list(target.shape)}",
                 )
+
+
+def in_model(name: str) -> str:
+    """What a model that reads images calls a tensor of its files: those of Qwen2.5-VL lack a part of some names."""
+    if name.startswith("visual."):
+        return f"model.{name}"
+    return _OF_LANGUAGE_MODEL.sub("model.language_model.", name)
 
 
 def adapter_names(target: str) -> tuple[str, str]:
@@ -84,7 +94,8 @@ def merged(
     """
     left = dict(adapters)
     for name, tensor in base:
-        a, b = (left.pop(adapter, None) for adapter in adapter_names(name))
+        names = next((each for each in map(adapter_names, (name, in_model(name))) if each[0] in left), ())
+        a, b = (left.pop(adapter, None) for adapter in names) if names else (None, None)
         if a is not None and b is not None:
             tensor = tensor.to(device).float().addmm(b.to(device).float(), a.to(device).float(), alpha=scale)
         yield name, tensor

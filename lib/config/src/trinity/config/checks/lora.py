@@ -14,7 +14,8 @@ from trinity.config.schema.model import LoraConfig
 ALL_LINEAR = "all-linear"
 PLACE = "model.lora_configs.0"
 # Embeddings and output heads by their names in the models of transformers; they are not adapted.
-_ENDS = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe"}
+_ENDS = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe", "pos_embed"}
+_TOWER = "visual"  # the vision tower of a model that reads images, in the names of its modules
 
 
 def modules_of(weights: Iterable[tuple[str, int]]) -> list[str]:
@@ -27,6 +28,7 @@ def select(lora: LoraConfig, modules: Iterable[str]) -> tuple[list[str], list[Pr
     """The modules that get adapters, of the linear layers `modules` by whole name; and what is wrong with the choice.
 
     A name stands for every module that it is the end of: q_proj for model.layers.0.self_attn.q_proj and all others.
+    Those of a vision tower are chosen by names or a regex with `visual` in them, and by nothing else.
     """
     known = list(modules)
     problems = [*_unknown("target_modules", lora.targets, known)]
@@ -35,7 +37,7 @@ def select(lora: LoraConfig, modules: Iterable[str]) -> tuple[list[str], list[Pr
     if problems:
         return [], problems
     excluded = lora.exclude_modules or []
-    found = [name for name in known if _matches(lora.targets, name) and not _matches(excluded, name)]
+    found = [name for name in known if _chosen(lora.targets, name) and not _matches(excluded, name)]
     if not found:
         problems.append(Problem(f"{PLACE}.target_modules", "and exclude_modules leave no layer to adapt"))
     return found, problems
@@ -99,9 +101,14 @@ def _unknown(key: str, wanted: str | list[str], known: list[str]) -> Iterator[Pr
             yield Problem(place, f"is {wanted!r}, which is no regex: {error}")
         return
     for name in wanted:
-        if not any(_ends_with(module, name) for module in known):
+        ends = [module for module in known if _ends_with(module, name)]
+        if not ends:
             what = "embeddings and output heads are not adapted" if _last(name) in _ENDS else _near(name, known)
             yield Problem(place, f"has {name!r}, which no linear layer of the model is called; {what}")
+        elif key == "target_modules" and not any(_chosen([name], module) for module in ends):
+            whole = ends[0].removeprefix("model.")
+            what = f"which layers of the vision tower alone are called; name them with it: {whole}, or by a regex"
+            yield Problem(place, f"has {name!r}, {what}")
 
 
 def _near(name: str, known: list[str]) -> str:
@@ -110,10 +117,22 @@ def _near(name: str, known: list[str]) -> str:
     return f"did you mean [{near[0]}]?" if near else f"it has {', '.join(names) or 'none'}"
 
 
+def _chosen(wanted: str | list[str], name: str) -> bool:
+    """As _matches, for targets."""
+    if _TOWER in name.split("."):
+        asked = [end for end in _listed(wanted) if _TOWER in end]
+        return bool(asked) and _matches(wanted if isinstance(wanted, str) else asked, name)
+    return _matches(wanted, name)
+
+
 def _matches(wanted: str | list[str], name: str) -> bool:
     if isinstance(wanted, str):
         return wanted == ALL_LINEAR or re.fullmatch(wanted, name) is not None
     return any(_ends_with(name, end) for end in wanted)
+
+
+def _listed(wanted: str | list[str]) -> list[str]:
+    return [wanted] if isinstance(wanted, str) else wanted
 
 
 def _ends_with(name: str, end: str) -> bool:
@@ -131,6 +150,9 @@ def check_lora(config: Config) -> Iterator[Problem]:
         return
     if not lora.targets:
         yield Problem(f"{PLACE}.target_modules", f"is empty; give names of layers, or {ALL_LINEAR}")
+    if config.trainer.freeze_vision_tower and any(_TOWER in name for name in _listed(lora.targets)):
+        problem = "has layers of the vision tower, and trainer.freeze_vision_tower is true; leave out one of them"
+        yield Problem(f"{PLACE}.target_modules", problem)
     dtype = config.trainer.deepspeed.dtype
     if "auto" not in (lora.lora_dtype, dtype) and lora.lora_dtype != dtype:
         problem = f"is {lora.lora_dtype}, but trainer.deepspeed.dtype is {dtype}; adapters train in that, use auto"

@@ -50,8 +50,6 @@ def refusals(config: Config, of: str) -> Iterator[Problem]:
     if trainer.deepspeed.zero_stage == 3:
         what = f"is 3, which gathers weights by hooks that the vision tower's caller passes by; use 0, 1 or 2 with {of}"
         yield Problem("trainer.deepspeed.zero_stage", what)
-    if config.model.lora_configs:
-        yield Problem("model.lora_configs", f"is not supported with {of} yet; remove it")
     declared = ALGORITHMS.get(config.algorithm.algorithm_type)
     if declared is not None and declared.critic:
         what = f"is {config.algorithm.algorithm_type!r}; its critic reads no images; use grpo with {of}"
