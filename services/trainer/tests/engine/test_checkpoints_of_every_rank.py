@@ -1,14 +1,19 @@
 """Every rank knows which step has a checkpoint: before a bad step all of them save one, or none does."""
 
+import runpy
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
+from support.data.vision import EXAMPLE, make_files
 from support.trainer.training import BASE
 from trinity.config import make_plan
 from trinity.config.schema import Config
+from trinity.data.vision import image_rules
 from trinity.trainer.engine.checkpoints import Checkpoints, CheckpointStore, TrainerState
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.times import StepTimes
@@ -44,11 +49,13 @@ class Engine:
         return iter(())
 
 
-def checkpoints_of(folder: Path, is_first: bool, committed: list[tuple[int, int]]) -> tuple[Checkpoints, Control]:
+def checkpoints_of(
+    folder: Path, is_first: bool, committed: list[tuple[int, int]], engine: Any = None, model: str = ""
+) -> tuple[Checkpoints, Control]:
     (folder / "model").mkdir(exist_ok=True)
-    config = {**BASE, "model": {**BASE["model"], "model_path": str(folder / "model")}}
+    config = {**BASE, "model": {**BASE["model"], "model_path": model or str(folder / "model")}}
     plan = make_plan(Config.model_validate({**config, "checkpoint_root_dir": str(folder)}))
-    engine: Any = Engine()
+    engine = engine or Engine()
     exchange: Any = Exchange(is_first)
     control, store = Control(), CheckpointStore(folder)
 
@@ -66,6 +73,31 @@ def test_it_is_known_after_a_save(tmp_path: Path, is_first: bool) -> None:
     checkpoints.settle()
     assert control.progress.checkpoint_step == 3
     assert committed == ([(3, 3)] if is_first else []), "rank 0 alone talks to the buffer"
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_files_of_a_model_with_a_hub_name_are_in_the_checkpoint(
+    sees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be served without the hub. Of a model that reads images that needs its processor."""
+    source = tmp_path / "hub/models--owner--tiny/snapshots/1"
+    for name, value in (("HF_HUB_CACHE", str(tmp_path / "hub")), ("HF_HUB_OFFLINE", True)):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    example = runpy.run_path(str(EXAMPLE / "make_model.py"))
+    make_files(source)
+    example["make_tokenizer"]().save_pretrained(source)
+    (tmp_path / "hub/models--owner--tiny/refs").mkdir()
+    (tmp_path / "hub/models--owner--tiny/refs/main").write_text("1")
+    engine: Any = Engine()
+    config = AutoConfig.for_model("qwen2_5_vl" if sees else "qwen2")
+    engine.policy = SimpleNamespace(model=SimpleNamespace(config=config))
+    engine.image_rules = image_rules(str(source)) if sees else None
+    checkpoints, _ = checkpoints_of(tmp_path, True, [], engine, "owner/tiny")
+    checkpoints.save(3)
+    checkpoints.settle()
+    names = {path.name for path in (checkpoints.store.path(3) / "actor/huggingface").iterdir()}
+    assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= names
+    assert ("preprocessor_config.json" in names) == sees
 
 
 @pytest.mark.parametrize("is_first", [True, False])

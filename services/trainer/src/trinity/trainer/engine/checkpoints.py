@@ -246,7 +246,7 @@ class Checkpoints:
             read_all(self.engine.weights())
 
     def _save_model_files(self, target: Path) -> None:
-        """Everything of the model but its weights: config, tokenizer, chat template."""
+        """Everything of the model but its weights: config, tokenizer, chat template, image processor."""
         source = self.plan.config.model.model_path
         if Path(source).expanduser().is_dir():
             copy_all_but_weights(Path(source).expanduser(), target)
@@ -254,7 +254,9 @@ class Checkpoints:
                 own = self.engine.policy.model.config.rope_parameters
                 write_rope(target / "config.json", own)
             return
-        from transformers import AutoTokenizer
+        from transformers import AutoImageProcessor, AutoTokenizer
 
         self.engine.policy.model.config.save_pretrained(target)
         AutoTokenizer.from_pretrained(source).save_pretrained(target)
+        if self.engine.image_rules is not None:
+            AutoImageProcessor.from_pretrained(source).save_pretrained(target)
