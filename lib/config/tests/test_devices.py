@@ -254,6 +254,9 @@ def test_the_cache_of_a_sequence_is_by_the_models_shape(tmp_path: Path) -> None:
     assert cache_gib(model, 8192, 1) == pytest.approx(1.0)
     assert cache_gib(model, 8192, 4) == pytest.approx(0.25)
     assert cache_gib("owner/unknown", 8192, 1) == 0
+    shape = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "text_config": shape}))
+    assert cache_gib(model, 8192, 1) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,13 @@ def _model_config(folder: Path) -> dict[str, Any]:
     return _with_sizes(config) | ({"text_config": _with_sizes(text)} if isinstance(text, dict) else {})
 
 
+def _language_model(folder: Path) -> dict[str, Any]:
+    """What config.json says of the part that reads and writes text: in most models that read images, `text_config`."""
+    config = _model_config(folder)
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
 def _with_sizes(config: dict[str, Any]) -> dict[str, Any]:
     """Without sizes that are none: whole numbers above 0, of MLPs also one for each layer."""
     return {name: value for name, value in config.items() if name not in _SIZES or _is_size(name, value)}
@@ -70,9 +77,7 @@ def vocabulary_of(model_path: str) -> int:
 
     A model with a hub name is found in Hugging Face's cache.
     """
-    config = _model_config(model_folder(model_path))
-    text = config.get("text_config")
-    size = (text if isinstance(text, dict) else config).get("vocab_size")
+    size = _language_model(model_folder(model_path)).get("vocab_size")
     return size if isinstance(size, int) and size > 0 else 0
 
 
@@ -221,9 +226,8 @@ def activation_bytes(shape: Any, recompute: bool | str) -> float:
 
 def recomputing_gib(model_path: str, tokens: int) -> float:
     """Activations of a micro-batch whose layers are recomputed, in GiB; 0 where the model's shape is not known."""
-    config = _model_config(Path(model_path).expanduser())
-    text = config.get("text_config")
-    return tokens * activation_bytes(SimpleNamespace(**(text if isinstance(text, dict) else config)), True) / _GIB
+    config = _language_model(Path(model_path).expanduser())
+    return tokens * activation_bytes(SimpleNamespace(**config), True) / _GIB
 
 
 def _largest(size: Any) -> int:
@@ -233,7 +237,7 @@ def _largest(size: Any) -> int:
 
 def _cache_bytes(model_path: str, parallel: int) -> float:
     """A token's keys and values in bfloat16: 2 x layers x key-value heads x width x 2 bytes, shared by the GPUs."""
-    config = _model_config(Path(model_path).expanduser())
+    config = _language_model(Path(model_path).expanduser())
     heads = config.get("num_attention_heads")
     if not heads or not config.get("hidden_size") or not config.get("num_hidden_layers"):
         return 0.0
