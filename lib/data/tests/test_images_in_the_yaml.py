@@ -48,8 +48,6 @@ def test_the_examples_are_right(name: str, repository: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"trainer": {"num_ranks": 2, "ulysses_sequence_parallel_size": 2}}, "features of an image would be cut"),
-        ({"trainer": {"deepspeed": {"zero_stage": 3}}}, "trainer.deepspeed.zero_stage: is 3"),
         ({"data_processor": {"experience_pipeline": {"input_save_path": "/a.jsonl"}}}, "archives hold no images yet"),
         (
             {"buffer": {"trainer_input": {"experience_buffer": {"path": "a.jsonl"}}}},

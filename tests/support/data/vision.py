@@ -5,9 +5,15 @@ import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
+
+from trinity.data.images import expanded
+from trinity.data.vision import ImageRules
+from trinity.trainer.data.batch import TrainBatch
 
 EXAMPLE = Path(__file__).parents[3] / "examples/vision"
 KINDS = ("qwen2_5_vl", "qwen3_vl")
@@ -28,6 +34,22 @@ def make_files(folder: Path, kind: str = KINDS[0]) -> Path:
     config = {"model_type": kind, "vision_config": {}, "image_token_id": 47, "text_config": {"vocab_size": 60}}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def with_pictures(batch: TrainBatch, rules: ImageRules) -> TrainBatch:
+    """Images before the prompts of the first, third and fifth sequence, two in the last of them; all tokens are the
+    example's."""
+    shown = {0: (picture(24, 16, colour="red"),), 2: (picture(16, 16, colour="blue"),)}
+    shown[4] = (*shown[0], *shown[2])
+    found = []
+    for index, sequence in enumerate(batch.sequences):
+        images = shown.get(index, ())
+        tokens = [int(token) % 40 for token in sequence.token_ids]
+        head = expanded([rules.token, 3] * len(images), images, rules)
+        start = len(head) + sequence.prompt_length
+        tokens = np.array([*head, *tokens], np.int32)
+        found.append(replace(sequence, token_ids=tokens, prompt_length=start, images=images))
+    return replace(batch, sequences=tuple(found))
 
 
 def picture(width: int = 32, height: int = 32, mode: str = "RGB", colour: object = 0, form: str = "PNG") -> bytes:

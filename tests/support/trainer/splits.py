@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from support.data.vision import with_pictures
 from support.trainer.engine_actions import run_module
 from support.trainer.training import BASE, fixed_batch, of_experiences, recorded
 
@@ -18,13 +19,23 @@ Arrays = dict[str, np.ndarray]
 
 
 def gradients_of(
-    folder: Path, model: Path, ranks: int, cases: Mapping[str, dict[str, Any]], seconds: float = 200
+    folder: Path,
+    model: Path,
+    ranks: int,
+    cases: Mapping[str, dict[str, Any]],
+    seconds: float = 200,
+    pictures: bool = False,
+    changes: dict[str, dict[str, Any]] | None = None,
 ) -> dict[str, Arrays]:
     """Of each case (settings of `trainer`): gradients by parameter, grad_norm before clipping at 0.5, and what was
     recorded of tokens, as `training.recorded`.
+
+    pictures: the model is the vision example's, and a few of the sequences have images. changes: keys of other sections
+    of the configuration. A critic's names begin with `critic.`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "job.json").write_text(json.dumps({"folder": str(folder), "model": str(model), "cases": cases}))
+    job = {"folder": str(folder), "model": str(model), "cases": cases, "pictures": pictures}
+    (folder / "job.json").write_text(json.dumps({**job, "changes": changes or {}}))
     run_module("support.trainer.splits", folder / "job.json", ranks, seconds)
     return {name: dict(np.load(folder / f"{index}.npz")) for index, name in enumerate(cases)}
 
@@ -43,14 +54,21 @@ def main() -> None:
     for index, trainer in enumerate(job["cases"].values()):
         config = json.loads(json.dumps(BASE))
         config["model"]["model_path"] = job["model"]
+        for section, keys in job["changes"].items():
+            config[section] |= keys
         config["checkpoint_root_dir"] = job["folder"]
         sharding = {"dtype": "float32", "zero_stage": trainer.pop("zero_stage")}
         config["trainer"] |= {**trainer, "deepspeed": sharding}
         engine = TrainEngine(make_plan(Config.model_validate(config)), ranks, "cpu")
         batch, record = of_experiences(fixed_batch(1)), engine.token_record()
+        if job["pictures"]:
+            assert engine.image_rules is not None
+            batch = with_pictures(batch, engine.image_rules)
         metrics = engine.train(batch, 100, record)
         values = record.values(batch.sequences)
-        found = {name: _gradient(engine, parameter) for name, parameter in engine.policy.weights()}
+        found = _gradients(engine._model, "")
+        if engine._critic is not None:
+            found |= _gradients(engine._critic.model, "critic.")
         if ranks.is_first:
             found |= recorded(values)
             np.savez(Path(job["folder"]) / f"{index}.npz", grad_norm=metrics["grad_norm"], **found)
@@ -59,15 +77,21 @@ def main() -> None:
     engine.close()
 
 
-def _gradient(engine: Any, parameter: Any) -> np.ndarray:
+def _gradients(model: Any, prefix: str) -> Arrays:
+    """Of the weights that learn."""
+    learning = [(name, weight) for name, weight in model.module.weights() if weight.requires_grad]
+    return {f"{prefix}{name}": _gradient(model, weight) for name, weight in learning}
+
+
+def _gradient(model: Any, parameter: Any) -> np.ndarray:
     """Adam's mean after one step is 1 - beta of what it was given."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
-    if engine.zero_stage:
+    if model.zero_stage:
         mean = safe_get_full_optimizer_state(parameter, "exp_avg")
     else:
-        mean = engine._model.optimizer.state[parameter]["exp_avg"]
-    return mean.numpy() / (1 - engine._model.optimizer.param_groups[0]["betas"][0])
+        mean = model.optimizer.state[parameter]["exp_avg"]
+    return mean.numpy() / (1 - model.optimizer.param_groups[0]["betas"][0])
 
 
 if __name__ == "__main__":

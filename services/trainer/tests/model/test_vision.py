@@ -19,7 +19,7 @@ from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data import images
 from trinity.data.wire import encode_outcome
 from trinity.trainer.data.batch import TrainSequence, from_groups
-from trinity.trainer.data.images import ImageReader
+from trinity.trainer.data.images import ImageReader, Seen
 from trinity.trainer.data.microbatch import collate
 from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import PolicyModel, load_policy
@@ -102,6 +102,24 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(
         # Key biases have no gradient but rounding: they move all scores of a query alike.
         largest = max(float(gradients[name].abs().max()), 1e-2)
         torch.testing.assert_close(parameter.grad, gradients[name], rtol=0, atol=1e-5 * largest, msg=name)
+
+
+def test_parts_of_a_micro_batch_have_the_images_that_stand_in_them(reader: ImageReader) -> None:
+    """Also of an image that is cut."""
+    whole = collate(sequences(reader), 0, True, reader)
+    assert whole.seen is not None
+    whole = replace(whole, seen=replace(whole.seen, pixels=torch.rand(whole.seen.pixels.shape)))
+
+    def shown(seen: Seen) -> torch.Tensor:
+        """A feature for each place."""
+        return seen.pixels.unflatten(0, (-1, reader.rules.merge**2)).mean(1)[seen.rows]
+
+    for parts in (1, 2, 3, 7):
+        cut = [(index, part) for index in range(parts) if (part := whole.part(index, parts)).seen is not None]
+        seen = [(index * part.input_ids.shape[1], part.seen) for index, part in cut if part.seen is not None]
+        assert torch.equal(torch.cat([part.places + start for start, part in seen]), whole.seen.places)
+        torch.testing.assert_close(torch.cat([shown(part) for _, part in seen]), shown(whole.seen))
+        assert parts == 1 or all(len(part.grids) < len(whole.seen.grids) for _, part in seen)
 
 
 def test_pictures_count(folder: Path, reader: ImageReader) -> None:

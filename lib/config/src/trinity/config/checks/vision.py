@@ -40,16 +40,8 @@ def check_images(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> I
 
 def refusals(config: Config, of: str) -> Iterator[Problem]:
     """Keys that do not go with a model that reads images."""
-    trainer = config.trainer
     if config.mode not in ("both", "train"):
         return
-    if trainer.ulysses_sequence_parallel_size > 1:
-        size = trainer.ulysses_sequence_parallel_size
-        what = f"is {size}; the features of an image would be cut apart; use 1 with {of}"
-        yield Problem("trainer.ulysses_sequence_parallel_size", what)
-    if trainer.deepspeed.zero_stage == 3:
-        what = f"is 3, which gathers weights by hooks that the vision tower's caller passes by; use 0, 1 or 2 with {of}"
-        yield Problem("trainer.deepspeed.zero_stage", what)
     declared = ALGORITHMS.get(config.algorithm.algorithm_type)
     if declared is not None and declared.critic:
         what = f"is {config.algorithm.algorithm_type!r}; its critic reads no images; use grpo with {of}"

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,30 @@ _KEPT = 512  # processed images
 class Seen:
     """Images of a micro-batch: pixels float32 [patches, values], grids int64 [images, 3] (time, rows, columns).
 
-    places int64 [M]: where their features stand in the flattened input_ids, one for each placeholder.
+    places int64 [M]: where features of theirs stand in the flattened input_ids; rows int64 [M]: which of all features.
     """
 
     pixels: torch.Tensor
     grids: torch.Tensor
     places: torch.Tensor
+    rows: torch.Tensor
 
     def to(self, device: torch.device) -> "Seen":
-        return Seen(self.pixels.to(device), self.grids.to(device), self.places.to(device))
+        return Seen(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+    def part(self, start: int, stop: int) -> "Seen | None":
+        """Of a whole micro-batch's: what stands from place `start` to `stop`, with places from 0, and its images."""
+        own = (self.places >= start) & (self.places < stop)
+        if not own.any():
+            return None
+        patches = self.grids.prod(1)
+        tokens = patches * len(self.rows) // patches.sum()
+        of_feature = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens)
+        kept = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
+        kept[of_feature[self.rows[own]]] = True
+        before = kept[of_feature].cumsum(0) - 1  # features of kept images before each
+        pixels = self.pixels[kept.repeat_interleave(patches)]
+        return Seen(pixels, self.grids[kept], self.places[own] - start, before[self.rows[own]])
 
 
 class ImageReader:
@@ -72,15 +87,18 @@ class ImageReader:
         if not any(sequence.images for sequence in sequences):
             return None
         read = [self._one(image) for sequence in sequences for image in sequence.images]
-        places = [
-            np.arange(int(begin) + start, int(begin) + start + length)
-            for sequence, begin in zip(sequences, starts, strict=True)
-            for start, length in self._runs(sequence)
-        ]
+        places = np.concatenate(
+            [
+                np.arange(int(begin) + start, int(begin) + start + length)
+                for sequence, begin in zip(sequences, starts, strict=True)
+                for start, length in self._runs(sequence)
+            ]
+        )
         return Seen(
             torch.cat([pixels for pixels, _ in read]),
             torch.tensor([grid for _, grid in read], dtype=torch.int64),
-            torch.from_numpy(np.concatenate(places)),
+            torch.from_numpy(places),
+            torch.arange(len(places)),
         )
 
     def _runs(self, sequence: TrainSequence) -> list[tuple[int, int]]:

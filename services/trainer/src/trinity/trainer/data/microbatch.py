@@ -79,13 +79,14 @@ class MicroBatch:
         return replace(
             self,
             input_ids=ids[:, own],
-            position_ids=positions[:, own],
+            position_ids=positions[..., own],
             boundaries=torch.cat([self.boundaries, end]) if filling else self.boundaries,
             lengths=(*self.lengths, filling) if filling else self.lengths,
             predicting=self.predicting[predicts] - own.start,
             targets=self.targets[predicts],
             token_temperatures=self.token_temperatures[predicts],
             flat_indices=self.flat_indices[predicts],
+            seen=None if self.seen is None else self.seen.part(own.start, own.stop),
         )
 
 

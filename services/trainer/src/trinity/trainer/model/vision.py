@@ -27,28 +27,42 @@ def freeze_vision(model: Any) -> None:
 
 def hidden_states(model: Any, micro: MicroBatch, **kind: Any) -> torch.Tensor:
     """[1, T, H] or [B, L, H]. `kind`: what the language model takes beside embeddings and positions."""
-    body = model.base_model
+    body, seen = model.base_model, micro.seen
     embedded = body.get_input_embeddings()(micro.input_ids)
-    if micro.seen is not None:
-        features, deeper = _features(body, micro.seen.pixels, micro.seen.grids)
+    if seen is not None:
+        features, *deeper = (found[seen.rows] for found in _features(body, seen.pixels, seen.grids))
         flat = embedded.reshape(-1, embedded.shape[-1])
-        embedded = flat.index_copy(0, micro.seen.places, features.to(flat.dtype)).view_as(embedded)
+        embedded = flat.index_copy(0, seen.places, features.to(flat.dtype)).view_as(embedded)
         if deeper:
             places = torch.zeros(micro.input_ids.numel(), dtype=torch.bool, device=flat.device)
-            places[micro.seen.places] = True
+            places[seen.places] = True
             kind |= {"visual_pos_masks": places.view_as(micro.input_ids), "deepstack_visual_embeds": deeper}
-    elif any(parameter.requires_grad for parameter in body.visual.parameters()):
-        # Each rank must have a gradient of every weight, or they wait for each other.
-        embedded = embedded + 0 * sum(parameter.sum() for parameter in body.visual.parameters())
+    elif _ranks_wait_for(body.visual):
+        embedded = embedded + 0 * sum(found.sum() for found in _features(body, *_nothing(body.visual, embedded.device)))
     states: torch.Tensor = body.language_model(
         inputs_embeds=embedded, position_ids=micro.position_ids, use_cache=False, **kind
     )[0]
     return states
 
 
-def _features(body: Any, pixels: torch.Tensor, grids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Of each token of the images: what stands for its embedding, [M, H], and what is added to its state after each of
-    the first layers (DeepStack, arXiv:2406.04334), of Qwen3-VL."""
+def _features(body: Any, pixels: torch.Tensor, grids: torch.Tensor) -> list[torch.Tensor]:
+    """Of each token of the images, [M, H] each: what stands for its embedding; and of Qwen3-VL what is added to its
+    state after each of the first layers (DeepStack, arXiv:2406.04334)."""
     found = body.get_image_features(pixels.to(body.visual.dtype), grids)
-    deeper = getattr(found, "deepstack_features", None) or ()
-    return torch.cat(list(found.pooler_output)), [torch.cat(list(features)) for features in deeper]
+    return [
+        torch.cat(list(each)) for each in (found.pooler_output, *(getattr(found, "deepstack_features", None) or ()))
+    ]
+
+
+def _ranks_wait_for(tower: Any) -> bool:
+    """Whether it must run on each rank, with images or without: ranks reduce gradients of every weight that learns, and
+    under ZeRO 3 gather each weight where it is used."""
+    learns = torch.is_grad_enabled()
+    return any((learns and weight.requires_grad) or hasattr(weight, "ds_id") for weight in tower.parameters())
+
+
+def _nothing(tower: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A grey image of one token, as pixels and grid (see Seen)."""
+    config, side = tower.config, tower.config.spatial_merge_size
+    values = config.in_channels * config.temporal_patch_size * config.patch_size**2
+    return torch.zeros(side**2, values, device=device), torch.tensor([[1, side, side]], device=device)
