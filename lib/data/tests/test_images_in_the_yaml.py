@@ -53,7 +53,6 @@ def test_the_examples_are_right(name: str, repository: Path) -> None:
             {"buffer": {"trainer_input": {"experience_buffer": {"path": "a.jsonl"}}}},
             "experience_buffer.path: is given; archives hold no images yet",
         ),
-        ({"algorithm": {"algorithm_type": "ppo", "repeat_times": 4}}, "is 'ppo'; its critic reads no images"),
     ],
 )
 def test_what_does_not_go_with_images_is_refused(sections: dict[str, Any], said: str) -> None:

@@ -57,11 +57,21 @@ def test_two_ranks_have_the_gradient_of_one(model: Path, tmp_path: Path) -> None
 LORA = {"lora_rank": 3, "lora_alpha": 6, "target_modules": ".*(visual.*|_proj)"}
 
 
+@pytest.mark.parametrize(
+    ("changes", "learns"),
+    [
+        # B is 0 at the start, so that A has no gradient yet.
+        ({"model": {"lora_configs": [LORA]}}, ["visual.merger", ".language_model.", "lora_B"]),
+        ({"algorithm": {"algorithm_type": "ppo"}}, ["critic.head.weight"]),
+    ],
+    ids=["adapters", "critic"],
+)
 @pytest.mark.parametrize("model", KINDS[-1:], indirect=True)
-def test_adapters_on_two_ranks_have_the_gradient_of_one(model: Path, tmp_path: Path) -> None:
-    changes = {"model": {"lora_configs": [LORA]}}
+def test_adapters_and_a_critic_on_two_ranks_have_the_gradient_of_one(
+    changes: dict[str, Any], learns: list[str], model: Path, tmp_path: Path
+) -> None:
     alone = gradients_of(tmp_path / "one", model, 1, {"alone": ALONE}, pictures=True, changes=changes)["alone"]
-    assert any("visual" in name for name in alone)
+    assert all(any(part in name and np.abs(value).max() > 0 for name, value in alone.items()) for part in learns)
     case = "ZeRO 3, one by one"
     together = gradients_of(tmp_path / "two", model, 2, {case: CASES[case]}, pictures=True, changes=changes)
     same(together[case], alone)

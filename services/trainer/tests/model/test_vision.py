@@ -1,6 +1,7 @@
 """Vision-language models in the trainer have log-probabilities and gradients of transformers, packed and padded."""
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,19 +9,22 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor, AutoModelForImageTextToText
+from transformers import AutoImageProcessor, AutoModel, AutoModelForImageTextToText
 
 from support.data.experience import make_group, make_task
 from support.data.vision import KINDS, make_model, picture
+from support.trainer.training import make_model as make_text_model
 from trinity.api.buffer.v1 import buffer_pb2
 from trinity.config.algorithms import resolve
 from trinity.config.schema.algorithm import AlgorithmConfig
 from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data import images
 from trinity.data.wire import encode_outcome
+from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence, from_groups
 from trinity.trainer.data.images import ImageReader, Seen
 from trinity.trainer.data.microbatch import collate
+from trinity.trainer.engine.critic import load_critic
 from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import PolicyModel, load_policy
 from trinity.trainer.model.vision import freeze_vision
@@ -64,18 +68,24 @@ def sequences(reader: ImageReader) -> list[TrainSequence]:
     return made
 
 
+def inputs(folder: Path, reader: ImageReader) -> Iterator[tuple[TrainSequence, dict[str, torch.Tensor]]]:
+    """Each sequence, and what transformers' model takes of it."""
+    processor = AutoImageProcessor.from_pretrained(folder)
+    for sequence in sequences(reader):
+        ids = torch.from_numpy(sequence.token_ids.astype(np.int64))[None]
+        seen = {"input_ids": ids}
+        if sequence.images:
+            seen |= processor(images=[images.rgb(image) for image in sequence.images], return_tensors="pt")
+            seen["mm_token_type_ids"] = (ids == reader.rules.token).int()
+        yield sequence, seen
+
+
 def of_transformers(folder: Path, reader: ImageReader) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
     """Log-probabilities of each sequence alone, and the gradient of their sum."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    processor = AutoImageProcessor.from_pretrained(folder)
     found = []
-    for sequence in sequences(reader):
-        ids = torch.from_numpy(sequence.token_ids.astype(np.int64))[None]
-        seen = {}
-        if sequence.images:
-            seen = {**processor(images=[images.rgb(image) for image in sequence.images], return_tensors="pt"),
-                    "mm_token_type_ids": (ids == reader.rules.token).int()}  # fmt: skip
-        logs = model(input_ids=ids, **seen).logits[0].log_softmax(-1)
+    for sequence, seen in inputs(folder, reader):
+        logs = model(**seen).logits[0].log_softmax(-1)
         places = range(sequence.prompt_length - 1, sequence.length - 1)
         chosen = torch.stack([logs[at, int(sequence.token_ids[at + 1])] for at in places])
         chosen.sum().backward()
@@ -191,6 +201,28 @@ def test_adapters_are_merged_with_the_models_files(
     with torch.no_grad():
         expected, _ = policy_of(tmp_path / "merged", packed=True)(shown)
     np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_critic_values_what_transformers_body_says(folder: Path, reader: ImageReader, packed: bool) -> None:
+    critic = load_critic(ModelConfig(model_path=str(folder)), torch.float32, packed=packed)
+    torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
+    found = critic(collate(sequences(reader), 0, packed, reader))
+    found.sum().backward()
+    assert all(weight.grad is not None for weight in critic.parameters())
+    body = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    for row, (sequence, seen) in zip(found.detach(), inputs(folder, reader), strict=True):
+        with torch.no_grad():
+            states = body(**seen)[0][0, sequence.prompt_length - 1 : -1]
+        np.testing.assert_allclose(row.numpy(), (states @ critic.head.weight[0]).detach().numpy(), atol=1e-4)
+
+
+def test_a_critic_that_reads_no_images_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = make_text_model(tmp_path / "other")
+    for policy, critic in ((folder, other), (other, folder)):
+        config = ModelConfig(model_path=str(policy), critic_model_path=str(critic))
+        with pytest.raises(InvalidInput, match=r"critic_model_path: .* reads images otherwise than model.model_path"):
+            load_critic(config, torch.float32)
 
 
 def test_sequences_have_the_images_that_their_experiences_name() -> None:

@@ -14,7 +14,6 @@ from trinity.cli.supervise.rendered_rows import check_rendering
 from trinity.cli.supervise.task_rows import check_images, check_providers, check_tasks, check_text
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
 from trinity.config.checks.lora import PLACE, choose, modules_of
-from trinity.config.checks.vision import refusals
 from trinity.config.checks.weights import S3
 from trinity.config.names import auxiliary_name, rates
 from trinity.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
@@ -275,9 +274,8 @@ def _check_vision(plan: Plan) -> list[Problem]:
     except InvalidInput as error:
         return [Problem(error.field, str(error).partition(": ")[2])]
     needs = [name for name in ("PIL", "torchvision") if importlib.util.find_spec(name) is None]
-    missing = [Problem("model.model_path", f"reads images, which needs {name}; `pip install -e '.[vision]'`")
-               for name in needs if plan.config.mode != "explore"]  # fmt: skip
-    return [*missing, *refusals(plan.config, "a model that reads images")]
+    return [Problem("model.model_path", f"reads images, which needs {name}; `pip install -e '.[vision]'`")
+            for name in needs if plan.config.mode != "explore"]  # fmt: skip
 
 
 def _longest(folder: Path) -> int:

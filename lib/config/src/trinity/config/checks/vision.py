@@ -6,7 +6,6 @@ from trinity.config.errors import Problem
 from trinity.config.names import DEFAULT_WORKFLOW
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import TasksetConfig
-from trinity.plugins.declarations import ALGORITHMS
 
 WORKFLOW = "simple_mm_workflow"
 
@@ -35,14 +34,3 @@ def check_images(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> I
         ):
             if path:
                 yield Problem(where, "is given; archives hold no images yet. Remove it, or image_key")
-        yield from refusals(config, "tasks with images")
-
-
-def refusals(config: Config, of: str) -> Iterator[Problem]:
-    """Keys that do not go with a model that reads images."""
-    if config.mode not in ("both", "train"):
-        return
-    declared = ALGORITHMS.get(config.algorithm.algorithm_type)
-    if declared is not None and declared.critic:
-        what = f"is {config.algorithm.algorithm_type!r}; its critic reads no images; use grpo with {of}"
-        yield Problem("algorithm.algorithm_type", what)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trinity.config.schema.model import ModelConfig
+from trinity.data.vision import image_rules
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.algorithms.aggregation import Report, Totals, aggregate, masked_sum
 from trinity.trainer.data.batch import TrainSequence
@@ -20,6 +21,7 @@ from trinity.trainer.model.fused import fuse, wants_kernels
 from trinity.trainer.model.policy import TokenModel, pack
 from trinity.trainer.model.rope import config_with_rope
 from trinity.trainer.model.sequence_parallel import SequenceGroup
+from trinity.trainer.model.vision import has_vision
 
 
 class ValueModel(TokenModel):
@@ -61,7 +63,9 @@ def load_critic(
         )
     except (OSError, ValueError) as error:
         raise InvalidInput(key, f"{path!r} cannot be loaded: {error}") from None
-    if wants_kernels(model, fused):
+    if image_rules(path) != image_rules(config.model_path):
+        raise InvalidInput(key, f"{path!r} reads images otherwise than model.model_path does, or none; leave it empty")
+    if not has_vision(model) and wants_kernels(model, fused):
         fuse(model)
     return ValueModel(model, dtype, packed and pack(model, group), group)
 

@@ -38,7 +38,7 @@ from trinity.trainer.engine.weights import PolicyWeights
 from trinity.trainer.engine.whole_batch import apply_kl_penalty, needs_policy, with_batch_statistics
 from trinity.trainer.model import activations
 from trinity.trainer.model.checkpointing import recompute_activations
-from trinity.trainer.model.policy import OffloadedReference, PolicyModel, disable_dropout, load_policy
+from trinity.trainer.model.policy import OffloadedReference, PolicyModel, TokenModel, disable_dropout, load_policy
 from trinity.trainer.model.sequence_parallel import make_groups
 from trinity.trainer.model.vision import freeze_vision, has_vision
 from trinity.trainer.process import devices
@@ -83,8 +83,7 @@ class TrainEngine:
         self._group = make_groups(ranks, trainer.ulysses_sequence_parallel_size)
         self._fused = trainer.fused_kernels if on_gpu else False
         policy = self._load()
-        if trainer.freeze_vision_tower and has_vision(policy.model):
-            freeze_vision(policy.model)
+        self._freeze(policy)
         disable_dropout(policy, "policy")
         memory = devices.limit_memory(self.device, gpu_memory_gib) if on_gpu else None
         self._activations = activations.choose(plan, policy, ranks, self.device, memory)
@@ -112,6 +111,10 @@ class TrainEngine:
             fused=self._fused,
         )
 
+    def _freeze(self, model: TokenModel) -> None:
+        if self._plan.config.trainer.freeze_vision_tower and has_vision(model.model):
+            freeze_vision(model.model)
+
     def _load_reference(self) -> Callable[[MicroBatch], tuple[torch.Tensor, torch.Tensor]]:
         """The run's base model: frozen and whole on every rank, or with LoRA the policy without its adapters."""
         if self._plan.config.model.lora is not None:
@@ -134,6 +137,7 @@ class TrainEngine:
             group=self._group,
             fused=self._fused,
         )
+        self._freeze(model)
         recompute_activations(model.model, self._activations.recompute)
         disable_dropout(model, "critic")
         learns = DeepSpeedModel(
