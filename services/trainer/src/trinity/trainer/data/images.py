@@ -19,9 +19,11 @@ _KEPT = 512  # processed images
 
 @dataclass(frozen=True)
 class Seen:
-    """Images of a micro-batch: pixels float32 [patches, values], grids int64 [images, 3] (time, rows, columns).
+    """Images of a micro-batch, each once: pixels float32 [patches, values], grids int64 [images, 3] (time, rows,
+    columns).
 
-    places int64 [M]: where features of theirs stand in the flattened input_ids; rows int64 [M]: which of all features.
+    places int64 [M]: where features of theirs stand in the flattened input_ids; rows int64 [M]: which of all features,
+    each of them at one place at least.
     """
 
     pixels: torch.Tensor
@@ -38,7 +40,7 @@ class Seen:
         if not own.any():
             return None
         patches = self.grids.prod(1)
-        tokens = patches * len(self.rows) // patches.sum()
+        tokens = patches * (self.rows.max() + 1) // patches.sum()
         of_feature = torch.arange(len(tokens), device=tokens.device).repeat_interleave(tokens)
         kept = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         kept[of_feature[self.rows[own]]] = True
@@ -86,19 +88,22 @@ class ImageReader:
         """The images of some sequences, whose tokens begin at `starts`; None without any."""
         if not any(sequence.images for sequence in sequences):
             return None
-        read = [self._one(image) for sequence in sequences for image in sequence.images]
-        places = np.concatenate(
-            [
-                np.arange(int(begin) + start, int(begin) + start + length)
-                for sequence, begin in zip(sequences, starts, strict=True)
-                for start, length in self._runs(sequence)
-            ]
-        )
+        read: dict[bytes, tuple[torch.Tensor, tuple[int, int, int]]] = {}
+        first: dict[bytes, int] = {}  # of an image's features, among all
+        places, rows, features = [], [], 0
+        for sequence, begin in zip(sequences, starts, strict=True):
+            for image, (start, length) in zip(sequence.images, self._runs(sequence), strict=True):
+                key = digest(image)
+                if key not in read:
+                    read[key], first[key] = self._one(image), features
+                    features += length
+                places.append(np.arange(int(begin) + start, int(begin) + start + length))
+                rows.append(np.arange(first[key], first[key] + length))
         return Seen(
-            torch.cat([pixels for pixels, _ in read]),
-            torch.tensor([grid for _, grid in read], dtype=torch.int64),
-            torch.from_numpy(places),
-            torch.arange(len(places)),
+            torch.cat([pixels for pixels, _ in read.values()]),
+            torch.tensor([grid for _, grid in read.values()], dtype=torch.int64),
+            torch.from_numpy(np.concatenate(places)),
+            torch.from_numpy(np.concatenate(rows)),
         )
 
     def _runs(self, sequence: TrainSequence) -> list[tuple[int, int]]:
