@@ -86,7 +86,7 @@ $(BIN)/.alfworld: $(BIN)/.installed
 	$(PIP_LOCK) requirements/alfworld.txt || echo "not built: its tests are skipped"
 	@touch $@
 
-# In an environment of their own: they may need other versions than Trinity does (750 MB).
+# In an environment of their own: they may need other versions than Trinity does (1.1 GB).
 programs: build/agents/venv/.installed ## the agents that examples/agents trains, and its test runs
 build/agents/venv/.installed: examples/agents/programs/requirements.txt $(BIN)/.installed
 	$(BIN)/python -m venv build/agents/venv

@@ -1,8 +1,9 @@
 """Make an agent's data: the quickstart's sums, and for SFT conversations that call a tool and repeat its result.
 
-    python examples/agents/make_data.py [FOLDER] [--from build/quickstart/data] [--tool add|bash]
+    python examples/agents/make_data.py [FOLDER] [--from build/quickstart/data] [--tool add|bash] [--system]
 
-`add` is the tool of sums_agent and mcp_agent, `bash` that of mini_agent. One call in four has a wrong number, so that
+`add` is the tool of all agents but mini_agent, whose tool is `bash`. `--system`: an empty system message comes first,
+as scope_agent and mini_agent have it. One call in four has a wrong number, so that
 reinforcement learning has something to find out.
 """
 
@@ -17,15 +18,16 @@ def called(name: str, **arguments: object) -> dict:
     return {"role": "assistant", "content": f"<tool_call>{json.dumps(call)}</tool_call>"}
 
 
-def conversations(question: str, rng: random.Random, tool: str) -> list[list[dict]]:
+def conversations(question: str, rng: random.Random, tool: str, system: bool) -> list[list[dict]]:
     """SFT trains the last message of each."""
     a, b = map(int, question.split("+"))
     a = a if rng.random() < 0.75 else rng.randrange(50)
+    head = [{"role": "system", "content": ""}] if system or tool == "bash" else []
     if tool == "add":
-        first = [{"role": "user", "content": question}, called("add", a=a, b=b)]
+        first = [*head, {"role": "user", "content": question}, called("add", a=a, b=b)]
         last = {"role": "assistant", "content": f"#### {a + b}"}
         return [first, [*first, {"role": "tool", "content": str(a + b)}, last]]
-    told = [{"role": "system", "content": ""}, {"role": "user", "content": f"$ {question}"}]  # as mini.yaml says
+    told = [*head, {"role": "user", "content": f"$ {question}"}]  # as mini.yaml says
     first = [*told, called("bash", command=f"echo $(({a}+{b}))")]
     last = called("bash", command=f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo {a + b}")
     return [first, [*first, {"role": "tool", "content": f"{a + b}\n"}, last]]
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", default="build/agents/data", type=Path)
     parser.add_argument("--from", dest="source", default="build/quickstart/data", type=Path)
     parser.add_argument("--tool", default="add", choices=["add", "bash"])
+    parser.add_argument("--system", action="store_true")
     args = parser.parse_args()
     rng = random.Random(0)
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -43,7 +46,9 @@ def main() -> None:
         rows = [json.loads(line) for line in (args.source / f"{split}.jsonl").read_text().splitlines()]
         (args.folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if split == "train":
-            told = [{"messages": one} for row in rows for one in conversations(row["question"], rng, args.tool)]
+            told = [
+                {"messages": one} for row in rows for one in conversations(row["question"], rng, args.tool, args.system)
+            ]
             (args.folder / "calls").mkdir(exist_ok=True)
             (args.folder / "calls" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
 

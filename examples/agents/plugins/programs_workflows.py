@@ -40,6 +40,24 @@ class McpAgent(AgentWorkflow):
         return await self.score(await run(agent, BIN / "python", PROGRAMS / "sums_mcp.py", self.column("prompt_key")))
 
 
+@workflow("scope_agent")
+class ScopeAgent(AgentWorkflow):
+    """sums_agentscope.py: an agent of AgentScope."""
+
+    async def play(self, agent):
+        program = PROGRAMS / "sums_agentscope.py"
+        return await self.score(await run(agent, BIN / "python", program, self.column("prompt_key")))
+
+
+@workflow("verifiers_agent")
+class VerifiersAgent(AgentWorkflow):
+    """sums_verifiers.py: the loop of verifiers, whose rubric gives the reward."""
+
+    async def play(self, agent):
+        row = self.column("prompt_key"), self.column("response_key").split("####")[-1].strip()
+        return float((await run(agent, BIN / "python", PROGRAMS / "sums_verifiers.py", *row)).split()[-1])
+
+
 @workflow("mini_agent")
 class MiniAgent(AgentWorkflow):
     """mini-swe-agent, a coding agent in a shell: what it submits is its answer."""

@@ -25,7 +25,10 @@ pytestmark = [
 ]
 
 STEPS, ROLLOUTS = 2, 2
-AGENTS = {"mcp_agent": "add", "mini_agent": "bash"}  # and the tool of each
+# Those that call `add`, and how the conversations of each begin and call.
+ADDING = ("mcp_agent", "scope_agent", "verifiers_agent")
+AGENTS = (*ADDING, "mini_agent")
+CONVERSATIONS = {"add": ["--tool", "add"], "system": ["--tool", "add", "--system"], "bash": ["--tool", "bash"]}
 # The explorer notes what its engine gave for each call of a session: the programs do not ask for token ids.
 NOTES = """
 import json, os
@@ -62,7 +65,7 @@ def run(repository: Path, quickstart_model: Path, quickstart_data: Path, tmp_pat
         "model": {"model_path": str(quickstart_model)},
         "algorithm": {"repeat_times": ROLLOUTS},
         "buffer": {
-            "batch_size": 4,
+            "batch_size": len(AGENTS),
             "total_steps": STEPS,
             "explorer_input": {"taskset": None, "tasksets": tasksets, "eval_tasksets": []},
             "trainer_input": {"experience_buffer": {"path": str(tmp_path / "trained.jsonl"), "storage_type": "file"}},
@@ -78,11 +81,11 @@ def run(repository: Path, quickstart_model: Path, quickstart_data: Path, tmp_pat
 
 
 def calls(repository: Path, data: Path, folder: Path) -> Path:
-    """Conversations with the tools of both."""
+    """Conversations with the tools of all."""
     make, lines = repository / "examples/agents/make_data.py", []
-    for tool in AGENTS.values():
-        made = folder / tool
-        subprocess.run([sys.executable, make, made, "--from", data, "--tool", tool], check=True)
+    for name, options in CONVERSATIONS.items():
+        made = folder / name
+        subprocess.run([sys.executable, make, made, "--from", data, *options], check=True)
         lines.append((made / "calls/train.jsonl").read_text())
     (folder / "calls").mkdir()
     (folder / "calls/train.jsonl").write_text("".join(lines))
@@ -93,12 +96,12 @@ def test_every_token_that_is_trained_was_sampled_after_the_tokens_before_it(run:
     run.start("--plugin-dir", str(tmp_path / "plugins"))
     assert run.finish(800) == 0, run.tail()
     groups = list(read_experiences(str(tmp_path / "trained.jsonl"), "experience_buffer"))
-    assert len(groups) == STEPS * 4
+    assert len(groups) == STEPS * len(AGENTS)
     assert {group.task.taskset for group in groups} == set(AGENTS)
     for group in groups:
         assert {experience.rollout for experience in group.experiences} == set(range(ROLLOUTS)), "a group is whole"
     # After so short an SFT half of the calls of `add` are well-formed, and one in six of the longer ones of `bash`.
-    by_mcp = [one for group in groups if group.task.taskset == "mcp_agent" for one in group.experiences]
-    assert any(one.metrics["turns"] > 1 and "<tool_call>" in one.response_text for one in by_mcp)
+    adding = [one for group in groups if group.task.taskset in ADDING for one in group.experiences]
+    assert any(one.metrics["turns"] > 1 and "<tool_call>" in one.response_text for one in adding)
     trained = [experience for group in groups for experience in group.experiences]
-    assert count_trained(trained, sampled_replies(tmp_path / "sampled.jsonl")) >= STEPS * 4 * ROLLOUTS
+    assert count_trained(trained, sampled_replies(tmp_path / "sampled.jsonl")) >= len(groups) * ROLLOUTS
