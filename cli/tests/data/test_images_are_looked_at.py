@@ -1,6 +1,10 @@
 """`trinity check --deep` decodes the images of tasksets, and refuses what does not go with a model that reads them."""
 
 import json
+import threading
+from collections.abc import Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,10 @@ from trinity.cli.supervise import preflight
 pytestmark = pytest.mark.core
 
 
-def check(folder: Path, image: Any, column: str = "image", **sections: Any) -> tuple[int, str]:
-    """Exit code and output for a dataset whose third row has this image; `column`: image_key."""
+def check(
+    folder: Path, image: Any, column: str = "image", urls: Sequence[str] = (), **sections: Any
+) -> tuple[int, str]:
+    """Exit code and output for a dataset whose third row has this image; `column`: image_key, `urls`: image_urls."""
     if not (folder / "model").exists():
         make_files(folder / "model")
     (folder / "good.png").write_bytes(picture())
@@ -29,7 +35,7 @@ def check(folder: Path, image: Any, column: str = "image", **sections: Any) -> t
             row["prompt"] = [{"role": "user", "content": [row["image"], {"type": "text", "text": "how many?"}]}]
             row["prompt"][0]["content"][0] = {"type": "image", "image": row.pop("image")}
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    taskset = {"path": str(folder / "rows.jsonl"), "format": {"image_key": column},
+    taskset = {"path": str(folder / "rows.jsonl"), "format": {"image_key": column, "image_urls": list(urls)},
                "default_workflow_type": "simple_mm_workflow"}  # fmt: skip
     model = {"model_path": str(folder / "model"), "custom_chat_template": "{{ messages }}", "max_prompt_tokens": 20}
     config: dict[str, Any] = {
@@ -76,6 +82,27 @@ def test_an_image_that_no_task_can_have_is_named(image: str, said: str, tmp_path
 def test_good_images_pass_and_so_does_the_model(column: str, tmp_path: Path) -> None:
     code, output = check(tmp_path, "good.png", column)
     assert code == 0, output
+
+
+def test_an_image_behind_a_url_that_the_yaml_lists_is_fetched_and_decoded(tmp_path: Path) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_port}/"
+    (tmp_path / "big.png").write_bytes(picture(64, 64))
+    try:
+        assert check(tmp_path, here + "good.png", urls=[here])[0] == 0
+        for name, urls, said in (
+            ("good.png", [], "URLs are not fetched. List its beginning in format.image_urls"),
+            ("gone.png", [here], "gone.png; is answered with 404 File not found"),
+            ("big.png", [here], "big.png takes 64 tokens, model.max_prompt_tokens is 20"),
+        ):
+            code, output = check(tmp_path, here + name, urls=urls)
+            assert code == 2
+            assert "taskset.format.image_key: row 2: 'image'" in output
+            assert said in output
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def test_an_image_of_a_message_is_named(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_column_holds_images_in_any_form(tmp_path: Path) -> None:
         ({"i": []}, "'i' is an empty list"),
         ({"i": 3}, "'i' holds 3, must be a path, bytes or an image part"),
         ({"i": "no.png"}, "no.png' cannot be read: No such file"),
-        ({"i": "https://example.org/a.png"}, "URLs are not fetched. Download it, and give its path"),
+        ({"i": "https://example.org/a.png"}, "URLs are not fetched. List its beginning in format.image_urls, or"),
         ({"i": "data:image/png;base64,%%"}, "is no base64"),
         ({"i": b"GIF89a"}, "row 3: 'i': 6 bytes: image: is no image that Pillow reads"),
         ({"i": {"path": "cut.png"}}, "row 3: 'i': cut.png: image: cannot be decoded"),

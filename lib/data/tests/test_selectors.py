@@ -79,7 +79,7 @@ class FakeSource:
         self.rows = range(rows)
         self.taskset = SimpleNamespace(name=name, weight=weight)
 
-    def train_task(self, position: int, ordinal: int, gate: int) -> tuple[str, int]:
+    def train_task_later(self, position: int, ordinal: int, gate: int) -> tuple[str, int]:
         return self.taskset.name, position
 
 
@@ -90,15 +90,15 @@ def test_several_tasksets_give_every_row_once_a_cycle_evenly(sizes: list[int], c
     total = sum(sizes)
     assert mixture.rows == total
     for cycle in range(cycles):
-        taken = [mixture.train_task(cycle * total + index, 1, 0) for index in range(total)]
+        taken = [mixture.train_task_later(cycle * total + index, 1, 0) for index in range(total)]
         for i, size in enumerate(sizes):
             positions = [p for name, p in taken if name == str(i)]  # type: ignore[misc]
             assert positions == list(range(cycle * size, (cycle + 1) * size))
-    half = Counter(name for name, _ in (mixture.train_task(i, 1, 0) for i in range(total // 2)))  # type: ignore[misc]
+    half = Counter(name for name, _ in (mixture.train_task_later(i, 1, 0) for i in range(total // 2)))  # type: ignore[misc]
     assert all(abs(half[str(i)] - size / 2) <= len(sizes) for i, size in enumerate(sizes))
 
 
 def test_a_weight_gives_a_taskset_more_turns() -> None:
     mixture = Mixture([FakeSource("a", 30, 3.0), FakeSource("b", 30, 1.0)])  # type: ignore[list-item]
-    turns = Counter(mixture.train_task(i, 1, 0)[0] for i in range(mixture.rows))  # type: ignore[index]
+    turns = Counter(mixture.train_task_later(i, 1, 0)[0] for i in range(mixture.rows))  # type: ignore[index]
     assert turns == {"a": 45, "b": 15}

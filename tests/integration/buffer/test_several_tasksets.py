@@ -4,15 +4,18 @@ import asyncio
 import dataclasses
 import json
 import random
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.data.experience import make_group
+from support.data.vision import picture
 from support.runs.buffer_run import BufferRun
 from support.runs.peers import FakeTrainer, explorer
 from support.services.nats import NatsServer
@@ -135,7 +138,7 @@ async def test_tasks_of_both_come_in_the_mixtures_order_whenever_the_buffer_is_k
                 await live.train(first, last)
                 await accidents
         mixture, total = live.mixture(), steps * groups
-        expected = [mixture.train_task(position, position + 1, 0).task_id for position in range(total)]
+        expected = [mixture.train_task_later(position, position + 1, 0)().task_id for position in range(total)]
         tasks = await live.fed(total)
         assert [task.task_id for task in tasks] == expected
         assert [task.ordinal for task in tasks] == list(range(1, total + 1))
@@ -153,7 +156,7 @@ def simulated(mixture: Mixture, steps: int, groups: int, told: Callable[[Task], 
     """Task ids of a synchronous run: each batch is chosen when all rewards before it are known."""
     found: list[str] = []
     for step in range(steps):
-        tasks = [mixture.train_task(step * groups + index, 1, step) for index in range(groups)]
+        tasks = [mixture.train_task_later(step * groups + index, 1, step)() for index in range(groups)]
         for task in tasks:
             mixture.observe(task.task_id, told(task))
         found += [task.task_id for task in tasks]
@@ -200,3 +203,38 @@ async def test_rows_whose_tasks_are_out_when_the_buffer_is_killed_do_not_come_ag
         async with explorer(live.run.nats.url, live.run.run, answer):
             await live.train(2, 4)
         assert sorted(task.row for task in await live.fed(16)) == list(range(16))
+
+
+async def test_an_image_that_is_long_in_coming_holds_up_its_task_alone(tmp_path: Path, nats_server: NatsServer) -> None:
+    shown, asked, may_answer = picture(), threading.Event(), threading.Event()
+
+    class Slow(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.set()
+            may_answer.wait(20)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(shown)
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_port}/"
+    (tmp_path / "seen.jsonl").write_text(json.dumps({"question": "?", "answer": "1", "image": here + "a.png"}))
+    form = {"prompt_key": "question", "image_key": "image", "image_urls": [here]}
+    seen = {"name": "seen", "path": str(tmp_path / "seen.jsonl"), "format": form,
+            "default_workflow_type": "simple_mm_workflow"}  # fmt: skip
+    try:
+        async with running(tmp_path, nats_server, [seen], steps=1, groups=1, interval=1, offset=1) as live:
+            assert await asyncio.to_thread(asked.wait, 20)
+            async with asyncio.timeout(5):
+                assert (await live.stats()).fed == 0
+            may_answer.set()
+            (task,) = await live.fed(1)
+            assert task.images == (shown,)
+    finally:
+        may_answer.set()
+        server.shutdown()
+        server.server_close()

@@ -43,7 +43,8 @@ class OwnTasks:
         display.say(f"all tasks of {self.name!r} are fed")
 
     async def _offered(self, address: str, first: int, count: int) -> int:
-        tasks = [self._source.train_task(position, 1, 0) for position in range(first, first + count)]
+        makes = [self._source.train_task_later(position, 1, 0) for position in range(first, first + count)]
+        tasks = await asyncio.to_thread(lambda: [make() for make in makes])
         while True:
             with contextlib.suppress(Unavailable):
                 try:

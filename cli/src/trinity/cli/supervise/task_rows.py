@@ -50,13 +50,13 @@ def check_images(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequen
     """Decode the images of the rows: the first one of each taskset that no task can have, and how far this came."""
     rules = image_rules(plan.config.model.model_path)
     for key, taskset, rows in tasksets:
-        column, begin = taskset.format.image_key, time.monotonic()
+        column, urls, begin = taskset.format.image_key, taskset.format.image_urls, time.monotonic()
         for number, row in enumerate(rows if column else ()):
             if time.monotonic() - begin > _MOST_SECONDS_OF_IMAGES:
                 yield f"{key}: the images of {number} of {len(rows)} rows were decoded in {_MOST_SECONDS_OF_IMAGES:g} s"
                 break
             try:
-                images.check(row, number, str(column), folder_of(taskset.path), rules, plan.lengths.prompt)
+                images.check(row, number, str(column), folder_of(taskset.path), rules, plan.lengths.prompt, urls)
             except DatasetError as error:
                 yield error.at(f"{key}.format.image_key")
                 break

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from trinity.data.image_urls import UrlReader
 from trinity.data.tables import DatasetError, Row
 from trinity.data.vision import ImageRules
 from trinity.runtime.errors import InvalidInput
@@ -77,12 +78,12 @@ def _opened(image: bytes) -> Any:
     return found
 
 
-def of_row(row: Row, key: str, folder: Path) -> tuple[bytes, ...]:
+def of_row(row: Row, key: str, folder: Path, urls: Sequence[str] = ()) -> tuple[bytes, ...]:
     """The images in a row's column: one or a list of paths, bytes, {bytes, path}, or OpenAI's image parts; or messages
     with such parts, in their order.
 
-    Paths are relative to `folder`, the dataset's. Raises DatasetError naming column and file; what is not decoded here
-    is judged by `check`.
+    Paths are relative to `folder`, the dataset's; `urls` are format.image_urls. Raises DatasetError naming column and
+    file; what is not decoded here is judged by `check`.
     """
     value = row.get(key)
     if value is None or value == "":
@@ -90,7 +91,8 @@ def of_row(row: Row, key: str, folder: Path) -> tuple[bytes, ...]:
         raise DatasetError(f"{what}; it must hold an image (columns: {', '.join(row)})")
     conversation = is_conversation(value)
     found = _of_messages(value, key) if conversation else value if isinstance(value, list | tuple) else [value]
-    images = tuple(_image(item, key, folder) for item in found)
+    reader = UrlReader(urls, LARGEST_BYTES)
+    images = tuple(_image(item, key, folder, reader) for item in found)
     if not images:
         what = "has no image in its messages" if conversation else "is an empty list"
         raise DatasetError(f"{key!r} {what}; it must hold an image")
@@ -140,10 +142,10 @@ def _of_messages(value: Any, key: str) -> list[Any]:
     return [part for part in parts if part["type"] in _IMAGE_PARTS]
 
 
-def _image(value: Any, key: str, folder: Path) -> bytes:
+def _image(value: Any, key: str, folder: Path, urls: UrlReader) -> bytes:
     if isinstance(value, dict):  # an OpenAI part, or what Hugging Face's datasets write to parquet
         inner = value.get("image_url", value.get("bytes") or value.get("path") or value.get("image"))
-        return _image(inner.get("url") if isinstance(inner, dict) else inner, key, folder)
+        return _image(inner.get("url") if isinstance(inner, dict) else inner, key, folder, urls)
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str) or not value:
@@ -154,7 +156,10 @@ def _image(value: Any, key: str, folder: Path) -> bytes:
         except binascii.Error:
             raise DatasetError(f"{key!r} holds {value:.40}..., which is no base64") from None
     if "://" in value:
-        raise DatasetError(f"{key!r} holds {value:.200}; URLs are not fetched. Download it, and give its path")
+        try:
+            return urls.read(value)
+        except DatasetError as error:
+            raise DatasetError(f"{key!r} holds {value:.200}; {error}") from None
     file = folder / Path(value).expanduser()
     try:
         return file.read_bytes()
@@ -162,10 +167,18 @@ def _image(value: Any, key: str, folder: Path) -> bytes:
         raise DatasetError(f"{key!r}: {str(file)!r} cannot be read: {getattr(error, 'strerror', error)}") from None
 
 
-def check(row: Row, number: int, key: str, folder: Path, rules: ImageRules | None, most_tokens: int) -> None:
+def check(
+    row: Row,
+    number: int,
+    key: str,
+    folder: Path,
+    rules: ImageRules | None,
+    most_tokens: int,
+    urls: Sequence[str] = (),
+) -> None:
     """Decode every image of a row. DatasetError naming row and file unless all fit into `most_tokens` together."""
     try:
-        images = of_row(row, key, folder)
+        images = of_row(row, key, folder, urls)
         for image in images:
             rgb(image)
         tokens = sum(rules.tokens(*size(image)) for image in images) if rules is not None else 0

@@ -1,8 +1,9 @@
 """From the rows of a taskset to its tasks. The task at a position never changes."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,12 @@ class TaskSource:
 
     def train_task(self, position: int, ordinal: int, gate_step: int) -> Task:
         """The task at a position of the run (from 0, over all epochs)."""
+        return self.train_task_later(position, ordinal, gate_step)()
+
+    def train_task_later(self, position: int, ordinal: int, gate_step: int) -> Callable[[], Task]:
+        """Chooses the row. The call reads its images, in any thread: they may be far away."""
         epoch, row = position // len(self.rows), self.selector.select(position)
-        return self._task(f"{self.taskset.name}/{epoch}/{position}/{row}", ordinal, epoch, row, gate_step, 0)
+        return partial(self._task, f"{self.taskset.name}/{epoch}/{position}/{row}", ordinal, epoch, row, gate_step, 0)
 
     def observe(self, task_id: str, reward: float | None) -> bool:
         """Tell the selector what a group was worth, None: not known yet. Whether the task is of this taskset."""
@@ -52,8 +57,12 @@ class TaskSource:
         return True
 
     def evaluation_task(self, row: int, ordinal: int, step: int) -> Task:
-        """The task of a row (from 0) in the evaluation of a step."""
-        return self._task(f"{self.taskset.name}/eval/{step}/{row}", ordinal, 0, row, step, step)
+        """The task of a row (from 0) in the evaluation of a step. May be called in any thread."""
+        return self._task(self.evaluation_id(row, step), ordinal, 0, row, step, step)
+
+    def evaluation_id(self, row: int, step: int) -> str:
+        """task_id of the `evaluation_task`."""
+        return f"{self.taskset.name}/eval/{step}/{row}"
 
     def _task(self, task_id: str, ordinal: int, epoch: int, row: int, gate_step: int, evaluation_step: int) -> Task:
         config, taskset, values = self.plan.config, self.taskset, self.rows[row]
@@ -120,7 +129,7 @@ def _with_images(row: Row, taskset: TasksetConfig) -> tuple[Row, tuple[bytes, ..
     if key is None:
         return row, ()
     try:
-        files = images.of_row(row, key, folder_of(taskset.path))
+        files = images.of_row(row, key, folder_of(taskset.path), taskset.format.image_urls)
         if key == taskset.format.prompt_key:
             return {**row, key: images.as_text(row[key], key)}, files
     except DatasetError as error:

@@ -13,9 +13,15 @@ WORKFLOW = "simple_mm_workflow"
 def check_images(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Problem]:
     """`tasksets`: all of them, with their keys below buffer.explorer_input."""
     source, base = config.buffer.explorer_input, "buffer.explorer_input"
+    for key, taskset in tasksets:
+        if taskset.format.image_urls and taskset.format.image_key is None:
+            what = "is given without image_key, the column of the images; add that, or remove it"
+            yield Problem(f"{base}.{key}.format.image_urls", what)
     trained = [config.buffer.trainer_input.experience_buffer, *config.buffer.trainer_input.auxiliary_buffers.values()]
-    if any(buffer is not None and buffer.format.image_key for buffer in trained):
-        yield Problem("buffer.trainer_input", "has an image_key; images are for tasksets, datasets are trained as text")
+    formats = [buffer.format for buffer in trained if buffer is not None]
+    if any(form.image_key or form.image_urls for form in formats):
+        what = "has an image_key or image_urls; images are for tasksets, datasets are trained as text"
+        yield Problem("buffer.trainer_input", what)
     seen = False
     for key, taskset in tasksets:
         default = (key.startswith("eval") and source.default_eval_workflow_type) or source.default_workflow_type

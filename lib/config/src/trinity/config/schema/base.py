@@ -74,10 +74,25 @@ def _local_path(text: str) -> str:
     return _safe_path(text)
 
 
+# A host of labels of DNS, a port, folders. What is escaped is left out: it may stand for a slash.
+_URL_PREFIX = re.compile(r"https?://[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*(:(?P<port>\d{1,5}))?/([!-~]*/)?", re.ASCII)
+
+
+def _url_prefix(text: str) -> str:
+    found = _URL_PREFIX.fullmatch(text)
+    if found is None or any(mark in text for mark in "?#%\\") or {".", ".."}.intersection(text.split("/")):
+        what = "must be http:// or https://, a host in small letters, and folders, with / at the end"
+        raise ValueError(f"{what}: https://example.org/pictures/")
+    if not 0 < int(found["port"] or 1) <= 65_535:
+        raise ValueError("must have a port of 1 to 65535, or none")
+    return text
+
+
 # Names of registered things and of columns.
 Name = Annotated[str, Field(min_length=1)]
 AnyPath = Annotated[str, Field(min_length=1), AfterValidator(_safe_path)]
 OptionalPath = Annotated[str, AfterValidator(_safe_path)]
+UrlPrefix = Annotated[str, AfterValidator(_url_prefix)]
 LocalPath = Annotated[str, Field(min_length=1), AfterValidator(_local_path)]
 OptionalLocalPath = Annotated[str, AfterValidator(_local_path)]
 EnvironmentText = Annotated[str, AfterValidator(_environment_text)]

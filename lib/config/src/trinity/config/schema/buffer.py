@@ -16,6 +16,7 @@ from trinity.config.schema.base import (
     SmallInt,
     Temperature,
     Tokens,
+    UrlPrefix,
 )
 
 
@@ -29,6 +30,7 @@ class FormatConfig(Section):
     chosen_key: Name = Field("chosen", description="Column of the preferred reply (dpo on a dataset)")
     rejected_key: Name = Field("rejected", description="Column of the other reply (dpo on a dataset)")
     image_key: Name | None = Field(None, description="Column of a task's images (docs/vision.md)")
+    image_urls: list[UrlPrefix] = Field(default_factory=list, description="Beginnings of URLs that images may have")
     system_prompt: str | None = Field(None, description="System message of every task; null: the workflow's own")
     system_prompt_key: Name | None = Field(None, description="Column of a system message, wins over system_prompt")
     reply_prefix: str | None = Field(None, description="Text the reply begins with")

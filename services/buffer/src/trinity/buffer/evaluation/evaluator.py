@@ -97,7 +97,7 @@ class Evaluator:
             return
         for index, (source, row) in enumerate(self._rows):
             tally = self.tallies.get((self._step, source.taskset.name))
-            if tally is not None and source.evaluation_task(row, 0, self._step).task_id not in tally.ended:
+            if tally is not None and source.evaluation_id(row, self._step) not in tally.ended:
                 yield self._step, index
 
     async def offer_again(self, task: tuple[int, int]) -> None:
@@ -112,7 +112,8 @@ class Evaluator:
 
     async def _store(self, index: int, again: bool = False) -> None:
         source, row = self._rows[index]
-        names, task = self._context.names, source.evaluation_task(row, self._fed + 1, self._step)
+        names = self._context.names
+        task = await asyncio.to_thread(source.evaluation_task, row, self._fed + 1, self._step)
         self._tally(task.evaluation_step, task.taskset)
 
         def data(sequence: int) -> bytes:
@@ -169,7 +170,7 @@ class Evaluator:
         if task.run != self._context.run or task.kind is not TaskKind.EVALUATION or source is None:
             raise InvalidInput("task", f"{task.task_id[:80]!r} is of no evaluation of this run")
         step = task.evaluation_step
-        if not 0 <= task.row < len(source.rows) or task.task_id != source.evaluation_task(task.row, 0, step).task_id:
+        if not 0 <= task.row < len(source.rows) or task.task_id != source.evaluation_id(task.row, step):
             raise InvalidInput("task.task_id", f"is {task.task_id[:80]!r}; no such task was fed")
         if (step, task.taskset) in self.tallies:
             return

@@ -220,7 +220,8 @@ class Feeder:
             await self._feed_given(turn[1], ordinal, gate, joined=turn[0])
             return
         if not self._injected:
-            await self._store(self._source.train_task(self._position, ordinal, gate), self._position + 1)
+            task = await asyncio.to_thread(self._source.train_task_later(self._position, ordinal, gate))
+            await self._store(task, self._position + 1)
             self._position += 1
             return
         await self._feed_given(self._injected.popleft(), ordinal, gate)

@@ -1,7 +1,7 @@
 """Several tasksets as one. The task at a position never changes."""
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from trinity.data.experience import Task
@@ -33,10 +33,10 @@ class Mixture:
         """Positions of one epoch."""
         return len(self._turns)
 
-    def train_task(self, position: int, ordinal: int, gate_step: int) -> Task:
-        """The task at a position of the run (from 0, over all epochs)."""
+    def train_task_later(self, position: int, ordinal: int, gate_step: int) -> Callable[[], Task]:
+        """The task at a position of the run (from 0, over all epochs), as TaskSource.train_task_later."""
         source, local = self._at(position)
-        return source.train_task(local, ordinal, gate_step)
+        return source.train_task_later(local, ordinal, gate_step)
 
     def observe(self, task_id: str, reward: float | None) -> None:
         """Tell the selector of a task's taskset what its group was worth, None if that is not known yet.
