@@ -232,7 +232,7 @@ async def test_a_violation_in_every_episode_is_named(kind: str, check_name: str,
     assert said in found[check_name]
 
 
-RESTORED = "a restored state goes on as the episode did"
+RESTORED = "a restored state continues as the episode did"
 DAMAGED = "a state that is damaged or too large is INVALID_ARGUMENT"
 UNASKED = "states come where they are asked for alone"
 
@@ -246,7 +246,7 @@ async def test_snapshots_pass_in_every_kind_of_isolation(kind: type[Environment]
 
 
 class OtherWinds(Windy):
-    """Its winds are drawn anew."""
+    """Its winds are drawn again after a restore."""
 
     def restore(self, state: bytes) -> None:
         super().restore(state)

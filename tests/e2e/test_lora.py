@@ -1,4 +1,4 @@
-"""A run that goes on with adapters of peft: versions of some KiB that explorers merge, from version 0 on, the trainer
+"""A run that begins with adapters of peft: versions of some KiB that explorers merge, from version 0 on, the trainer
 killed, a model at the end.
 
 Processes are forked, and transformers samples where vLLM would (support/runs/forked_run.py): that vLLM computes what

@@ -77,7 +77,7 @@ class EpisodeChecks:
         ]
         if self._described.snapshots:
             checks += [
-                ("a restored state goes on as the episode did", self._restored),
+                ("a restored state continues as the episode did", self._restored),
                 ("states come where they are asked for alone", self._states_that_are_asked_for),
                 ("a state that is damaged or too large is INVALID_ARGUMENT", self._damaged_states),
             ]

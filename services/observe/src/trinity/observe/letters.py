@@ -1,4 +1,4 @@
-"""Tasks that died, and attempts that failed. Dead letters are retried and dropped here, which are the only writes."""
+"""Tasks that died, and attempts that failed. Dead letters are retried and dropped here."""
 
 import asyncio
 import json

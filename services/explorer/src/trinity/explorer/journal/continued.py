@@ -1,7 +1,7 @@
 """An episode as the policy's side sees it, where its environment keeps states: known answers are not asked for again.
 
 What an interrupted episode was answered is in its journal. At the first answer that is not there the environment gets
-the state back in which the policy replied, and goes on.
+the state back in which the policy replied, and continues.
 """
 
 import dataclasses

@@ -183,7 +183,7 @@ class EpisodeJournal:
         self._heard: Step | None = None
         self._complete = True
         while (last := max(self._answers(len(kept)), key=lambda step: step.turn, default=None)) and not last.state:
-            kept.pop()  # nothing goes on from there
+            kept.pop()  # nothing continues from there
         self.flush_tokens = journal.flush_tokens
         self._writing: asyncio.Task[None] | None = None
 
