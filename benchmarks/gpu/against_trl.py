@@ -63,6 +63,7 @@ def parsed() -> argparse.Namespace:
     made.add_argument("--size", choices=["0.5B", "1.5B"], default="1.5B", help="shape of the model")
     made.add_argument("--only", type=int, nargs="+", default=range(1, len(ROWS) + 1), help="these rows, from 1")
     made.add_argument("--rows", type=int, default=16, help="of TRL's micro-batch")
+    made.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of Trinity's rows")
     for name, value in FULL.items():
         made.add_argument(f"--{name}", type=int, default=value)
     args = made.parse_args()
@@ -88,7 +89,7 @@ def play(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[st
     path = whole_run.write_yaml(folder / f"{name}.yaml", config(args, folder, row, name))
     plugins = str(Path(__file__).parent / "workflows")
     run = TrinityRun(path, folder, **whole_run.environment(args, _cards(row)), TRINITY_PLUGIN_DIRS=plugins)
-    with whole_run.started(run):
+    with whole_run.started(run, *args.set):
         whole_run.ends_well(run, RUN_SECONDS)
     steps = whole_run.trained(run.job)
     counted = steps[args.unmeasured :]

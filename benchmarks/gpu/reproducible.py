@@ -2,13 +2,14 @@
 
     python benchmarks/gpu/reproducible.py                a 0.5 B shape, 10 steps of 16 x 8 responses, one GPU, shared
     python benchmarks/gpu/reproducible.py --gpus 2       the explorer on the first, the trainer on the second
+    python benchmarks/gpu/reproducible.py --kills        kill -9 of both during the second run
     python benchmarks/gpu/reproducible.py --cpu --tiny
     python benchmarks/gpu/reproducible.py --cpu --other ../before --rounds 7 --tasks 8 --group 4 --tokens 64
 
 Random weights; rewards follow from the tokens. The runs are equal if `trinity bisect` finds no
 difference in tokens, log-probabilities, rewards, metrics and the weights of all steps. The cost is the time of a step
-with the mode, over that of a third run without it; the first steps do not count. A run that --folder has is not
-played again.
+with the mode, over that of a third run without it; the first steps do not count, nor a run with kills. A run that
+--folder has is not played again.
 
 --other: the folder of another tree of the sources, as one from before the mode was built. Then only runs without the
 mode are played, by both trees in turn: what the mode costs where it is off.
@@ -16,16 +17,18 @@ mode are played, by both trees in turn: what the mode costs where it is off.
 
 import argparse
 import os
+import random
 import shutil
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import whole_run
 from buffer_table import Table
 
-from support.runs.run import TrinityRun
+from support.runs.run import TrinityRun, kill_process, process_of
 from trinity.cli.commands.ledger.bisect import compare
 
 MOST_COST = 1.5
@@ -34,6 +37,7 @@ RUN_SECONDS = 400.0
 FULL = {"tasks": 16, "group": 8, "tokens": 256, "steps": 10, "unmeasured": 3}
 TINY = {"tasks": 2, "group": 2, "tokens": 12, "steps": 4, "unmeasured": 1}
 RUNS = {"one": True, "two": True, "off": False}  # and whether the mode is on
+KILLED = {"explorer": 0.3, "trainer": 0.6}  # and after which share of the steps
 
 
 def parsed() -> argparse.Namespace:
@@ -45,6 +49,8 @@ def parsed() -> argparse.Namespace:
     made.add_argument(
         "--eager", action="store_true", help="vLLM without compilation and graphs: starts in half a minute"
     )
+    made.add_argument("--kills", action="store_true", help="kill -9 of explorer and trainer in the second run")
+    made.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of all runs")
     made.add_argument("--other", type=Path, help="another tree, whose runs without the mode are compared")
     made.add_argument("--rounds", type=int, default=3, help="with --other: runs of each tree")
     for name, value in FULL.items():
@@ -94,11 +100,23 @@ def play(args: argparse.Namespace, folder: Path, name: str, tree: Path = whole_r
     given = {**whole_run.environment(args, gpus), "TRINITY_PLUGIN_DIRS": plugins, "PYTHONPATH": sources(tree)}
     run = TrinityRun(whole_run.write_yaml(path, config(args, folder, name)), folder, **given)
     if not (run.job / "summary.json").exists():
-        with whole_run.started(run):
+        with whole_run.started(run, *args.set):
+            if args.kills and name == "two":
+                kill(args, run)
             whole_run.ends_well(run, RUN_SECONDS)
         for left in run.job.glob("global_step_*"):
             shutil.rmtree(left, ignore_errors=True)
     return run.job
+
+
+def kill(args: argparse.Namespace, run: TrinityRun) -> None:
+    for name, share in KILLED.items():
+        step = int(share * args.steps)
+        run.until(lambda s, step=step: (s["step"] or 0) >= step, RUN_SECONDS, f"step {step}")
+        time.sleep(random.Random(name).uniform(0, 2))
+        status = run.until(lambda s, name=name: process_of(s, name)["pid"], RUN_SECONDS, f"{name} runs")
+        assert (status["step"] or 0) < args.steps, f"the run ended before {name} was killed"
+        print(f"  kill -9 {kill_process(status, name)}: {name} at step {status['step']}", file=sys.stderr, flush=True)
 
 
 def seconds_of(args: argparse.Namespace, job: Path) -> float:
@@ -116,7 +134,8 @@ def rows(args: argparse.Namespace, jobs: dict[str, Path]) -> list[tuple[str, ...
     seconds = {name: seconds_of(args, job) for name, job in jobs.items()}
     found += [whole_run.plain(f"seconds a step, run {name}", f"{took:.2f}") for name, took in seconds.items()]
     if {"one", "off"} <= jobs.keys():
-        cost = statistics.mean(seconds[name] for name in seconds if RUNS[name]) / seconds["off"]
+        plain = [took for name, took in seconds.items() if RUNS[name] and not (args.kills and name == "two")]
+        cost = statistics.mean(plain) / seconds["off"]
         found.append(whole_run.row("seconds a step with the mode, over without", f"{cost:.2f}", cost, MOST_COST))
     return found
 
