@@ -1,8 +1,10 @@
-"""The embedded nats-server's accounts: new ones take over what older ones stored; files and records hold no secrets."""
+"""The embedded nats-server: new accounts take over what older ones stored; no secrets in files; taken ports."""
 
+import asyncio
 import json
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,14 @@ from support.services.nats import NatsServer
 from trinity.cli.commands.certs import certs
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import nats, services
+from trinity.cli.supervise.children import Child, stop_all
+from trinity.cli.supervise.job import Job
 from trinity.cli.supervise.nats import NatsAccess, open_accounts
+from trinity.cli.supervise.supervisor import open_nats
+from trinity.config import Config
 from trinity.runtime.broker import StreamSpec, connect, ensure_streams
 from trinity.runtime.errors import Unauthenticated, Unavailable
+from trinity.runtime.process import free_port
 from trinity.runtime.trust import nats_users
 from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.subjects import Grants
@@ -134,3 +141,23 @@ def test_credentials_are_written_once_while_nothing_in_them_changes(
     path.write_bytes(first)
     nats_users.user_file(tmp_path / "a", Role.OPERATOR, "cli", "a-run")
     assert path.read_bytes() != first, "its account is another"
+
+
+@pytest.mark.parametrize("taken", ["the port of clients", "the port of metrics"])
+async def test_a_port_that_is_taken_before_it_listens_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    job = Job(Config(project="p", name="n", checkpoint_root_dir=str(tmp_path)))
+    monkeypatch.delenv("TRINITY_NATS_URL", raising=False)
+    started: list[Child] = []
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        held = holder.getsockname()[1]
+        ports = iter([held, free_port()] if taken == "the port of clients" else [free_port(), held])
+        monkeypatch.setattr(services, "free_port", lambda host="127.0.0.1": next(ports, 0) or free_port(host))
+        try:
+            access = await open_nats(job, started, asyncio.Event())
+            (child,) = started
+            assert child.is_running() and str(held) not in (child.address, child.metrics, access.url)
+        finally:
+            await stop_all(started, 2)
+    assert "address already in use" in child.output.read_text()

@@ -8,19 +8,34 @@ from pathlib import Path
 
 import pytest
 
-from trinity.runtime.process import free_port
+from trinity.runtime.process import _ports, free_port
 
 pytestmark = pytest.mark.core
 
 
 def test_ports_are_different_free_and_none_that_a_connection_may_take() -> None:
-    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = [free_port() for _ in range(300)]
     assert len(set(ports)) == 300
-    assert max(ports) < max(first_outgoing, 20_000)
+    assert set(ports) <= set(_ports())
     for port in ports[:20]:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize(
+    ("outgoing", "expected"),
+    [
+        ("32768\t60999\n", range(10_000, 32_768)),
+        ("15000 65535", range(10_000, 15_000)),
+        ("1024 60999", range(61_000, 65_536)),
+        ("1024 65535", range(10_000, 65_536)),
+        ("?", range(10_000, 32_768)),
+    ],
+)
+def test_ports_of_outgoing_connections_are_left_to_them(tmp_path: Path, outgoing: str, expected: range) -> None:
+    path = tmp_path / "ip_local_port_range"
+    path.write_text(outgoing)
+    assert _ports(path) == expected
 
 
 def test_a_taken_port_is_named_with_its_setting(tmp_path: Path) -> None:

@@ -154,6 +154,10 @@ class Child:
         printed = [line for line in self._tail(self.output) if line.strip()]
         return printed[-1].strip()[:500] if printed else ""
 
+    def has_printed(self, text: str) -> bool:
+        """Whether a line of it says so since it was started."""
+        return any(text in line for line in self._tail(self.output))
+
     def _tail(self, path: Path, size: int = 65536) -> list[str]:
         """The last lines of a file, of this start alone."""
         try:

@@ -18,7 +18,7 @@ from trinity.cli.supervise import run_record
 from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.devices import Placement, place, visible_gpus
 from trinity.cli.supervise.display import Display, Pages, make_display
-from trinity.cli.supervise.nats import NatsAccess, wait_until_open
+from trinity.cli.supervise.nats import NatsAccess
 from trinity.cli.supervise.preflight import check_inputs, machine_problems
 from trinity.cli.supervise.services import nats_child
 from trinity.cli.supervise.stage import EXIT_SPENT, Stage
@@ -35,6 +35,8 @@ from trinity.weights.checkpoints import newest_model
 log = structlog.get_logger(__name__)
 
 _NATS_SECONDS = 20.0
+_NATS_STARTS = 5
+_NATS_READY, _PORT_TAKEN = "Server is ready", "address already in use"  # as nats-server prints it
 _STOP_SECONDS = 2.0
 _POLL_SECONDS = 1.0
 
@@ -180,12 +182,7 @@ async def open_nats(job: jobs.Job, others: list[Child], stop: asyncio.Event) -> 
     if given:
         nats = NatsAccess(given)
     else:
-        child, nats = nats_child(job.folder / "nats", job.folder / "identity" / "nats", job.folder / "log")
-        child.start()
-        others.append(child)
-        host, _, port = child.address.rpartition(":")
-        if not await asyncio.to_thread(wait_until_open, host, int(port), _NATS_SECONDS):
-            raise RunError(f"the embedded nats-server did not start: {child.last_error()} (see {child.output})")
+        nats = await _start_nats(job, others)
     connecting = asyncio.create_task(nats.connect("trinity-run", job.token, wait_seconds=_NATS_SECONDS))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([connecting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -198,6 +195,23 @@ async def open_nats(job: jobs.Job, others: list[Child], stop: asyncio.Event) -> 
     except Unavailable as error:
         named = "TRINITY_NATS_URL: " if given else ""
         raise RunError(f"{named}{error}") from None
+    return nats
+
+
+async def _start_nats(job: jobs.Job, others: list[Child]) -> NatsAccess:
+    """Another process may take a free port before the server listens on it; the server then gets others."""
+    for starts in range(1, _NATS_STARTS + 1):
+        child, nats = nats_child(job.folder / "nats", job.folder / "identity" / "nats", job.folder / "log")
+        child.start()
+        others.append(child)
+        deadline = time.monotonic() + _NATS_SECONDS
+        while child.is_running() and not child.has_printed(_NATS_READY) and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        if child.is_running() and child.has_printed(_NATS_READY):
+            break
+        await stop_all([others.pop()], _STOP_SECONDS)
+        if not child.has_printed(_PORT_TAKEN) or starts == _NATS_STARTS:
+            raise RunError(f"the embedded nats-server did not start: {child.last_error()} (see {child.output})")
     return nats
 
 

@@ -74,18 +74,20 @@ def end(code: int) -> NoReturn:
         os._exit(code)
 
 
-_LOWEST_PORT = 10_000
+_LOWEST_PORT, _END_OF_PORTS = 10_000, 65_536
+_ENOUGH_PORTS = 1000
 _given_ports: set[int] = set()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port that no process holds now and that was not returned before in this process.
 
-    It lies below the ports that the kernel gives to outgoing connections: between this call and the listening one of
-    those could take it, and keep it for hours.
+    It is none of those that the kernel gives to outgoing connections, where enough others are left: between this call
+    and the listening such a connection could take it, and keep it for hours.
     """
+    ports = _ports()
     for _ in range(1000):
-        port = random.SystemRandom().randrange(_LOWEST_PORT, _first_outgoing_port())
+        port = random.SystemRandom().choice(ports)
         if port in _given_ports:
             continue
         with socket.socket() as probe:
@@ -95,15 +97,17 @@ def free_port(host: str = "127.0.0.1") -> int:
                 continue
         _given_ports.add(port)
         return port
-    raise OSError(errno.EADDRINUSE, f"no free port on {host} from {_LOWEST_PORT} to {_first_outgoing_port()}")
+    raise OSError(errno.EADDRINUSE, f"no free port on {host} from {ports[0]} to {ports[-1]}")
 
 
-def _first_outgoing_port() -> int:
+def _ports(outgoing: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> Sequence[int]:
+    """Those below the range of outgoing connections; else those above it; else, where both are few, all."""
     try:
-        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        first = 32768
-    return max(first, _LOWEST_PORT + 10_000)
+        first, last = map(int, outgoing.read_text().split())
+    except (OSError, ValueError):
+        first, last = 32_768, 60_999
+    below, above = range(_LOWEST_PORT, first), range(last + 1, _END_OF_PORTS)
+    return next((ports for ports in (below, above) if len(ports) >= _ENOUGH_PORTS), range(_LOWEST_PORT, _END_OF_PORTS))
 
 
 def loopback_interface() -> str:
