@@ -69,6 +69,17 @@ async def seconds_of(ask: Ask, args: argparse.Namespace, salt: str) -> float:
     return seconds
 
 
+async def while_it_serves(gateway: Any, asking: Awaitable[float]) -> float:
+    """Its result. Raises what ended the gateway, whose callers would wait for their time limit."""
+    task = asyncio.ensure_future(asking)
+    try:
+        while not (await asyncio.wait([task], timeout=1))[0]:
+            await gateway.check()
+        return await task
+    finally:
+        task.cancel()
+
+
 async def measure(model: str, args: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Seconds of each round, and CPU seconds of this process, by side."""
     from trinity.config.schema.model import ModelConfig
@@ -109,7 +120,7 @@ async def measure(model: str, args: argparse.Namespace) -> tuple[dict[str, list[
                 sides = list(zip(SIDES, asks, strict=True))
                 for side, ask in [*sides[turn:], *sides[:turn]]:
                     before = time.process_time()
-                    taken = await seconds_of(ask, args, f"{side} {number} ")
+                    taken = await while_it_serves(gateway, seconds_of(ask, args, f"{side} {number} "))
                     if number:
                         seconds[side].append(taken)
                         cpu[side].append(time.process_time() - before)
