@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,11 @@ def test_the_recorded_run_adds_up(get: Get) -> None:
 
 
 def test_a_task_shows_its_failed_attempts_its_step_and_its_samples(get: Get) -> None:
-    page = get("/one/task/15")
+    page = get("/one/task/11")
     assert re.search(r'class="state trained">trained', page)
     assert page.count("<td>explorer.attempt.failed</td>") == 2
     assert "<td>buffer.task.requeued</td>" in page
-    assert 'href="/run/one/step/4/sample/0"' in page
+    assert 'href="/run/one/step/3/sample/0"' in page
     assert "requeued" in get("/one/task/3")
     assert "outstanding" in get("/one/task/999")
 
@@ -74,37 +75,38 @@ def test_lanes_have_each_group_of_the_step(get: Get) -> None:
 
 
 def test_a_trace_goes_from_the_attempt_to_the_weights(get: Get) -> None:
-    page = get("/one/step/4/sample/0/trace")
+    page = get("/one/step/3/sample/0/trace")
     found = [re.sub("<.*?>", "", name) for name in re.findall(r"<tr><th>(.*?)</th>", page)]
     assert found[1:] == [
         "attempt 1 failed scorer_error", "attempt 2 failed scorer_error", "sampled by explorer attempt 1",
-        "waits for its batch", "trained step 4", "version 4 becomes LIVE", "explorer loads it",
+        "waits for its batch", "trained step 3", "version 3 becomes LIVE", "explorer loads it", "explorer loads it",
     ]  # fmt: skip
 
 
 def test_failed_attempts_lead_to_the_samples_of_the_task(get: Get) -> None:
     page = get("/one/dead")
     assert re.findall(r'task/(\d+)">sums/0/\d/\d</a></td><td class="n">(\d)', page) == [
-        ("7", "2"), ("15", "2"), ("7", "1"), ("15", "1")
+        ("7", "2"), ("11", "2"), ("7", "1"), ("11", "1")
     ]  # fmt: skip
-    assert 'href="/run/one/step/4/sample/0"' in get("/one/task/15")
+    assert 'href="/run/one/step/3/sample/0"' in get("/one/task/11")
 
 
-def log(runs: Path, event: str, second: int, **fields: object) -> None:
-    """A line of sync's log of the run `one`."""
-    line = {"event": event, "time": f"2026-11-24T01:12:{second:02}Z", **fields}
-    with (runs / "one/log/sync.log").open("a") as lines:
-        lines.write(json.dumps(line) + "\n")
+def log(runs: Path, event: str, **fields: object) -> None:
+    """Another line of sync's log of the run `one`, a second later."""
+    path = runs / "one/log/sync.log"
+    end = datetime.fromisoformat(json.loads(path.read_text().splitlines()[-1])["time"])
+    with path.open("a") as lines:
+        lines.write(json.dumps({"event": event, "time": (end + timedelta(seconds=1)).isoformat(), **fields}) + "\n")
 
 
 def test_a_stopped_run_shows_when_versions_were_live_and_loaded(get: Get, runs: Path) -> None:
-    log(runs, "sync.version.staged", 52, version=9, step=9, state="STAGED")
-    log(runs, "sync.version.rejected", 53, version=9, reason=f"{EVIL} differs")
-    log(runs, "sync.run.rolled_back", 54, version=10, reason="worse")
+    log(runs, "sync.version.staged", version=9, step=9, state="STAGED")
+    log(runs, "sync.version.rejected", version=9, reason=f"{EVIL} differs")
+    log(runs, "sync.run.rolled_back", version=10, reason="worse")
     page = get("/one/versions")
     lanes = dict(re.findall(r"<tr><th>(\d)</th><td>(.*?)</td>", page))
     assert list(lanes) == list("9876543210")
-    assert [lanes["1"].count(f'class="{what}"') for what in ("sampled", "published", "failed")] == [1, 2, 0]
+    assert [lanes["3"].count(f'class="{what}"') for what in ("sampled", "published", "failed")] == [1, 2, 0]
     assert [lanes["9"].count(f'class="{what}"') for what in ("waited", "sampled", "failed")] == [1, 0, 1]
     assert r"\x1b[2J differs" in page and "<script>alert" not in page
     assert '<td class="n">10</td><td class="preview">worse</td>' in page
@@ -125,14 +127,14 @@ def test_damaged_numbers_leave_the_rest_of_a_page(number: str, get: Get, runs: P
     for name, field, lines in [*damaged, ("../buffer/experience_buffer", "reward", 0)]:
         file = runs / f"one/monitor/{name}.jsonl"
         file.write_text(re.sub(rf'"{field}": [^,}}]+', f'"{field}": {number}', file.read_text(), count=lines))
-    for page in ("", "/waste?price=2", "/step/4", "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0/trace"):
+    for page in ("", "/waste?price=2", "/step/4", "/step/4/lanes", "/step/3/group/11", "/step/3/sample/0/trace"):
         assert "This cannot be shown" not in get(f"/one{page}")
 
 
 def test_without_the_logs_a_trace_shows_what_is_left(get: Get, runs: Path) -> None:
     shutil.rmtree(runs / "one/log")
     (runs / "one/log").mkdir()
-    page = get("/one/step/4/sample/0/trace")
+    page = get("/one/step/3/sample/0/trace")
     assert "attempt 1 failed" not in page
     assert "sampled by explorer" in page
 
@@ -142,7 +144,7 @@ def test_what_a_log_says_is_text(get: Get, runs: Path) -> None:
     log.write_text(log.read_text().replace("scorer_error", json.dumps(EVIL)[1:-1]) + "[1]\n{\n\xff\n")
     with log.open("a") as lines:
         lines.write('{"event": "explorer.attempt.failed", "task": ["x"], "error": 7}\n')
-    for path in ("/one/task/15", "/one/step/4/sample/0/trace", "/one/dead"):
+    for path in ("/one/task/11", "/one/step/3/sample/0/trace", "/one/dead"):
         page = get(path)
         assert r"&lt;script&gt;alert(1)&lt;/script&gt;\x1b[2J" in page
         assert "<script>alert" not in page

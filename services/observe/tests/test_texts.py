@@ -32,7 +32,7 @@ OTHERS = {"overview", "versions", "fleet", "waste", "dead letters", "compare", "
 PAGES = ("", "/versions", "/fleet", "/waste?price=2", "/dead", "/dead/7", "/compare", "/compare/two", "/step/4",
          "/step/4/lanes", "/step/4/group/15", "/step/4/sample/0", "/step/4/sample/0?by=advantage",
          "/step/4/sample/0?by=mask", "/step/4/sample/0?by=logprob", "/step/4/sample/0?by=ratio",
-         "/step/4/sample/0/trace", "/task/15", "/task/7",
+         "/step/3/sample/0/trace", "/task/11", "/task/7",
          "/task/99")  # fmt: skip
 # Words of the recorded run in cells of tables: a metric, and what of a sample was cut.
 RECORDED = {"reward", "response"}
