@@ -18,7 +18,7 @@ _COMMANDS = {
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
     "debug": ("commands.debug.debug", "Run one task's workflow alone against one engine, and show what it makes."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
-    "ui": ("trinity.observe.main", "Show runs on a page: the ledger, groups, samples. It only reads."),
+    "ui": ("trinity.observe.main", "Show runs on a page: the ledger, groups, samples. Without --writes it only reads."),
     "export": ("trinity.observe.export", "Write ledger, experiences and metrics of a run as Parquet files."),
     "cost": ("commands.cost", "Show what the seconds of a run's devices went to."),
     "log": ("commands.log", "Show the log of a run, all processes in the order of time."),

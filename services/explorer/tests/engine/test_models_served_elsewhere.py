@@ -17,7 +17,7 @@ from trinity.runtime.errors import InvalidInput, Unavailable
 
 pytestmark = pytest.mark.core
 
-KEY = "key-that-nobody-may-see"
+KEY = "key-that-no-log-may-show"
 ASK = [{"role": "user", "content": "1+1"}]
 POLICY = EngineOptions(model="none", device="cpu", max_model_len=256)
 

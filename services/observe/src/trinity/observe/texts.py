@@ -38,23 +38,23 @@ def catalogue(language: str) -> dict[str, str]:
 
 def functions(language: str) -> dict[str, Any]:
     """What templates call: `_` for their own words, the others for words around a name or a number."""
-    words = catalogue(language)
+    translated = catalogue(language)
 
     def own(text: str) -> str:
-        return words.get(text) or _filled(text, PATTERNS, words)
+        return translated.get(text) or _filled(text, PATTERNS, translated)
 
     def of_alarm(alarm: Alarm) -> str:
-        return _filled(alarm.text, (RULES[alarm.rule].text,), words)
+        return _filled(alarm.text, (RULES[alarm.rule].text,), translated)
 
     found: dict[str, Callable[..., str]] = {"_": own, "alarm_text": of_alarm}
     return {**found, "lang": language}
 
 
-def _filled(text: str, patterns: tuple[str, ...], words: dict[str, str]) -> str:
+def _filled(text: str, patterns: tuple[str, ...], translated: dict[str, str]) -> str:
     """The translation of the first pattern that the text has the form of, with its values; else the text."""
     for pattern in patterns:
-        if pattern in words and (match := _expression(pattern).fullmatch(text)):
-            return _FIELD.sub(lambda field, match=match: match[field[1]], words[pattern])  # type: ignore[misc]
+        if pattern in translated and (match := _expression(pattern).fullmatch(text)):
+            return _FIELD.sub(lambda field, match=match: match[field[1]], translated[pattern])  # type: ignore[misc]
     return text
 
 
