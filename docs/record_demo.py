@@ -2,6 +2,9 @@
 
 The folder needs its NATS store and nothing that runs. Paths of the machine are left out of the configuration.
 Of the logs, the lines that pages show are kept.
+
+Tests of the pages expect this of the run: 8 steps of 4 groups, one step ahead. While the trainer pauses before step 1,
+rows 2 and 6 cannot be scored, and row 2 is retried. At step 4 the explorer is killed.
 """
 
 import asyncio
