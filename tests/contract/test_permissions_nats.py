@@ -157,6 +157,7 @@ PUBLISH = {
     f"{_READ_ANNOUNCEMENT}.{OTHER_RUN.announcement_key}": {Role.OPERATOR, Role.READER},
     f"$JS.API.DIRECT.GET.{RUN.experiences_stream}": {Role.BUFFER, Role.OPERATOR, Role.READER},
     f"$JS.API.DIRECT.GET.{RUN.blobs_stream}.{RUN.blob(OTHER, 'k', 0)}": {Role.BUFFER, Role.OPERATOR, Role.READER},
+    f"$JS.API.DIRECT.GET.{RUN.tasks_stream}": {Role.BUFFER, Role.EXPLORER, Role.OPERATOR, Role.READER},
     f"$JS.API.CONSUMER.CREATE.{RUN.experiences_stream}": {Role.BUFFER},
     f"$JS.API.CONSUMER.MSG.NEXT.{RUN.tasks_stream}.explorers": {Role.EXPLORER},
     f"$JS.API.CONSUMER.DURABLE.CREATE.{RUN.tasks_stream}.explorers": {Role.BUFFER},

@@ -112,6 +112,7 @@ def _explorer(run: RunNames, owner: str) -> _Parts:
         f"{prefix}.blobs.{owner}.>",
         f"{prefix}.turns.*.*.{owner}",
         *_reads(run.turns_stream),
+        f"{_API}.DIRECT.GET.{run.tasks_stream}",  # whether a task that it has leased is still there
         run.line(Role.EXPLORER, owner),
         *(f"{_API}.CONSUMER.{verb}.{queue}" for queue in queues for verb in ("INFO", "MSG.NEXT")),
         *(f"$JS.ACK.{queue}.>" for queue in queues),

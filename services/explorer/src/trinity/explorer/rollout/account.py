@@ -34,7 +34,7 @@ class Attempt:
 
 @dataclass
 class Account:
-    """Seconds of one device by fate: stored, evaluated, failed, dead_letter, aborted. The rest it had no attempt."""
+    """Seconds of a device by fate: stored, evaluated, failed, dead_letter, cut, aborted. The rest it had no attempt."""
 
     clock: Callable[[], float] = time.monotonic
     seconds: dict[str, float] = field(default_factory=dict)
@@ -61,9 +61,9 @@ class Account:
         self._weight -= attempt.weight
         self._running.remove(attempt)
 
-    def end(self, attempt: Attempt, task: Task, outcome: Outcome | None) -> None:
-        """Charge what it took. `outcome`: None if it was ended from outside."""
-        fate = _fate(task, outcome)
+    def end(self, attempt: Attempt, task: Task, outcome: Outcome | None, was_cut: bool = False) -> None:
+        """Charge what it took. `outcome`: None if it was ended from outside; `was_cut`: as its task had ended."""
+        fate = "cut" if was_cut else _fate(task, outcome)
         self.seconds[fate] = self.seconds.get(fate, 0.0) + attempt.seconds
 
     def running_seconds(self) -> float:

@@ -1,12 +1,13 @@
 """The explorer's core: lease a task, wait for its gate, explore it, store the outcome, acknowledge the task.
 
 A task is acknowledged only after JetStream has acknowledged its outcome. Whatever happens in between, the task is
-attempted again elsewhere, and the log's deduplication keeps the first group.
+attempted again elsewhere, and the log's deduplication keeps the first group. Attempts at a task that was cut end.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Protocol
@@ -17,6 +18,7 @@ from trinity.data.experience import Group, Outcome, Task, TaskKind
 from trinity.explorer.rollout import task_queue
 from trinity.explorer.rollout.account import Account, Attempt
 from trinity.explorer.rollout.attempt import store
+from trinity.explorer.rollout.still_queued import TaskEnded, while_queued
 from trinity.explorer.rollout.task_queue import TaskQueue
 from trinity.runtime import tracing
 from trinity.runtime.broker import Broker, Message
@@ -82,20 +84,27 @@ class RolloutLoop:
             log.warning("explorer.task.returned", task=task.task_id, gate_step=task.gate_step, reason="no weights")
             await message.retry(_RETURN_SECONDS)
             return
-        share, outcome = progress.account.attempt(task), None
+        share, outcome, was_cut = progress.account.attempt(task), None, False
         await self._count(task, +1)
         progress.account.enter(share)
         try:
             with tracing.span("task.attempt", parent=tracing.extract(message.headers)):
-                outcome = await self._explore(task, message.deliveries, aside=partial(self._aside, task, share))
-                receipt = await store(self._broker, self._run, outcome, self._note_room)
+                async with self._while_queued(task, message):
+                    outcome = await self._explore(task, message.deliveries, aside=partial(self._aside, task, share))
+                    receipt = await store(self._broker, self._run, outcome, self._note_room)
                 if isinstance(outcome, Group):
                     told = {"task": task.task_id, "ordinal": task.ordinal, "kind": str(task.kind), **asdict(receipt)}
                     log.debug("explorer.group.stored", **told)
+        except TaskEnded:
+            outcome, was_cut = None, True
         finally:
             progress.account.leave(share)
-            progress.account.end(share, task, outcome)
+            progress.account.end(share, task, outcome, was_cut)
             await self._count(task, -1)
+        if outcome is None:
+            log.info("explorer.attempt.abandoned", task=task.task_id, attempt=message.deliveries, reason="task was cut")
+            await message.retry(_RETURN_SECONDS)  # what is gone from the queue is not delivered again
+            return
         if isinstance(outcome, Group):
             progress.groups_stored += 1
         else:
@@ -104,6 +113,11 @@ class RolloutLoop:
             await message.ack()
         else:
             await message.retry(_RETRY_SECONDS * message.deliveries)
+
+    def _while_queued(self, task: Task, message: Message) -> AbstractAsyncContextManager[None]:
+        if task.kind is TaskKind.EVALUATION:
+            return contextlib.nullcontext()  # none is taken out of their queue
+        return while_queued(self._broker, self._run.tasks_stream, message.sequence)
 
     async def _count(self, task: Task, change: int) -> None:
         """Newer weights wait while an evaluation runs, so the follower hears of its begin and end. An evaluation
