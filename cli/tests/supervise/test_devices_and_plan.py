@@ -177,6 +177,13 @@ def test_the_published_ppo_run_is_described_with_its_gpus(repository: Path) -> N
     assert rows["memory"].startswith("7.00 billion parameters by its name: ")
 
 
+def test_a_run_that_does_not_wait_for_its_slowest_tasks_says_for_how_many_it_does(repository: Path) -> None:
+    overrides = ["explorer.over_rollout={ratio: 0.25, wait_after_min: 5}"]
+    rows = rows_of(describe(make_plan(load(published(repository, "ppo_example.yaml"), overrides=overrides))))
+    said = "256 experiences per optimizer step; 5 s after 192 groups are there the other tasks are cut"
+    assert rows["batch"].endswith(said)
+
+
 def test_the_two_halves_of_the_published_asynchronous_run_are_described(repository: Path) -> None:
     trainer = rows_of(describe(make_plan(load(published(repository, "async_trainer.yaml")))))
     assert trainer["staleness"].startswith("at most 9 step(s), 640 groups outstanding")

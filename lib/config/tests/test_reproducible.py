@@ -33,6 +33,7 @@ def test_an_asynchronous_run_is_taken() -> None:
     [
         ({"explorer": {"record": True}}, "explorer.record"),
         ({"explorer": {"dynamic_timeout": {"enable": True}}}, "explorer.dynamic_timeout"),
+        ({"explorer": {"over_rollout": {"ratio": 0.5}}}, "explorer.over_rollout"),
         ({"explorer": {"environments": [{"name": "far", "address": "attached"}]}}, "explorer.environments"),
         ({"explorer": {"auxiliary_models": [{"model_path": "/j"}]}}, "explorer.auxiliary_models"),
         ({"explorer": {"rollout_model": {"engine_args": {"block_size": 32}}}}, "engine_args"),

@@ -13,7 +13,8 @@ from support.data.experience import make_group, make_task
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.log.validator import MOST_FENCED, _plausible, check_fence, summarise, without_check
 from trinity.buffer.state.policy import Policy
-from trinity.buffer.state.window import Window
+from trinity.buffer.state.window import CUT, Verdict, Window
+from trinity.buffer.state.wire import cursor_of
 from trinity.data.experience import Limits
 from trinity.data.wire import encode_outcome, fill_group, group_from_proto
 from trinity.runtime.errors import InvalidInput
@@ -246,6 +247,20 @@ def test_tokens_that_the_policy_did_not_sample_are_not_counted_as_generated() ->
     window = Window(Policy(1))
     window.group(stored)
     assert window.sampled_tokens == 32
+
+
+def test_a_late_group_of_a_cut_task_may_say_anything_and_is_counted_by_what_it_has() -> None:
+    """It is not checked, and its tokens are part of the next ledger entry."""
+    window, group = Window(Policy(2, fewest_groups=1)), sound()
+    window.group(replace(without_check(1, group), ordinal=2))
+    window.short_batch(fed=2)
+    for experience in group.experiences:
+        experience.token_ids.shape[:] = [2**62, 2**62]
+        experience.prompt_length = -(2**31)
+        experience.reward = float("nan")
+    assert window.group(without_check(2, group)) is Verdict.LATE
+    (drop,) = cursor_of(window).fresh_drops
+    assert (drop.reason, drop.num_response_tokens) == (CUT, 48)
 
 
 @pytest.mark.parametrize("versions", [[0], [-1], range(1, MOST_FENCED + 2)])

@@ -74,7 +74,7 @@ def test_a_step_is_told_with_mean_max_and_min_over_its_rollouts() -> None:
         store(reporter, group_of(2, [0.5, 0.5], seconds=4.0, version=4, response_tokens=30.0)),
     ]
     store(reporter, group_of(3, [-9.0, 9.0]))  # of a later step
-    reporter.written(pb.LedgerEntry(step=5, groups=members))
+    reporter.written(pb.LedgerEntry(step=5, groups=members, cut=[pb.CutTask(ordinal=4)]))
     ((step, found),) = monitor.lines
     expected = {
         "rollout/reward/mean": 0.5,
@@ -87,6 +87,7 @@ def test_a_step_is_told_with_mean_max_and_min_over_its_rollouts() -> None:
         "rollout/time/task_execution/max": 4.0,
         "rollout/time/task_execution/min": 2.0,
         "rollout/finished_task_count": 2.0,
+        "rollout/cut_task_count": 1.0,
         "rollout/model_version": 4.0,
         "rollout/staleness/mean": 0.5,
         "group_advantages/reward_mean/mean": 0.5,
@@ -130,7 +131,7 @@ def test_a_step_whose_groups_are_all_of_before_a_restart_has_counts_alone() -> N
     ((_, found),) = monitor.lines
     assert set(found) == {
         "rollout/finished_task_count", "rollout/model_version", "rollout/staleness/mean", "experience_count",
-        "filtered_count",
+        "filtered_count", "rollout/cut_task_count",
     }  # fmt: skip
 
 

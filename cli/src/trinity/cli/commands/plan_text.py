@@ -47,6 +47,13 @@ def describe(plan: Plan) -> str:
     )
 
 
+def _over_rollout(plan: Plan) -> str:
+    if plan.fewest_groups == plan.groups_per_step:
+        return ""
+    wait = plan.config.explorer.over_rollout.wait_after_min
+    return f"; {wait:g} s after {plan.fewest_groups} groups are there the other tasks are cut"
+
+
 def _training(plan: Plan) -> list[tuple[str, str]]:
     config, staleness = plan.config, plan.staleness
     steps = str(plan.total_steps) if plan.total_steps else f"{config.buffer.total_epochs} epoch(s) of the data"
@@ -62,7 +69,8 @@ def _training(plan: Plan) -> list[tuple[str, str]]:
     evaluated = ", ".join(taskset.name for taskset in plan.eval_tasksets)
     rows += _adapters(plan)
     rows += [
-        ("batch", f"{size} tasks x {repeat} rollouts = {plan.experiences_per_step} experiences per optimizer step"),
+        ("batch", f"{size} tasks x {repeat} rollouts = {plan.experiences_per_step} experiences per optimizer step"
+                  f"{_over_rollout(plan)}"),
         ("staleness", f"at most {bound} step(s), {plan.outstanding_groups} groups outstanding ({style}: "
                       f"{_STYLES[style]})"),
         ("weights", weights.transports(config)),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from trinity.config.algorithms import resolvable, resolve
+from trinity.config.checks.over_rollout import over_rollout_advice
 from trinity.config.checks.sections import tasksets
 from trinity.config.checks.weights import weights_advice
 from trinity.config.memory import Sharding, host_gib, parameters_of, training_gib, weights_gib
@@ -52,6 +53,8 @@ def _advice(config: Config) -> Iterator[str]:
     yield from algorithm_advice(config)
     if not learns_from_disk(config) and config.mode in ("both", "train", "bench"):
         yield from _tasks_advice(config)
+    if not learns_from_disk(config) and resolvable(config.algorithm):
+        yield from over_rollout_advice(config)
 
 
 def _tasks_advice(config: Config) -> Iterator[str]:

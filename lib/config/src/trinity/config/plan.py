@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 from trinity.config.algorithms import AlgorithmPlan, resolve
@@ -88,6 +89,12 @@ class Plan:
             return buffer.train_batch_size
         rolled_out = buffer.train_batch_size - self.experts_per_step
         return (rolled_out // self.config.algorithm.repeat_times) or buffer.batch_size
+
+    @property
+    def fewest_groups(self) -> int:
+        """Groups that a step has at least: with explorer.over_rollout it need not wait for the others."""
+        ratio = Fraction(str(self.config.explorer.over_rollout.ratio))  # 0.29 * 100 is less than 29
+        return self.groups_per_step - int(ratio * self.groups_per_step)
 
     @property
     def experts_per_step(self) -> int:

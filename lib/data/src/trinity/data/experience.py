@@ -1,7 +1,7 @@
 """The domain types that all services share: tasks and their outcomes. Frozen; converted at the edges by `wire`.
 
-Life of a task: fed by the buffer -> leased by an explorer -> ended as exactly one of a stored Group or a dead letter
-(an AttemptFailure with `final`). Dimensions: P prompt tokens, R response tokens.
+Life of a task: fed by the buffer -> leased by an explorer -> ended as exactly one of a stored Group, a dead letter (an
+AttemptFailure with `final`), or cut by a step that did not wait for it. Dimensions: P prompt tokens, R response tokens.
 """
 
 import math

@@ -100,7 +100,7 @@ class Example(_message.Message):
     def __init__(self, row: _Optional[int] = ..., messages_json: _Optional[str] = ..., buffer: _Optional[str] = ..., rejected_json: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("run", "step", "groups", "rows", "cursor", "created_at_seconds", "policy", "reward_mean", "operators", "dropped", "auxiliary", "partial", "floor_sequence", "cursor_sequence", "skip_reason")
+    __slots__ = ("run", "step", "groups", "rows", "cursor", "created_at_seconds", "policy", "reward_mean", "operators", "dropped", "auxiliary", "partial", "floor_sequence", "cursor_sequence", "skip_reason", "cut")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class LedgerEntry(_message.Message):
     FLOOR_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CURSOR_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SKIP_REASON_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     run: str
     step: int
     groups: _containers.RepeatedCompositeFieldContainer[LedgerGroup]
@@ -131,7 +132,16 @@ class LedgerEntry(_message.Message):
     floor_sequence: int
     cursor_sequence: int
     skip_reason: str
-    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., cursor: _Optional[_Union[LedgerCursor, _Mapping]] = ..., created_at_seconds: _Optional[float] = ..., policy: _Optional[str] = ..., reward_mean: _Optional[float] = ..., operators: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., auxiliary: _Optional[_Iterable[_Union[AuxiliaryRow, _Mapping]]] = ..., partial: bool = ..., floor_sequence: _Optional[int] = ..., cursor_sequence: _Optional[int] = ..., skip_reason: _Optional[str] = ...) -> None: ...
+    cut: _containers.RepeatedCompositeFieldContainer[CutTask]
+    def __init__(self, run: _Optional[str] = ..., step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., rows: _Optional[_Iterable[int]] = ..., cursor: _Optional[_Union[LedgerCursor, _Mapping]] = ..., created_at_seconds: _Optional[float] = ..., policy: _Optional[str] = ..., reward_mean: _Optional[float] = ..., operators: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., auxiliary: _Optional[_Iterable[_Union[AuxiliaryRow, _Mapping]]] = ..., partial: bool = ..., floor_sequence: _Optional[int] = ..., cursor_sequence: _Optional[int] = ..., skip_reason: _Optional[str] = ..., cut: _Optional[_Iterable[_Union[CutTask, _Mapping]]] = ...) -> None: ...
+
+class CutTask(_message.Message):
+    __slots__ = ("ordinal", "task_id")
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    ordinal: int
+    task_id: str
+    def __init__(self, ordinal: _Optional[int] = ..., task_id: _Optional[str] = ...) -> None: ...
 
 class SkippedStep(_message.Message):
     __slots__ = ("run", "step", "reason", "skipped_at_seconds")
@@ -210,7 +220,7 @@ class LedgerGroup(_message.Message):
     def __init__(self, log_sequence: _Optional[int] = ..., task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., num_experiences: _Optional[int] = ..., oldest_version: _Optional[int] = ..., newest_version: _Optional[int] = ..., staleness_steps: _Optional[int] = ..., use_count: _Optional[int] = ..., num_response_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., experiences: _Optional[_Iterable[_Union[LedgerExperience, _Mapping]]] = ..., reusable_at_seconds: _Optional[float] = ..., num_sampled_tokens: _Optional[int] = ..., prompt_cut: bool = ..., moved_episodes: _Optional[int] = ...) -> None: ...
 
 class LedgerCursor(_message.Message):
-    __slots__ = ("log_sequence", "ended_through", "stored", "dead_letters", "duplicates_dropped", "ended", "pending", "failed_attempts", "sampled_tokens", "failures", "requeued", "dropped", "fenced", "reusable", "refused", "dead", "fresh_drops", "prompts_cut", "moved_episodes")
+    __slots__ = ("log_sequence", "ended_through", "stored", "dead_letters", "duplicates_dropped", "ended", "pending", "failed_attempts", "sampled_tokens", "failures", "requeued", "dropped", "fenced", "reusable", "refused", "dead", "fresh_drops", "prompts_cut", "moved_episodes", "cut_tasks", "late_groups", "cut")
     class FailuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +261,9 @@ class LedgerCursor(_message.Message):
     FRESH_DROPS_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_CUT_FIELD_NUMBER: _ClassVar[int]
     MOVED_EPISODES_FIELD_NUMBER: _ClassVar[int]
+    CUT_TASKS_FIELD_NUMBER: _ClassVar[int]
+    LATE_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     log_sequence: int
     ended_through: int
     stored: int
@@ -270,7 +283,10 @@ class LedgerCursor(_message.Message):
     fresh_drops: _containers.RepeatedCompositeFieldContainer[DroppedGroup]
     prompts_cut: int
     moved_episodes: int
-    def __init__(self, log_sequence: _Optional[int] = ..., ended_through: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., ended: _Optional[_Iterable[int]] = ..., pending: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., failed_attempts: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., failures: _Optional[_Mapping[int, int]] = ..., requeued: _Optional[_Mapping[int, int]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., fenced: _Optional[_Iterable[int]] = ..., reusable: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., refused: _Optional[int] = ..., dead: _Optional[_Iterable[int]] = ..., fresh_drops: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., prompts_cut: _Optional[int] = ..., moved_episodes: _Optional[int] = ...) -> None: ...
+    cut_tasks: int
+    late_groups: int
+    cut: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, log_sequence: _Optional[int] = ..., ended_through: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., ended: _Optional[_Iterable[int]] = ..., pending: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., failed_attempts: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., failures: _Optional[_Mapping[int, int]] = ..., requeued: _Optional[_Mapping[int, int]] = ..., dropped: _Optional[_Mapping[str, int]] = ..., fenced: _Optional[_Iterable[int]] = ..., reusable: _Optional[_Iterable[_Union[LedgerGroup, _Mapping]]] = ..., refused: _Optional[int] = ..., dead: _Optional[_Iterable[int]] = ..., fresh_drops: _Optional[_Iterable[_Union[DroppedGroup, _Mapping]]] = ..., prompts_cut: _Optional[int] = ..., moved_episodes: _Optional[int] = ..., cut_tasks: _Optional[int] = ..., late_groups: _Optional[int] = ..., cut: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CommitStepRequest(_message.Message):
     __slots__ = ("run", "step", "oldest_kept_step")
@@ -341,7 +357,7 @@ class StatsRequest(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class StatsResponse(_message.Message):
-    __slots__ = ("run", "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step", "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "sampled_tokens", "reward_mean", "staleness_max", "evaluations", "evaluations_outstanding", "waiting_for", "finished", "log_bytes", "evaluation_tokens", "dropped", "refused", "log_limit_bytes", "archive_behind", "skipped_steps", "failure_causes", "last_failure", "prompts_cut", "moved_episodes", "waiting_by_version")
+    __slots__ = ("run", "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step", "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "sampled_tokens", "reward_mean", "staleness_max", "evaluations", "evaluations_outstanding", "waiting_for", "finished", "log_bytes", "evaluation_tokens", "dropped", "refused", "log_limit_bytes", "archive_behind", "skipped_steps", "failure_causes", "last_failure", "prompts_cut", "moved_episodes", "waiting_by_version", "cut_tasks", "late_groups")
     class DroppedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -395,6 +411,8 @@ class StatsResponse(_message.Message):
     PROMPTS_CUT_FIELD_NUMBER: _ClassVar[int]
     MOVED_EPISODES_FIELD_NUMBER: _ClassVar[int]
     WAITING_BY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CUT_TASKS_FIELD_NUMBER: _ClassVar[int]
+    LATE_GROUPS_FIELD_NUMBER: _ClassVar[int]
     run: str
     fed: int
     stored: int
@@ -427,7 +445,9 @@ class StatsResponse(_message.Message):
     prompts_cut: int
     moved_episodes: int
     waiting_by_version: _containers.ScalarMap[int, int]
-    def __init__(self, run: _Optional[str] = ..., fed: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., outstanding: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., ledger_step: _Optional[int] = ..., committed_step: _Optional[int] = ..., last_step: _Optional[int] = ..., max_staleness_steps: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., live_step: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., evaluations_outstanding: _Optional[int] = ..., waiting_for: _Optional[str] = ..., finished: bool = ..., log_bytes: _Optional[int] = ..., evaluation_tokens: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., refused: _Optional[int] = ..., log_limit_bytes: _Optional[int] = ..., archive_behind: _Optional[int] = ..., skipped_steps: _Optional[_Iterable[int]] = ..., failure_causes: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[str] = ..., prompts_cut: _Optional[int] = ..., moved_episodes: _Optional[int] = ..., waiting_by_version: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    cut_tasks: int
+    late_groups: int
+    def __init__(self, run: _Optional[str] = ..., fed: _Optional[int] = ..., stored: _Optional[int] = ..., dead_letters: _Optional[int] = ..., outstanding: _Optional[int] = ..., duplicates_dropped: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., ledger_step: _Optional[int] = ..., committed_step: _Optional[int] = ..., last_step: _Optional[int] = ..., max_staleness_steps: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., live_step: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., reward_mean: _Optional[float] = ..., staleness_max: _Optional[int] = ..., evaluations: _Optional[_Iterable[_Union[Evaluation, _Mapping]]] = ..., evaluations_outstanding: _Optional[int] = ..., waiting_for: _Optional[str] = ..., finished: bool = ..., log_bytes: _Optional[int] = ..., evaluation_tokens: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., refused: _Optional[int] = ..., log_limit_bytes: _Optional[int] = ..., archive_behind: _Optional[int] = ..., skipped_steps: _Optional[_Iterable[int]] = ..., failure_causes: _Optional[_Mapping[str, int]] = ..., last_failure: _Optional[str] = ..., prompts_cut: _Optional[int] = ..., moved_episodes: _Optional[int] = ..., waiting_by_version: _Optional[_Mapping[int, int]] = ..., cut_tasks: _Optional[int] = ..., late_groups: _Optional[int] = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("step", "taskset", "metrics", "oldest_version", "newest_version")

@@ -13,8 +13,9 @@ from trinity.runtime.metrics import Gauge
 # By their fields of StatsResponse.
 _OF_STATS = {
     "stored": Gauge("trinity_buffer_groups_stored", "Tasks that ended with a stored group"),
-    "outstanding": Gauge("trinity_buffer_tasks_outstanding", "Fed tasks that have neither a group nor a dead letter"),
+    "outstanding": Gauge("trinity_buffer_tasks_outstanding", "Fed tasks that have not ended"),
     "dead_letters": Gauge("trinity_buffer_dead_letters", "Tasks that ended without a group"),
+    "cut_tasks": Gauge("trinity_buffer_tasks_cut", "Tasks that their step did not wait for"),
     "ledger_step": Gauge("trinity_buffer_ledger_step", "The newest step that has a batch"),
     "committed_step": Gauge("trinity_buffer_committed_step", "The newest step that a checkpoint holds"),
     "last_step": Gauge("trinity_buffer_last_step", "The step at which the run ends"),

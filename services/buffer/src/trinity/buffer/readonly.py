@@ -36,6 +36,8 @@ _COUNTS = (
     "prompts_cut",
     "moved_episodes",
     "refused",
+    "cut_tasks",
+    "late_groups",
 )
 
 
@@ -115,7 +117,7 @@ class ReadOnlyRun(Run):
         response.waiting_by_version.update(Counter(group.newest_version for group in cursor.pending))
         if (newest := await newest_fed(self.context)) is not None:
             response.fed = int(newest.headers[headers.FED]) - len(cursor.requeued)
-        response.outstanding = response.fed - response.stored - response.dead_letters
+        response.outstanding = response.fed - response.stored - response.dead_letters - response.cut_tasks
 
 
 class ReadOnlyServicer(BufferServicer):

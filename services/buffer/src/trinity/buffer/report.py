@@ -51,6 +51,7 @@ class Reporter:
             self._pending.pop(drop.ordinal, None)
         metrics = _rollout_metrics(groups)
         metrics["rollout/finished_task_count"] = float(len(entry.groups))
+        metrics["rollout/cut_task_count"] = float(len(entry.cut))
         metrics["rollout/model_version"] = max((float(g.newest_version) for g in entry.groups), default=0.0)
         metrics["rollout/staleness/mean"] = statistics.fmean([g.staleness_steps for g in entry.groups] or [0])
         metrics |= self.pipeline.metrics() if self.pipeline is not None else {}

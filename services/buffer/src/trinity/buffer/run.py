@@ -119,8 +119,11 @@ class Run:
         if not any(isinstance(source.selector, DifficultyBased) for source in self._tasks.sources):
             return
         for step in range(1, self.ledger.newest_step + 1):
-            for member in (await self.ledger.get(step)).groups:
+            entry = await self.ledger.get(step)
+            for member in entry.groups:
                 self._tasks.observe(member.task_id, member.reward_mean)
+            for cut in entry.cut:
+                self._tasks.observe(cut.task_id, None)
         window = self.writer.window
         for group in window.unused.values():
             self._tasks.observe(group.task_id, group.reward_mean)

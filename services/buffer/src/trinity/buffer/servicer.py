@@ -210,6 +210,8 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         response.sampled_tokens = window.sampled_tokens
         response.prompts_cut = window.prompts_cut
         response.moved_episodes = window.moved_episodes
+        response.cut_tasks = window.cut_tasks
+        response.late_groups = window.late_groups
         response.dropped.update(window.dropped)
         response.waiting_by_version.update(Counter(group.newest_version for group in window.unused.values()))
         response.refused = window.refused

@@ -22,6 +22,7 @@ def check_reproducible(config: Config) -> Iterator[Problem]:
         (config.mode in ("serve", "bench"), f"goes with the modes both, explore and train, not with {config.mode}"),
         (explorer.record, "does not go with explorer.record: agents outside answer when they like"),
         (explorer.dynamic_timeout.enable, "does not go with explorer.dynamic_timeout: clocks decide what it cuts"),
+        (explorer.over_rollout.ratio > 0, "does not go with explorer.over_rollout: clocks decide what it cuts"),
         (bool(explorer.environments), "does not go with explorer.environments: providers elsewhere may be random"),
         (bool(explorer.auxiliary_models), "does not go with explorer.auxiliary_models: their engines batch requests"),
         (bool(engine.engine_args), "does not go with explorer.rollout_model.engine_args: they may change results"),

@@ -9,6 +9,7 @@ from trinity.config.algorithms import PARTS, argument_problems, resolvable, reso
 from trinity.config.checks.engine_args import check_engine_args
 from trinity.config.checks.external import check_external
 from trinity.config.checks.lora import check_lora, check_stages
+from trinity.config.checks.over_rollout import check_over_rollout
 from trinity.config.checks.reproducible import check_reproducible
 from trinity.config.checks.rope import check_rope
 from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
@@ -266,6 +267,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     yield from _check_auxiliary(config)
     if resolvable(config.algorithm):
         yield from check_reproducible(config)
+        yield from check_over_rollout(config)
     if plugins_loaded and config.mode in ("both", "train"):
         yield from check_teacher(config)
     if config.mode in ("both", "train"):

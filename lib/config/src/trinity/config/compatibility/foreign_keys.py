@@ -47,12 +47,11 @@ NOT_HERE: dict[str, str] = {name: use for use, names in _TABLES["not_here"].item
 OFF: dict[str, tuple[object, ...]] = {
     "trainer.trainer_config.actor_rollout_ref.model.lora_rank": (None, 0),
     "buffer.trainer_input.sft_warmup_steps": (None, 0),
-    "explorer.over_rollout.ratio": (None, 0, 0.0),
     **dict.fromkeys((f"{place}.nnodes" for place in _PLACES["engines"]), (None, 1)),
 }
 
 # Sections that the schema does not have.
 FOREIGN_SECTIONS = (
-    "log", "service", "cod", "trainer.trainer_config", "model.tinker", "model.external_model", "explorer.over_rollout",
+    "log", "service", "cod", "trainer.trainer_config", "model.tinker", "model.external_model",
     "buffer.trainer_input.experience_buffer.replay_buffer_kwargs",
 )  # fmt: skip

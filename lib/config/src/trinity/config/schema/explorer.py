@@ -140,6 +140,17 @@ class DynamicTimeoutConfig(Section):
     )
 
 
+class OverRolloutConfig(Section):
+    """A step need not wait for its slowest tasks. See docs/experience.md for the bias."""
+
+    ratio: float = Field(
+        0.0, ge=0, lt=1, description="Part of a step's tasks that it may go without, rounded down to tasks; 0: none"
+    )
+    wait_after_min: float = Field(
+        30.0, ge=0, le=1e6, description="Seconds that a step waits for the others once the least are there"
+    )
+
+
 class ExplorerConfig(Section):
     """Rollout engines and what runs on them."""
 
@@ -147,6 +158,7 @@ class ExplorerConfig(Section):
     runner_per_model: SmallInt = Field(8, description="Tasks worked on at the same time, per engine")
     max_timeout: PositiveFloat = Field(1800, description="Longest attempt at a task, in seconds")
     dynamic_timeout: DynamicTimeoutConfig = Field(default_factory=DynamicTimeoutConfig)
+    over_rollout: OverRolloutConfig = Field(default_factory=OverRolloutConfig)
     max_retry_times: NonNegativeInt = Field(
         2, description="Attempts after the first before a task becomes a dead letter"
     )

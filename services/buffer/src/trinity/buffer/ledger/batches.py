@@ -101,6 +101,9 @@ class BatchServer:
             reason = "no weights are LIVE yet"
         else:
             reason = f"{missing} of {self._context.plan.groups_per_step} groups are missing"
+            if (fewest := self._context.plan.fewest_groups) < self._context.plan.groups_per_step:
+                wait = self._context.plan.config.explorer.over_rollout.wait_after_min
+                reason += f", {fewest} are enough after {wait:g} s more"
             if window.dropped:
                 reason += f"; {self._writer.about_drops()}"
         scarce = self._context.capacity.is_low

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -59,6 +60,7 @@ class LedgerWriter:
         self._policy = policy_of(context.plan)
         timeout = context.plan.experience_buffer.max_read_timeout
         self._read_timeout_seconds = math.inf if context.plan.config.reproducible else timeout
+        self._enough_since: float | None = None  # monotonic; the next batch has its fewest groups, and is asked for
         self._pool = Pool()
         self.failures = Failures(context.plan)
         self.window = Window(self._policy)
@@ -194,18 +196,33 @@ class LedgerWriter:
             while self._is_due(step := self._ledger.newest_step + 1):
                 late = self._time_is_over(step)
                 groups = self.window.next_batch(step, time.time(), late, self._context.lineage)
-                if groups is None:
+                if groups is not None:
+                    await self._append(self._entry(step, self.window, groups, partial=late))
+                elif self._has_waited_enough(step):
+                    await self._append_short(step)
+                else:
                     break
-                with tracing.span("buffer.batch", step=step):
-                    entry = self._entry(step, groups, late)
-                    self.window.fresh_drops.clear()
-                    await self._ledger.append(entry)
-                    self._observer.written(entry)
-                    self.failures.written()
-                    if step == self._context.wanted_step:
-                        self._context.wanted_since = time.monotonic()
-                    self._say(entry)
+                self._enough_since = None
         return self._ledger.newest_step > before
+
+    async def _append(self, entry: pb.LedgerEntry) -> None:
+        with tracing.span("buffer.batch", step=entry.step):
+            await self._ledger.append(entry)
+            self._observer.written(entry)
+            self.failures.written()
+            if entry.step == self._context.wanted_step:
+                self._context.wanted_since = time.monotonic()
+            self._say(entry)
+
+    async def _append_short(self, step: int) -> None:
+        """Cut tasks end with the entry and not before: until it is written they must stay in the queue."""
+        fed, after = self._context.fed, window_at(cursor_of(self.window), self._policy)
+        groups, ordinals = after.short_batch(fed)
+        ids = [(await self._validator.task(ordinal)).task_id for ordinal in ordinals]
+        cut = [pb.CutTask(ordinal=ordinal, task_id=name) for ordinal, name in zip(ordinals, ids, strict=True)]
+        await self._append(self._entry(step, after, groups, cut=cut))
+        self.window.short_batch(fed)
+        self.window.fresh_drops.clear()
 
     def _is_due(self, step: int) -> bool:
         last = self._context.last_step
@@ -220,16 +237,35 @@ class LedgerWriter:
         waits = step == self._context.wanted_step
         return waits and time.monotonic() - self._context.wanted_since > self._read_timeout_seconds
 
+    def _has_waited_enough(self, step: int) -> bool:
+        """Whether the step that the trainer asks for has had its fewest groups for wait_after_min, and may be cut."""
+        fed, now = self._context.fed, time.monotonic()
+        if step != self._context.wanted_step or not self.window.has_fewest(fed):
+            self._enough_since = None
+            return False
+        self._enough_since = now if self._enough_since is None else self._enough_since
+        return now - self._enough_since >= self._policy.wait_after_min_seconds and self.window.may_cut(fed)
+
     def _say(self, entry: pb.LedgerEntry) -> None:
         facts = {"step": entry.step, "groups": len(entry.groups), "reward_mean": round(entry.reward_mean, 4)}
         if entry.partial:
             log.error("buffer.ledger.partial", **facts, wanted=self._policy.groups_per_step, reason="max_read_timeout")
         else:
-            log.info("buffer.ledger.written", **facts, dropped=len(entry.dropped))
+            cut = [task.task_id for task in entry.cut]
+            log.info("buffer.ledger.written", **facts, dropped=len(entry.dropped), cut=cut)
 
-    def _entry(self, step: int, groups: list[StoredGroup], late: bool) -> pb.LedgerEntry:
+    def _entry(
+        self,
+        step: int,
+        after: Window,
+        groups: list[StoredGroup],
+        *,
+        partial: bool = False,
+        cut: Iterable[pb.CutTask] = (),
+    ) -> pb.LedgerEntry:
+        """`after`: the window without the groups, whose fresh drops the entry takes."""
         experiences = sum(len(group.kept) or group.num_experiences for group in groups)
-        drops: list[Dropped] = self.window.fresh_drops
+        drops: list[Dropped] = after.fresh_drops
         entry = pb.LedgerEntry(
             run=self._context.run,
             step=step,
@@ -240,11 +276,12 @@ class LedgerWriter:
             operators=self._validator.pipeline.names,
             dropped=[dropped_to_proto(drop) for drop in drops],
             auxiliary=self._auxiliary.rows(step),
-            partial=late,
-            floor_sequence=self.window.floor(),
+            partial=partial,
+            cut=cut,
+            floor_sequence=after.floor(),
         )
         drops.clear()
-        entry.cursor.CopyFrom(cursor_of(self.window, self._pool))
+        entry.cursor.CopyFrom(cursor_of(after, self._pool))
         return entry
 
 

@@ -181,7 +181,7 @@ def without_check(sequence: int, message: experience_pb2.Group) -> StoredGroup:
         num_experiences=len(experiences),
         oldest_version=min(versions),
         newest_version=max(versions),
-        num_response_tokens=sum(max(0, sum(e.token_ids.shape) - e.prompt_length) for e in experiences),
+        num_response_tokens=sum(len(e.action_mask.data) for e in experiences),  # not by shapes, which may be anything
         num_sampled_tokens=sum(e.action_mask.data.count(1) for e in experiences),
         prompt_cut=any(e.truncation == experience_pb2.TRUNCATION_PROMPT for e in experiences),
         moved_episodes=sum(_moved(experience.info_json) for experience in experiences),

@@ -1,6 +1,7 @@
 """How stored groups become batches, as the YAML says it.
 
-fifo: in the order of tasks; a batch waits for its slowest task, so nothing is dropped by age or by length.
+fifo: in the order of tasks; a batch waits for its slowest task, so nothing is dropped by age or by length. With
+explorer.over_rollout it may go without some: they are cut.
 arrival: in the order of storing.
 replay: by priority; a used group comes back after a cool-down.
 With fifo and arrival, a group that the sample strategy refuses at its step is dropped.
@@ -95,12 +96,17 @@ class Priority:
 class Policy:
     """`groups_per_step` P; `capacity` in groups; `lockstep` in optimizer steps, 0 for none.
 
+    A batch of fewer than P groups, but of `fewest_groups` at least, may be made `wait_after_min_seconds` after these
+    are there; None: all P.
+
     With replay and a lockstep of I, the trainer is at most one interval of I steps ahead of the explorers, as it would
     be if both met at every synchronisation.
     """
 
     groups_per_step: int
     kind: Literal["fifo", "arrival", "replay"] = "fifo"
+    fewest_groups: int | None = None
+    wait_after_min_seconds: float = 0.0
     keeps: Callable[[Candidate], bool] = default
     priority: Priority = Priority()
     reuse_cooldown_seconds: float | None = None
@@ -126,6 +132,8 @@ def policy_of(plan: Plan) -> Policy:
     return Policy(
         groups_per_step=plan.groups_per_step,
         kind=kind,  # type: ignore[arg-type]
+        fewest_groups=plan.fewest_groups if plan.fewest_groups < plan.groups_per_step else None,
+        wait_after_min_seconds=plan.config.explorer.over_rollout.wait_after_min,
         keeps=_keeps(strategy),
         priority=Priority(float(args["decay"]), float(args["sigma"]), limit),
         reuse_cooldown_seconds=replay.reuse_cooldown_time,

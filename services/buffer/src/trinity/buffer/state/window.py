@@ -3,7 +3,8 @@
 Every task has an ordinal, counted from 1 in the order of feeding. A log entry ends its task (a group, or a final
 failure), reports a failed attempt, comes too late, or is one of the buffer's own (a dead task is fed again under a new
 ordinal, versions are withdrawn). A stored group waits in the pool until a batch takes it or it is dropped, with a
-reason; nothing else can become of it. `ended_through` is the watermark: every task up to it has ended.
+reason; nothing else can become of it. A batch that does not wait for a task ends it: the task is cut. `ended_through`
+is the watermark: every task up to it has ended.
 """
 
 import heapq
@@ -11,11 +12,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 
 from trinity.buffer.state.policy import Candidate, Policy
 from trinity.weights.pointer import Live
 
-STALE, FENCED, EVICTED = "stale", "fenced", "evicted"
+STALE, FENCED, EVICTED, CUT = "stale", "fenced", "evicted", "cut"
+_MOST_CUT = 1024  # whose groups are known to be late; those of older ones pass for duplicates
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -119,6 +122,7 @@ class Verdict(StrEnum):
     STORED = "stored"
     DROPPED = "dropped"
     DUPLICATE = "duplicate"
+    LATE = "late"
     RETRIED = "retried"
     DEAD = "dead"
     LATE_FAILURE = "late_failure"
@@ -142,6 +146,8 @@ class Window:
     prompts_cut: int = 0
     moved_episodes: int = 0
     refused: int = 0
+    cut_tasks: int = 0
+    late_groups: int = 0  # of cut tasks
     ended: set[int] = field(default_factory=set)  # above ended_through
     unused: dict[int, StoredGroup] = field(default_factory=dict)
     reusable: dict[int, StoredGroup] = field(default_factory=dict)
@@ -149,11 +155,12 @@ class Window:
     dead: set[int] = field(default_factory=set)
     requeued: dict[int, int] = field(default_factory=dict)  # tasks fed under a new ordinal -> log sequence of that
     fenced: set[int] = field(default_factory=set)
+    cut: set[int] = field(default_factory=set)  # the newest of them, whose group has not come
     dropped: Counter[str] = field(default_factory=Counter)
     fresh_drops: list[Dropped] = field(default_factory=list)  # since the newest ledger entry
     # Not part of the cursor: the queue says how far requeues were fed, late failures find dead tasks in it again.
     requeued_through: int = 0  # log sequence of the newest requeue that was fed
-    unqueued: set[int] = field(default_factory=set)  # dead tasks that may still lie in the queue
+    unqueued: set[int] = field(default_factory=set)  # dead and cut tasks that may still lie in the queue
     # Unused groups that a batch may take, in its order. Follows from `unused`.
     _ready: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
@@ -164,8 +171,8 @@ class Window:
 
     @property
     def num_ended(self) -> int:
-        """Ordinals that have ended: with a stored group, or with a dead task, requeued since or not."""
-        return self.stored + self.dead_letters + len(self.requeued)
+        """Ordinals that have ended: with a stored group, cut, or with a dead task, requeued since or not."""
+        return self.stored + self.cut_tasks + self.dead_letters + len(self.requeued)
 
     @property
     def to_requeue(self) -> list[int]:
@@ -178,6 +185,8 @@ class Window:
     def group(self, group: StoredGroup, dropped_by: str = "") -> Verdict:
         """Judge a group. `dropped_by` names the operator that keeps it out of every batch."""
         self._advance(group.log_sequence)
+        if group.ordinal in self.cut:
+            return self._late(group)
         if self.has_ended(group.ordinal):
             self.duplicates_dropped += 1
             return Verdict.DUPLICATE
@@ -255,6 +264,36 @@ class Window:
         order = sorted(choice) if self.policy.kind == "fifo" else list(choice)
         return [self._take(ordinal) for ordinal in order[:wanted]]
 
+    def next_tasks(self, fed: int) -> tuple[list[int], list[int]]:
+        """The first P tasks that no batch has and one may have: those with a group, and those that have not ended.
+
+        Ordinals. With fifo they are the next batch, once all have a group; fewer than P where fewer are fed.
+        """
+        tasks = list(islice(heapq.merge(sorted(self.unused), self.outstanding(fed)), self.policy.groups_per_step))
+        return [o for o in tasks if o in self.unused], [o for o in tasks if o not in self.unused]
+
+    def has_fewest(self, fed: int) -> bool:
+        """Whether the next batch has the groups that it must have, where it may go without some."""
+        fewest = self.policy.fewest_groups
+        return fewest is not None and len(self.next_tasks(fed)[0]) >= fewest
+
+    def may_cut(self, fed: int) -> bool:
+        """The same, and all its tasks are fed: none is cut before."""
+        return self.has_fewest(fed) and sum(map(len, self.next_tasks(fed))) == self.policy.groups_per_step
+
+    def short_batch(self, fed: int) -> tuple[list[StoredGroup], list[int]]:
+        """The groups of the next tasks that are there. The others are cut: their ordinals."""
+        there, missing = self.next_tasks(fed)
+        groups = [self._take(ordinal) for ordinal in there]
+        for ordinal in missing:
+            self.failures.pop(ordinal, None)
+            self.cut_tasks += 1
+            self.cut.add(ordinal)
+            self.unqueued.add(ordinal)
+            self._end(ordinal)
+        self.cut.difference_update(sorted(self.cut)[:-_MOST_CUT])
+        return groups, missing
+
     def missing(self) -> int:
         """Groups the next batch still waits for."""
         have = len(self._ready) if self.policy.kind == "fifo" else len(self.unused)
@@ -282,6 +321,13 @@ class Window:
         self._ready.pop(ordinal, None)
         group = self.unused.pop(ordinal)
         return replace(group, use_count=group.use_count + 1)
+
+    def _late(self, group: StoredGroup) -> Verdict:
+        self.cut.discard(group.ordinal)
+        self.unqueued.add(group.ordinal)
+        self.late_groups += 1
+        self.fresh_drops.append(Dropped(group.ordinal, group.log_sequence, CUT, group.num_response_tokens))
+        return Verdict.LATE
 
     def _drop(self, group: StoredGroup, reason: str) -> None:
         self.unused.pop(group.ordinal, None)

@@ -65,6 +65,7 @@ def cursor_of(window: Window, pool: Pool | None = None) -> pb.LedgerCursor:
         dropped=window.dropped,
         fenced=sorted(window.fenced),
         dead=sorted(window.dead),
+        cut=sorted(window.cut),
         fresh_drops=[dropped_to_proto(dropped) for dropped in window.fresh_drops],
     )
     cursor.MergeFromString((pool or Pool()).encode(window))
@@ -83,6 +84,8 @@ def window_at(cursor: pb.LedgerCursor, policy: Policy) -> Window:
         dropped=Counter(dict(cursor.dropped)),
         fenced=set(cursor.fenced),
         dead=set(cursor.dead),
+        cut=set(cursor.cut),
+        unqueued=set(cursor.cut),
         fresh_drops=[Dropped(d.ordinal, d.log_sequence, d.reason, d.num_response_tokens) for d in cursor.fresh_drops],
     )
     return window.restore(group_from_proto(group) for group in cursor.pending)

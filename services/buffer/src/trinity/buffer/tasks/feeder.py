@@ -165,7 +165,7 @@ class Feeder:
         return not self._context.capacity.has_room_for(self.fed + 1, longest)
 
     async def clear(self) -> None:
-        """Take dead tasks out of the queue. The newest message stays until another is there: it holds the counts."""
+        """Take dead and cut tasks out of the queue. The newest message stays until another is there, for its counts."""
 
         async def remove(ordinal: int) -> None:
             names, task = self._context.names, task_pb2.Task(ordinal=ordinal)
