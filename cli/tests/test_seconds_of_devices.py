@@ -88,6 +88,15 @@ def test_stored_seconds_are_divided_by_tokens() -> None:
     more = groups.shares(stored=len(groups.fates) + 1, duplicates=1)
     assert more["waiting"] == more["duplicate"] > 0
     assert sum(more.values()) == pytest.approx(1.0)
+
+
+def test_a_late_group_of_a_cut_task_is_none_of_the_stored_ones() -> None:
+    groups = Groups()
+    for entry in ledger(cut={1: [20]}, late={2: [20]}).entries:
+        groups.add(wire.batch(entry))
+    groups.tokens[20] = 8
+    shares = groups.shares(stored=len(groups.fates) - 1 + 2, duplicates=0)
+    assert shares["dropped (cut)"] == shares["waiting"] / 2 > 0
     assert Groups().shares(stored=1, duplicates=0) == {"waiting": 1.0}
 
 

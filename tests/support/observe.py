@@ -41,14 +41,19 @@ class Doctored:
         group = next(group for entry in self.entries for group in entry.groups if group.ordinal == ordinal)
         self.entries[step - 1].groups.add().CopyFrom(group)
 
-    def drop(self, step: int, ordinal: int) -> None:
-        self.entries[step - 1].dropped.add(ordinal=ordinal, reason="stale", log_sequence=ordinal)
+    def drop(self, step: int, ordinal: int, reason: str = "stale") -> None:
+        self.entries[step - 1].dropped.add(ordinal=ordinal, reason=reason, log_sequence=ordinal)
+
+    def cut(self, step: int, ordinal: int) -> None:
+        self.entries[step - 1].cut.add(ordinal=ordinal, task_id=f"sums/0/{ordinal}")
 
 
 def ledger(
     *,
     policy: str = "fifo",
     dropped: Mapping[int, Sequence[int]] | None = None,
+    cut: Mapping[int, Sequence[int]] | None = None,
+    late: Mapping[int, Sequence[int]] | None = None,
     dead: Sequence[int] = (),
     requeued: Sequence[int] = (),
     pending: Sequence[int] = (),
@@ -58,11 +63,19 @@ def ledger(
     for step, ordinals in (dropped or {}).items():
         for ordinal in ordinals:
             found.drop(step, ordinal)
+    for step, ordinals in (cut or {}).items():
+        for ordinal in ordinals:
+            found.cut(step, ordinal)
+    for step, ordinals in (late or {}).items():
+        for ordinal in ordinals:
+            found.drop(step, ordinal, "cut")
     lost = [ordinal for ordinals in (dropped or {}).values() for ordinal in ordinals]
+    gone = [ordinal for ordinals in (cut or {}).values() for ordinal in ordinals]
     cursor = found.last.cursor
     cursor.log_sequence, cursor.ended_through = 100, STEPS * GROUPS
     cursor.stored, cursor.dead_letters = STEPS * GROUPS + len(lost) + len(pending), len(dead)
-    cursor.ended.extend([*lost, *dead, *requeued, *pending])
+    cursor.cut_tasks = len(gone)
+    cursor.ended.extend([*lost, *gone, *dead, *requeued, *pending])
     cursor.dead.extend(dead)
     cursor.requeued.update({ordinal: ordinal for ordinal in requeued})
     for ordinal in pending:
@@ -85,7 +98,8 @@ def counts_of(found: Doctored) -> dict[str, Any]:
     """What a buffer would count, one task outstanding."""
     stored = STEPS * GROUPS
     stats = pb.StatsResponse(
-        fed=stored + 1, stored=stored, outstanding=1, ledger_step=len(found.entries), last_step=9,
+        fed=stored + 1 + found.last.cursor.cut_tasks, stored=stored, outstanding=1, ledger_step=len(found.entries),
+        cut_tasks=found.last.cursor.cut_tasks, last_step=9,
         max_staleness_steps=1, groups_per_step=GROUPS,
         waiting_by_version=Counter(group.newest_version for group in found.last.cursor.pending),
     )  # fmt: skip

@@ -89,6 +89,7 @@ def make_entry() -> pb.LedgerEntry:
         experiences=[pb.LedgerExperience(index=1, reward=0.25), pb.LedgerExperience(index=3, reward=0.75, masked=True)],
     )  # fmt: skip
     entry.dropped.add(ordinal=6, log_sequence=8, reason="stale", num_response_tokens=11)
+    entry.cut.add(ordinal=5, task_id="sums/0/5\x1b")
     entry.auxiliary.add(buffer="experts", row=12)
     entry.cursor.log_sequence = 9
     return entry
@@ -112,6 +113,7 @@ def test_a_batch_is_what_the_ledger_says_and_no_more() -> None:
     assert "2-4" in text
     assert "operators: len_penalty" in text
     assert "6 (stale, 11 tokens)" in text
+    assert r"cut, as the step did not wait for them, by ordinal: 5 (sums/0/5\x1b)" in text
     assert "1 rows of 'experts' beside them: 12" in text
 
 

@@ -33,6 +33,33 @@ def test_what_waits_what_was_dropped_and_what_died_is_somewhere() -> None:
     assert read(found).dropped == {"stale": 1}
 
 
+def test_what_was_cut_is_at_its_step_and_its_late_group_is_no_stored_one() -> None:
+    found = ledger(cut={1: [101, 102], 2: [103]}, late={3: [102]}, pending=[104])
+    audit = read(found)
+    assert audit.problems() == []
+    assert [audit.fate(ordinal) for ordinal in (102, 103)] == [("cut", 1), ("cut", 2)]
+    assert audit.dropped == {"cut": 1}
+    assert count_problems(counts_of(found)) == []
+
+
+@pytest.mark.parametrize(
+    ("doctor", "said"),
+    [
+        (lambda found: found.cut(2, 101), "group 101 was cut before step 1 and before 2"),
+        (lambda found: found.cut(3, 5), "group 5 was cut before step 3, and is in step 2"),
+        (lambda found: found.entries[0].cut.pop(0), "step 3 counts 1 cut tasks; the entries name 0"),
+        (lambda found: found.drop(3, 99, "cut"), "late, but of no cut task: group 99"),
+        (lambda found: found.last.cursor.dead.append(101), "cut, but dead or not ended .*: group 101"),
+        (lambda found: found.last.cursor.pending.add(ordinal=101), "in the ledger, but not stored .*: group 101"),
+    ],
+    ids=["twice", "trained", "count", "late", "dead", "pending"],
+)
+def test_a_cut_task_that_is_elsewhere_is_named(doctor: Any, said: str) -> None:
+    found = ledger(cut={1: [101]})
+    doctor(found)
+    assert re.search(said, "; ".join(read(found).problems()))
+
+
 @pytest.mark.parametrize(
     ("doctor", "said"),
     [
@@ -72,7 +99,7 @@ def test_a_cursor_that_is_kept_elsewhere_is_not_judged() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"fed": 14}, "14 tasks were fed; stored, dead and outstanding together are 13"),
+    [({"fed": 14}, "14 tasks were fed; stored, dead, cut and outstanding together are 13"),
      ({"outstanding": -1, "fed": 11}, "outstanding is -1")],
 )  # fmt: skip
 def test_counts_that_do_not_add_up(changes: dict[str, int], said: str) -> None:

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.core
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobStage:
-    """A stage whose buffer is a fake: three steps, one dropped group, one dead letter, half a surrogate pair."""
-    found = ledger(dropped={2: [101]})
+    """A stage whose buffer is a fake: three steps; dropped, cut, dead tasks; half a surrogate pair."""
+    found = ledger(dropped={2: [101]}, cut={3: [103]})
     buffer = FakeBuffer(found, [dead_letter(102, "no scorer")])
 
     @contextlib.asynccontextmanager
@@ -44,6 +44,8 @@ def test_the_files_hold_what_the_run_holds(stage: JobStage, tmp_path: Path) -> N
     assert re.search(rf"samples.parquet +{STEPS * GROUPS * ROLLOUTS}\b", text)
     assert [row["step"] for row in rows(folder, "steps")] == [1, 2, 3]
     assert [row["dropped"] for row in rows(folder, "steps")] == [0, 1, 0]
+    assert [row["cut"] for row in rows(folder, "steps")] == [0, 0, 1]
+    assert rows(folder, "cut") == [{"step": 3, "ordinal": 103, "task_id": "sums/0/103"}]
     assert [row["ordinal"] for row in rows(folder, "groups")] == list(range(1, STEPS * GROUPS + 1))
     assert rows(folder, "dropped") == [
         {"step": 2, "ordinal": 101, "log_sequence": 101, "reason": "stale", "response_tokens": 0}

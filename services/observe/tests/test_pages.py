@@ -124,6 +124,17 @@ def test_a_doctored_ledger_turns_the_bar_red(doctor: Any, said: str, browse: Cal
     assert said in overview
 
 
+def test_cut_tasks_are_a_part_of_the_bar_and_named_at_their_step(browse: Callable[..., Browser]) -> None:
+    page = browse(ledger(cut={2: [101, 102]}, late={3: [102]}))
+    overview = page.get()
+    assert 'class="ledger sound"' in overview
+    assert re.search(r'<b class="part-3">2</b>\s+cut', overview) and "cut: 2" in overview
+    step = page.get("/step/2")
+    assert "the step did not wait for these tasks" in step and "sums/0/101" in step
+    assert re.search(r'class="state cut">cut<', page.get("/task/101"))
+    assert "the step did not wait for these tasks" not in page.get("/step/1")
+
+
 def test_what_a_run_wrote_is_shown_and_never_markup(browse: Callable[..., Browser], tmp_path: Path) -> None:
     def change(row: dict[str, Any]) -> None:
         row |= dict.fromkeys(("prompt", "response", "task_id", "truncation"), f"{EVIL}{row['ordinal']}")

@@ -23,6 +23,7 @@ Facts = dict[str, Any]
 _PARTS = {"time/wait": "idle", "time/buffer": "idle", "time/publish": "publishing", "time/save": "saving"}
 _STEP = "time/step"
 _STORED = "stored"
+_LATE = "dropped (cut)"  # the group of a cut task, which is not counted among stored ones
 
 
 def of_watch(watch: Watch, stage: Path, steps: list[Facts]) -> Fates:
@@ -130,7 +131,8 @@ class Groups:
         for ordinal, fate in self.fates.items():
             by_fate[fate] += self.tokens[ordinal]
         mean = sum(by_fate.values()) / len(self.fates) if self.fates else 1.0
-        by_fate["waiting"] += mean * max(0, stored - len(self.fates))
+        counted = sum(fate != _LATE for fate in self.fates.values())
+        by_fate["waiting"] += mean * max(0, stored - counted)
         by_fate["duplicate"] += mean * duplicates
         total = sum(by_fate.values())
         return {fate: tokens / total for fate, tokens in by_fate.items() if tokens} if total else {"waiting": 1.0}

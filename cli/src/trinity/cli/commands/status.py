@@ -144,6 +144,8 @@ async def _collect(job: str | None, records: dict[str, jobs.SupervisorRecord]) -
             "stored": stats.stored,
             "dead_letters": stats.dead_letters,
             "outstanding": stats.outstanding,
+            "cut_tasks": stats.cut_tasks,
+            "late_groups": stats.late_groups,
             "duplicates_dropped": stats.duplicates_dropped,
             "failed_attempts": stats.failed_attempts,
             "failing": failing(stats),
@@ -222,8 +224,12 @@ def render(found: dict[str, Any]) -> str:
     step = f"step {found['step']}/{found['last_step']} ({found['trainer_state']}) {visible(found['waiting_for'])}"
     title = visible(f"{found['job'] or found['run']} ({found['stage']})")
     lines = [title, table(found["processes"], _COLUMNS), step.rstrip()]
-    if moved := (found.get("groups") or {}).get("moved_episodes"):
+    groups = found.get("groups") or {}
+    if moved := groups.get("moved_episodes"):
         lines.append(f"{moved} episodes were continued by another explorer")
+    if cut := groups.get("cut_tasks"):
+        late = groups["late_groups"]
+        lines.append(f"{cut} of {groups['fed']} tasks were cut, as their step did not wait; groups of {late} came late")
     return "\n".join([*lines, *_about_alarms(found), *_about_weights(found)])
 
 

@@ -27,7 +27,7 @@ _COUNTS = (
     "fed", "stored", "dead_letters", "outstanding", "duplicates_dropped", "failed_attempts", "ledger_step",
     "committed_step", "last_step", "max_staleness_steps", "groups_per_step", "live_step", "sampled_tokens",
     "reward_mean", "staleness_max", "waiting_for", "finished", "log_bytes", "log_limit_bytes", "refused",
-    "moved_episodes",
+    "moved_episodes", "cut_tasks", "late_groups",
 )  # fmt: skip
 
 Facts = dict[str, Any]
@@ -146,20 +146,22 @@ def batch(entry: buffer_pb2.LedgerEntry) -> Facts:
             }
             for group in entry.dropped
         ],
+        "cut": [{"ordinal": task.ordinal, "task_id": task.task_id} for task in entry.cut],
     }
 
 
 def account(entry: buffer_pb2.LedgerEntry) -> Facts | None:
     """What had become of every task when an entry was written, by ordinals; None where the ledger keeps it apart.
 
-    Every task up to `ended_through` and those of `ended` had ended. The rest of them, without `dead` and `requeued`,
-    has a stored group: in an entry, dropped, or `pending` for a later one. `stored`, `dead_letters`: how many.
+    Every task up to `ended_through` and those of `ended` had ended. The rest of them, without `dead`, `requeued` and
+    the cut ones of all entries, has a stored group: in an entry, dropped, or `pending` for a later one. `stored`,
+    `dead_letters`, `cut_tasks`: how many.
     """
     cursor = entry.cursor
     if entry.cursor_sequence or not cursor.log_sequence:
         return None
     return {
-        **{name: getattr(cursor, name) for name in ("ended_through", "stored", "dead_letters")},
+        **{name: getattr(cursor, name) for name in ("ended_through", "stored", "dead_letters", "cut_tasks")},
         **{name: list(getattr(cursor, name)) for name in ("ended", "dead", "requeued")},
         "pending": [group.ordinal for group in cursor.pending],
     }

@@ -54,6 +54,7 @@ def facts(view: View) -> dict[str, str]:
         if cut := prompts_cut(buffer):
             shown["prompts_cut"] = cut
         shown["groups"] = f"{buffer.stored} stored, {buffer.outstanding} out, {buffer.dead_letters} dead"
+        shown["groups"] += f", {buffer.cut_tasks} cut" if buffer.cut_tasks else ""
     if buffer is not None and buffer.evaluations_outstanding:
         shown["evaluating"] = f"{buffer.evaluations_outstanding} tasks left"
     if buffer is not None and buffer.evaluations:

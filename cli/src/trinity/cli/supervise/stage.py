@@ -212,6 +212,7 @@ def summarise(
         "groups_stored": stats.stored,
         "dead_letters": stats.dead_letters,
         "outstanding": stats.outstanding,
+        "cut_tasks": stats.cut_tasks,
         "duplicates_dropped": stats.duplicates_dropped,
         "failed_attempts": stats.failed_attempts,
         "prompts_cut": stats.prompts_cut,

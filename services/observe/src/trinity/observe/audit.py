@@ -1,4 +1,4 @@
-"""Whether the ledger adds up: fed = stored + dead + outstanding, and every stored group is in one place.
+"""Whether the ledger adds up: fed = stored + dead + cut + outstanding, and every stored group is in one place.
 
 The counts of the buffer are compared with what the entries themselves hold. An entry is read once; what it must agree
 with is in the newest entry: which tasks had ended, which of them are dead, which groups wait for a later step.
@@ -12,6 +12,7 @@ from typing import Any
 Facts = dict[str, Any]
 
 _SHOWN = 5  # ordinals that a sentence names
+_LATE = "cut"  # the reason of a group that came after its task was cut
 _REUSING = "replay"  # the policy that takes a group into several steps
 
 
@@ -41,6 +42,8 @@ class Audit:
     _used: dict[int, int] = field(default_factory=dict)  # ordinal -> the step that has it
     _uses: Counter[int] = field(default_factory=Counter)
     _dropped: dict[int, int] = field(default_factory=dict)
+    _cut: dict[int, int] = field(default_factory=dict)
+    _late: dict[int, int] = field(default_factory=dict)  # of cut tasks whose group came after all
     _doubled: list[str] = field(default_factory=list)
 
     @property
@@ -59,8 +62,11 @@ class Audit:
             self._use(step, group, entry["policy"] == _REUSING)
             self.staleness[group["staleness_steps"]] += 1
             self.ordinals[group["task_id"]] = group["ordinal"]
+        for task in entry["cut"]:
+            self._put(self._cut, step, task["ordinal"], "cut")
         for group in dropped:
-            self._drop(step, group["ordinal"])
+            late = group["reason"] == _LATE
+            self._put(self._late if late else self._dropped, step, group["ordinal"], "late" if late else "dropped")
             self.dropped[group["reason"]] += 1
         oldest = max((group["staleness_steps"] for group in groups), default=0)
         counted = (len(groups), len(entry["rows"]), entry["reward_mean"], oldest, len(dropped))
@@ -75,24 +81,21 @@ class Audit:
         elif group["use_count"] != self._uses[ordinal]:
             times = f"says it is used for time {group['use_count']}, the ledger has it {self._uses[ordinal]} times"
             self._doubled.append(f"group {ordinal} of step {step} {times}")
-        if ordinal in self._dropped:
-            self._doubled.append(
-                f"group {ordinal} is in step {step}, and was dropped before step {self._dropped[ordinal]}"
-            )
+        for name, steps in (("dropped before", self._dropped), ("cut at", self._cut)):
+            if ordinal in steps:
+                self._doubled.append(f"group {ordinal} is in step {step}, and was {name} step {steps[ordinal]}")
         self._used[ordinal] = step
 
-    def _drop(self, step: int, ordinal: int) -> None:
-        if ordinal in self._dropped:
-            self._doubled.append(f"group {ordinal} was dropped before step {self._dropped[ordinal]} and before {step}")
+    def _put(self, steps: dict[int, int], step: int, ordinal: int, what: str) -> None:
+        if ordinal in steps:
+            self._doubled.append(f"group {ordinal} was {what} before step {steps[ordinal]} and before {step}")
         if ordinal in self._used:
-            self._doubled.append(
-                f"group {ordinal} was dropped before step {step}, and is in step {self._used[ordinal]}"
-            )
-        self._dropped[ordinal] = step
+            self._doubled.append(f"group {ordinal} was {what} before step {step}, and is in step {self._used[ordinal]}")
+        steps[ordinal] = step
 
     def fate(self, ordinal: int) -> tuple[str, int | None]:
-        """What has become of a task, and at which step: trained, dropped, dead, requeued, waiting or outstanding."""
-        for name, steps in (("trained", self._used), ("dropped", self._dropped)):
+        """What has become of a task, and at which step: trained, dropped, cut, dead, requeued, waiting, outstanding."""
+        for name, steps in (("trained", self._used), ("dropped", self._dropped), ("cut", self._cut)):
             if ordinal in steps:
                 return name, steps[ordinal]
         lists = self.account or {}
@@ -105,7 +108,7 @@ class Audit:
 
     def _missing(self, account: Facts) -> Iterable[str]:
         ended = {*range(1, account["ended_through"] + 1), *account["ended"]}
-        stored = ended.difference(account["dead"], account["requeued"])
+        stored = ended.difference(account["dead"], account["requeued"], self._cut)
         found = {*self._used, *self._dropped, *account["pending"]}
         step = self.newest_step
         if lost := stored - found:
@@ -116,17 +119,23 @@ class Audit:
             yield f"dropped, and waiting for a later step: {_groups(twice)}"
         if account["stored"] != len(stored):
             yield f"step {step} counts {account['stored']} stored groups; its list of ended tasks has {len(stored)}"
+        if unended := (self._cut.keys() - ended) | (self._cut.keys() & account["dead"]):
+            yield f"cut, but dead or not ended when step {step} was written: {_groups(unended)}"
+        if uncut := self._late.keys() - self._cut.keys():
+            yield f"late, but of no cut task: {_groups(uncut)}"
+        if account["cut_tasks"] != len(self._cut):
+            yield f"step {step} counts {account['cut_tasks']} cut tasks; the entries name {len(self._cut)}"
         if account["dead_letters"] != len(account["dead"]):
             yield f"step {step} counts {account['dead_letters']} dead tasks and names {len(account['dead'])}"
 
 
 def count_problems(counts: Facts) -> list[str]:
-    """What is wrong with the buffer's counts; empty if fed = stored + dead + outstanding, and none is negative."""
-    parts = {name: counts[name] for name in ("stored", "dead_letters", "outstanding")}
+    """What is wrong with the buffer's counts; empty if fed = stored + dead + cut + outstanding, none negative."""
+    parts = {name: counts[name] for name in ("stored", "dead_letters", "cut_tasks", "outstanding")}
     found = [f"{name.replace('_', ' ')} is {value}" for name, value in parts.items() if value < 0]
     total = sum(parts.values())
     if total != counts["fed"]:
-        found.append(f"{counts['fed']} tasks were fed; stored, dead and outstanding together are {total}")
+        found.append(f"{counts['fed']} tasks were fed; stored, dead, cut and outstanding together are {total}")
     return found
 
 

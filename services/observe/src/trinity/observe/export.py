@@ -36,7 +36,8 @@ Row = dict[str, Any]
 TABLES: dict[str, dict[str, str]] = {
     "steps": {
         "step": "int64", "policy": "string", "written_at_seconds": "double", "reward_mean": "double",
-        "groups": "int64", "rows": "int64", "dropped": "int64", "partial": "bool", "skip_reason": "string",
+        "groups": "int64", "rows": "int64", "dropped": "int64", "cut": "int64", "partial": "bool",
+        "skip_reason": "string",
     },
     "groups": {
         "step": "int64", "position": "int64", "ordinal": "int64", "task_id": "string", "log_sequence": "int64",
@@ -46,6 +47,7 @@ TABLES: dict[str, dict[str, str]] = {
     "dropped": {
         "step": "int64", "ordinal": "int64", "log_sequence": "int64", "reason": "string", "response_tokens": "int64",
     },
+    "cut": {"step": "int64", "ordinal": "int64", "task_id": "string"},
     "samples": {
         "step": "int64", "index": "int64", "ordinal": "int64", "task_id": "string", "rollout": "int64",
         "turn": "int64", "reward": "double", "advantage": "double", "staleness": "int64", "prompt_tokens": "int64",
@@ -95,7 +97,8 @@ async def _write(job_stage: JobStage, folder: Path, tokens: bool) -> dict[str, i
             async for entry in _entries(reader.buffer):
                 files["steps"].add([_step(entry)])
                 files["groups"].add(_group(entry, place, one) for place, one in enumerate(entry["groups"]))
-                files["dropped"].add({"step": entry["step"], **one} for one in entry["dropped"])
+                for name in ("dropped", "cut"):
+                    files[name].add({"step": entry["step"], **one} for one in entry[name])
             files["dead_letters"].add(asdict(one) for one in await reader.buffer.letters(_MOST_LETTERS))
         if job_stage.folders is not None:
             files["samples"].add(_samples(job_stage.folder, tokens))
@@ -109,7 +112,7 @@ async def _entries(buffer: Buffer) -> AsyncIterator[Row]:
 
 
 def _step(entry: Row) -> Row:
-    return {**entry, **{name: len(entry[name]) for name in ("groups", "rows", "dropped")}}
+    return {**entry, **{name: len(entry[name]) for name in ("groups", "rows", "dropped", "cut")}}
 
 
 def _group(entry: Row, position: int, one: Row) -> Row:

@@ -166,9 +166,10 @@ def _ledger(source: Source, counts: Facts | None) -> Facts | None:
         return None
     audit = source.audit
     parts = {"stored": counts["stored"], "dead": counts["dead_letters"], "outstanding": counts["outstanding"]}
+    parts |= {"cut": counts["cut_tasks"]} if counts["cut_tasks"] else {}
     return {
         "problems": [*count_problems(counts), *audit.problems()],
-        "bar": charts.stacked(parts),
+        "bar": charts.stacked(parts, colours=4),
         "read": audit.newest_step,
         "of": counts["ledger_step"],
         "counted": audit.account is not None,

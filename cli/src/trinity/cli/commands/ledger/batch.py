@@ -96,6 +96,9 @@ def render(name: str, batch: Facts) -> str:
     if batch["dropped"]:
         drops = (f"{d['ordinal']} ({visible(d['reason'])}, {d['response_tokens']} tokens)" for d in batch["dropped"])
         lines.append(f"dropped since the step before, by ordinal: {', '.join(drops)}")
+    if batch["cut"]:
+        tasks = (f"{one['ordinal']} ({visible(one['task_id'])})" for one in batch["cut"])
+        lines.append(f"cut, as the step did not wait for them, by ordinal: {', '.join(tasks)}")
     lines += _written_texts(batch)
     return "\n".join(lines)
 

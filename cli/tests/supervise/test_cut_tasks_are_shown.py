@@ -1,0 +1,37 @@
+"""Tasks that a step did not wait for are counted on the screen, in `trinity status` and in the summary."""
+
+from typing import Any
+
+import pytest
+
+from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.cli.commands import status, wire
+from trinity.cli.supervise.client import View
+from trinity.cli.supervise.display import facts
+from trinity.cli.supervise.stage import summarise
+
+pytestmark = pytest.mark.core
+
+
+def view(cut: int, late: int = 0) -> View:
+    return View(pb.StatsResponse(fed=9, stored=5, outstanding=3, cut_tasks=cut, late_groups=late, groups_per_step=4))
+
+
+def test_the_screen_counts_them_where_there_are_any() -> None:
+    assert facts(view(0))["groups"] == "5 stored, 3 out, 0 dead"
+    assert facts(view(1))["groups"] == "5 stored, 3 out, 0 dead, 1 cut"
+
+
+def test_status_has_a_line_of_them() -> None:
+    def text(shown: View) -> str:
+        assert shown.buffer is not None
+        found: dict[str, Any] = {"job": "j", "run": "r", "stage": "s", "step": 1, "last_step": 2, "trainer_state": "t"}
+        found |= {"waiting_for": "", "processes": [], "alarms": [], "weights": None, "explorers": []}
+        return status.render(found | {"groups": wire.counts(shown.buffer)})
+
+    assert "cut" not in text(view(0))
+    assert "2 of 9 tasks were cut, as their step did not wait; groups of 1 came late" in text(view(2, 1))
+
+
+def test_the_summary_counts_them() -> None:
+    assert summarise("one", view(2), None, None, 1, 1.0, {})["cut_tasks"] == 2
