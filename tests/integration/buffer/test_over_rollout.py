@@ -5,6 +5,7 @@ The buffer, sync and NATS are real processes; explorers are the real loop withou
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,12 +19,12 @@ from trinity.buffer.run import Run
 from trinity.buffer.settings import BufferSettings
 from trinity.buffer.state.context import RunContext
 from trinity.config import load, make_plan
-from trinity.data.experience import Outcome, Task
+from trinity.data.experience import AttemptFailure, Outcome, Task
 from trinity.explorer.rollout import still_queued
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
-from trinity.runtime import names
+from trinity.runtime import headers, names
 from trinity.runtime.broker import Broker, Bucket, connect
-from trinity.runtime.errors import NotFound
+from trinity.runtime.errors import FailureCause, NotFound
 
 pytestmark = pytest.mark.core
 
@@ -66,16 +67,22 @@ class Explorer:
 
 
 @contextlib.asynccontextmanager
-async def exploring(run: BufferRun, slow: set[int]) -> AsyncIterator[tuple[Explorer, Broker]]:
-    explorer = Explorer(slow)
+async def looping(run: BufferRun, explore: Callable[..., Any], progress: Progress) -> AsyncIterator[Broker]:
     async with await connect(run.nats.url, "tester") as broker:
-        loop = RolloutLoop(broker, names.RunNames(run.run), 16, explorer.explore, Weights(), explorer.progress)
+        loop = RolloutLoop(broker, names.RunNames(run.run), 16, explore, Weights(), progress)
         running = asyncio.create_task(loop.run())
         try:
-            yield explorer, broker
+            yield broker
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def exploring(run: BufferRun, slow: set[int]) -> AsyncIterator[tuple[Explorer, Broker]]:
+    explorer = Explorer(slow)
+    async with looping(run, explorer.explore, explorer.progress) as broker:
+        yield explorer, broker
 
 
 async def until(holds: Callable[[pb.StatsResponse], bool], trainer: FakeTrainer) -> pb.StatsResponse:
@@ -218,13 +225,54 @@ async def test_a_buffer_that_dies_around_the_entry_cuts_once(
         batches = [await trainer.batch(step) for step in (1, 2, 3)]
         entry = await trainer.entry(1)
         if written:
-            explorer.finish.set()
             assert ([group.ordinal for group in entry.groups], [t.ordinal for t in entry.cut]) == ([1, 3, 4], [2])
             async with asyncio.timeout(20):
                 while 2 in await queued(broker, run):
                     await asyncio.sleep(0.05)
+            explorer.finish.set()
         else:
             assert ([group.ordinal for group in entry.groups], list(entry.cut)) == ([1, 2, 3, 4], [])
         stats = await until(lambda stats: stats.outstanding == 0, trainer)
         assert (stats.fed, stats.stored, stats.cut_tasks) == (12, 12 - written, int(written))
         assert [await trainer.batch(step) for step in (1, 2, 3)] == batches
+
+
+async def test_counts_add_up_however_often_the_buffer_is_killed(started: Started) -> None:
+    """Some tasks are slow, some come late, some die; each ends in one place, and no step ever changes."""
+    steps, rng = 10, random.Random(5)
+
+    async def explore(task: Task, deliveries: int, **_: Any) -> Outcome:
+        await asyncio.sleep(random.Random(task.ordinal).choice((0.0, 0.0, 0.2, 1.5)))
+        if task.ordinal % 7 == 0:
+            return AttemptFailure(task, deliveries, "tester", FailureCause.WORKFLOW_ERROR, "it fails", True, 1.0)
+        return make_group(task, attempt=deliveries)
+
+    async def kill(run: BufferRun) -> None:
+        for _ in range(5):
+            await asyncio.sleep(rng.uniform(0.1, 0.6))
+            run.buffer.kill()
+            await asyncio.to_thread(run.buffer.start)
+
+    changes = {**over_rollout(wait=0.1), "steps": steps}
+    async with started(**changes) as (run, trainer), looping(run, explore, Progress()) as broker:
+        killing = asyncio.create_task(kill(run))
+        batches = []
+        for step in range(1, steps + 1):
+            batches.append(await trainer.batch(step))
+            await asyncio.sleep(0.2)
+        await killing
+        stats = await until(lambda stats: stats.outstanding == 0, trainer)
+        entries = [await trainer.entry(step) for step in range(1, steps + 1)]
+        assert [await trainer.batch(step) for step in range(1, steps + 1)] == batches
+        names_of = names.RunNames(run.run)
+        stored = [await broker.get(names_of.experiences_stream, g.log_sequence) for e in entries for g in e.groups]
+    used = [group.ordinal for entry in entries for group in entry.groups]
+    cut = [task.ordinal for entry in entries for task in entry.cut]
+    dead = [ordinal for ordinal in range(1, stats.fed + 1) if ordinal % 7 == 0 and ordinal not in cut]
+    assert sorted([*used, *cut, *dead]) == list(range(1, stats.fed + 1))
+    assert [int(message.headers[headers.ORDINAL]) for message in stored] == used
+    assert (stats.stored, stats.cut_tasks, stats.dead_letters) == (len(used), len(cut), len(dead))
+    assert adds_up(stats) and cut, "it was tried"
+    assert all(len(entry.groups) + len(entry.cut) == GROUPS for entry in entries)
+    late = [drop.ordinal for entry in entries for drop in entry.dropped]
+    assert set(late) <= set(cut) and len(late) == len(set(late)) <= stats.late_groups
