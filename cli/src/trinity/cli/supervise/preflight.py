@@ -1,5 +1,6 @@
 """What must be true on this machine before anything starts: the model is there, the data can be read."""
 
+import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator, Sequence
@@ -57,8 +58,8 @@ def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipeli
 def check_inputs(plan: Plan, source: str) -> int:
     """Look at model and data of a stage; returns its last optimizer step. Raises ConfigError with all problems."""
     checks = (
-        _check_engine, _check_model, _check_vision, _check_reward_models, _check_lora, _check_monitor, _check_stores,
-        _check_endpoints, _check_operators,
+        _check_engine, _check_model, _check_vision, _check_critic, _check_reward_models, _check_lora, _check_monitor,
+        _check_stores, _check_endpoints, _check_operators,
     )  # fmt: skip
     problems = [problem for check in checks for problem in check(plan)]
     rows = 0
@@ -276,6 +277,22 @@ def _check_vision(plan: Plan) -> list[Problem]:
     needs = [name for name in ("PIL", "torchvision") if importlib.util.find_spec(name) is None]
     return [Problem("model.model_path", f"reads images, which needs {name}; `pip install -e '.[vision]'`")
             for name in needs if plan.config.mode != "explore"]  # fmt: skip
+
+
+def _check_critic(plan: Plan) -> list[Problem]:
+    """It reads the images that the policy reads, by files that are here."""
+    path, critic = plan.config.model.model_path, plan.config.model.critic_model_path
+    if not critic or not all(os.path.isfile(Path(one).expanduser() / "config.json") for one in (path, critic)):
+        return []
+    try:
+        rules = image_rules(path)
+    except InvalidInput:  # _check_vision says so
+        return []
+    with contextlib.suppress(InvalidInput):
+        if image_rules(critic) == rules:
+            return []
+    what = f"{critic!r} reads images otherwise than model.model_path does, or none; leave it empty"
+    return [Problem("model.critic_model_path", what)]
 
 
 def _longest(folder: Path) -> int:
