@@ -127,6 +127,11 @@ class Prompts:
         drawn = np.random.default_rng(seed).choice(self.letters, self.args.prompt - len(head))
         return [*head, *(int(token) for token in drawn)]
 
+    def placed(self, prompt: list[int], image: bytes | None) -> Any:
+        from trinity.data.images import placed
+
+        return () if image is None else placed(prompt, (image,), self.rules)
+
 
 async def rollout(args: argparse.Namespace) -> Found:
     """Tokens a second that the explorer's engine samples, after a warm-up with other prompts and other images."""
@@ -149,7 +154,7 @@ async def rollout(args: argparse.Namespace) -> Found:
         asked = [prompts.of(image, salt * args.tasks + index) for index, image in enumerate(shown)]
         begin = time.perf_counter()
         made = await asyncio.gather(
-            *(engine.generate(ids, sampling, () if image is None else (image,))
+            *(engine.generate(ids, sampling, prompts.placed(ids, image))
               for ids, image in zip(asked, shown, strict=True))
         )  # fmt: skip
         took = time.perf_counter() - begin
@@ -180,7 +185,7 @@ def batch(args: argparse.Namespace, prompts: Prompts, shown: Sequence[bytes | No
         logprobs = np.full(response, -np.log(args.vocabulary), np.float32)
         sequences.append(
             TrainSequence(tokens, args.prompt, logprobs, np.ones(response, bool), index // args.group,
-                          advantage=float(rng.normal()), images=() if image is None else (image,))
+                          advantage=float(rng.normal()), images=prompts.placed(prompt, image))
         )  # fmt: skip
     return TrainBatch(step, tuple(sequences))
 

@@ -19,7 +19,14 @@ from trinity.data.experience import Group, Limits, TaskKind
 from trinity.data.tables import DatasetError
 from trinity.data.task_source import TaskSource
 from trinity.data.vision import ImageRules, image_rules, sees
-from trinity.data.wire import decode_outcome, decode_task, encode_outcome, task_to_proto
+from trinity.data.wire import (
+    decode_outcome,
+    decode_task,
+    encode_outcome,
+    outcome_from_proto,
+    parse_outcome,
+    task_to_proto,
+)
 from trinity.runtime.errors import InvalidInput
 
 pytestmark = pytest.mark.core
@@ -158,45 +165,92 @@ def test_placeholders_are_as_many_as_tokens_and_back() -> None:
     prompt = [1, 47, 2, 47, 3]
     whole = images.expanded(prompt, [WHITE, wide], RULES)
     assert whole == [1, *[47] * 16, 2, *[47] * 2, 3]
-    assert images.collapsed(whole, 47) == prompt
-    assert images.runs(whole, 47) == [(1, 16), (18, 2)]
+    shown = images.placed(whole, [WHITE, wide], RULES)
+    assert shown == (images.PlacedImage(1, WHITE), images.PlacedImage(18, wide))
+    assert images.collapsed(whole, shown, RULES) == prompt
     with pytest.raises(InvalidInput, match="has 2 image placeholders for 1 images"):
         images.expanded(prompt, [WHITE], RULES)
 
 
-def experience_of(image: bytes, prompt: list[int], names: tuple[bytes, ...]) -> Group:
-    task = make_task(images=(image,), repeat_times=1)
-    group = make_group(task)
+def test_tokens_that_a_policy_sampled_are_no_placeholders() -> None:
+    """They have their id, and may stand before an image or touch it."""
+    told = images.expanded([2, 47, 3], [WHITE], RULES)
+    (image,) = images.placed(told, [WHITE], RULES)
+    tokens = [1, 47, 9, 47, *told[1:], 47, 5]
+    shown = (image.moved(3),)
+    assert shown == (images.PlacedImage(4, WHITE),)
+    assert images.collapsed(tokens, shown, RULES) == [1, 0, 9, 0, 47, 3, 0, 5]
+    assert images.collapsed([47, 1], (), replace(RULES, token=0)) == [47, 1]
+    images.check_placeholders("e", tokens, shown, RULES)
+    images.check_placeholders("e", [*[47] * 32], (images.PlacedImage(0, WHITE), images.PlacedImage(16, WHITE)), RULES)
+    with pytest.raises(InvalidInput, match="have more image placeholders than their 1 images take"):
+        images.placed([*told, 47], [WHITE], RULES)
+    with pytest.raises(InvalidInput, match="have more image placeholders than their 0 images take"):
+        images.placed(told, [], RULES)
+    with pytest.raises(InvalidInput, match="has no 16 image placeholders at 1"):
+        images.placed(told[:-4], [WHITE], RULES)
+
+
+def test_an_environments_images_stand_at_its_markers_unless_there_are_others() -> None:
+    image = {"type": "image"}
+    assert images.observed("a <image>", 1) == [{"type": "text", "text": "a "}, image]
+    for text in ("You said <image>: <image>", "none"):
+        assert images.observed(text, 1) == [image, {"type": "text", "text": text}]
+        assert images.plain(images.observed(text, 1)) == f"<image>{text}"
+    assert images.plain("text") == "text"
+
+
+def experience_of(image: bytes, prompt: list[int], *places: int, files: tuple[bytes, ...] = ()) -> Group:
+    """A group of one experience with the image at these places; `files` are the task's."""
+    group = make_group(make_task(images=files, repeat_times=1))
     first = group.experiences[0]
-    tokens = np.array([*prompt, *[5] * first.response_length], np.int32)
-    return replace(group, experiences=(replace(first, token_ids=tokens, prompt_length=len(prompt), images=names),))
+    tokens = np.array([*prompt, *[47] * first.response_length], np.int32)  # the policy sampled the same token
+    shown = tuple(images.PlacedImage(place, image) for place in places)
+    return replace(group, experiences=(replace(first, token_ids=tokens, prompt_length=len(prompt), images=shown),))
 
 
-def test_a_group_keeps_each_image_once_and_its_experiences_name_it() -> None:
-    group = experience_of(WHITE, [1, *[47] * 16, 2], (images.digest(WHITE),))
-    group.check(Limits(images=RULES))
-    read = decode_outcome(encode_outcome(group))
+@pytest.mark.parametrize("files", [(), (WHITE,), (WHITE, picture(9, 9))])
+def test_a_group_keeps_each_image_once_whether_the_task_or_an_environment_showed_it(files: tuple[bytes, ...]) -> None:
+    made = experience_of(WHITE, [1, *[47] * 16, 2, *[47] * 16], 1, 18, files=files)
+    group = replace(made, task=replace(made.task, repeat_times=2), experiences=made.experiences * 2)
+    data = encode_outcome(group)
+    read = decode_outcome(data)
     assert isinstance(read, Group)
-    assert read.task.images == (WHITE,)
-    assert read.experiences[0].images == (images.digest(WHITE),)
-    assert decode_task(task_to_proto(group.task).SerializeToString()).images == (WHITE,)
-    assert encode_outcome(group).count(WHITE) == 1
+    assert (read.task.images, data.count(WHITE)) == (files, 1)
+    assert [one.images for one in read.experiences] == [made.experiences[0].images] * 2
+    read.experiences[0].check("e", Limits(images=RULES))
+    assert decode_task(task_to_proto(group.task).SerializeToString()).images == files
 
 
 @pytest.mark.parametrize(
-    ("prompt", "names", "said"),
+    ("prompt", "places", "said"),
     [
-        ([1, *[47] * 16], (bytes(32),), r"experiences\[0\].images\[0\]: is '0000.*no image of the task"),
-        ([1, *[47] * 15], (images.digest(WHITE),), r"token_ids: has runs of \[15\] .* its images take \[16\]"),
-        ([1, *[47] * 16], (), r"has runs of \[16\] image placeholders; its images take \[\]"),
-        ([1], (images.digest(WHITE),), r"has runs of \[\] image placeholders"),
+        ([1, *[47] * 15], (1,), r"token_ids: has no 16 image placeholders at 1, as its image there takes"),
+        ([1], (0,), "has no 16 image placeholders at 0"),
+        ([1], (-1,), "has no 16 image placeholders at -1"),
+        ([1], (4000,), "has no 16 image placeholders at 4000"),
+        ([1, *[47] * 17], (1, 2), "has no 16 image placeholders at 2"),
+        ([47] * 16, (0,) * 129, "images: are 129, at most 128"),
     ],
 )
-def test_references_and_placeholders_that_do_not_agree_are_refused(
-    prompt: list[int], names: tuple[bytes, ...], said: str
+def test_images_whose_placeholders_are_not_there_are_refused(
+    prompt: list[int], places: tuple[int, ...], said: str
 ) -> None:
+    """Sampled tokens are none: the first case has one behind the prompt."""
     with pytest.raises(InvalidInput, match=said):
-        experience_of(WHITE, prompt, names).check(Limits(images=RULES))
+        experience_of(WHITE, prompt, *places).check(Limits(images=RULES))
+
+
+def test_a_group_whose_files_and_references_do_not_agree_is_refused() -> None:
+    message = parse_outcome(encode_outcome(experience_of(WHITE, [1, *[47] * 16], 1)))
+    message.group.images.append(b"of no experience")
+    with pytest.raises(InvalidInput, match=r"group.images\[1\]: is in no experience"):
+        outcome_from_proto(message)
+    del message.group.images[:]
+    with pytest.raises(
+        InvalidInput, match=r"experiences\[0\].images\[0\].digest: .* no image of the task or the group"
+    ):
+        outcome_from_proto(message)
 
 
 def source_of(folder: Path, rows: list[dict[str, Any]], **form: str) -> TaskSource:

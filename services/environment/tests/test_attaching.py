@@ -20,6 +20,7 @@ from support.environments.attaching import (
     serve,
     until,
 )
+from support.environments.gallery import Gallery
 from support.environments.odd_environments import Odd
 from support.environments.snapshots import Windy
 from trinity.api.environment.v1 import environment_pb2 as pb
@@ -58,6 +59,23 @@ async def test_snapshots_are_restored_through_the_service_where_all_providers_ha
         async with attaching(Stateless, address=service.address, token=TOKEN, name="other"):
             described = (await service.stub.Describe(pb.DescribeRequest())).environments
             assert [one.snapshots for one in described if one.name == "corridor"] == [False]
+
+
+async def test_images_come_through_the_service_from_a_provider_that_announces_them(service: Service) -> None:
+    async with attaching(Gallery, address=service.address, token=TOKEN):
+        results = {one.check: one.verdict async for one in check_provider(service.address, Sample(), "gallery")}
+        assert Verdict.FAILED not in results.values()
+        assert results["images can be decoded"] is Verdict.OK
+        async with attaching(Blind, address=service.address, token=TOKEN, name="other"):
+            described = (await service.stub.Describe(pb.DescribeRequest())).environments
+            assert [one.images for one in described if one.name == "gallery"] == [True]
+    async with attaching(Blind, address=service.address, token=TOKEN):
+        found = [one async for one in check_provider(service.address, Sample(), "gallery")]
+        assert "announces none" in " ".join(one.detail for one in found if one.verdict is Verdict.FAILED)
+
+
+class Blind(Gallery):
+    description = replace(Gallery.description, images=False)
 
 
 class Stateless(Windy):

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import shutil
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.types import EngineOptions
 from trinity.explorer.weights.fetch import base_of
+from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.images import ImageReader
 from trinity.trainer.data.microbatch import after_first_token, collate
@@ -68,7 +70,7 @@ def reader(folder: Path) -> ImageReader:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(folder: Path, reader: ImageReader) -> AsyncIterator[Engine]:
-    made = await asyncio.wait_for(Engine.start(EngineOptions(str(folder), "cpu", 256, images=reader.rules)), 180)
+    made = await asyncio.wait_for(Engine.start(EngineOptions(str(folder), "cpu", 512, images=reader.rules)), 180)
     yield made
     made.close()
 
@@ -80,10 +82,11 @@ async def test_sampled_tokens_have_the_same_log_probabilities(
     sequences, sampled = [], []
     for shown in SHOWN:
         prompt = images.expanded([1, *[2, reader.rules.token, 3] * len(shown), 8], shown, reader.rules)
-        for completion in await asyncio.wait_for(engine.generate(prompt, sampling, shown), 120):
+        placed = images.placed(prompt, shown, reader.rules)
+        for completion in await asyncio.wait_for(engine.generate(prompt, sampling, placed), 120):
             tokens, count = np.array([*prompt, *completion.token_ids], np.int32), len(completion.token_ids)
             sequences.append(
-                TrainSequence(tokens, len(prompt), completion.logprobs, np.ones(count, bool), 0, images=shown)
+                TrainSequence(tokens, len(prompt), completion.logprobs, np.ones(count, bool), 0, images=placed)
             )
             sampled.append(completion.logprobs)
     assert len(sampled) == 9
@@ -93,6 +96,40 @@ async def test_sampled_tokens_have_the_same_log_probabilities(
         with torch.no_grad():
             found, _ = policy(collate(sequences, 0, packed, reader))
         np.testing.assert_allclose(found.numpy(), np.stack(sampled), atol=TOLERANCE)
+
+
+async def test_images_of_later_turns_stand_where_they_were_shown(
+    engine: Engine, folder: Path, reader: ImageReader
+) -> None:
+    """Though the policy sampled tokens of the same id before them, as many as an image has, and right before one."""
+    token, rules, shown = reader.rules.token, reader.rules, SHOWN[2]
+    tokens, placed = [1], []
+    for image, reply in zip((*shown, SHOWN[1][0]), ([token, 9], [7, *[token] * 16, 3], [5, 2, token]), strict=True):
+        told = images.expanded([2, token, 3, 8], [image], rules)
+        placed += [one.moved(len(tokens)) for one in images.placed(told, [image], rules)]
+        tokens += [*told, *reply]
+    sampling, sequences, sampled = SamplingParams(max_tokens=16, n=2, ignore_eos=True), [], []
+    for completion in await asyncio.wait_for(engine.generate(tokens, sampling, placed), 120):
+        whole, count = np.array([*tokens, *completion.token_ids], np.int32), len(completion.token_ids)
+        sequences.append(
+            TrainSequence(whole, len(tokens), completion.logprobs, np.ones(count, bool), 0, images=(*placed,))
+        )
+        sampled.append(completion.logprobs)
+    for packed in (True, False):
+        policy = load_policy(ModelConfig(model_path=str(folder)), torch.float32, 64, packed=packed)
+        with torch.no_grad():
+            found, _ = policy(collate(sequences, 0, packed, reader))
+            others, _ = policy(collate([replace(one, images=one.images[:2]) for one in sequences], 0, packed, reader))
+        np.testing.assert_allclose(found.numpy(), np.stack(sampled), atol=TOLERANCE)
+        assert np.abs(others.numpy() - np.stack(sampled)).max() > 10 * TOLERANCE
+
+
+async def test_more_images_than_an_engine_takes_are_refused(engine: Engine, reader: ImageReader) -> None:
+    small = picture(8, 8)
+    tokens = [1, *[reader.rules.token, 3] * (images.MOST_IMAGES + 1)]
+    placed = [images.PlacedImage(1 + 2 * index, small) for index in range(images.MOST_IMAGES + 1)]
+    with pytest.raises(InvalidInput, match="At most 128 image"):
+        await asyncio.wait_for(engine.generate(tokens[:], SamplingParams(max_tokens=1), placed), 60)
 
 
 async def test_an_engine_with_adapters_computes_what_the_trainer_computes(
@@ -117,7 +154,8 @@ async def test_an_engine_with_adapters_computes_what_the_trainer_computes(
     before = await measured()
     await engine.load(1, update_info(tmp_path) | base_of(policy.lora, str(folder)))
     with torch.no_grad():
-        found, _ = policy(collate([after_first_token(*one) for one in asked], 0, True, reader))
+        shown = [after_first_token(tokens, images.placed(tokens, of, reader.rules)) for tokens, of in asked]
+        found, _ = policy(collate(shown, 0, True, reader))
     for row, values, old in zip(found.numpy(), await measured(), before, strict=True):
         np.testing.assert_allclose(row[: len(values)], values, atol=TOLERANCE)
         assert np.abs(values - old).max() > 100 * TOLERANCE
@@ -131,7 +169,7 @@ async def test_a_canary_sees_a_vision_tower_that_is_another(
     vocabulary = int(policy.model.config.get_text_config().vocab_size)
     seen, shown = picture_probe(vocabulary, reader.rules)
     text = pseudo_random_probe(vocabulary)
-    asked = [after_first_token(seen, (shown,)), *map(after_first_token, text)]
+    asked = [after_first_token(seen, images.placed(seen, (shown,), reader.rules)), *map(after_first_token, text)]
     with torch.no_grad():
         found, _ = policy(collate(asked, 0, True, reader))
     rows = [row[: len(tokens) - 1] for row, tokens in zip(found.tolist(), (seen, *text), strict=True)]

@@ -1,6 +1,5 @@
 """The example's vision-language model and pictures, for tests."""
 
-import io
 import json
 import runpy
 import subprocess
@@ -9,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from trinity.data.images import expanded
+from support.data.pictures import picture
+from trinity.data.images import expanded, placed
 from trinity.data.vision import ImageRules
 from trinity.trainer.data.batch import TrainBatch
 
@@ -48,12 +47,16 @@ def with_pictures(batch: TrainBatch, rules: ImageRules) -> TrainBatch:
         head = expanded([rules.token, 3] * len(images), images, rules)
         start = len(head) + sequence.prompt_length
         tokens = np.array([*head, *tokens], np.int32)
-        found.append(replace(sequence, token_ids=tokens, prompt_length=start, images=images))
+        found.append(replace(sequence, token_ids=tokens, prompt_length=start, images=placed(head, images, rules)))
     return replace(batch, sequences=tuple(found))
 
 
-def picture(width: int = 32, height: int = 32, mode: str = "RGB", colour: object = 0, form: str = "PNG") -> bytes:
-    """The file of an image of one colour."""
-    found = io.BytesIO()
-    Image.new(mode, (width, height), colour).save(found, form)  # type: ignore[arg-type]
-    return found.getvalue()
+def make_tokenizer(folder: Path) -> Path:
+    """The files of make_files, with the example's tokenizer."""
+    make_files(folder)
+    tokenizer = runpy.run_path(str(EXAMPLE / "make_model.py"))["make_tokenizer"]()
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["image_token_id"] = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

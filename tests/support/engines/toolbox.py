@@ -1,6 +1,7 @@
 """A toolbox for workflows without engines: a policy that is a function of text, environments that are coroutines' game.
 
-Every character is a token. A role begins with a token of its own, and `END` ends a turn, as in chat templates.
+Every character is a token. A role begins with a token of its own, and `END` ends a turn, as in chat templates. An image
+is PLACES times the token IMAGE, which SAMPLED is in a text.
 """
 
 import json
@@ -13,17 +14,18 @@ import numpy as np
 from support.data.experience import make_task
 from trinity.config.schema.buffer import FormatConfig
 from trinity.data.experience import Experience, SamplingParams, Task, VersionSpan
+from trinity.data.images import PlacedImage
 from trinity.explorer.environments.client import Answer, Score
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
 
 ROLES = ("system", "user", "assistant", "tool")
-END = 5
+END, IMAGE, PLACES, SAMPLED = 5, 6, 4, "\ue000"
 FIRST_CHARACTER = 10
 
 
 def encode(text: str) -> list[int]:
-    return [ord(character) + FIRST_CHARACTER for character in text]
+    return [IMAGE if character == SAMPLED else ord(character) + FIRST_CHARACTER for character in text]
 
 
 def split_reply(prompt: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -37,7 +39,13 @@ def decode(tokens: Sequence[int]) -> str:
 
 
 def render(messages: Sequence[dict[str, Any]]) -> list[int]:
-    return [t for m in messages for t in (1 + ROLES.index(m["role"]), *encode(str(m["content"])), END)]
+    return [t for m in messages for t in (1 + ROLES.index(m["role"]), *encode_content(m["content"]), END)]
+
+
+def encode_content(content: Any) -> list[int]:
+    if not isinstance(content, list):
+        return encode(str(content))
+    return [t for part in content for t in (encode(part["text"]) if part["type"] == "text" else [IMAGE] * PLACES)]
 
 
 def turns(tokens: Sequence[int]) -> list[tuple[str, str]]:
@@ -59,6 +67,7 @@ class Step:
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    images: tuple[bytes, ...] = ()
 
 
 class Corridor:
@@ -106,6 +115,7 @@ class Toolbox:
         self.history_problem = history_problem
         self.model_path = "model"
         self.prompts: list[list[int]] = []
+        self.shown: list[Sequence[PlacedImage]] = []
         self.episodes: list[Any] = []
         self.schemas: list[Any] = []
         self.version = 0
@@ -116,8 +126,19 @@ class Toolbox:
         self.schemas.append(tools)
         return [*render(messages), 1 + ROLES.index("assistant"), *encode(reply_prefix or "")]
 
-    def next_turn(self, messages: Any) -> list[int]:
+    def next_turn(self, messages: Any, images: Sequence[bytes] = ()) -> list[int]:
         return [END, *render(messages), 1 + ROLES.index("assistant")]
+
+    def placed(self, token_ids: Sequence[int], images: Sequence[bytes]) -> tuple[PlacedImage, ...]:
+        tokens, found = list(token_ids), []
+        for image in images:
+            found.append(PlacedImage(tokens.index(IMAGE), image))
+            tokens[found[-1].start : found[-1].start + PLACES] = [0] * PLACES
+        assert IMAGE not in tokens
+        return tuple(found)
+
+    def observed(self, text: str) -> str:
+        return text.replace(SAMPLED, "?")
 
     def tokens(self, text: str) -> list[int]:
         return encode(text)
@@ -129,9 +150,10 @@ class Toolbox:
         return decode([int(token) for token in token_ids])
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
     ) -> list[Completion]:
         self.prompts.append(list(prompt_token_ids))
+        self.shown.append(images)
         made = []
         for _ in range(sampling.n):
             tokens = [*encode(self._policy(turns(prompt_token_ids))), END]

@@ -80,7 +80,7 @@ class Explorer(Toolbox):
                 self.died.set()
             await asyncio.Event().wait()
         head, known = split_reply(prompt_token_ids)
-        (whole,) = await super().generate(head, replace(sampling, max_tokens=1000))
+        (whole,) = await super().generate(head, replace(sampling, max_tokens=1000), images)
         assert whole.token_ids[: len(known)].tolist() == known
         ids = whole.token_ids[len(known) :][: sampling.max_tokens]
         reason = "stop" if len(known) + len(ids) == len(whole.token_ids) else "length"

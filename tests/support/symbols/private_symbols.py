@@ -80,6 +80,21 @@ VLLM = (
         ),
     ),
     Border(
+        "vLLM: images among the tokens of a prompt",
+        ("trinity.explorer.engine.engine",),
+        "A prompt is rendered with other tokens in place of sampled image tokens, which are put back: the model runner "
+        "must find images by the positions of their features, not by the tokens. `limit_mm_per_prompt` costs nothing.",
+        ("tests/e2e/vision/test_trainer_and_engine_agree.py",),
+        (
+            "vllm.inputs.llm:_PromptOptions.multi_modal_data",
+            "vllm.inputs.llm:_PromptOptions.multi_modal_uuids",
+            "vllm.v1.engine.async_llm:AsyncLLM.renderer",
+            "vllm.renderers.base:BaseRenderer.render_cmpl_async(prompts)",
+            "vllm.multimodal.inputs:PlaceholderRange.offset",
+            "vllm.multimodal.inputs:PlaceholderRange.length",
+        ),
+    ),
+    Border(
         "vLLM: weights into a running model",
         ("trinity.explorer.engine.worker", "trinity.explorer.engine.replay"),
         "The order of calls in `Worker.update_weights`, and who resets the target and the flag of an update that "

@@ -143,6 +143,8 @@ class Episode:
         if (reset.state or reset.keep_states) and not self._description.snapshots:
             field = "state" if reset.state else "keep_states"
             raise InvalidInput(f"reset.{field}", f"was sent, and {self._description.name} announces no snapshots")
+        if self._description.images and not reset.images:
+            raise InvalidInput("reset.images", f"is false, and {self._description.name} shows images")
         if len(reset.state) > contract.MAX_STATE_BYTES:
             raise InvalidInput("reset.state", f"has {len(reset.state)} bytes, at most {contract.MAX_STATE_BYTES}")
         self._turn = reset.turn
@@ -175,7 +177,7 @@ class Episode:
             code, text = status_of(error)
             raise Failed(code, f"{name}: {text}") from None
         # Answers of attached providers were validated completely when they arrived.
-        problem = contract.answer_problem(answer, self._turn, own=True)
+        problem = contract.answer_problem(answer, self._turn, images=self._description.images, own=True)
         if problem:
             self._done = True
             raise ContractViolation(f"{name}: {problem}")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from trinity.api.environment.v1 import environment_pb2 as pb
@@ -10,6 +11,11 @@ PROTOCOL_VERSION = 2
 MAX_TEXT_BYTES = 1024 * 1024
 MAX_STATE_BYTES = 1024 * 1024
 MAX_METRICS = 100
+# Of the images of one answer together.
+MAX_IMAGES = 16
+MAX_IMAGES_BYTES = 4 * 1024 * 1024
+MAX_IMAGES_PIXELS = 4096 * 4096
+MAX_EPISODE_IMAGES_BYTES = 32 * 1024 * 1024
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # What workflows read of `info`: see EpisodeResponse.info_json.
 _INFO_KEYS: dict[str, tuple[type, str]] = {
@@ -23,8 +29,11 @@ _INFO_KEYS: dict[str, tuple[type, str]] = {
 }
 
 
-def answer_problem(answer: pb.EpisodeResponse, turn: int, *, own: bool = False) -> str:
-    """What an observation does against the contract, as a sentence; empty if it is sound. `own`: made here."""
+def answer_problem(answer: pb.EpisodeResponse, turn: int, *, images: bool, own: bool = False) -> str:
+    """What an observation does against the contract, as a sentence; empty if it is sound.
+
+    `images`: they are announced; they are not decoded here. `own`: made here.
+    """
     if answer.turn != turn:
         return f"it answers turn {answer.turn} instead of {turn}"
     if not math.isfinite(answer.reward):
@@ -39,7 +48,29 @@ def answer_problem(answer: pb.EpisodeResponse, turn: int, *, own: bool = False) 
     for name, value in answer.metrics.items():
         if not math.isfinite(value):
             return f"its metric {name} is {value}; metrics are finite"
+    if problem := _images_problem(answer.images, images):
+        return problem
     return "" if own or not answer.info_json else _object_problem(answer.info_json)
+
+
+def _images_problem(images: Sequence[bytes], announced: bool) -> str:
+    if images and not announced:
+        return f"it has {len(images)} images, and its description announces none (images)"
+    if len(images) > MAX_IMAGES:
+        return f"it has {len(images)} images, at most {MAX_IMAGES}"
+    if (size := sum(map(len, images))) > MAX_IMAGES_BYTES:
+        return f"its images have {size} bytes together, at most {MAX_IMAGES_BYTES}"
+    for index, image in enumerate(images):
+        if not is_image(image):
+            return f"its images[{index}] is no PNG, JPEG or WebP file ({len(image)} bytes)"
+    return ""
+
+
+def is_image(file: bytes) -> bool:
+    """Whether it begins as a PNG, a JPEG or a WebP does."""
+    if file[:4] == b"RIFF":
+        return file[8:12] == b"WEBP"
+    return file.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"))
 
 
 def info_problem(info: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ time. `isolation` says where they run:
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -20,13 +21,18 @@ Isolation = Literal["none", "thread", "process"]
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy sees, and the reward of its last action. `metrics` measure the episode so far."""
+    """What the policy sees, and the reward of its last action. `metrics` measure the episode so far.
+
+    `images`: files, each a PNG, JPEG or WebP, at the text's `<image>` where it has as many of these, else before it. At
+    most 16 with 4 MiB and 16,777,216 pixels together, 32 MiB in an episode; the description says `images`.
+    """
 
     text: str
     reward: float = 0.0
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    images: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Description:
 
     `deterministic`: the same row, arguments, seed and actions give the same episode, and a step changes nothing
     outside it. Then an episode that is interrupted continues at its last turn. `snapshots`: so it does, because the
-    class has `snapshot` and `restore`.
+    class has `snapshot` and `restore`. `images`: observations may have images; models that read none do not play it.
     """
 
     name: str
@@ -45,6 +51,7 @@ class Description:
     reset_timeout_seconds: float = 30.0
     deterministic: bool = False
     snapshots: bool = False
+    images: bool = False
 
 
 class _Declared:

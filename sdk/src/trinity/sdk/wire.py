@@ -21,6 +21,7 @@ def described(description: Description) -> pb.EnvironmentDescription:
         reset_timeout_seconds=description.reset_timeout_seconds,
         deterministic=description.deterministic,
         snapshots=description.snapshots,
+        images=description.images,
     )
 
 
@@ -33,6 +34,7 @@ def description_of(message: pb.EnvironmentDescription) -> Description:
         message.reset_timeout_seconds or message.step_timeout_seconds,
         message.deterministic,
         message.snapshots,
+        message.images,
     )
 
 
@@ -88,6 +90,7 @@ def answer(observation: Any, turn: int, state: bytes = b"") -> pb.EpisodeRespons
             metrics=observation.metrics,
             turn=turn,
             state=state,
+            images=observation.images,
         )
     except (TypeError, ValueError) as error:
         raise Broken(f"its observation cannot be sent: {error}") from None

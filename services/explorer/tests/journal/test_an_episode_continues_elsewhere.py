@@ -84,7 +84,7 @@ async def test_a_reply_with_stop_texts_is_kept_whole(broker: Broker) -> None:
 
 async def test_weights_that_go_back_within_a_reply_begin_the_episode_again(broker: Broker) -> None:
     class GoesBack(Explorer):
-        async def generate(self, prompt_token_ids: Any, sampling: SamplingParams) -> list[Completion]:
+        async def generate(self, prompt_token_ids: Any, sampling: SamplingParams, images: Any = ()) -> list[Completion]:
             self.version = 0 if self.asked == 1 else 1
             return await super().generate(prompt_token_ids, sampling)
 

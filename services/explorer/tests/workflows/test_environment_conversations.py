@@ -101,7 +101,7 @@ async def test_an_environment_says_how_the_next_reply_is_sampled() -> None:
     tools = Toolbox(right, {"corridor": Choosy})
     asked, generate = [], tools.generate
 
-    async def watched(prompt: Any, sampling: Any) -> Any:
+    async def watched(prompt: Any, sampling: Any, images: Any = ()) -> Any:
         asked.append((sampling.temperature, sampling.max_tokens, sampling.stop))
         return await generate(prompt, sampling)
 

@@ -300,7 +300,7 @@ def test_a_template_without_system_messages_in_between_gets_the_guidance_in_the_
     import asyncio
 
     class Strict(Toolbox):
-        def next_turn(self, messages: Any) -> list[int]:
+        def next_turn(self, messages: Any, images: Any = ()) -> list[int]:
             if any(m["role"] == "system" for m in messages):
                 raise InvalidInput("messages", "system must be first")
             return super().next_turn(messages)

@@ -1,4 +1,4 @@
-"""simple_mm_workflow: the images of a task at their places in the prompt, and experiences that name them."""
+"""simple_mm_workflow: the images of a task at their places in the prompt, and experiences that have them."""
 
 import json
 from collections.abc import Sequence
@@ -11,11 +11,10 @@ import pytest
 from support.data.vision import make_model, picture
 from support.engines.toolbox import Toolbox, make_episode_task
 from trinity.config.schema.model import ModelConfig
-from trinity.data import images
-from trinity.data.experience import Limits, SamplingParams, Task
+from trinity.data.experience import Limits, Task
+from trinity.data.images import PlacedImage
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.environments.client import Score
-from trinity.explorer.types import Completion
 from trinity.explorer.workflows import WORKFLOWS
 from trinity.runtime.errors import InvalidInput
 
@@ -30,16 +29,12 @@ class SeeingTools(Toolbox):
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         super().__init__(lambda _: "3", scored=lambda *_: Score(1.0, {}))
         self.tokenizer = tokenizer
-        self.shown: list[Sequence[bytes]] = []
 
     def prompt(self, *args: Any, **options: Any) -> list[int]:
         return self.tokenizer.prompt(*args, **options)
 
-    async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
-    ) -> list[Completion]:
-        self.shown.append(images)
-        return await super().generate(prompt_token_ids, sampling)
+    def placed(self, token_ids: Sequence[int], images: Sequence[bytes]) -> tuple[PlacedImage, ...]:
+        return self.tokenizer.placed(token_ids, images)
 
 
 @pytest.fixture(scope="module")
@@ -52,38 +47,35 @@ def task(question: str | list[dict[str, str]], *shown: bytes, column: Any = None
     return replace(made, images=shown, format_json=json.dumps({**made.format, "image_key": "image"}))
 
 
-async def test_experiences_name_the_images_that_the_prompt_shows(tokenizer: ChatTokenizer) -> None:
+async def test_experiences_have_the_images_that_the_prompt_shows(tokenizer: ChatTokenizer) -> None:
     tools = SeeingTools(tokenizer)
     asked = task("a <image> b <image>", SMALL, WIDE)
     made = await WORKFLOWS["simple_mm_workflow"](asked, tools).run()
     rules = tokenizer._image_rules
     assert rules is not None
-    assert [e.images for e in made] == [(images.digest(SMALL), images.digest(WIDE))] * 2
-    assert tools.shown == [(SMALL, WIDE)]
-    prompt = made[0].token_ids[: made[0].prompt_length].tolist()
-    (first, _), (second, _) = images.runs(prompt, rules.token)
+    (shown,) = tools.shown
+    assert [image.file for image in shown] == [SMALL, WIDE]
+    assert [e.images for e in made] == [shown] * 2
+    first, second = (image.start for image in shown)
     assert (second - first) == 16 + len(" b ") + 2, "an image of 16 tokens, the text, and the marks around images"
     for experience in made:
-        experience.check("e", Limits(images=rules), {images.digest(image): image for image in (SMALL, WIDE)})
+        experience.check("e", Limits(images=rules))
 
 
 async def test_images_stand_in_the_message_that_has_their_marker(tokenizer: ChatTokenizer) -> None:
-    rules = tokenizer._image_rules
-    assert rules is not None
-
-    async def prompt(*turns: str, shown: Sequence[bytes] = (SMALL, WIDE)) -> list[int]:
+    async def places(*turns: str, shown: Sequence[bytes] = (SMALL, WIDE)) -> list[int]:
         roles = ("user", "assistant", "user")
         asked = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
         (first, *_) = await WORKFLOWS["simple_mm_workflow"](task(asked, *shown), SeeingTools(tokenizer)).run()
-        return first.token_ids[: first.prompt_length].tolist()
+        return [image.start for image in first.images]
 
-    (at, _), (later, _) = images.runs(await prompt("<image> a", "b", "and <image>"), rules.token)
+    at, later = await places("<image> a", "b", "and <image>")
     # Each turn has a mark before and behind it, and so has each image.
     assert (at, later - at - 16) == (2, 1 + len(" a") + 1 + len("?b?") + 1 + len("and ") + 1)
-    (at, _), (later, _) = images.runs(await prompt("a", "b", "c"), rules.token)
+    at, later = await places("a", "b", "c")
     assert (at, later - at - 16) == (len("?a??b??") + 1, 2), "both before the last text"
     with pytest.raises(InvalidInput, match="are 1, and the prompt has 2 times <image>"):
-        await prompt("<image>", "b", "<image>", shown=(SMALL,))
+        await places("<image>", "b", "<image>", shown=(SMALL,))
 
 
 @pytest.mark.parametrize(
@@ -115,5 +107,5 @@ async def test_a_prompt_that_is_too_long_is_not_cut_within_an_image(tokenizer: C
 
 def test_a_model_that_reads_text_alone_gets_no_images(quickstart_model: Path) -> None:
     plain = ChatTokenizer(ModelConfig(model_path=str(quickstart_model)))
-    with pytest.raises(InvalidInput, match=r"are 1, and the model .* reads no images"):
+    with pytest.raises(InvalidInput, match=r"are 1, and the model .* reads none"):
         plain.prompt([{"role": "user", "content": "?"}], images=[SMALL])

@@ -167,7 +167,7 @@ async def test_an_environment_may_offer_the_tools() -> None:
 
 async def test_a_template_without_tool_messages_gets_the_results_in_the_users() -> None:
     class Strict(Toolbox):
-        def next_turn(self, messages: Any) -> list[int]:
+        def next_turn(self, messages: Any, images: Any = ()) -> list[int]:
             if any(m["role"] == "tool" for m in messages):
                 raise InvalidInput("messages", "no tools here")
             return super().next_turn(messages)

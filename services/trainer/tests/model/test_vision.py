@@ -64,7 +64,8 @@ def sequences(reader: ImageReader) -> list[TrainSequence]:
         response = RESPONSE if count else [5, reader.rules.token, 7, 9, 3]
         tokens = np.array([*prompt, *response], np.int32)
         mask = np.ones(len(response), bool)
-        made.append(TrainSequence(tokens, len(prompt), nothing, mask, 0, images=tuple(shown)))
+        placed = images.placed(prompt, shown, reader.rules)
+        made.append(TrainSequence(tokens, len(prompt), nothing, mask, 0, images=placed))
     return made
 
 
@@ -75,7 +76,7 @@ def inputs(folder: Path, reader: ImageReader) -> Iterator[tuple[TrainSequence, d
         ids = torch.from_numpy(sequence.token_ids.astype(np.int64))[None]
         seen = {"input_ids": ids}
         if sequence.images:
-            seen |= processor(images=[images.rgb(image) for image in sequence.images], return_tensors="pt")
+            seen |= processor(images=[images.rgb(image.file) for image in sequence.images], return_tensors="pt")
             seen["mm_token_type_ids"] = (ids == reader.rules.token).int()
         yield sequence, seen
 
@@ -226,10 +227,12 @@ def test_a_critic_that_reads_no_images_is_refused(folder: Path, tmp_path: Path) 
             load_critic(config, torch.float32)
 
 
-def test_sequences_have_the_images_that_their_experiences_name() -> None:
-    group = make_group(make_task(images=tuple(PICTURES), repeat_times=2))
-    first = replace(group.experiences[0], images=(images.digest(PICTURES[2]), images.digest(PICTURES[0])))
+def test_sequences_have_the_images_of_their_experiences() -> None:
+    """Of the task or of the group."""
+    group = make_group(make_task(images=tuple(PICTURES[:2]), repeat_times=2))
+    shown = images.PlacedImage(1, PICTURES[2]), images.PlacedImage(40, PICTURES[0])
+    first = replace(group.experiences[0], images=shown)
     group = replace(group, experiences=(first, group.experiences[1]))
     entry = buffer_pb2.LedgerEntry(step=1, groups=[buffer_pb2.LedgerGroup(task_id="t", num_experiences=2)])
     batch = from_groups(entry, [encode_outcome(group)], resolve(AlgorithmConfig()))
-    assert [sequence.images for sequence in batch.sequences] == [(PICTURES[2], PICTURES[0]), ()]
+    assert [sequence.images for sequence in batch.sequences] == [shown, ()]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from support.trainer.training import BASE, fixed_batch
 from trinity.config import make_plan
 from trinity.config.schema import Config
-from trinity.data.images import check_placeholders
+from trinity.data.images import PlacedImage, placed
 from trinity.data.vision import ImageRules
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput, TrinityError
@@ -159,7 +159,7 @@ def test_a_model_that_reads_images_has_a_probe_with_a_picture() -> None:
     rules = ImageRules(token=5, patch=14, merge=2, least_pixels=3136, most_pixels=12_845_056)
     tokens, picture = canary.picture_probe(50, rules)
     assert (tokens, picture) == canary.picture_probe(50, rules)
-    check_placeholders("probe", tokens, [picture], rules)
+    assert placed(tokens, [picture], rules) == (PlacedImage(1, picture),)
     assert all(0 <= token < 50 for token in tokens)
     made = canary.make_canary((tokens, (1, 2)), [[-1.0] * (len(tokens) - 1), [-2.0]], (1e-3, 1e-2), 1, [(picture,)])
     version = Manifest("run", 1, 1, (), (), (), 0.0, canary=made)

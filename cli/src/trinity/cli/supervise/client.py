@@ -209,29 +209,33 @@ async def publish_joined(
 
 async def try_provider(
     address: str, name: str, row: dict[str, Any], args: dict[str, Any], identity: Identity | None
-) -> Exception | None:
-    """Begin an episode of a dataset's row, or have an empty reply to it scored: what went wrong, or None."""
+) -> tuple[Exception | None, bool]:
+    """Begin an episode of a dataset's row, or have an empty reply to it scored: what went wrong, or None; and whether
+    it announces images."""
+    shows = False
     async with rpc.channel(address, identity=identity) as channel:
         stub = environment_pb2_grpc.EnvironmentServiceStub(channel)
         task, given = json.dumps(row), json.dumps(args)
         try:
             offer = await stub.Describe(environment_pb2.DescribeRequest(), timeout=_DESCRIBE_SECONDS)
             if described := next((one for one in offer.environments if one.name == name), None):
+                shows = described.images
                 async with Stream(stub, described) as stream:
-                    await stream.reset(environment_pb2.Reset(environment=name, task_json=task, args_json=given))
-                return None
+                    reset = environment_pb2.Reset(environment=name, task_json=task, args_json=given, images=shows)
+                    await stream.reset(reset)
+                return None, shows
             if name not in offer.scorers:
                 known = ", ".join(sorted([*(one.name for one in offer.environments), *offer.scorers])) or "nothing"
-                return NotFound(f"it offers {known}")
+                return NotFound(f"it offers {known}"), shows
             items = [environment_pb2.ScoreItem(task_json=task)]
             request = environment_pb2.ScoreRequest(scorer=name, items=items, args_json=given)
             answer = await stub.Score(request, timeout=_SCORE_SECONDS)
             problem = score_problem(request, answer) or answer.scores[0].error
-            return TrinityError(problem) if problem else None
+            return (TrinityError(problem) if problem else None), shows
         except (Refused, Broken) as error:
-            return _error_of(name, error.code, error.details) if isinstance(error, Refused) else error
+            return (_error_of(name, error.code, error.details) if isinstance(error, Refused) else error), shows
         except grpc.aio.AioRpcError as error:
-            return _error_of(name, error.code(), str(error.details()))
+            return _error_of(name, error.code(), str(error.details())), shows
 
 
 def _error_of(name: str, code: grpc.StatusCode, details: str) -> Exception:

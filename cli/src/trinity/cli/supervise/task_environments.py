@@ -2,6 +2,7 @@
 
 import asyncio
 import difflib
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,11 @@ from trinity.cli.supervise.job import read_records
 from trinity.cli.supervise.task_rows import names_for
 from trinity.config import Plan, Problem
 from trinity.config.checks.sections import tasksets
+from trinity.config.checks.vision import archives
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, scored_by
 from trinity.data.datasets import Row
+from trinity.data.vision import sees
 from trinity.environments import ENVIRONMENTS
 from trinity.environments.catalogue import missing
 from trinity.environments.scorers import find_scorer
@@ -107,6 +110,8 @@ def _environment(
         what = f"{name!r} is neither built in nor installed{_near(name, [*here, *provided])}"
         yield f"{there}: {what}; a provider may still attach it (explorer.environments names it then)"
         return
+    if here[name].description.images:
+        yield from _showing(plan, key, name)
     seconds = min(_MOST_SECONDS, here[name].description.reset_timeout_seconds or _MOST_SECONDS)
     try:
         error = _within(seconds, lambda: _begin(here[name], row, args))
@@ -114,6 +119,19 @@ def _environment(
         yield f"{there}: no episode of {name!r} began within {seconds:g} s"
         return
     yield from _said(key, f"workflow_args.{place}", there, name, f"no episode of {name!r} could begin", error)
+
+
+def _showing(plan: Plan, key: str, name: str) -> Iterator[Problem]:
+    """Where the images that an environment shows cannot be read."""
+    path, place = plan.config.model.model_path, f"{key}.workflow_args.environment"
+    taskset = next(one for where, one in tasksets(plan.config) if key == f"buffer.explorer_input.{where}")
+    workflow, _ = names_for(plan, key, taskset)
+    if workflow == "tool_call_workflow" or (workflow in R3L_WORKFLOWS and ".eval_tasksets" not in key):
+        yield Problem(place, f"is {name!r}, which shows images; {workflow} reads text alone")
+    if os.path.isfile(Path(path).expanduser() / "config.json") and not sees(path):
+        yield Problem(place, f"is {name!r}, which shows images, and the model {path!r} reads none")
+    for archive in archives(plan.config):
+        yield Problem(archive, f"is given, and {name!r} shows images; archives hold none yet. Remove it")
 
 
 def _begin(kind: Any, row: Row, args: dict[str, Any]) -> None:
@@ -182,7 +200,9 @@ def _provided(
                 yield f"{there}: {name} attaches to a live run; {key}.{place} is tried out by a check while it is there"
                 continue
             identity = Identity(Role.EXPLORER, job / "identity")
-        error = asyncio.run(try_provider(address, name, row, args, identity))
+        error, shows = asyncio.run(try_provider(address, name, row, args, identity))
+        if shows:
+            yield from _showing(plan, key, name)
         if isinstance(error, NotFound) and one.address != "attached":
             yield Problem(f"{there}.name", f"is {name!r}, which the provider at {address} does not offer: {error}")
             continue

@@ -5,14 +5,14 @@ AttemptFailure with `final`), or cut by a step that did not wait for it. Dimensi
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol
 
 import numpy as np
 
-from trinity.data.images import check_placeholders, digest
+from trinity.data.images import MOST_IMAGES, PlacedImage, check_placeholders
 from trinity.data.json_objects import json_object
 from trinity.data.outcome_checks import LONGEST_NAME, check_header, check_rollouts
 from trinity.data.vision import ImageRules
@@ -151,8 +151,8 @@ class Experience:
     """One trajectory (or one step of it) as it was sampled.
 
     token_ids int32 [P + R], logprobs float32 [R], action_mask bool [R]; reward in the environment's own unit.
-    teacher_logprobs float32 [R], of the same tokens; None without a teacher. images: sha256 of each image of the
-    prompt, in order.
+    teacher_logprobs float32 [R], of the same tokens; None without a teacher. images: those among its tokens, in order;
+    the policy sampled none of their placeholders.
     """
 
     rollout: int
@@ -169,7 +169,7 @@ class Experience:
     prompt_text: str = ""
     response_text: str = ""
     teacher_logprobs: np.ndarray | None = None
-    images: tuple[bytes, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def response_length(self) -> int:
@@ -181,11 +181,8 @@ class Experience:
         moves = json_object(self.info_json, "info_json").get("moved")
         return {"moved": moves} if moves else {}
 
-    def check(self, name: str, limits: Limits = UNLIMITED, images: Mapping[bytes, bytes] | None = None) -> None:
-        """Raise InvalidInput naming the first field of this experience that cannot be right (invariants I5, I8).
-
-        images: the task's, by digest.
-        """
+    def check(self, name: str, limits: Limits = UNLIMITED) -> None:
+        """Raise InvalidInput naming the first field of this experience that cannot be right (invariants I5, I8)."""
         length = self.response_length
         for part, number in (("rollout", self.rollout), ("step", self.step)):
             if number < 0:
@@ -221,16 +218,18 @@ class Experience:
             if not isinstance(value, int | float | None) or not is_number(value or 0.0):
                 raise InvalidInput(f"{name}.info_json", f"has {value!r:.100} for {key!r}, must be a finite number")
         self._check_spans(name, length)
-        self._check_images(name, limits, images or {})
+        if self.images:
+            self._check_images(name, limits)
 
-    def _check_images(self, name: str, limits: Limits, images: Mapping[bytes, bytes]) -> None:
-        for index, key in enumerate(self.images):
-            if key not in images:
-                raise InvalidInput(f"{name}.images[{index}]", f"is {key[:32].hex()!r}, which is no image of the task")
-        if limits.images is not None:
-            found = [images[key] for key in self.images]
-            prompt = self.token_ids[: self.prompt_length].tolist()
-            check_placeholders(f"{name}.token_ids", prompt, found, limits.images)
+    def _check_images(self, name: str, limits: Limits) -> None:
+        if len(self.images) > MOST_IMAGES:
+            raise InvalidInput(f"{name}.images", f"are {len(self.images)}, at most {MOST_IMAGES}")
+        if limits.images is None:
+            return
+        # A token that was trained is none of an image's.
+        shown = np.concatenate([np.ones(self.prompt_length, bool), ~self.action_mask])
+        tokens = np.where(shown, self.token_ids, -1).tolist()
+        check_placeholders(f"{name}.token_ids", tokens, self.images, limits.images)
 
     def _check_logprobs(self, name: str, part: str, length: int) -> None:
         values: np.ndarray | None = getattr(self, part)
@@ -298,9 +297,8 @@ class Group:
             raise InvalidInput("group.experiences", "is empty")
         check_header(self)
         check_rollouts(self.task.repeat_times, self.experiences)
-        images = {digest(image): image for image in self.task.images}
         for index, experience in enumerate(self.experiences):
-            experience.check(f"group.experiences[{index}]", limits, images)
+            experience.check(f"group.experiences[{index}]", limits)
 
     def as_kept(self, kept: Iterable[KeptExperience]) -> "Group":
         """The group as the ledger has it: what is kept, with its reward; no token of a masked one is trained.

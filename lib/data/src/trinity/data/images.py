@@ -1,15 +1,19 @@
-"""Images of tasks: found in a row's column, checked, decoded to RGB.
+"""Images of tasks and of environments: found in a row's column, checked, decoded to RGB, placed among tokens.
 
 They travel as the files they were, known by their digest. Explorer and trainer decode them with `rgb`, so both give
 their processor the same pixels.
+
+A policy may sample the token that stands for a piece of an image. Only the place of an image tells its placeholders
+from such tokens.
 """
 
 import base64
 import binascii
 import hashlib
 import io
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from trinity.runtime.errors import InvalidInput
 MARKER = "<image>"  # where an image stands in a prompt; without markers images come before the text
 LARGEST_BYTES = 6 * 1024 * 1024  # of one task's images: a task is one message of NATS
 LARGEST_PIXELS = 64_000_000
+MOST_IMAGES = 128  # of one sequence of tokens
 _IMAGE_PARTS = ("image_url", "image")  # types of parts of a message
 # Others hold more than 8 bits a channel, or colours that are not red, green and blue.
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
@@ -29,6 +34,21 @@ _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 def digest(image: bytes) -> bytes:
     """sha256 of an image's file, 32 bytes."""
     return hashlib.sha256(image).digest()
+
+
+@dataclass(frozen=True)
+class PlacedImage:
+    """An image among tokens: its file, and the position of the first of its placeholders."""
+
+    start: int
+    file: bytes
+
+    @cached_property
+    def digest(self) -> bytes:
+        return digest(self.file)
+
+    def moved(self, by: int) -> "PlacedImage":
+        return replace(self, start=self.start + by)
 
 
 @lru_cache(maxsize=4096)
@@ -216,6 +236,21 @@ def parts(prompt: str, count: int) -> list[dict[str, str]]:
     return found
 
 
+def observed(text: str, count: int) -> list[dict[str, str]]:
+    """As `parts`, for a text of an environment, which may repeat markers that a policy wrote: where there are other
+    markers than images, these come first and no marker counts."""
+    if text.count(MARKER) == count:
+        return parts(text, count)
+    return [*({"type": "image"} for _ in range(count)), {"type": "text", "text": text}]
+
+
+def plain(content: Any) -> str:
+    """A message's content for people: a text, or parts with MARKER for an image."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] if part["type"] == "text" else MARKER for part in content)
+
+
 def expanded(prompt: Sequence[int], images: Sequence[bytes], rules: ImageRules) -> list[int]:
     """The prompt with as many placeholder tokens as each image takes, in place of its one.
 
@@ -230,28 +265,42 @@ def expanded(prompt: Sequence[int], images: Sequence[bytes], rules: ImageRules) 
     return [token for run in counts for token in run]
 
 
-def collapsed(prompt: Sequence[int], token: int) -> list[int]:
-    """Inverse of `expanded`: one placeholder for each run of them."""
-    return [one for index, one in enumerate(prompt) if one != token or index == 0 or prompt[index - 1] != token]
+def collapsed(tokens: Sequence[int], images: Iterable[PlacedImage], rules: ImageRules) -> list[int]:
+    """As a processor takes them: one placeholder for each image, and another token for each that is none of theirs."""
+    other = int(rules.token == 0)
+    found: list[int] = []
+    at = 0
+    for image in images:
+        found += [other if token == rules.token else token for token in tokens[at : image.start]] + [rules.token]
+        at = image.start + rules.tokens(*size(image.file))
+    return found + [other if token == rules.token else token for token in tokens[at:]]
 
 
-def runs(prompt: Sequence[int], token: int) -> list[tuple[int, int]]:
-    """(first position, length) of each run of placeholders."""
-    found: list[tuple[int, int]] = []
-    for index, one in enumerate(prompt):
-        if one != token:
-            continue
-        if found and sum(found[-1]) == index:
-            found[-1] = found[-1][0], found[-1][1] + 1
-        else:
-            found.append((index, 1))
-    return found
+def placed(tokens: Sequence[int], images: Sequence[bytes], rules: ImageRules) -> tuple[PlacedImage, ...]:
+    """The places of images among tokens that no policy sampled, as `expanded` gives them: all placeholders are theirs.
+
+    Raises InvalidInput if they are not.
+    """
+    found, at = [], 0
+    for image in images:
+        at = next((index for index in range(at, len(tokens)) if tokens[index] == rules.token), len(tokens))
+        found.append(PlacedImage(at, image))
+        at += rules.tokens(*size(image))
+    check_placeholders("tokens", tokens, found, rules)
+    if rules.token in tokens[at:]:
+        raise InvalidInput("tokens", f"have more image placeholders than their {len(images)} images take")
+    return tuple(found)
 
 
-def check_placeholders(name: str, prompt: Sequence[int], images: Sequence[bytes], rules: ImageRules) -> None:
-    """InvalidInput unless the prompt has a run of placeholders for each image, in order, of the length it takes."""
-    found = [length for _, length in runs(prompt, rules.token)]
-    expected = [rules.tokens(*size(image)) for image in images]
-    if found != expected:
-        what = f"has runs of {found} image placeholders; its images take {expected} tokens"
-        raise InvalidInput(name, what)
+def check_placeholders(name: str, tokens: Sequence[int], images: Iterable[PlacedImage], rules: ImageRules) -> None:
+    """InvalidInput unless each image has as many placeholders as it takes at its place, after those of the one before.
+
+    Other tokens with the placeholder's id are the policy's, or a text's.
+    """
+    at = 0
+    for image in images:
+        end = image.start + rules.tokens(*size(image.file))
+        if image.start < at or end > len(tokens) or any(token != rules.token for token in tokens[image.start : end]):
+            what = f"has no {end - image.start} image placeholders at {image.start}, as its image there takes"
+            raise InvalidInput(name, what)
+        at = end

@@ -4,7 +4,7 @@ Arrays travel as dtype + shape + bytes (invariant I9).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from trinity.data.experience import (
     TaskKind,
     Truncation,
 )
+from trinity.data.images import PlacedImage, digest
 from trinity.data.outcome_checks import LATEST_SECONDS
 from trinity.runtime.errors import FailureCause, InvalidInput
 from trinity.runtime.messages import from_message, to_message
@@ -136,11 +137,17 @@ def _fill_experience(message: experience_pb2.Experience, experience: Experience)
     message.prompt_text, message.response_text = experience.prompt_text, experience.response_text
     if experience.teacher_logprobs is not None:
         fill_tensor(message.teacher_logprobs, experience.teacher_logprobs)
-    message.images.extend(experience.images)
+    for image in experience.images:
+        message.images.add(digest=image.digest, start=image.start)
 
 
-def experience_from_proto(message: experience_pb2.Experience, name: str = "experience") -> Experience:
-    """Decode without judging the content: see Experience.check. Raises InvalidInput for a malformed array or enum."""
+def experience_from_proto(
+    message: experience_pb2.Experience, name: str = "experience", files: Mapping[bytes, bytes] | None = None
+) -> Experience:
+    """Decode without judging the content: see Experience.check. `files`: of images, by digest.
+
+    Raises InvalidInput for a malformed array or enum, and for an image that is not there.
+    """
     if message.truncation not in TRUNCATIONS:
         raise InvalidInput(f"{name}.truncation", f"is {message.truncation}, must be one of {sorted(TRUNCATIONS)}")
     teacher = message.teacher_logprobs if message.HasField("teacher_logprobs") else None
@@ -153,7 +160,16 @@ def experience_from_proto(message: experience_pb2.Experience, name: str = "exper
         truncation=Truncation(message.truncation or 1),
         metrics=dict(message.metrics),
         teacher_logprobs=None if teacher is None else from_tensor(teacher, f"{name}.teacher_logprobs", "float32"),
+        images=_placed(message, name, files or {}),
     )
+
+
+def _placed(message: experience_pb2.Experience, name: str, files: Mapping[bytes, bytes]) -> tuple[PlacedImage, ...]:
+    for index, image in enumerate(message.images):
+        if image.digest not in files:
+            what = f"is {image.digest[:32].hex()!r}, which is no image of the task or the group"
+            raise InvalidInput(f"{name}.images[{index}].digest", what)
+    return tuple(PlacedImage(image.start, files[image.digest]) for image in message.images)
 
 
 def fill_group(message: experience_pb2.Group, group: Group) -> None:
@@ -161,13 +177,23 @@ def fill_group(message: experience_pb2.Group, group: Group) -> None:
     message.attempt, message.explorer_id = group.attempt, group.explorer_id
     for experience in group.experiences:
         _fill_experience(message.experiences.add(), experience)
+    of_task = set(group.task.images)
+    shown = dict.fromkeys(image.file for experience in group.experiences for image in experience.images)
+    message.images.extend(file for file in shown if file not in of_task)
     message.started_at_seconds, message.finished_at_seconds = group.started_at_seconds, group.finished_at_seconds
 
 
 def group_from_proto(message: experience_pb2.Group) -> Group:
-    """Raises InvalidInput if the task or an array is malformed; the content is judged by Group.check."""
+    """Raises InvalidInput if the task or an array is malformed, or an image is missing or in no experience; the content
+    is judged by Group.check."""
+    files = {digest(file): file for file in (*message.task.images, *message.images)}
+    used = {image.digest for item in message.experiences for image in item.images}
+    for index, file in enumerate(message.images):
+        if digest(file) not in used:
+            raise InvalidInput(f"group.images[{index}]", "is in no experience")
     experiences = (
-        experience_from_proto(item, f"group.experiences[{index}]") for index, item in enumerate(message.experiences)
+        experience_from_proto(item, f"group.experiences[{index}]", files)
+        for index, item in enumerate(message.experiences)
     )
     return from_message(Group, message, task=task_from_proto(message.task), experiences=tuple(experiences))
 

@@ -68,24 +68,34 @@ class Experience(_message.Message):
     prompt_text: str
     response_text: str
     teacher_logprobs: _tensor_pb2.Tensor
-    images: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, rollout: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompt_length: _Optional[int] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., action_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reward: _Optional[float] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., info_json: _Optional[str] = ..., prompt_text: _Optional[str] = ..., response_text: _Optional[str] = ..., teacher_logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., images: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[PlacedImage]
+    def __init__(self, rollout: _Optional[int] = ..., step: _Optional[int] = ..., token_ids: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., prompt_length: _Optional[int] = ..., logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., action_mask: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., reward: _Optional[float] = ..., version_spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., truncation: _Optional[_Union[Truncation, str]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., info_json: _Optional[str] = ..., prompt_text: _Optional[str] = ..., response_text: _Optional[str] = ..., teacher_logprobs: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., images: _Optional[_Iterable[_Union[PlacedImage, _Mapping]]] = ...) -> None: ...
+
+class PlacedImage(_message.Message):
+    __slots__ = ("digest", "start")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    start: int
+    def __init__(self, digest: _Optional[bytes] = ..., start: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("task", "attempt", "explorer_id", "experiences", "started_at_seconds", "finished_at_seconds")
+    __slots__ = ("task", "attempt", "explorer_id", "experiences", "started_at_seconds", "finished_at_seconds", "images")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     EXPLORER_ID_FIELD_NUMBER: _ClassVar[int]
     EXPERIENCES_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_AT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     task: _task_pb2.Task
     attempt: int
     explorer_id: str
     experiences: _containers.RepeatedCompositeFieldContainer[Experience]
     started_at_seconds: float
     finished_at_seconds: float
-    def __init__(self, task: _Optional[_Union[_task_pb2.Task, _Mapping]] = ..., attempt: _Optional[int] = ..., explorer_id: _Optional[str] = ..., experiences: _Optional[_Iterable[_Union[Experience, _Mapping]]] = ..., started_at_seconds: _Optional[float] = ..., finished_at_seconds: _Optional[float] = ...) -> None: ...
+    images: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, task: _Optional[_Union[_task_pb2.Task, _Mapping]] = ..., attempt: _Optional[int] = ..., explorer_id: _Optional[str] = ..., experiences: _Optional[_Iterable[_Union[Experience, _Mapping]]] = ..., started_at_seconds: _Optional[float] = ..., finished_at_seconds: _Optional[float] = ..., images: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class AttemptFailure(_message.Message):
     __slots__ = ("task", "attempt", "explorer_id", "cause", "error", "final", "failed_at_seconds")

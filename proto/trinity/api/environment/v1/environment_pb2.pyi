@@ -52,7 +52,7 @@ class AttachedProvider(_message.Message):
     def __init__(self, provider: _Optional[str] = ..., health: _Optional[_Union[ProviderHealth, str]] = ..., since_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., environments: _Optional[_Iterable[str]] = ..., scorers: _Optional[_Iterable[str]] = ..., open: _Optional[int] = ...) -> None: ...
 
 class EnvironmentDescription(_message.Message):
-    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds", "reset_timeout_seconds", "deterministic", "snapshots")
+    __slots__ = ("name", "summary", "max_parallel_episodes", "step_timeout_seconds", "reset_timeout_seconds", "deterministic", "snapshots", "images")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     MAX_PARALLEL_EPISODES_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class EnvironmentDescription(_message.Message):
     RESET_TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     name: str
     summary: str
     max_parallel_episodes: int
@@ -67,7 +68,8 @@ class EnvironmentDescription(_message.Message):
     reset_timeout_seconds: float
     deterministic: bool
     snapshots: bool
-    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ..., reset_timeout_seconds: _Optional[float] = ..., deterministic: bool = ..., snapshots: bool = ...) -> None: ...
+    images: bool
+    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., max_parallel_episodes: _Optional[int] = ..., step_timeout_seconds: _Optional[float] = ..., reset_timeout_seconds: _Optional[float] = ..., deterministic: bool = ..., snapshots: bool = ..., images: bool = ...) -> None: ...
 
 class EpisodeRequest(_message.Message):
     __slots__ = ("reset", "action")
@@ -78,7 +80,7 @@ class EpisodeRequest(_message.Message):
     def __init__(self, reset: _Optional[_Union[Reset, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ...) -> None: ...
 
 class Reset(_message.Message):
-    __slots__ = ("environment", "task_json", "args_json", "seed", "keep_states", "state", "turn")
+    __slots__ = ("environment", "task_json", "args_json", "seed", "keep_states", "state", "turn", "images")
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     TASK_JSON_FIELD_NUMBER: _ClassVar[int]
     ARGS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +88,7 @@ class Reset(_message.Message):
     KEEP_STATES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     environment: str
     task_json: str
     args_json: str
@@ -93,7 +96,8 @@ class Reset(_message.Message):
     keep_states: bool
     state: bytes
     turn: int
-    def __init__(self, environment: _Optional[str] = ..., task_json: _Optional[str] = ..., args_json: _Optional[str] = ..., seed: _Optional[int] = ..., keep_states: bool = ..., state: _Optional[bytes] = ..., turn: _Optional[int] = ...) -> None: ...
+    images: bool
+    def __init__(self, environment: _Optional[str] = ..., task_json: _Optional[str] = ..., args_json: _Optional[str] = ..., seed: _Optional[int] = ..., keep_states: bool = ..., state: _Optional[bytes] = ..., turn: _Optional[int] = ..., images: bool = ...) -> None: ...
 
 class Action(_message.Message):
     __slots__ = ("text", "turn")
@@ -104,7 +108,7 @@ class Action(_message.Message):
     def __init__(self, text: _Optional[str] = ..., turn: _Optional[int] = ...) -> None: ...
 
 class EpisodeResponse(_message.Message):
-    __slots__ = ("observation", "reward", "done", "info_json", "metrics", "turn", "state")
+    __slots__ = ("observation", "reward", "done", "info_json", "metrics", "turn", "state", "images")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +123,7 @@ class EpisodeResponse(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     observation: str
     reward: float
     done: bool
@@ -126,7 +131,8 @@ class EpisodeResponse(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     turn: int
     state: bytes
-    def __init__(self, observation: _Optional[str] = ..., reward: _Optional[float] = ..., done: bool = ..., info_json: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., turn: _Optional[int] = ..., state: _Optional[bytes] = ...) -> None: ...
+    images: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, observation: _Optional[str] = ..., reward: _Optional[float] = ..., done: bool = ..., info_json: _Optional[str] = ..., metrics: _Optional[_Mapping[str, float]] = ..., turn: _Optional[int] = ..., state: _Optional[bytes] = ..., images: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("scorer", "items", "args_json")

@@ -10,12 +10,13 @@ import grpc
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.api.environment.v1 import environment_pb2_grpc
+from trinity.sdk.conformance.images import decode
 from trinity.sdk.conformance.result import Broken, Noted, Result, Skipped, Verdict, judge
 from trinity.sdk.conformance.stream import Refused, Stream, refused
-from trinity.sdk.contract import MAX_STATE_BYTES, MAX_TEXT_BYTES, info_problem, json_object
+from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_STATE_BYTES, MAX_TEXT_BYTES, info_problem, json_object
 
 T = TypeVar("T")
-Seen = tuple[str, float, bool, dict[str, Any]]
+Seen = tuple[str, tuple[bytes, ...], float, bool, dict[str, Any]]
 
 _SILENCE_SECONDS = 0.3
 _RELEASE_SECONDS = 10.0
@@ -75,6 +76,11 @@ class EpisodeChecks:
             ("the announced limit is kept", self._the_limit),
             ("the same seed gives the same episode", self._same_seed),
         ]
+        if self._described.images:
+            checks += [
+                ("images can be decoded", self._images),
+                ("a reset without `images` is INVALID_ARGUMENT", self._images_unasked),
+            ]
         if self._described.snapshots:
             checks += [
                 ("a restored state continues as the episode did", self._restored),
@@ -105,9 +111,10 @@ class EpisodeChecks:
     def _stream(self) -> Stream:
         return Stream(self._stub, self._described)
 
-    def _reset(self, seed: int = 1, **states: Any) -> pb.Reset:
-        sample, name = self._sample, self._described.name
-        return pb.Reset(environment=name, task_json=sample.task_json, args_json=sample.args_json, seed=seed, **states)
+    def _reset(self, seed: int = 1, **changes: Any) -> pb.Reset:
+        sample, described = self._sample, self._described
+        given = {"task_json": sample.task_json, "args_json": sample.args_json, "images": described.images}
+        return pb.Reset(environment=described.name, seed=seed, **{**given, **changes})
 
     async def _a_reset(self) -> None:
         async with self._stream() as stream:
@@ -138,6 +145,27 @@ class EpisodeChecks:
                 if answer.done:
                     break
                 answer = await stream.act(self._sample.action, turn)
+
+    async def _images(self) -> None:
+        seen = 0
+        async with self._stream() as stream:
+            answer = await stream.reset(self._reset())
+            for turn in range(1, self._sample.max_steps + 1):
+                seen += sum(map(len, answer.images))
+                if seen > MAX_EPISODE_IMAGES_BYTES:
+                    raise Broken(
+                        f"images have {seen} bytes up to turn {answer.turn}, at most {MAX_EPISODE_IMAGES_BYTES}"
+                    )
+                decode(answer.images, answer.turn)
+                if answer.done:
+                    break
+                answer = await stream.act(self._sample.action, turn)
+        if not seen:
+            raise Noted("no answer of an episode had any, and images are announced")
+
+    async def _images_unasked(self) -> None:
+        async with self._stream() as stream:
+            await refused(stream.reset(self._reset(images=False)), grpc.StatusCode.INVALID_ARGUMENT)
 
     async def _silence(self) -> None:
         async with self._stream() as stream:
@@ -296,4 +324,4 @@ class EpisodeChecks:
 
 
 def _seen(answer: pb.EpisodeResponse) -> Seen:
-    return answer.observation, answer.reward, answer.done, json_object(answer.info_json)
+    return answer.observation, tuple(answer.images), answer.reward, answer.done, json_object(answer.info_json)

@@ -42,6 +42,7 @@ class Stream:
 
     def __init__(self, stub: Any, described: pb.EnvironmentDescription) -> None:
         self._call = stub.Episode()
+        self._images = described.images
         self._step_seconds = described.step_timeout_seconds + GRACE_SECONDS
         self._reset_seconds = (described.reset_timeout_seconds or described.step_timeout_seconds) + GRACE_SECONDS
 
@@ -79,7 +80,7 @@ class Stream:
             raise await self._status(what) from None
         if answer is grpc.aio.EOF:
             raise await self._status(what)
-        problem = answer_problem(answer, turn)
+        problem = answer_problem(answer, turn, images=self._images)
         if problem:
             raise Broken(f"the answer to {what} breaks the contract: {problem}")
         return answer

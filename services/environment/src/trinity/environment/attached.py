@@ -197,7 +197,10 @@ class AttachedPlayer:
     async def _ask(self, call: pb.ProviderCall, seconds: float, turn: int) -> pb.EpisodeResponse:
         async with asyncio.timeout(seconds + _GRACE_SECONDS):
             reply = await self._attachment.peer.ask(call)
-        problem = answer_problem(reply.response, turn) if reply.HasField("response") else "it answered with scores"
+        problem = "it answered with scores"
+        if reply.HasField("response"):
+            shows = self._attachment.environments[self._name].images
+            problem = answer_problem(reply.response, turn, images=shows)
         if problem:
             raise ContractViolation(problem)
         if reply.response.done:

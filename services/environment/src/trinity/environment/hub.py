@@ -48,7 +48,7 @@ class AttachedSource:
     @property
     def description(self) -> Description:
         """The limits of all its providers: slots are summed, time limits are the slowest's, and all are deterministic,
-        and have snapshots, or it does not."""
+        and have snapshots, or it does not. It has images if one of them has."""
         each = [attachment.environments[self.name] for attachment in self.attachments]
         if not each:
             return Description(self.name)
@@ -61,6 +61,7 @@ class AttachedSource:
             max(one.reset_timeout_seconds for one in each),
             all(one.deterministic for one in each),
             all(one.snapshots for one in each),
+            any(one.images for one in each),
         )
 
     def player(self) -> AttachedPlayer:

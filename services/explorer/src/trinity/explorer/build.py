@@ -8,14 +8,15 @@ import structlog
 
 from trinity.config import Plan
 from trinity.config.checks.teacher import teachers
+from trinity.config.checks.vision import archives
 from trinity.config.memory import vocabulary_of
 from trinity.data.experience import Limits
-from trinity.data.vision import image_rules
+from trinity.data.vision import ImageRules, image_rules
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.devices import choose, has_nccl, platform_of
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.environments.client import EnvironmentClient
+from trinity.explorer.environments.client import READS_NONE, EnvironmentClient
 from trinity.explorer.journal.journal import Journals
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
@@ -122,6 +123,7 @@ class ExplorerBuilder:
             [(one.name, one.address) for one in given if one.address != "attached"],
             self._explorer.environment_wait,
             [one.name for one in given if one.address == "attached"],
+            self._images(options),
         )
         lengths, model = self._plan.lengths, self._explorer.rollout_model
         parsers = ["--enable-auto-tool-choice", "--tool-call-parser", model.tool_call_parser]
@@ -133,6 +135,12 @@ class ExplorerBuilder:
         )
         seed = model.seed if self._config.reproducible else None
         return ExplorerTools(pool, tokenizer, environment, auxiliary, lengths.prompt, lengths.model, gateway, seed)
+
+    def _images(self, options: EngineOptions) -> ImageRules | str:
+        """How environments' images are read, or why there may be none."""
+        if options.images is not None and (given := archives(self._config)):
+            return f"{given[0]} is given; archives hold no images"
+        return options.images or READS_NONE
 
     def loop(
         self, broker: Broker, pool: EnginePool, tools: ExplorerTools, weights: WeightFollower, progress: Progress

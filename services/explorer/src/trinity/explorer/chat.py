@@ -13,9 +13,9 @@ import numpy as np
 import structlog
 
 from trinity.config.schema.model import ModelConfig
-from trinity.data.images import expanded
+from trinity.data.images import PlacedImage, expanded, placed
 from trinity.data.templates import chat_template, template_key
-from trinity.data.vision import image_rules
+from trinity.data.vision import ImageRules, image_rules
 from trinity.runtime.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
@@ -66,18 +66,40 @@ class ChatTokenizer:
         order; each has as many placeholder tokens as the model gives it.
         """
         asked = [*self._encode(self._render(messages, tools=tools)), *self._encode(reply_prefix or "")]
-        if not images:
-            return asked
-        if self._image_rules is None:
-            raise InvalidInput("task.images", f"are {len(images)}, and the model {self.model_path!r} reads no images")
-        return expanded(asked, images, self._image_rules)
+        return self._expanded(asked, images)
 
-    def next_turn(self, messages: Sequence[Message]) -> list[int]:
+    def next_turn(self, messages: Sequence[Message], images: Sequence[bytes] = ()) -> list[int]:
         """Token ids between a reply and the next one: the end of that reply's turn, the new messages, the next's begin.
 
-        They begin with the token that ends a turn. InvalidInput if the template refuses such messages here.
+        They begin with the token that ends a turn. images: as in `prompt`. InvalidInput if the template refuses such
+        messages here.
         """
-        return self._encode(self._after_reply(messages))
+        return self._expanded(self._encode(self._after_reply(messages)), images)
+
+    def placed(self, token_ids: Sequence[int], images: Sequence[bytes]) -> tuple[PlacedImage, ...]:
+        """Where images stand in what `prompt` or `next_turn` gave with them. InvalidInput if they do not."""
+        return placed(token_ids, images, self._rules(images)) if images else ()
+
+    def observed(self, text: str) -> str:
+        """A text of an environment, which may repeat what the policy wrote, without the token that stands for images.
+
+        It has a space in its middle then.
+        """
+        token = self._image_token
+        return text.replace(token, f"{token[:-1]} {token[-1]}") if token else text
+
+    @cached_property
+    def _image_token(self) -> str:
+        rules = self._image_rules
+        return str(self._tokenizer.convert_ids_to_tokens(rules.token)) if rules is not None else ""
+
+    def _expanded(self, token_ids: list[int], images: Sequence[bytes]) -> list[int]:
+        return expanded(token_ids, images, self._rules(images)) if images else token_ids
+
+    def _rules(self, images: Sequence[bytes]) -> ImageRules:
+        if self._image_rules is None:
+            raise InvalidInput("images", f"are {len(images)}, and the model {self.model_path!r} reads none")
+        return self._image_rules
 
     def conversation(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation that is over, for a reward model. InvalidInput if the template refuses it."""

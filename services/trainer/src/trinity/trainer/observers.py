@@ -100,7 +100,7 @@ class Experiences(_Appends):
         if not done.trained:
             return
         sequences = done.batch.sequences
-        for image in {image for sequence in sequences for image in sequence.images}:
+        for image in {image.file for sequence in sequences for image in sequence.images}:
             file = self._folder / image_file(image)
             file.parent.mkdir(parents=True, exist_ok=True)
             if not file.exists():
@@ -127,7 +127,7 @@ def _line(done: StepDone, sequence: TrainSequence, values: TokenValues | None) -
         "truncation": experience.truncation.name.lower(),
         "metrics": dict(experience.metrics),
         **experience.moved,
-        **({"images": [image_file(image) for image in sequence.images]} if sequence.images else {}),
+        **({"images": [image_file(image.file) for image in sequence.images]} if sequence.images else {}),
         "log_sequence": group.log_sequence,
         "prompt": experience.prompt_text,
         "response": experience.response_text,

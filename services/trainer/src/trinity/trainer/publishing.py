@@ -20,6 +20,7 @@ import structlog
 import torch
 
 from trinity.config import Plan
+from trinity.data.images import PlacedImage, placed
 from trinity.runtime import files
 from trinity.runtime.errors import TrinityError
 from trinity.trainer.data.batch import TrainBatch
@@ -170,12 +171,14 @@ class VersionPublisher:
             return None
         engine, allowed = self.engine, allowed_by(self.plan, self.engine)
         images: list[tuple[bytes, ...]] = []
+        shown: list[tuple[PlacedImage, ...]] = []
         if engine.image_rules is not None:
             tokens, picture = picture_probe(engine.vocabulary, engine.image_rules)
             probe, images = (tokens, *probe), [(picture,)]
-        logprobs = engine.probe_logprobs(probe, images=images)
+            shown = [placed(tokens, [picture], engine.image_rules)]
+        logprobs = engine.probe_logprobs(probe, images=shown)
         if rounding_counts(self.plan, engine.trains_in_float32, engine.device.type == "cuda"):
-            allowed = widened(allowed, logprobs, engine.probe_logprobs(probe, other_head=True, images=images))
+            allowed = widened(allowed, logprobs, engine.probe_logprobs(probe, other_head=True, images=shown))
         return make_canary(probe, logprobs, allowed, step, images)
 
     def poll(self, step: int) -> bool:

@@ -32,11 +32,15 @@ def check_images(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> I
             yield Problem(f"{base}.{key}.format.image_key", what)
         elif taskset.format.image_key is None and workflow.removeprefix("async_") == WORKFLOW:
             yield Problem(f"{base}.{key}.format.image_key", f"is missing; {WORKFLOW} needs the column of the images")
-    if seen:
-        pipeline, buffer = config.data_processor.experience_pipeline, config.buffer.trainer_input.experience_buffer
-        for where, path in (
-            ("data_processor.experience_pipeline.input_save_path", pipeline.input_save_path),
-            ("buffer.trainer_input.experience_buffer.path", buffer and buffer.path),
-        ):
-            if path:
-                yield Problem(where, "is given; archives hold no images yet. Remove it, or image_key")
+    for where in archives(config) if seen else ():
+        yield Problem(where, "is given; archives hold no images yet. Remove it, or image_key")
+
+
+def archives(config: Config) -> list[str]:
+    """Keys that name an archive of experience. Archives hold no images."""
+    pipeline, buffer = config.data_processor.experience_pipeline, config.buffer.trainer_input.experience_buffer
+    given = (
+        ("data_processor.experience_pipeline.input_save_path", pipeline.input_save_path),
+        ("buffer.trainer_input.experience_buffer.path", buffer and buffer.path),
+    )
+    return [where for where, path in given if path]

@@ -77,6 +77,9 @@ class Mirror:
             check_owner(self._context.names, message.subject, outcome)
             stored = summarise(message.sequence, outcome.group, self._context.limits)
             group = group_from_proto(outcome.group)
+            if any(one.images for one in group.experiences):  # explorers refuse them where there is an archive
+                log.warning("buffer.archive.has_no_images", name=self._name, task=group.task.task_id)
+                return
             key = group.task.ordinal
             if key in self._seen or group.task.kind is not TaskKind.TRAIN:
                 return

@@ -199,6 +199,8 @@ def _moved(info_json: str) -> bool:
 
 def _plausible(message: experience_pb2.Group, limits: Limits) -> bool:
     """Whether every experience surely passes Experience.check; never raises."""
+    if message.images:
+        return False
     all_tokens, all_logprobs, all_masks = [], [], []
     longest = limits.tokens or _ANY_LENGTH
     for experience in message.experiences:

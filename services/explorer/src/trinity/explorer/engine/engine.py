@@ -19,7 +19,9 @@ import numpy as np
 import structlog
 
 from trinity.data.experience import SamplingParams, VersionSpan
-from trinity.data.images import collapsed, digest, rgb
+from trinity.data.images import PlacedImage, collapsed, placed, size
+from trinity.data.vision import ImageRules
+from trinity.explorer.engine.images import DecodedImages
 from trinity.explorer.engine.start import start_vllm
 from trinity.explorer.types import Completion, EngineFailed, EngineOptions, EngineUsage
 from trinity.runtime.errors import InvalidInput
@@ -53,6 +55,7 @@ class Engine:
         self._loading = asyncio.Lock()
         self.last_load: LoadSeconds | None = None
         self.usage = EngineUsage()
+        self._decoded = DecodedImages()
 
     @classmethod
     async def start(cls, options: EngineOptions, devices: str | None = None) -> "Engine":
@@ -70,12 +73,11 @@ class Engine:
             self.usage = EngineUsage(stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
     ) -> list[Completion]:
         """`sampling.n` completions of one prompt. InvalidInput if it does not fit, EngineFailed if vLLM fails.
 
-        images: files of those whose placeholders the prompt has, in order. At temperature 0 all completions are the
-        same, so one is sampled.
+        images: those among the prompt's tokens. At temperature 0 all completions are the same, so one is sampled.
         """
         if not prompt_token_ids:
             raise InvalidInput("prompt_token_ids", "is empty")
@@ -88,35 +90,43 @@ class Engine:
         copies = sampling.n if sampling.temperature == 0 else 1
         sampling = replace(sampling, n=sampling.n // copies)
         await self.after_load()
-        prompt = self._vllm_prompt(list(prompt_token_ids), images)
         try:
+            prompt = await self._vllm_prompt(list(prompt_token_ids), images)
             stream = self.llm.generate(prompt, self._vllm_sampling(sampling), request_id=uuid.uuid4().hex)
             outputs = [output async for output in stream]
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, InvalidInput):
             raise
         except Exception as error:
             if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
                 raise InvalidInput("sampling", str(error)) from error
             raise EngineFailed(f"vLLM failed: {type(error).__name__}: {error}") from error
-        if images and any(list(output.prompt_token_ids) != list(prompt_token_ids) for output in outputs):
-            raise EngineFailed("vLLM gives the prompt's images other numbers of tokens than the model's files say")
         parts = [part for output in outputs for part in output.outputs]
         completions = [completion_of(part, self.serials) for part in sorted(parts, key=lambda part: part.index)]
         self.tokens_generated += sum(len(completion.token_ids) for completion in completions)
         return completions * copies
 
-    def _vllm_prompt(self, token_ids: list[int], images: Sequence[bytes]) -> Any:
-        """vLLM expands placeholders by itself."""
+    async def _vllm_prompt(self, token_ids: list[int], images: Sequence[PlacedImage]) -> Any:
+        """vLLM finds images by their placeholders, and would take sampled tokens of the same id for some: it is given
+        others in their place, which are put back."""
         from vllm import TokensPrompt
 
         prompt = TokensPrompt(prompt_token_ids=token_ids, cache_salt=self.cache_salt)
-        if images:
-            if self.options.images is None:
-                raise InvalidInput("images", f"are {len(images)}, and {self.options.model} reads none")
-            prompt["prompt_token_ids"] = collapsed(token_ids, self.options.images.token)
-            prompt["multi_modal_data"] = {"image": [rgb(image) for image in images]}
-            prompt["multi_modal_uuids"] = {"image": [digest(image).hex() for image in images]}
-        return prompt
+        if not images:
+            return prompt
+        rules = self._rules(images)
+        prompt["prompt_token_ids"] = collapsed(token_ids, images, rules)
+        prompt["multi_modal_data"] = {"image": await asyncio.to_thread(self._decoded.of, images)}
+        prompt["multi_modal_uuids"] = {"image": [image.digest.hex() for image in images]}
+        (rendered,) = await self.llm.renderer.render_cmpl_async([prompt])
+        found = [(place.offset, place.length) for place in rendered["mm_placeholders"]["image"]]
+        if found != [(image.start, rules.tokens(*size(image.file))) for image in images]:
+            raise EngineFailed("vLLM gives the prompt's images other numbers of tokens than the model's files say")
+        return rendered | {"prompt_token_ids": token_ids}
+
+    def _rules(self, images: Sequence[Any]) -> ImageRules:
+        if self.options.images is None:
+            raise InvalidInput("images", f"are {len(images)}, and {self.options.model} reads none")
+        return self.options.images
 
     async def after_load(self) -> None:
         """Wait for the load that is under way: a request that begins afterwards belongs to the new weights."""
@@ -169,10 +179,11 @@ class Engine:
         from vllm import SamplingParams as VllmSampling
 
         sampling = VllmSampling(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        prompt = self._vllm_prompt(list(token_ids), images)
-        stream = self.llm.generate(prompt, sampling, request_id=uuid.uuid4().hex, priority=_BEFORE_ALL_OTHERS)
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
+                shown = placed(token_ids, images, self._rules(images)) if images else ()
+                prompt = await self._vllm_prompt(list(token_ids), shown)
+                stream = self.llm.generate(prompt, sampling, request_id=uuid.uuid4().hex, priority=_BEFORE_ALL_OTHERS)
                 outputs = [output async for output in stream]
         except TimeoutError:
             raise EngineFailed(f"vLLM gave no log-probabilities of a probe within {_PROBE_SECONDS:g} s") from None

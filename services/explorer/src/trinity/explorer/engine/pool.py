@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trinity.data.experience import SamplingParams
+from trinity.data.images import PlacedImage
 from trinity.explorer.engine.engine import Engine
 from trinity.explorer.types import Completion, EngineOptions, EngineUsage
 from trinity.explorer.weights.load_history import LoadHistory
@@ -72,7 +73,7 @@ class EnginePool:
             self._running[index] -= sequences
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
     ) -> list[Completion]:
         """As Engine.generate, with spans of versions. Returns once all weights that took part are known to be good;
         raises WeightsWithdrawn if some are not."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
+from trinity.data.images import MOST_IMAGES
 from trinity.data.rope import rope_parameters
 from trinity.explorer.engine.devices import room_of
 from trinity.explorer.types import EngineFailed, EngineOptions
@@ -14,7 +15,6 @@ from trinity.runtime.process import environment
 from trinity.weights import nccl
 
 _WORKER = "trinity.explorer.engine.worker.WorkerExtension"
-_MOST_IMAGES = 16  # of one prompt
 _SCHEDULER = "trinity.explorer.engine.scheduler.make_scheduler"
 
 
@@ -82,7 +82,7 @@ def _arguments_of(options: EngineOptions) -> dict[str, Any]:
         own = AutoConfig.from_pretrained(options.model, trust_remote_code=options.trust_remote_code)
         arguments["hf_overrides"] = {"rope_parameters": rope_parameters(options.rope, own)}
     if options.images is not None:
-        arguments |= {"limit_mm_per_prompt": {"image": _MOST_IMAGES, "video": 0}, "mm_processor_cache_gb": 0}
+        arguments |= {"limit_mm_per_prompt": {"image": MOST_IMAGES, "video": 0}, "mm_processor_cache_gb": 0}
     if options.max_num_seqs:
         arguments["max_num_seqs"] = options.max_num_seqs
     if options.reproducible:

@@ -20,6 +20,7 @@ from typing import Any
 import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.data.vision import ImageRules
 from trinity.explorer.environments.episode import Episode, Step
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.explorer.environments.providers import Backoff, Providers
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 _SCORE_SECONDS = 60.0
+READS_NONE = "the model reads none; give one that does (model.model_path)"
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,16 @@ class EnvironmentClient:
         addressed: Sequence[tuple[str, str]] = (),
         wait_seconds: float = 60.0,
         declared: Sequence[str] = (),
+        images: ImageRules | str = READS_NONE,
     ) -> None:
         """`address`: the run's environment service. `addressed`: (name of an environment or scorer, address of its
         provider); several of a name share its load. `declared`: names that will attach. `wait_seconds`: how long any
-        other name may be unknown. A provider may be full for as long as the attempt has time."""
+        other name may be unknown. A provider may be full for as long as the attempt has time. `images`: how the model
+        reads them, or why an environment that shows images is refused."""
         self.address = address
         self._providers = Providers(address, addressed, declared)
         self._wait_seconds = wait_seconds
+        self._images = images
         self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -89,7 +94,7 @@ class EnvironmentClient:
             args_json=json.dumps(args) if args else "",
             seed=seed,
         )
-        return Episode(self._providers, reset, self._wait_seconds, self._closing)
+        return Episode(self._providers, reset, self._wait_seconds, self._closing, self._images)
 
     async def until_served(self, failure: EnvironmentFailed) -> None:
         """Wait, however long it takes, for the end of a failure with the cause AWAY."""

@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.data.vision import ImageRules
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed
+from trinity.explorer.environments.images import image_problem
 from trinity.explorer.environments.providers import Backoff, Limits, Provider, Providers
 from trinity.explorer.environments.slots import EpisodeSlots
 from trinity.sdk.contract import answer_problem, json_object
@@ -21,7 +23,8 @@ _HALF_CLOSE_SECONDS = 5.0
 class Step:
     """One answer of the environment. `reward` is this step's, 0 after reset; `metrics` are the episode's so far.
 
-    `turn`: actions before it. `state`: of an episode that keeps states; it can be restored.
+    `turn`: actions before it. `state`: of an episode that keeps states; it can be restored. `images`: files, which the
+    model can see.
     """
 
     observation: str
@@ -31,6 +34,21 @@ class Step:
     metrics: dict[str, float]
     turn: int = 0
     state: bytes = b""
+    images: tuple[bytes, ...] = ()
+
+
+def step_of(answer: pb.EpisodeResponse) -> Step:
+    """Of an answer that keeps the contract."""
+    return Step(
+        answer.observation,
+        answer.reward,
+        answer.done,
+        json_object(answer.info_json),
+        dict(answer.metrics),
+        answer.turn,
+        answer.state,
+        tuple(answer.images),
+    )
 
 
 class StateRefused(EnvironmentFailed):
@@ -41,12 +59,20 @@ class Episode:
     """reset or restore once -> step until done. Leaving the `async with` always ends it on the provider's side."""
 
     def __init__(
-        self, providers: Providers, reset: pb.Reset, wait_seconds: float, closing: "set[asyncio.Task[None]]"
+        self,
+        providers: Providers,
+        reset: pb.Reset,
+        wait_seconds: float,
+        closing: "set[asyncio.Task[None]]",
+        images: ImageRules | str,
     ) -> None:
+        """`images`: how the model reads them, or why an environment may show none."""
         self._providers = providers
         self._reset = reset
         self._wait_seconds = wait_seconds
         self._closing = closing
+        self._images = images
+        self._image_bytes = 0
         self._held = contextlib.ExitStack()
         self._slots: EpisodeSlots | None = None
         self._provider: Provider | None = None
@@ -143,6 +169,10 @@ class Episode:
             self._limits = await provider.limits(name)
             if self._reset.state and not self._limits.snapshots:
                 raise StateRefused(f"{name} at {provider.address} announces no snapshots", EnvironmentCause.REFUSED)
+            if self._limits.images and isinstance(self._images, str):
+                what = f"{name} at {provider.address} shows images, and {self._images}"
+                raise EnvironmentFailed(what, EnvironmentCause.REFUSED)
+            self._reset.images = self._limits.images
             self._reset.keep_states = keep_states and self._limits.snapshots
             self._call = provider.stub.Episode()
         except EnvironmentFailed as failure:
@@ -168,7 +198,11 @@ class Episode:
             await self._fail_by_status(where, what)
         if answer is grpc.aio.EOF:
             await self._fail_by_status(where, what)
-        problem = answer_problem(answer, self._turn)
+        problem = answer_problem(answer, self._turn, images=self._limits.images)
+        if answer.images and not problem:
+            assert not isinstance(self._images, str)  # else the reset was refused
+            self._image_bytes += sum(map(len, answer.images))
+            problem = await asyncio.to_thread(image_problem, answer.images, self._images, self._image_bytes)
         if problem:
             self._fail(
                 EnvironmentFailed(
@@ -178,10 +212,7 @@ class Episode:
         self._done = answer.done
         if answer.done:
             self._provider.record_success(self._reset.environment)
-        info = json_object(answer.info_json)
-        return Step(
-            answer.observation, answer.reward, answer.done, info, dict(answer.metrics), answer.turn, answer.state
-        )
+        return step_of(answer)
 
     def _release_slot(self) -> None:
         slots, self._slots = self._slots, None

@@ -47,7 +47,7 @@ _GRACE_SECONDS = 5.0
 class Limits:
     """Seconds until an answer must be here. `slots`: how many episodes may be open at a time; 0: no limit.
 
-    `deterministic`, `snapshots`: as the provider announces them.
+    `deterministic`, `snapshots`, `images`: as the provider announces them.
     """
 
     reset: float
@@ -55,6 +55,7 @@ class Limits:
     slots: int = 0
     deterministic: bool = False
     snapshots: bool = False
+    images: bool = False
 
 
 @dataclass
@@ -209,7 +210,8 @@ def _limits(described: pb.EnvironmentDescription) -> Limits:
     step = min(described.step_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
     reset = min(described.reset_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
     reset = max(reset, step) if described.reset_timeout_seconds == 0 else reset
-    return Limits(reset, step, described.max_parallel_episodes, described.deterministic, described.snapshots)
+    announced = described.deterministic, described.snapshots, described.images
+    return Limits(reset, step, described.max_parallel_episodes, *announced)
 
 
 class Providers:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trinity.data.experience import Experience, Limits, Truncation
+from trinity.data.images import PlacedImage
 from trinity.explorer.environments.episode import Step
 from trinity.explorer.types import Completion, spans_of
 from trinity.explorer.weights.load_history import WeightsWithdrawn
@@ -131,11 +132,13 @@ class Known:
         return max((v for turns in self.episodes.values() for kept in turns for v in kept.versions), default=-1)
 
 
-def digest(token_ids: Sequence[int], rewards: Sequence[float]) -> bytes:
-    """Of what a reply answers: all tokens before it, and the rewards of the turns so far."""
+def digest(token_ids: Sequence[int], rewards: Sequence[float], images: Sequence[PlacedImage] = ()) -> bytes:
+    """Of what a reply answers: all tokens before it, the images among them, and the rewards of the turns so far."""
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     hashed.update(len(token_ids).to_bytes(8, "little") + np.asarray(token_ids, np.int64).tobytes())
     hashed.update(np.asarray(rewards, np.float64).tobytes())
+    for image in images:
+        hashed.update(image.digest)
     return hashed.digest()
 
 

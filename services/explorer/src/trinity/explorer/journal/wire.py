@@ -8,11 +8,11 @@ from trinity.api.common.v1 import experience_pb2
 from trinity.api.environment.v1 import environment_pb2
 from trinity.data.experience import Limits, VersionSpan
 from trinity.data.wire import fill_tensor, from_tensor
-from trinity.explorer.environments.episode import Step
+from trinity.explorer.environments.episode import Step, step_of
 from trinity.explorer.journal.turns import RecordedTurn
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import FailureCause, InvalidInput
-from trinity.sdk.contract import answer_problem, json_object
+from trinity.sdk.contract import answer_problem
 
 
 def encode_turn(turn: RecordedTurn) -> bytes:
@@ -68,13 +68,13 @@ def _encoded(answer: Step) -> environment_pb2.EpisodeResponse:
         metrics=answer.metrics,
         turn=answer.turn,
         state=answer.state,
+        images=answer.images,
     )
 
 
 def _decoded(message: environment_pb2.EpisodeResponse) -> Step:
     """Raises InvalidInput for an answer that no provider may give, or that no reply follows."""
     problem = "it has a turn below 0" if message.turn < 0 else "it is done" if message.done else ""
-    if problem := problem or answer_problem(message, message.turn):
+    if problem := problem or answer_problem(message, message.turn, images=True):
         raise InvalidInput("turn.answer", f"cannot be right: {problem}")
-    metrics, info = dict(message.metrics), json_object(message.info_json)
-    return Step(message.observation, message.reward, False, info, metrics, message.turn, message.state)
+    return step_of(message)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from trinity.data.experience import SamplingParams, Task
+from trinity.data.images import PlacedImage
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
@@ -70,8 +71,14 @@ class ExplorerTools:
     ) -> list[int]:
         return self._tokenizer.prompt(messages, reply_prefix, tools, images)
 
-    def next_turn(self, messages: Sequence[Message]) -> list[int]:
-        return self._tokenizer.next_turn(messages)
+    def next_turn(self, messages: Sequence[Message], images: Sequence[bytes] = ()) -> list[int]:
+        return self._tokenizer.next_turn(messages, images)
+
+    def placed(self, token_ids: Sequence[int], images: Sequence[bytes]) -> tuple[PlacedImage, ...]:
+        return self._tokenizer.placed(token_ids, images)
+
+    def observed(self, text: str) -> str:
+        return self._tokenizer.observed(text)
 
     def tokens(self, text: str) -> list[int]:
         return self._tokenizer.tokens(text)
@@ -80,7 +87,7 @@ class ExplorerTools:
         return self._tokenizer.text(token_ids)
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
     ) -> list[Completion]:
         if self._seed is not None:
             sampling = replace(sampling, seed=seeds.of_request(self._seed, prompt_token_ids))

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from trinity.data.experience import Experience, SamplingParams, Task
+from trinity.data.images import PlacedImage
 from trinity.data.prompts import prompt_text
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, EnvironmentFailed, Score
@@ -46,8 +47,17 @@ class Toolbox(Protocol):
         `images`: files of those that its parts {"type": "image"} stand for, in order.
         """
 
-    def next_turn(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids between a reply and the next one, with new messages; they begin with what ends a turn."""
+    def next_turn(self, messages: Sequence[Message], images: Sequence[bytes] = ()) -> list[int]:
+        """Token ids between a reply and the next one, with new messages; they begin with what ends a turn.
+
+        `images`: as in `prompt`.
+        """
+
+    def placed(self, token_ids: Sequence[int], images: Sequence[bytes]) -> tuple[PlacedImage, ...]:
+        """Where images stand in what `prompt` or `next_turn` gave with them."""
+
+    def observed(self, text: str) -> str:
+        """A text of an environment, without the token that stands for an image."""
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of a text, without a chat template."""
@@ -56,9 +66,9 @@ class Toolbox(Protocol):
         """Token ids as text, special tokens left out."""
 
     async def generate(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[bytes] = ()
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
     ) -> list[Completion]:
-        """`sampling.n` completions. `images`: as given to `prompt`."""
+        """`sampling.n` completions. `images`: those among the prompt's tokens."""
 
     async def policy_logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
         """float32 [L - 1]: the policy's log-probabilities of each token after the first, at temperature 1."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trinity.data.experience import Experience, Truncation
+from trinity.data.images import PlacedImage
 from trinity.explorer.types import Completion, spans_of
 from trinity.explorer.weights.load_history import WeightsWithdrawn
 
@@ -26,11 +27,12 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Conversation:
-    """`pending`: tokens after the last reply that have no reply yet."""
+    """`pending`: tokens after the last reply that have no reply yet. `images`: those among all tokens, in order."""
 
     prompt: tuple[int, ...]
     exchanges: tuple[Exchange, ...] = ()
     pending: tuple[int, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def tokens(self) -> list[int]:
@@ -57,22 +59,30 @@ class Conversation:
             raise WeightsWithdrawn(f"weights went back from version {was} to {now} in the middle of a conversation")
         return replace(self, exchanges=(*self.exchanges, Exchange(self.pending, completion, trained)), pending=())
 
-    def told(self, next_turn: Sequence[int]) -> "Conversation":
-        """With what the chat template writes between the last reply and the next one.
+    def told(self, next_turn: Sequence[int], images: Sequence[PlacedImage] = ()) -> "Conversation":
+        """With what the chat template writes between the last reply and the next one, and the images in that.
 
         A reply that was sampled up to its end has the token that ends a turn already.
         """
         last = self.exchanges[-1].completion.token_ids
         ended = len(last) > 0 and len(next_turn) > 0 and int(last[-1]) == next_turn[0]
-        return replace(self, pending=tuple(next_turn[1:] if ended else next_turn))
+        before = self.before_turn(self.turns)
+        begin = len(before.tokens) - ended
+        shown = (*before.images, *(image.moved(begin) for image in images))
+        return replace(self, pending=tuple(next_turn[1:] if ended else next_turn), images=shown)
 
     def before_turn(self, turn: int) -> "Conversation":
         """As it was when the first `turn` replies had been given, and nothing was told since."""
-        return replace(self, exchanges=self.exchanges[:turn], pending=())
+        return self._cut(turn, ())
 
     def before_reply(self, turn: int) -> "Conversation":
         """As it was when reply number `turn` (from 0) was asked for."""
-        return replace(self, exchanges=self.exchanges[:turn], pending=self.exchanges[turn].told)
+        return self._cut(turn, self.exchanges[turn].told)
+
+    def _cut(self, turn: int, pending: tuple[int, ...]) -> "Conversation":
+        cut = replace(self, exchanges=self.exchanges[:turn], pending=pending)
+        end = len(cut.tokens)
+        return replace(cut, images=tuple(image for image in self.images if image.start < end))
 
     def experience(self, rollout: int, reward: float, untrained_turns: int = 0) -> Experience:
         """All turns as one experience. Trained: the sampled tokens, but for those of the first `untrained_turns`.
@@ -105,12 +115,13 @@ class Conversation:
             reward=reward,
             version_spans=spans_of(ends),
             truncation=self.truncation,
+            images=self.before_turn(self.turns).images,
         )
 
     def step_experience(self, turn: int, rollout: int, reward: float) -> Experience:
         """Reply number `turn` as an experience of its own, with all before it as its prompt."""
         before, exchange = self.before_reply(turn), self.exchanges[turn]
-        alone = Conversation(tuple(before.tokens), (replace(exchange, told=()),))
+        alone = Conversation(tuple(before.tokens), (replace(exchange, told=()),), images=before.images)
         return replace(alone.experience(rollout, reward), step=turn)
 
     @property

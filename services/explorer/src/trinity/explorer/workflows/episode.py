@@ -9,6 +9,7 @@ from typing import Any
 
 from trinity.config.workflows import EpisodeRules
 from trinity.data.experience import Experience
+from trinity.data.images import digest, plain
 from trinity.explorer.chat import Message
 from trinity.explorer.journal.journal import EpisodeJournal
 from trinity.explorer.types import Completion
@@ -33,7 +34,7 @@ EARLY = (End.BAD_FORMAT, End.LONG_REPLY, End.REPEATED)
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: the observation, the policy's reply, and its reward.
+    """One turn: the observation and its images, the policy's reply, and its reward.
 
     `action`: sent to the environment; empty if the reply has a `problem` (an End) and was not sent.
     """
@@ -43,6 +44,7 @@ class Turn:
     action: str
     problem: str = ""
     reward: float = 0.0
+    images: tuple[bytes, ...] = ()
 
 
 @dataclass
@@ -50,6 +52,7 @@ class Episode:
     """An episode so far. `conversation` has one exchange for each turn; `messages` are the same as text.
 
     `answered`: the environment's own last answer; `observation` may say more, of a reply that never reached it.
+    `images`: those of that answer. `shown`: files of those that parts of `messages` stand for, in order.
     `steps`: the conversation at each turn's reply, where turns are experiences of their own.
     `journal`: of an episode that another explorer can continue.
     """
@@ -64,6 +67,8 @@ class Episode:
     info: dict[str, Any] = field(default_factory=dict)
     end: End | None = None
     answered: str = ""
+    images: tuple[bytes, ...] = ()
+    shown: list[bytes] = field(default_factory=list)
     journal: EpisodeJournal | None = None
 
     def __post_init__(self) -> None:
@@ -124,9 +129,12 @@ class Episode:
         return {"steps": float(len(self.turns)), **self.metrics, **ours, "success": float(self.success)}
 
 
-def state_hash(observation: str) -> str:
+def state_hash(observation: str, images: Sequence[bytes] = ()) -> str:
     """GiGPO's anchor: turns with the same observation were in the same state."""
-    return hashlib.blake2b(observation.encode(), digest_size=12).hexdigest()
+    hashed = hashlib.blake2b(observation.encode(), digest_size=12)
+    for image in images:
+        hashed.update(digest(image))
+    return hashed.hexdigest()
 
 
 def whole(episode: Episode, rollout: int, untrained_turns: int = 0) -> Experience:
@@ -139,7 +147,7 @@ def whole(episode: Episode, rollout: int, untrained_turns: int = 0) -> Experienc
 
 def texts(messages: Sequence[Message]) -> tuple[str, str]:
     """prompt_text and response_text, for people: up to the first reply, and from there on."""
-    shown = [f"[{m['role']}] {m['content']}" for m in messages]
+    shown = [f"[{m['role']}] {plain(m['content'])}" for m in messages]
     asked = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(shown))
     return "\n".join(shown[:asked]), "\n".join(shown[asked:])
 
@@ -152,7 +160,7 @@ def by_step(episode: Episode, rollout: int) -> list[Experience]:
     made = []
     for number, (turn, reward) in enumerate(zip(episode.turns, episode.step_rewards, strict=True)):
         conversation = episode.steps[number]
-        info = {"step_reward": reward, "env_state_hash": state_hash(turn.observation)}
+        info = {"step_reward": reward, "env_state_hash": state_hash(turn.observation, turn.images)}
         step = replace(
             conversation.step_experience(conversation.turns - 1, rollout, episode.reward),
             step=number,

@@ -9,6 +9,7 @@ from typing import Any
 
 from trinity.config.workflows import ActionForm, EpisodeRules, Policy
 from trinity.data.experience import SamplingParams, Task
+from trinity.data.images import MOST_IMAGES, observed
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import EnvironmentFailed
 from trinity.explorer.environments.episode import StateRefused
@@ -53,6 +54,7 @@ class Player:
         self._task = task
         self._tools = tools
         self.rules = rules
+        self.text_alone = False  # the workflow shows parts of an episode again, and would leave its images out
         self._turn_tokens = min(rules.max_response_tokens or task.sampling.max_tokens, task.sampling.max_tokens)
         self._context = min(rules.max_context_tokens or tools.max_model_tokens, tools.max_model_tokens)
         self._rewritten = tools.history_problem
@@ -122,15 +124,17 @@ class Player:
         system = next((p for p in (form.get("system_prompt"), rules.system_prompt) if p is not None), instructions)
         system = "\n\n".join(part for part in (system, guidance) if part)
         head: list[Message] = [{"role": "system", "content": system}] if system else []
-        messages: list[Message] = [*head, {"role": "user", "content": self.cut(text)}]
-        prompt = self._tools.prompt(messages)
+        shown = self._shown(first)
+        messages: list[Message] = [*head, self.message(text, shown)]
+        prompt = self._tools.prompt(messages, images=shown)
         if len(prompt) + self._turn_tokens > self._context:
             raise InvalidInput(
                 "model.max_model_len",
                 f"the first observation takes {len(prompt)} tokens; with {self._turn_tokens} for a reply that is more "
                 f"than the {self._context} of a conversation",
             )
-        episode = Episode(rules, Conversation(tuple(prompt)), messages, text)
+        conversation = Conversation(tuple(prompt), images=self._tools.placed(prompt, shown))
+        episode = Episode(rules, conversation, messages, text, images=shown, shown=[*shown])
         episode.metrics, episode.info = dict(first.metrics), dict(first.info)
         if first.done:
             episode.end = End.DONE
@@ -150,7 +154,8 @@ class Player:
         if journal is None:
             await self.act(episode, await self.reply(episode), remote)
             return
-        seen = digest(episode.conversation.tokens, [turn.reward for turn in episode.turns])
+        conversation = episode.conversation
+        seen = digest(conversation.tokens, [turn.reward for turn in episode.turns], conversation.images)
         completion = journal.recorded(number, seen)
         if completion is None or completion.finish_reason == OPEN:
             completion = await self._kept_reply(episode, journal, seen, completion)
@@ -171,14 +176,16 @@ class Player:
             tokens = min(at_once or left, left)
             least = min(max(sampling.min_tokens - len(known), 0), tokens)
             asked = replace(sampling, max_tokens=tokens, min_tokens=least)
-            (part,) = await self._tools.generate([*episode.conversation.tokens, *known], asked)
+            conversation = episode.conversation
+            (part,) = await self._tools.generate([*conversation.tokens, *known], asked, conversation.images)
             if part.finish_reason == "length" and tokens < left:
                 part = replace(part, finish_reason=OPEN)
             made = await journal.keep(number, seen, part, len(known))
         return made
 
     async def reply(self, episode: Episode) -> Completion:
-        (completion,) = await self._tools.generate(episode.conversation.tokens, self._sampling(episode))
+        conversation = episode.conversation
+        (completion,) = await self._tools.generate(conversation.tokens, self._sampling(episode), conversation.images)
         return completion
 
     def _sampling(self, episode: Episode) -> SamplingParams:
@@ -198,7 +205,7 @@ class Player:
             episode.steps.append(episode.conversation)
         reply = self._tools.text(completion.token_ids)
         episode.messages.append({"role": "assistant", "content": reply})
-        seen = episode.observation
+        seen, shown = episode.observation, episode.images
         parsed = parse_action(reply, rules.action_form, rules.require_thinking)
         problem, policy, why = "", Policy.PASS, ""
         if completion.finish_reason == "length" and rules.on_long_reply is not Policy.PASS:
@@ -208,43 +215,49 @@ class Player:
         action = parsed.action or reply
         if problem:
             taken = rules.penalty if policy is Policy.PENALTY else 0.0
-            episode.turns.append(Turn(seen, reply, "", problem, -taken))
+            episode.turns.append(Turn(seen, reply, "", problem, -taken, shown))
             episode.observation = f"Nothing happens: {why}.\n{episode.answered}"
             if policy is Policy.END:
                 episode.end = End(problem)
         elif self._repeats(episode, action):
-            episode.turns.append(Turn(seen, reply, "", End.REPEATED))
+            episode.turns.append(Turn(seen, reply, "", End.REPEATED, images=shown))
             episode.end = End.REPEATED
         else:
             await self.step(episode, reply, action, remote)
 
     async def step(self, episode: Episode, reply: str, action: str, remote: Any) -> None:
         """One step of the environment."""
-        seen = episode.observation
+        seen, shown = episode.observation, episode.images
         result = await remote.step(action)
-        episode.turns.append(Turn(seen, reply, action, "", result.reward))
+        episode.turns.append(Turn(seen, reply, action, "", result.reward, shown))
         episode.metrics, episode.info = {**episode.metrics, **result.metrics}, dict(result.info)
         episode.observation = episode.answered = result.observation
+        episode.images = self._shown(result)
         if result.done:
             episode.end = End.DONE
 
     def tell(self, episode: Episode, messages: Sequence[Message] = ()) -> None:
-        """Put the observation, or these messages, into the conversation; or end the episode at a limit."""
+        """Put the observation, or these messages of text, into the conversation; or end the episode at a limit."""
         if len(episode.turns) >= self.rules.max_turns:
             episode.end = End.TURN_LIMIT
             return
-        news = list(messages) or [{"role": "user", "content": self.cut(episode.observation)}]
-        if starts_conversation(episode.info):
+        shown = () if messages else episode.images
+        news = list(messages) or [self.message(episode.observation, shown)]
+        begins = starts_conversation(episode.info)
+        if begins:
             self._begin_again(episode)
-            told = Conversation(tuple(self._tools.prompt([*episode.messages, *news])))
-        elif self._rewritten:
-            told = Conversation(tuple(self._tools.prompt([*episode.messages, *news])))
+        if begins or self._rewritten:
+            seen = (*episode.shown, *shown)
+            prompt = self._tools.prompt([*episode.messages, *news], images=seen)
+            told = Conversation(tuple(prompt), images=self._tools.placed(prompt, seen))
         else:
-            told = episode.conversation.told(self._tools.next_turn(news))
-        if len(told.tokens) + self._turn_tokens > self._context:
+            tokens = self._tools.next_turn(news, shown)
+            told = episode.conversation.told(tokens, self._tools.placed(tokens, shown))
+        if len(told.tokens) + self._turn_tokens > self._context or len(told.images) > MOST_IMAGES:
             episode.end = End.CONTEXT_LIMIT
             return
         episode.messages += news
+        episode.shown += shown
         episode.conversation = told
 
     def _begin_again(self, episode: Episode) -> None:
@@ -257,6 +270,18 @@ class Player:
             )
         system = episode.info.get("instructions") or ""
         episode.messages = [{"role": "system", "content": str(system)}] if system else []
+        episode.shown = []
+
+    def _shown(self, answer: Any) -> tuple[bytes, ...]:
+        if answer.images and self.text_alone:
+            what = f"{self._task.workflow} reads text alone, and {self.rules.environment} shows images"
+            raise InvalidInput("task.workflow", f"{what}; train it with another workflow")
+        return tuple(answer.images)
+
+    def message(self, text: str, images: Sequence[bytes]) -> Message:
+        """An observation as the policy sees it."""
+        cut = self.cut(self._tools.observed(text))
+        return {"role": "user", "content": observed(cut, len(images)) if images else cut}
 
     def cut(self, text: str) -> str:
         limit = self.rules.max_observation_characters

@@ -67,6 +67,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
     async def run(self) -> list[Experience]:
         if self.task.kind is TaskKind.EVALUATION:
             return await super().run()
+        self.player.text_alone = True
         pairs, single = divmod(self.task.repeat_times, 2)
         alone = (self._single() for _ in range(single))
         made = await gather_rollouts([*(self._pair(index) for index in range(pairs)), *alone])

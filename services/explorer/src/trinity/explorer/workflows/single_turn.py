@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from trinity.data.experience import Experience, Truncation
-from trinity.data.images import MARKER, digest, parts
+from trinity.data.images import MARKER, PlacedImage, parts
 from trinity.data.prompts import prompt_messages
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score
@@ -157,14 +157,17 @@ class SimpleMMWorkflow(SimpleWorkflow):
     """
 
     async def run(self) -> list[Experience]:
-        shown = tuple(map(digest, self.task.images))
-        return [replace(experience, images=shown) for experience in await super().run()]
+        made = await super().run()
+        return [replace(one, images=self._placed(one.token_ids[: one.prompt_length].tolist())) for one in made]
 
     def asked(self) -> list[int]:
         return self.tools.prompt(self.messages(), self.format["reply_prefix"], images=self.task.images)
 
     async def sampled(self, prompt: list[int]) -> list[Completion]:
-        return await self.tools.generate(prompt, self.task.sampling, self.task.images)
+        return await self.tools.generate(prompt, self.task.sampling, self._placed(prompt))
+
+    def _placed(self, prompt: list[int]) -> tuple[PlacedImage, ...]:
+        return self.tools.placed(prompt, self.task.images)
 
     def messages(self) -> list[Message]:
         key = self.format.get("image_key")

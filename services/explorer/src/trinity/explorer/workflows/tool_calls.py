@@ -94,11 +94,17 @@ class EnvironmentTools:
         text = json.dumps({"name": call.name, "arguments": call.arguments})
         step = await self._episode.step(f"<tool_call>{text}</tool_call>")
         self._over = step.done
+        _refuse_images(step)
         if starts_conversation(step.info):
             raise InvalidInput("workflow_args.environment", "names one that begins a new conversation in its episode")
         before, self._errors = self._errors, step.metrics.get("tool_errors", 0.0)
         found = step.observation.strip().removeprefix("<tool_response>").removesuffix("</tool_response>")
         return found.strip(), not step.info.get("problem") and self._errors <= before
+
+
+def _refuse_images(step: Any) -> None:
+    if step.images:
+        raise InvalidInput("workflow_args.environment", "names one that shows images; results of tools are text")
 
 
 def _schema(entry: dict[str, Any]) -> dict[str, Any]:
@@ -214,6 +220,7 @@ class ToolCallWorkflow(SimpleWorkflow):
         environment, args = self._args["environment"], self._args["environment_args"]
         async with self.tools.episode(environment, self.row, args, seed_of(self.task)) as episode:
             first = await episode.reset()
+            _refuse_images(first)
             yield EnvironmentTools(episode, first.info.get("tools"))
 
     def _answer(self, rollout: _Rollout, asked: str) -> Answer:

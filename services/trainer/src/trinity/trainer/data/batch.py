@@ -12,7 +12,7 @@ import torch
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.config.algorithms import AlgorithmPlan
 from trinity.data.experience import Experience, Group
-from trinity.data.images import digest
+from trinity.data.images import PlacedImage
 from trinity.data.outcome_checks import LONGEST_NAME
 from trinity.data.wire import decode_outcome, parse_outcome
 from trinity.runtime.errors import InvalidInput
@@ -32,7 +32,7 @@ class TrainSequence:
     weights before the first mini-batch of the step; None: those of the loss itself.
     pair: k > 0 for the chosen one of preference pair k, -k for the rejected one. keep_mask bool [R] and `peers`:
     statistics of the whole batch for the loss (engine.whole_batch). values and returns float32 [R]: the critic's values
-    before the step, and its targets; None without a critic. images: files of those in the prompt, in order.
+    before the step, and its targets; None without a critic. images: those among the tokens, in order.
     """
 
     token_ids: np.ndarray
@@ -53,7 +53,7 @@ class TrainSequence:
     peers: float = 0.0
     values: np.ndarray | None = None
     returns: np.ndarray | None = None
-    images: tuple[bytes, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def length(self) -> int:
@@ -151,7 +151,6 @@ def _undecodable(step: int, index: int, member: pb.LedgerGroup, data: bytes, err
 def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]:
     """`version`: the trainer's before the step."""
     temperature = group.task.sampling.temperature or 1.0
-    images = {digest(image): image for image in group.task.images}
     return [
         TrainSequence(
             token_ids=experience.token_ids,
@@ -163,7 +162,7 @@ def _sequences_of(group: Group, index: int, version: int) -> list[TrainSequence]
             temperature=temperature,
             experience=experience,
             on_policy_mask=_wholly_by(experience, version),
-            images=tuple(images[key] for key in experience.images),
+            images=experience.images,
         )
         for experience in group.experiences
     ]

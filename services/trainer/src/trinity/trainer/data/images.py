@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from trinity.config.schema.model import ModelConfig
-from trinity.data.images import digest, rgb
+from trinity.data.images import PlacedImage, rgb
 from trinity.data.vision import ImageRules, image_rules
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
@@ -93,7 +93,7 @@ class ImageReader:
         places, rows, features = [], [], 0
         for sequence, begin in zip(sequences, starts, strict=True):
             for image, (start, length) in zip(sequence.images, self._runs(sequence), strict=True):
-                key = digest(image)
+                key = image.digest
                 if key not in read:
                     read[key], first[key] = self._one(image), features
                     features += length
@@ -107,21 +107,17 @@ class ImageReader:
         )
 
     def _runs(self, sequence: TrainSequence) -> list[tuple[int, int]]:
-        """(first position, length) of each image's placeholders. Any after them are tokens like others."""
-        if not sequence.images:
-            return []
-        places = np.flatnonzero(sequence.token_ids == self.rules.token)
-        starts = places[np.diff(places, prepend=-2) > 1][: len(sequence.images)].tolist()
+        """(first position, length) of each image's placeholders."""
         lengths = [rows * columns // self.rules.merge**2 for _, rows, columns in self._grids(sequence)]
-        return list(zip(starts, lengths, strict=True))
+        return [(image.start, length) for image, length in zip(sequence.images, lengths, strict=True)]
 
     def _grids(self, sequence: TrainSequence) -> list[tuple[int, int, int]]:
         return [self._one(image)[1] for image in sequence.images]
 
-    def _one(self, image: bytes) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        key = digest(image)
+    def _one(self, image: PlacedImage) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        key = image.digest
         if key not in self._kept:
-            found: Any = self._processor(images=[rgb(image)], return_tensors="pt")
+            found: Any = self._processor(images=[rgb(image.file)], return_tensors="pt")
             rows = found["image_grid_thw"][0].tolist()
             self._kept[key] = found["pixel_values"].float(), (rows[0], rows[1], rows[2])
             if len(self._kept) > _KEPT:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import torch
 
+from trinity.data.images import PlacedImage
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.images import ImageReader, Seen
 
@@ -166,7 +167,7 @@ def _read(
     return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(attention)
 
 
-def after_first_token(tokens: Sequence[int], images: tuple[bytes, ...] = ()) -> TrainSequence:
+def after_first_token(tokens: Sequence[int], images: tuple[PlacedImage, ...] = ()) -> TrainSequence:
     """All tokens but the first as a response, to compute their log-probabilities at temperature 1."""
     count = max(0, len(tokens) - 1)
     nothing = np.zeros(count, np.float32)

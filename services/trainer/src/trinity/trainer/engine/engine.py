@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from trinity.config import Plan
+from trinity.data.images import PlacedImage
 from trinity.data.vision import ImageRules
 from trinity.trainer.algorithms.aggregation import Report, join, means
 from trinity.trainer.algorithms.kl import KlCoefficients
@@ -310,7 +311,10 @@ class TrainEngine:
 
     @torch.no_grad()
     def probe_logprobs(
-        self, sequences: Sequence[Sequence[int]], other_head: bool = False, images: Sequence[tuple[bytes, ...]] = ()
+        self,
+        sequences: Sequence[Sequence[int]],
+        other_head: bool = False,
+        images: Sequence[tuple[PlacedImage, ...]] = (),
     ) -> list[list[float]]:
         """Of each sequence's tokens but the first, at temperature 1. A collective under ZeRO-3; changes nothing.
 

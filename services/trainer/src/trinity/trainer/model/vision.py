@@ -1,6 +1,6 @@
 """A vision-language model's hidden states: features of images in place of their placeholders, then the language model.
 
-Placeholders are those of the prompt's images alone: a token of the same id that was sampled stays a token, as in vLLM.
+Placeholders are those at the images' places alone: a token of the same id that was sampled stays a token, as in vLLM.
 """
 
 from typing import Any
