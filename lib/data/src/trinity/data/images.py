@@ -51,7 +51,7 @@ class PlacedImage:
         return replace(self, start=self.start + by)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # it keeps the files
 def size(image: bytes) -> tuple[int, int]:
     """(width, height) in pixels, by its header alone. Raises InvalidInput for what `rgb` cannot take."""
     found = _opened(image)
