@@ -148,11 +148,21 @@ def test_pictures_count(folder: Path, reader: ImageReader) -> None:
 
 
 def test_positions_are_those_of_transformers(folder: Path, reader: ImageReader) -> None:
+    """An image of a later turn too, with tokens before it and behind it that the policy sampled with the same id."""
     model = AutoModelForImageTextToText.from_pretrained(folder).model
-    for sequence in sequences(reader)[1:]:
+    token = reader.rules.token
+    told = images.expanded([2, token, 3], PICTURES[1:2], reader.rules)
+    later = (images.placed(told, PICTURES[1:2], reader.rules)[0].moved(4),)
+    nothing = np.zeros(1, np.float32)
+    tokens = np.array([1, token, token, 9, *told, 4, token, 6], np.int32)
+    turns = TrainSequence(tokens, len(tokens) - 1, nothing, nothing.astype(bool), 0, images=later)
+    for sequence in (*sequences(reader)[1:], turns):
         ids = torch.from_numpy(sequence.token_ids.astype(np.int64))[None]
-        grids = torch.tensor([reader.rules.grid(*images.size(image)) for image in sequence.images])
-        expected, _ = model.get_rope_index(ids, (ids == reader.rules.token).int(), image_grid_thw=grids)
+        grids = torch.tensor([reader.rules.grid(*images.size(image.file)) for image in sequence.images])
+        kinds = torch.zeros_like(ids, dtype=torch.int)
+        for image in sequence.images:
+            kinds[0, image.start : image.start + reader.rules.tokens(*images.size(image.file))] = 1
+        expected, _ = model.get_rope_index(ids, kinds, image_grid_thw=grids)
         np.testing.assert_array_equal(reader.positions(sequence), expected[:, 0].numpy())
 
 
