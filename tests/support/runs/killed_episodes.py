@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from support.environments.gusts import PLUGIN
 from support.runs.buffer_run import BufferRun
 from support.runs.playing_explorer import Given
 from support.services.nats import NatsServer
@@ -28,6 +29,10 @@ from trinity.runtime.trust.roles import Role
 
 TURNS = 10
 LAKE = ["SFFF", "FFFF", "FFFF", "FFFG"]  # without holes, so that few episodes end before their tenth turn
+WORKFLOWS: dict[str, dict[str, Any]] = {
+    "frozen_lake_workflow": {"environment_args": {"is_slippery": True}},
+    "environment_workflow": {"environment": "gusts", "action_form": "action"},
+}
 LEASE_SECONDS = 1.5
 STEPS = 2
 _RUN_SECONDS = 540.0
@@ -44,6 +49,12 @@ class Played:
     problems: list[str] = field(default_factory=list)
     counts: dict[str, Any] = field(default_factory=dict)
     tokens_again: Counter[str] = field(default_factory=Counter)
+    environment_kills: int = 0
+
+    @property
+    def deaths(self) -> dict[str, int]:
+        """How many explorers were killed at each task, or ended its lease otherwise."""
+        return {task: group.attempt - 1 for task, group in self.groups.items()}
 
     @property
     def sampled_again(self) -> Counter[tuple[str, str]]:
@@ -52,6 +63,13 @@ class Played:
         for (task, place, _), times in self.replies.items():
             again[task, place] += times - 1
         return +again
+
+    def beyond(self, turns: int) -> Counter[tuple[str, str]]:
+        """Replies of episodes that have so many turns beyond these, by task and rollout, whatever they answer."""
+        sampled: Counter[tuple[str, str]] = Counter()
+        for (task, place, _), times in self.replies.items():
+            sampled[task, place] += times
+        return Counter({name: times - turns for name, times in sampled.items()})
 
     @property
     def episodes(self) -> int:
@@ -76,24 +94,23 @@ async def play(
     tasks: int,
     rollouts: int = 2,
     kills: int = 0,
+    environment_kills: int = 0,
     explorers: int = 3,
     durable: bool = True,
     seed: int = 0,
     reply_seconds: float = 0.2,
     flush_tokens: int = 0,
+    workflow: str = "frozen_lake_workflow",
 ) -> Played:
-    """All groups of `tasks` tasks, while explorers are killed `kills` times. `reply_seconds`: of each part of a reply,
-    which has `flush_tokens`."""
-    data = folder / "lake"
+    """All groups of `tasks` tasks, while explorers are killed `kills` times, and their environment's service
+    `environment_kills` times. `reply_seconds`: of each part of a reply, which has `flush_tokens`."""
+    data = folder / "data"
     data.mkdir(parents=True)
     (data / "train.jsonl").write_text((json.dumps({"desc": LAKE}) + "\n") * 50)
-    taskset = {
-        "name": "lake",
-        "path": str(data),
-        "split": "train",
-        "default_workflow_type": "frozen_lake_workflow",
-        "workflow_args": {"environment_args": {"is_slippery": True}},
-    }
+    (folder / "plugins").mkdir()
+    (folder / "plugins/gusts_of_tests.py").write_text(PLUGIN)
+    taskset = {"name": "walks", "path": str(data), "split": "train", "default_workflow_type": workflow}
+    taskset["workflow_args"] = WORKFLOWS[workflow]
     run = BufferRun(
         folder,
         nats,
@@ -103,9 +120,9 @@ async def play(
         model={"max_prompt_tokens": 4000, "max_response_tokens": 64, "max_model_len": 20_000},
         buffer={"explorer_input": {"taskset": taskset}},
     ).start()
-    environment = ServiceProcess("environment", folder).start()
+    environment = ServiceProcess("environment", folder, PLUGIN_DIRS=str(folder / "plugins")).start()
     trainer = run.trainer()
-    crowd = _Crowd(folder, nats, run, environment.address, durable, reply_seconds, flush_tokens)
+    crowd = _Crowd(folder, nats, run, environment, durable, reply_seconds, flush_tokens)
     try:
         await trainer.begin()
         async with asyncio.timeout(_RUN_SECONDS), await connect(nats.url, "tests") as broker:
@@ -114,13 +131,14 @@ async def play(
             crowd.start(explorers)
             async with asyncio.TaskGroup() as beside:
                 work = [crowd.kill(kills, random.Random(seed)), crowd.watch()]
+                work.append(crowd.kill_environment(environment_kills, random.Random(seed + 1)))
                 running = [beside.create_task(one) for one in work]
                 batches = [await trainer.batch(step, _RUN_SECONDS) for step in range(1, STEPS + 1)]
                 for task in running:
                     task.cancel()
             groups = [one for batch in batches for one in _groups(batch)]
             played = Played({group.task.task_id: group for group in groups}, crowd.replies(), crowd.killed)
-            played.tokens_again = crowd.tokens_again()
+            played.tokens_again, played.environment_kills = crowd.tokens_again(), crowd.environment_killed
             async with rpc.channel(run.buffer.address) as channel:
                 played.counts, played.problems = await _audited(Buffer(channel, run.run))
             while kept := await broker.subjects(names.turns_stream):  # the buffer removes them in its next look
@@ -155,18 +173,18 @@ class _Crowd:
         folder: Path,
         nats: NatsServer,
         run: BufferRun,
-        environment: str,
+        environment: ServiceProcess,
         durable: bool,
         reply_seconds: float,
         flush_tokens: int,
     ) -> None:
-        self._nats, self._run, self._folder = nats, run, folder
+        self._nats, self._run, self._folder, self._environment = nats, run, folder, environment
         self._given = Given(
             nats.url,
             "",
             run.run,
             "",
-            environment,
+            environment.address,
             str(folder / "sampled.jsonl"),
             reply_seconds,
             LEASE_SECONDS,
@@ -176,6 +194,7 @@ class _Crowd:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._number = 0
         self.killed: list[int] = []
+        self.environment_killed = 0
 
     def start(self, number: int = 1) -> None:
         for _ in range(number):
@@ -197,9 +216,7 @@ class _Crowd:
     async def kill(self, times: int, chance: random.Random) -> None:
         """After a random number of replies, at a random moment of a turn, the explorer that plays it."""
         for _ in range(times):
-            wanted = len(self._lines()) + chance.randint(1, 2 * TURNS)
-            while len(lines := self._lines()) < wanted:
-                await asyncio.sleep(0.01)
+            lines = await self._further(chance.randint(1, 2 * TURNS))
             await asyncio.sleep(chance.random() * self._given.reply_seconds)
             last = lines[-1]["by"]
             process = self._running.pop(last)
@@ -208,7 +225,24 @@ class _Crowd:
             self.killed.append(lines[-1]["turn"])
             self.start()
 
+    async def kill_environment(self, times: int, chance: random.Random) -> None:
+        """At a random moment, with all episodes that are open; it starts again at once, at the same address."""
+        for _ in range(times):
+            await self._further(chance.randint(TURNS, 4 * TURNS))
+            await asyncio.sleep(chance.random() * self._given.reply_seconds)
+            self._environment.kill()
+            self.environment_killed += 1
+            self._environment.start(wait_seconds=0)
+
+    async def _further(self, replies: int) -> list[dict[str, Any]]:
+        """All lines once there are so many more of them."""
+        wanted = len(self._lines()) + replies
+        while len(lines := self._lines()) < wanted:
+            await asyncio.sleep(0.01)
+        return lines
+
     def _check(self) -> None:
+        assert self._environment.is_running(), self._environment.tail()
         for name, process in self._running.items():
             assert process.poll() is None, (self._folder / f"{name}.out").read_text()
 
