@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -18,8 +19,9 @@ from starlette.routing import Route
 
 from trinity.data.experience import SamplingParams, VersionSpan
 from trinity.explorer.serving import endpoint
-from trinity.explorer.serving.asgi import LARGEST_BODY
+from trinity.explorer.serving.asgi import LARGEST_BODY, App
 from trinity.explorer.serving.gateway import Gateway
+from trinity.explorer.serving.in_process import InProcess
 from trinity.explorer.serving.sessions import CALL, Session, SessionFailed, Sessions
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import InvalidInput
@@ -33,7 +35,8 @@ CALLED = {"id": "a", "type": "function", "function": {"name": "launch", "argumen
 class Served:
     """A gateway on a port, before an application that answers every question with `2`, once it is let go."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_process: bool) -> None:
+        self.in_process = in_process
         self.sessions = Sessions()
         self.go = asyncio.Event()
         self.go.set()
@@ -57,7 +60,10 @@ class Served:
         call.place = call.session.tree.place([[1, 2, 3]], [])
         completion = Completion(np.array([7, 8], np.int32), np.zeros(2, np.float32), (VersionSpan(0, 0, 2),), "stop")
         if not body.get("stream"):
-            await self.go.wait()
+            while not self.go.is_set():
+                await asyncio.sleep(0.01)
+                if await request.is_disconnected():
+                    return JSONResponse(None)  # as vLLM does
             call.sampled[0] = (completion, True)
             message = {"role": "assistant", "content": "2"}
             return JSONResponse({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
@@ -72,18 +78,37 @@ class Served:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
+    async def application(self) -> App:
+        return self.gateway
+
     def open(self) -> tuple[Session, openai.AsyncOpenAI]:
         session, key = self.sessions.open(SamplingParams(temperature=0.7, stop=("end",)))
-        return session, openai.AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0)
+        transport = InProcess(self.application) if self.in_process else None
+        http = openai.DefaultAsyncHttpxClient(transport=transport, verify=False)
+        return session, openai.AsyncOpenAI(base_url=self.url, api_key=key, max_retries=0, http_client=http)
 
 
-@pytest_asyncio.fixture
-async def served() -> AsyncIterator[Served]:
-    made = Served()
+@asynccontextmanager
+async def serving(in_process: bool) -> AsyncIterator[Served]:
+    made = Served(in_process)
     server = asyncio.create_task(endpoint.run(made.gateway, [made.listening]))
     yield made
     server.cancel()
     await asyncio.wait([server])
+
+
+@pytest_asyncio.fixture(params=["http", "in process"])
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+    """OpenAI's client reaches it over HTTP, and in its own process."""
+    async with serving(request.param == "in process") as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def listening() -> AsyncIterator[Served]:
+    """For calls by hand."""
+    async with serving(False) as made:
+        yield made
 
 
 async def ask(client: openai.AsyncOpenAI, messages: Any = ASKED, **options: Any) -> Any:
@@ -110,12 +135,14 @@ async def test_a_call_is_filled_in_as_the_task_says_and_recorded(served: Served)
 
 
 @pytest.mark.parametrize("key", ["none", "session-", "session-x.y", "other", "forged"])
-async def test_a_forged_key_is_a_401(served: Served, key: str) -> None:
-    session, client = served.open()
+async def test_a_forged_key_is_a_401(listening: Served, key: str) -> None:
+    session, client = listening.open()
     right = client.api_key
     sent = right[:-1] + ("a" if right[-1] != "a" else "b") if key == "forged" else key
     async with httpx.AsyncClient() as http:
-        answer = await http.post(f"{served.url}/chat/completions", headers={"Authorization": f"Bearer {sent}"}, json={})
+        answer = await http.post(
+            f"{listening.url}/chat/completions", headers={"Authorization": f"Bearer {sent}"}, json={}
+        )
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert session.failure is None, "what others send is no fault of the session"
@@ -187,21 +214,21 @@ async def test_a_message_of_10_mb_is_a_413(served: Served) -> None:
         (b'{"messages": [], "kv_transfer_params": {"prompt_token_ids": [1]}}', "unsupported_parameter"),
     ],
 )
-async def test_what_cannot_be_recorded_is_a_400(served: Served, body: bytes, code: str) -> None:
-    session, client = served.open()
+async def test_what_cannot_be_recorded_is_a_400(listening: Served, body: bytes, code: str) -> None:
+    session, client = listening.open()
     async with httpx.AsyncClient() as http:
         headers = {"Authorization": f"Bearer {client.api_key}"}
-        answer = await http.post(f"{served.url}/chat/completions", headers=headers, content=body)
+        answer = await http.post(f"{listening.url}/chat/completions", headers=headers, content=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
-        other = await http.post(f"{served.url}/completions", headers=headers, json={"prompt": "1"})
+        other = await http.post(f"{listening.url}/completions", headers=headers, json={"prompt": "1"})
         assert (other.status_code, other.json()["error"]["code"]) == (404, "unknown_url")
     await ask(client)
     assert len(session.finish(0, 1.0)) == 1, "the agent may go on"
 
 
-async def test_a_client_that_sends_no_body_is_a_408(served: Served) -> None:
-    session, client = served.open()
-    reader, writer = await asyncio.open_connection(*served.listening.getsockname())
+async def test_a_client_that_sends_no_body_is_a_408(listening: Served) -> None:
+    session, client = listening.open()
+    reader, writer = await asyncio.open_connection(*listening.listening.getsockname())
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.api_key}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{{".encode())
     answer = await asyncio.wait_for(reader.read(), 60)
@@ -210,15 +237,53 @@ async def test_a_client_that_sends_no_body_is_a_408(served: Served) -> None:
     writer.close()
 
 
-async def test_a_client_that_takes_no_answer_fails_the_session(served: Served) -> None:
-    session, client = served.open()
-    _, writer = await asyncio.open_connection(*served.listening.getsockname(), limit=1024)
+async def test_a_client_that_takes_no_answer_fails_the_session(listening: Served) -> None:
+    session, client = listening.open()
+    _, writer = await asyncio.open_connection(*listening.listening.getsockname(), limit=1024)
     body = json.dumps({"messages": ASKED, "stream": True, "characters": 1_000_000, "parts": 50}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.api_key}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     assert "the client took nothing of an answer for 2 s" in str(await failure_of(session))
     assert not session.tree.turns
     writer.close()
+
+
+async def test_a_stream_that_is_not_read_fails_the_session(served: Served) -> None:
+    session, client = served.open()
+    async with await ask(client, stream=True, extra_body={"characters": 1_000_000, "parts": 100}):
+        assert "the client took nothing of an answer for 2 s" in str(await failure_of(session))
+
+
+async def test_the_time_limit_of_a_client_is_its_own(served: Served) -> None:
+    session, client = served.open()
+    served.go.clear()
+    with pytest.raises(openai.APITimeoutError):
+        await ask(client, timeout=0.2)
+    async with asyncio.timeout(60):
+        while session.calls:
+            await asyncio.sleep(0.01)
+    assert "cut before its answer was complete" in str(session.failure)
+
+
+async def test_a_call_that_is_cancelled_fails_the_session(served: Served) -> None:
+    session, client = served.open()
+    served.go.clear()
+    call = asyncio.create_task(ask(client))
+    async with asyncio.timeout(60):
+        while not served.requests:
+            await asyncio.sleep(0.01)
+    call.cancel()
+    assert "cut before its answer was complete" in str(await failure_of(session))
+
+
+async def test_a_stream_comes_part_by_part(served: Served) -> None:
+    _, client = served.open()
+    served.go.clear()
+    async with asyncio.timeout(60), await ask(client, stream=True) as stream:
+        parts = aiter(stream)
+        assert (await anext(parts)).choices[0].delta.content == "2"
+        served.go.set()
+        assert [part.choices[0].finish_reason async for part in parts] == ["stop"]
 
 
 async def test_a_stream_that_is_cut_fails_the_session(served: Served) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,14 +22,14 @@ from starlette.routing import Route
 
 from support.data.experience import make_task
 from trinity.api.explorer.v1 import explorer_pb2 as pb
-from trinity.data.experience import AttemptFailure, Group, Outcome, Task, VersionSpan
+from trinity.data.experience import AttemptFailure, Group, Outcome, SamplingParams, Task, VersionSpan
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.environments.client import EnvironmentClient
 from trinity.explorer.rollout import attempt
 from trinity.explorer.rollout.toolbox import ExplorerTools
 from trinity.explorer.servicer import ExplorerServicer
 from trinity.explorer.serving import endpoint
-from trinity.explorer.serving.agents import AgentGateway, OpenTo
+from trinity.explorer.serving.agents import AgentGateway, AgentSession, OpenTo
 from trinity.explorer.serving.sessions import CALL
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import Conflict, FailureCause, InvalidInput, Unauthenticated, Unavailable
@@ -355,3 +356,36 @@ async def test_the_sdk_names_the_refusal(explorer: Explorer) -> None:
         await asyncio.to_thread(play, explorer, nothing)
     assert (refused.value.status, refused.value.reason) == (409, "session_ended")
     assert isinstance(await outcome(running), AttemptFailure)
+
+
+async def test_an_agent_that_closes_its_clients_ends_no_other_session(explorer: Explorer) -> None:
+    async def ask(agent: AgentSession) -> None:
+        await agent.asynchronous.chat.completions.create(model="any", messages=ASKED)
+        await asyncio.to_thread(agent.sync.chat.completions.create, model="any", messages=ASKED)
+
+    open_one = partial(explorer.gateway.session, SamplingParams(), 60)
+    async with open_one() as one, open_one() as other:
+        await ask(other)
+        async with one.asynchronous:
+            await ask(one)
+        one.sync.close()
+        await ask(other)
+        assert [len(agent.session.tree.turns) for agent in (one, other)] == [2, 4]
+
+
+async def test_an_agent_is_told_that_the_application_was_refused(
+    explorer: Explorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def refused(*_: Any) -> Any:
+        await asyncio.sleep(0.1)  # the first call comes before it
+        raise ValueError("no such parser")
+
+    monkeypatch.setattr(endpoint, "application", refused)
+    gateway = Explorer(tmp_path).gateway
+    async with gateway.session(SamplingParams(), 60) as agent:
+        with pytest.raises(openai.APIConnectionError) as failed:
+            await agent.asynchronous.with_options(max_retries=0).chat.completions.create(model="any", messages=ASKED)
+    assert "the gateway of agents did not start" in str(failed.value.__cause__)
+    with pytest.raises(InvalidInput, match="no such parser"):
+        await gateway.check()
+    await gateway.close()

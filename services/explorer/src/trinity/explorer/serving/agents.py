@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ class AgentSession:
     base_url: str
     key: str = field(repr=False)
     timeout_seconds: float
-    clients: "_Clients"
+    app: Callable[[], Awaitable[App]] = field(repr=False)
     reward: float | Sequence[float] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     rollout: int = 0  # in its group
@@ -64,13 +64,19 @@ class AgentSession:
         """For agents in a thread (asyncio.to_thread): the explorer's own loop answers it."""
         import openai
 
-        return openai.OpenAI(http_client=self.clients.sync, **self._arguments)
+        # Without verification it takes a millisecond to make, with it tens of them.
+        return openai.OpenAI(http_client=openai.DefaultHttpxClient(verify=False), **self._arguments)
 
     @cached_property
     def asynchronous(self) -> "openai.AsyncOpenAI":
+        """For agents in the explorer's own loop: no socket lies between it and the gateway."""
         import openai
 
-        return openai.AsyncOpenAI(http_client=self.clients.asynchronous, **self._arguments)
+        from trinity.explorer.serving.in_process import InProcess
+
+        mounts = {self.base_url.removesuffix("/v1"): InProcess(self.app)}
+        http = openai.DefaultAsyncHttpxClient(verify=False, mounts=mounts)
+        return openai.AsyncOpenAI(http_client=http, **self._arguments)
 
     @property
     def _arguments(self) -> dict[str, Any]:
@@ -89,27 +95,12 @@ class AgentSession:
             raise self.session.failure or SessionFailed("the session ended without a reward")
         return self.session.finish(rollout, self.reward)
 
-
-class _Clients:
-    """The HTTP clients below those of all sessions: one alone takes tens of milliseconds to make, for its TLS."""
-
-    @cached_property
-    def sync(self) -> Any:
-        import openai
-
-        return openai.DefaultHttpxClient(verify=False)
-
-    @cached_property
-    def asynchronous(self) -> Any:
-        import openai
-
-        return openai.DefaultAsyncHttpxClient(verify=False)
-
     async def close(self) -> None:
+        """The clients, which an agent may have closed itself."""
         if "sync" in vars(self):
             self.sync.close()
         if "asynchronous" in vars(self):
-            await self.asynchronous.aclose()
+            await self.asynchronous.close()
 
 
 class AgentGateway:
@@ -134,7 +125,8 @@ class AgentGateway:
         self._template = chat_template
         self._sessions = Sessions()
         self.outside = OutsideSessions(self._sessions, agent_wait)
-        self._clients = _Clients()
+        self._app: App | None = None
+        self._built = asyncio.Event()
         self._socket: socket.socket | None = None
         self._server: asyncio.Task[None] | None = None
 
@@ -142,7 +134,7 @@ class AgentGateway:
     async def session(self, sampling: SamplingParams, timeout_seconds: float) -> AsyncIterator[AgentSession]:
         """A session that is closed at the end of the context."""
         session, key = self._sessions.open(sampling)
-        agent = AgentSession(session, self._base_url(), key, timeout_seconds, self._clients)
+        agent = AgentSession(session, self._base_url(), key, timeout_seconds, self._application)
         try:
             yield agent
         except Exception as error:  # what the agent saw of a failure is its consequence
@@ -151,6 +143,7 @@ class AgentGateway:
             raise
         finally:
             self._sessions.close(session)
+            await agent.close()
 
     def start(self) -> None:
         """Listen; the socket does at once, and who calls before vLLM's application is made waits for it.
@@ -177,14 +170,23 @@ class AgentGateway:
     async def _serve(self, listening: socket.socket) -> None:
         try:
             app = await endpoint.application(self._client, self._options, self._template)
+            self._app = Gateway(app, self._sessions, _MODEL)
         except (SystemExit, KeyError, TypeError, ValueError) as error:
             raise InvalidInput("explorer.rollout_model", f"vLLM refuses {self._options}: {error}") from error
+        finally:
+            self._built.set()
         address = ":".join(map(str, listening.getsockname()))
         log.info("explorer.gateway.serving", address=f"http://{address}/v1")
-        gateway: App = Gateway(app, self._sessions, _MODEL)
-        if self._open_to is not None:
-            gateway = Front(gateway, self.outside, app, self._open_to.keys)
-        await endpoint.run(gateway, [listening])
+        open_to = self._open_to
+        served = Front(self._app, self.outside, app, open_to.keys) if open_to is not None else self._app
+        await endpoint.run(served, [listening])
+
+    async def _application(self) -> App:
+        """Of sessions, once it is made."""
+        await self._built.wait()
+        if self._app is None:
+            raise EngineFailed("the gateway of agents did not start")
+        return self._app
 
     async def check(self) -> None:
         """Raises EngineFailed if the server is gone, InvalidInput if vLLM refused its options."""
@@ -195,7 +197,6 @@ class AgentGateway:
             raise EngineFailed(f"the gateway of agents ended: {error}") from error
 
     async def close(self) -> None:
-        await self._clients.close()
         if self._server is not None:
             self._server.cancel()
             await asyncio.wait([self._server])

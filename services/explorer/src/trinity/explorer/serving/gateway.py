@@ -135,7 +135,8 @@ class _Answer:
             return
         self._body.append(part)
         if not message.get("more_body", False):
-            for index, said in self.reader.whole(json.loads(b"".join(self._body))):
+            body = json.loads(b"".join(self._body))
+            for index, said in self.reader.whole(body) if body is not None else ():  # None: the client left
                 self.call.reply(index, said)
 
     async def _pass_on(self, message: dict[str, Any]) -> None:
