@@ -2,9 +2,10 @@
 
     python benchmarks/agents.py [--tiny] [--device cuda] [--hidden 1536 --layers 28 ...]
 
-One engine, and four sides that take turns in every round, each warmed up: the toolbox's own generate; a session's
-asynchronous client, whole replies and streamed; and vLLM's own HTTP application, without a session and with nothing
-recorded, so that it shows which part of the difference is HTTP. `--parallel` calls run at a time, of
+One engine, and five sides that take turns in every round, each warmed up: the toolbox's own generate; a session's
+asynchronous client, whole replies and streamed; a session over HTTP, as agents in other processes have it, whose client
+is in this process too; and vLLM's own HTTP application, without a session and with nothing recorded, so that it shows
+which part of the difference is HTTP. `--parallel` calls run at a time, of
 `--response` tokens each. The limit is for the whole replies of a session: at most 5 % longer than generate. Beside the
 seconds stands the CPU time of this process, where all but the engine's core runs: other work does not change it.
 """
@@ -26,7 +27,7 @@ from rollout import make_model
 
 LIMIT = 1.05
 KEY = "key-of-the-benchmark"
-SIDES = ("tools.generate", "session, whole", "session, streamed", "vLLM's HTTP alone")
+SIDES = ("tools.generate", "session, whole", "session, streamed", "session over HTTP", "vLLM's HTTP alone")
 Ask = Callable[[str], Awaitable[int]]
 
 
@@ -108,12 +109,18 @@ async def measure(model: str, args: argparse.Namespace) -> tuple[dict[str, list[
     cpu: dict[str, list[float]] = {side: [] for side in SIDES}
     try:
         for number in range(args.rounds + 1):  # the first one warms up
-            async with gateway.session(sampling, 600) as whole, gateway.session(sampling, 600) as streamed:
-                plain = client_of(whole.base_url, KEY)
+            async with (
+                gateway.session(sampling, 600) as whole,
+                gateway.session(sampling, 600) as streamed,
+                gateway.session(sampling, 600) as remote,
+                client_of(remote.base_url, remote.key) as over_http,
+                client_of(remote.base_url, KEY) as plain,
+            ):
                 asks = (
                     generate,
                     by_client(whole.asynchronous, args, False),
                     by_client(streamed.asynchronous, args, True),
+                    by_client(over_http, args, False),
                     by_client(plain, args, False),
                 )
                 turn = number % len(SIDES)  # no side is always the first of a round
@@ -124,11 +131,10 @@ async def measure(model: str, args: argparse.Namespace) -> tuple[dict[str, list[
                     if number:
                         seconds[side].append(taken)
                         cpu[side].append(time.process_time() - before)
-                for agent in (whole, streamed):
+                for agent in (whole, streamed, remote):
                     agent.reward = 1.0
                     made = agent.experiences(0)
                     assert sum(int(e.action_mask.sum()) for e in made) == args.calls * args.response
-                await plain.close()
     finally:
         await gateway.close()
         pool.close()

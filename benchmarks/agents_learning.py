@@ -1,11 +1,11 @@
 """Whether an agent on OpenAI's SDK learns as the built-in workflow with the same tool does.
 
-    python benchmarks/agents_learning.py [--steps 20 --seeds 2] [--folder FOLDER]
+    python benchmarks/agents_learning.py [--steps 30 --seeds 2] [--folder FOLDER --runs 1]
 
-The quickstart's model learns to call a tool by SFT, once. From these weights GRPO runs with `sums_agent` of
-examples/agents, by the recording gateway, and with `tool_call_workflow`, whose tool is the same function. Prompts,
-tasks and their order are equal, so the rewards of each step may be compared. Each runs with every seed of the sampling:
-what two seeds of one workflow differ by is noise.
+The quickstart's model learns to call a tool by SFT, once, on sums of two numbers below `--limit`. From these weights
+GRPO runs with `sums_agent` of examples/agents, by the recording gateway, and with `tool_call_workflow`, whose tool is
+the same function. Prompts, tasks and their order are equal, so the rewards of each step may be compared. Each runs with
+every seed of the sampling, in turns: what two seeds of one workflow differ by is noise.
 """
 
 import argparse
@@ -39,11 +39,12 @@ def add(**arguments):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    defaults = {"sft-steps": 200, "steps": 20, "batch": 16, "seeds": 2}
+    defaults = {"limit": 10, "sft-steps": 300, "sft-batch": 32, "steps": 30, "batch": 8, "seeds": 2}
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--weights", type=Path, help="that SFT begins with; else the quickstart's model")
-    parser.add_argument("--folder", type=Path, help="of the runs, which stay there: a second call continues them")
+    parser.add_argument("--folder", type=Path, help="of the runs, which stay there: a second call does what is left")
+    parser.add_argument("--runs", type=int, default=1000, help="at most so many in this call, SFT being one")
     args = parser.parse_args()
     if args.folder:
         curves = measure(args.folder.resolve(), args)
@@ -57,7 +58,8 @@ def main() -> int:
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[list[float]]]:
     """Of each workflow, for each seed: accuracy before, rewards of all steps, accuracy after."""
     python(EXAMPLES / "quickstart/make_model.py", folder / "model")
-    python(EXAMPLES / "quickstart/make_data.py", folder / "sums")
+    test = ["--test-size", min(128, args.limit**2 // 5)]
+    python(EXAMPLES / "quickstart/make_data.py", folder / "sums", "--limit", args.limit, *test)
     python(EXAMPLES / "agents/make_data.py", folder / "data", "--from", folder / "sums")
     plugins = folder / "plugins"
     plugins.mkdir(exist_ok=True)
@@ -69,12 +71,12 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, list[list[float
     del sft["stage_name"]
     begun = {**told, **sft, "name": "sft"}
     begun["model"] = {**told["model"], "model_path": str(args.weights or folder / "model")}
-    begun["buffer"]["total_steps"] = args.sft_steps
-    run(folder, begun, plugins)
+    begun["buffer"].update(total_steps=args.sft_steps, train_batch_size=args.sft_batch)
+    run(folder, begun, plugins, args)
     weights = folder / f"jobs/agents/sft/global_step_{args.sft_steps}/actor/huggingface"
     curves: dict[str, list[list[float]]] = {name: [] for name in WORKFLOWS}
     for seed in range(args.seeds):
-        for workflow in WORKFLOWS:
+        for workflow in list(WORKFLOWS)[:: -1 if seed % 2 else 1]:
             curves[workflow].append(curve(folder, told, plugins, weights, workflow, seed, args))
     return curves
 
@@ -90,7 +92,7 @@ def curve(
     given = config["buffer"]["explorer_input"]
     for taskset in (given["taskset"], *given["eval_tasksets"]):
         taskset.update(default_workflow_type=workflow, workflow_args=WORKFLOWS[workflow])
-    run(folder, config, plugins)
+    run(folder, config, plugins, args)
     rows = [json.loads(line) for line in (folder / f"jobs/agents/{config['name']}/monitor/explorer.jsonl").open()]
     rewards = [row["rollout/reward/mean"] for row in rows if "rollout/reward/mean" in row]
     before, *_, after = [row[key] for row in rows if (key := "eval/sums-test/accuracy/mean@1") in row]
@@ -99,7 +101,14 @@ def curve(
     return found
 
 
-def run(folder: Path, config: dict[str, Any], plugins: Path) -> None:
+def run(folder: Path, config: dict[str, Any], plugins: Path, args: argparse.Namespace) -> None:
+    """Unless an earlier call did. Ends the script where this call has no run left."""
+    finished = folder / f"{config['name']}.finished"
+    if finished.exists():
+        return
+    if args.runs < 1:
+        sys.exit(f"{config['name']} and what follows is left for another call")
+    args.runs -= 1
     path = folder / f"{config['name']}.yaml"
     path.write_text(yaml.safe_dump(config))
     places = {"TRINITY_CHECKPOINT_ROOT_DIR": folder / "jobs", "TRINITY_TASKSET_PATH": folder / "data"}
@@ -109,6 +118,7 @@ def run(folder: Path, config: dict[str, Any], plugins: Path) -> None:
         done = subprocess.run(command, env=environment, stdout=out, stderr=out, check=False)
     if done.returncode:
         sys.exit((folder / f"{config['name']}.out").read_text()[-5000:])
+    finished.touch()
 
 
 def python(*arguments: Any) -> None:

@@ -18,10 +18,10 @@ def called(name: str, **arguments: object) -> dict:
     return {"role": "assistant", "content": f"<tool_call>{json.dumps(call)}</tool_call>"}
 
 
-def conversations(question: str, rng: random.Random, tool: str, system: bool) -> list[list[dict]]:
-    """SFT trains the last message of each."""
+def conversations(question: str, rng: random.Random, tool: str, system: bool, limit: int) -> list[list[dict]]:
+    """SFT trains the last message of each. Wrong numbers are below `limit`."""
     a, b = map(int, question.split("+"))
-    a = a if rng.random() < 0.75 else rng.randrange(50)
+    a = a if rng.random() < 0.75 else rng.randrange(limit)
     head = [{"role": "system", "content": ""}] if system or tool == "bash" else []
     if tool == "add":
         first = [*head, {"role": "user", "content": question}, called("add", a=a, b=b)]
@@ -46,9 +46,9 @@ def main() -> None:
         rows = [json.loads(line) for line in (args.source / f"{split}.jsonl").read_text().splitlines()]
         (args.folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if split == "train":
-            told = [
-                {"messages": one} for row in rows for one in conversations(row["question"], rng, args.tool, args.system)
-            ]
+            limit = 1 + max(int(row["question"].split("+")[0]) for row in rows)
+            made = [conversations(row["question"], rng, args.tool, args.system, limit) for row in rows]
+            told = [{"messages": one} for pair in made for one in pair]
             (args.folder / "calls").mkdir(exist_ok=True)
             (args.folder / "calls" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
 

@@ -26,10 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", default="build/quickstart/data", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="of the split and of which answers show the work")
+    parser.add_argument("--limit", type=int, default=LIMIT, help="numbers are below it")
     parser.add_argument("--test-size", type=int, default=128, help="problems kept for the test")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    pairs = [(a, b) for a in range(LIMIT) for b in range(LIMIT)]
+    pairs = [(a, b) for a in range(args.limit) for b in range(args.limit)]
     rng.shuffle(pairs)
     rows = [{"question": f"{a}+{b}", "answer": answer(a, b, rng.random() < 0.5)} for a, b in pairs]
     args.folder.mkdir(parents=True, exist_ok=True)
