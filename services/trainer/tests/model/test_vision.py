@@ -119,7 +119,7 @@ def test_parts_of_a_micro_batch_have_the_images_that_stand_in_them(reader: Image
     """Also of an image that is cut."""
     whole = collate(sequences(reader), 0, True, reader)
     assert whole.seen is not None
-    assert len(whole.seen.grids) == len(PICTURES), "each picture is there once, whoever shows it"
+    assert len(whole.seen.grids) == len(PICTURES), "each picture is there once, for all who show it"
     whole = replace(whole, seen=replace(whole.seen, pixels=torch.rand(whole.seen.pixels.shape)))
 
     def shown(seen: Seen) -> torch.Tensor:

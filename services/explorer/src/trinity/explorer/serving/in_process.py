@@ -147,4 +147,4 @@ class _Exchange:
     def leave(self) -> None:
         """The client takes nothing more."""
         self._left.set()
-        self._room.release()  # for a part that waits, which nobody takes
+        self._room.release()  # for a part that waits and is not taken
