@@ -69,6 +69,13 @@ async def test_what_is_there_or_not_known_to_be_gone_runs_on(answers: tuple[Any,
     assert asked.asked == 1 if isinstance(answers[0], PermissionDenied) else asked.asked > 4
 
 
+async def test_a_large_task_is_looked_for_less_often() -> None:
+    asked = queue(StoredMessage(7, "t", bytes(1024 * 1024), {}))
+    async with while_queued(asked, "s", 7):
+        await asyncio.sleep(0.2)
+    assert asked.asked == 1
+
+
 async def test_a_time_limit_of_the_body_and_a_cancelled_body_are_none_of_the_queue() -> None:
     with pytest.raises(TimeoutError):
         async with while_queued(queue(THERE), "s", 7), asyncio.timeout(0.05):

@@ -12,6 +12,7 @@ from trinity.runtime.errors import NotFound, PermissionDenied, Unavailable
 log = structlog.get_logger(__name__)
 
 _LOOK_SECONDS = 5.0
+_BYTES_A_SECOND = 64 * 1024  # that an attempt reads for it: a task may have images of some MiB
 # A replica of the stream may be behind, and lack a task that was fed just now.
 _LOOKS = 2
 
@@ -37,12 +38,12 @@ async def while_queued(broker: Broker, stream: str, sequence: int) -> AsyncItera
 
 
 async def _until_gone(broker: Broker, stream: str, sequence: int, limit: asyncio.Timeout) -> None:
-    missed = 0
+    missed, seconds = 0, _LOOK_SECONDS
     while missed < _LOOKS:
-        await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.sleep(seconds)
         try:
-            await broker.get(stream, sequence)
-            missed = 0
+            task = await broker.get(stream, sequence)
+            missed, seconds = 0, max(_LOOK_SECONDS, len(task.data) / _BYTES_A_SECOND)
         except NotFound:
             missed += 1
         except Unavailable:
