@@ -6,6 +6,7 @@ A connection is checked when it is made. Servers use a changed certificate for t
 
 import datetime
 import functools
+import ssl
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ log = structlog.get_logger(__name__)
 
 _READABLE_BY_OTHERS = 0o004
 _NAMES = ("CERT", "KEY", "CA")
+
+
+@functools.cache
+def public_authorities() -> ssl.SSLContext:
+    """For clients of servers elsewhere. It takes tens of milliseconds to make, so all of them share it."""
+    return ssl.create_default_context()
 
 
 @dataclass(frozen=True)

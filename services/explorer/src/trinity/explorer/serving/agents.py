@@ -22,6 +22,7 @@ from trinity.explorer.types import EngineFailed
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.settings import split_address
 from trinity.runtime.trust.keys import KeyFile
+from trinity.runtime.trust.tls import public_authorities
 
 if TYPE_CHECKING:
     import openai
@@ -64,8 +65,7 @@ class AgentSession:
         """For agents in a thread (asyncio.to_thread): the explorer's own loop answers it."""
         import openai
 
-        # Without verification it takes a millisecond to make, with it tens of them.
-        return openai.OpenAI(http_client=openai.DefaultHttpxClient(verify=False), **self._arguments)
+        return openai.OpenAI(http_client=openai.DefaultHttpxClient(verify=public_authorities()), **self._arguments)
 
     @cached_property
     def asynchronous(self) -> "openai.AsyncOpenAI":
@@ -75,7 +75,7 @@ class AgentSession:
         from trinity.explorer.serving.in_process import InProcess
 
         mounts = {self.base_url.removesuffix("/v1"): InProcess(self.app)}
-        http = openai.DefaultAsyncHttpxClient(verify=False, mounts=mounts)
+        http = openai.DefaultAsyncHttpxClient(verify=public_authorities(), mounts=mounts)
         return openai.AsyncOpenAI(http_client=http, **self._arguments)
 
     @property

@@ -18,6 +18,7 @@ from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Toolbox
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.rft_trajectories import Reply
+from trinity.runtime.trust.tls import public_authorities
 
 Messages = Sequence[dict[str, Any]]
 # Trinity-RFT's options of a call that are no sampling parameters of ours; logprobs are always there.
@@ -139,11 +140,12 @@ class PolicySampler:
 
         base_url, key = endpoint
         options: dict[str, Any] = {"base_url": base_url, "api_key": key, "timeout": self._task.timeout_seconds}
-        made: Any  # over the loopback; loading certificates takes tens of milliseconds
+        made: Any
         if asynchronous:
-            made = openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(verify=False), **options)
+            http = openai.DefaultAsyncHttpxClient(verify=public_authorities())
+            made = openai.AsyncOpenAI(http_client=http, **options)
         else:
-            made = openai.OpenAI(http_client=openai.DefaultHttpxClient(verify=False), **options)
+            made = openai.OpenAI(http_client=openai.DefaultHttpxClient(verify=public_authorities()), **options)
         made.model_path = self.model_path
         return made
 

@@ -1,0 +1,43 @@
+"""An agent may turn its client to a server elsewhere: that one has to show a certificate of a known authority."""
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from trinity.explorer.serving.agents import AgentSession
+from trinity.runtime.trust import ca
+
+pytestmark = pytest.mark.core
+
+
+async def unknown_server(folder: Path) -> asyncio.Server:
+    authority = ca.make_authority(1)
+    pair = ca.issue(authority, "one", role="explorer", hosts=["127.0.0.1"], days=1)
+    (folder / "tls.crt").write_bytes(pair.certificate)
+    (folder / "tls.key").write_bytes(pair.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    return await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+
+
+@pytest.mark.parametrize("kind", ["asynchronous", "sync"])
+async def test_a_server_of_an_unknown_authority_is_sent_nothing(kind: str, tmp_path: Path) -> None:
+    async def app() -> Any:
+        raise AssertionError("the gateway is not asked")
+
+    session: Any = None
+    agent = AgentSession(session, "http://127.0.0.1:9/v1", "key", 10, app)
+    async with await unknown_server(tmp_path) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        elsewhere = getattr(agent, kind).with_options(base_url=url, max_retries=0)
+        with pytest.raises(openai.APIConnectionError) as raised:
+            if kind == "sync":
+                await asyncio.to_thread(elsewhere.models.list)
+            else:
+                await elsewhere.models.list()
+    assert "CERTIFICATE_VERIFY_FAILED" in repr(raised.value.__cause__)
+    await agent.close()
