@@ -5,6 +5,7 @@ Processes are forked, and transformers samples where vLLM would (support/runs/fo
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ def run(repository: Path, quickstart_model: Path, quickstart_data: Path, tmp_pat
 def test_they_are_those_of_the_clock_with_kills(run: ForkedRun) -> None:
     run.start()
     started = run.until(lambda status: "buffer" in _pids(status), 100, "a buffer")
-    began = psutil.Process(_pids(started)["buffer"]).create_time()  # the first process of the stage
+    began = _begin_of(_pids(started)["buffer"])  # the first process of the stage
     # Steps without a checkpoint are trained again by the next trainer.
     kill_process(run.until(lambda status: (status["step"] or 0) >= 3, 200, "step 3"), "trainer")
     again = run.until(lambda status: process_of(status, "trainer")["restarts"] == 1, 60, "a trainer again")
@@ -82,6 +83,15 @@ def test_a_budget_ends_the_run_with_a_checkpoint_and_says_why(run: ForkedRun) ->
     assert not run.left_alive(10)
     run.start("budget.gpu_hours=1")
     assert run.finish(100) == EXIT_SPENT, run.tail()
+
+
+def _begin_of(pid: int) -> float:
+    """Unix time. psutil counts from the boot, which the kernel gives in whole seconds."""
+    now = time.time()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        off = now - psutil.Process(child.pid).create_time()
+        child.kill()
+    return psutil.Process(pid).create_time() + off
 
 
 def _runs(pid: int) -> bool:
