@@ -44,7 +44,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--weights", type=Path, help="that SFT begins with; else the quickstart's model")
     parser.add_argument("--folder", type=Path, help="of the runs, which stay there: a second call does what is left")
-    parser.add_argument("--runs", type=int, default=1000, help="at most so many in this call, SFT being one")
+    parser.add_argument("--runs", type=int, default=1000, help="the most runs of this call; SFT is one of them")
     args = parser.parse_args()
     if args.folder:
         curves = measure(args.folder.resolve(), args)

@@ -14,9 +14,8 @@ import yaml
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from support.data.vision import make_files, picture
+from support.data.vision import make_files, picture, pretend_torchvision
 from trinity.cli.main import app
-from trinity.cli.supervise import preflight
 
 pytestmark = pytest.mark.core
 
@@ -52,12 +51,7 @@ def check(
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision is no requirement of these tests."""
-    real = preflight.importlib.util.find_spec
-
-    def find(name: str) -> Any:
-        return real("json" if name == "torchvision" else name)
-
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", find)
+    pretend_torchvision(monkeypatch)
 
 
 @pytest.mark.parametrize(

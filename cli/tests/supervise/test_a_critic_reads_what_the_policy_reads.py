@@ -1,12 +1,11 @@
 """`trinity check` refuses a critic that reads images otherwise than the policy, or none where that reads some."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support.data.deep_check import check
-from support.data.vision import make_files
+from support.data.vision import make_files, pretend_torchvision
 from trinity.cli.supervise import preflight
 
 pytestmark = pytest.mark.core
@@ -17,12 +16,7 @@ ROW = {"question": "?", "answer": "2"}
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision is no requirement of these tests; nor is a tokenizer."""
-    real = preflight.importlib.util.find_spec
-
-    def find(name: str) -> Any:
-        return real("json" if name == "torchvision" else name)
-
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", find)
+    pretend_torchvision(monkeypatch)
     monkeypatch.setattr(preflight, "check_rendering", lambda *_: [])
 
 

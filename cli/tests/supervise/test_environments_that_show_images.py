@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.data.deep_check import check, play
-from support.data.vision import make_files
+from support.data.vision import make_files, pretend_torchvision
 from support.environments.gallery import Gallery
 from trinity.cli.supervise import preflight
 from trinity.sdk import serving
@@ -49,12 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision is no requirement of these tests; nor are a tokenizer and weights."""
-    real = preflight.importlib.util.find_spec
-
-    def find(name: str) -> Any:
-        return real("json" if name == "torchvision" else name)
-
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", find)
+    pretend_torchvision(monkeypatch)
     monkeypatch.setattr(preflight, "check_rendering", lambda *_: [])
 
 

@@ -1,4 +1,4 @@
-"""over_rollout: tasks, groups and cut tasks add up, whatever arrives, and wherever the buffer dies."""
+"""over_rollout: tasks, groups and cut tasks add up in any order of entries, and wherever the buffer dies."""
 
 import pytest
 from hypothesis import settings

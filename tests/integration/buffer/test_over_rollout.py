@@ -191,7 +191,7 @@ async def test_a_buffer_that_dies_around_the_entry_cuts_once(
     written: bool, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the entry is there, nothing has ended: the task is in the queue, and its group is trained. After it, the
-    task is cut, whatever comes."""
+    task is cut, and a group that comes is late."""
     async with started(steps=3, **over_rollout(wait=0.0)) as (run, trainer), exploring(run, {2}) as (explorer, broker):
         await until(lambda stats: stats.fed == 12, trainer)
         await until(lambda stats: stats.stored >= 3, trainer)

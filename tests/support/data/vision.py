@@ -1,5 +1,6 @@
 """The example's vision-language model and pictures, for tests."""
 
+import importlib.util
 import json
 import runpy
 import subprocess
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from support.data.pictures import picture
 from trinity.data.images import expanded, placed
@@ -16,6 +18,12 @@ from trinity.trainer.data.batch import TrainBatch
 
 EXAMPLE = Path(__file__).parents[3] / "examples/vision"
 KINDS = ("qwen2_5_vl", "qwen3_vl")
+
+
+def pretend_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks find the package, which is no requirement of their tests."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: real("json" if name == "torchvision" else name))
 
 
 def make_model(folder: Path, kind: str = KINDS[0]) -> Path:

@@ -65,7 +65,7 @@ class Played:
         return +again
 
     def beyond(self, turns: int) -> Counter[tuple[str, str]]:
-        """Replies of episodes that have so many turns beyond these, by task and rollout, whatever they answer."""
+        """Replies of episodes with this number of turns beyond these, by task and rollout, of any answer."""
         sampled: Counter[tuple[str, str]] = Counter()
         for (task, place, _), times in self.replies.items():
             sampled[task, place] += times
@@ -235,7 +235,7 @@ class _Crowd:
             self._environment.start(wait_seconds=0)
 
     async def _further(self, replies: int) -> list[dict[str, Any]]:
-        """All lines once there are so many more of them."""
+        """All lines, once there are this many more."""
         wanted = len(self._lines()) + replies
         while len(lines := self._lines()) < wanted:
             await asyncio.sleep(0.01)
