@@ -63,6 +63,7 @@ def parsed() -> argparse.Namespace:
     made.add_argument("--size", choices=["0.5B", "1.5B"], default="1.5B", help="shape of the model")
     made.add_argument("--only", type=int, nargs="+", default=range(1, len(ROWS) + 1), help="these rows, from 1")
     made.add_argument("--rows", type=int, default=16, help="of TRL's micro-batch")
+    made.add_argument("--liger", action="store_true", help="TRL with Liger's kernels")
     made.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of Trinity's rows")
     for name, value in FULL.items():
         made.add_argument(f"--{name}", type=int, default=value)
@@ -80,7 +81,7 @@ def config(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[
         **values,
         "explorer": {"runner_per_model": 2 * args.tasks, "max_timeout": RUN_SECONDS,
                      "rollout_model": {"engine_num": row.engines}},
-        "synchronizer": {"sync_method": "nccl", "sync_offset": row.offset},
+        "synchronizer": {"sync_method": "memory" if row.engines == row.gpus else "nccl", "sync_offset": row.offset},
         "trainer": {"save_hf_checkpoint": "never"},
     }  # fmt: skip
 
@@ -110,10 +111,10 @@ def play_trl(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dic
     command += [str(script), "--model", str(folder / args.size), "--out", str(out)]
     for key in ("tasks", "group", "tokens", "steps", "rows"):
         command += [f"--{key}", str(getattr(args, key))]
+    command += [f"--{key}" for key in ("cpu", "liger") if getattr(args, key)]
     given = {**os.environ, **whole_run.environment(args, _cards(row)), "HF_HUB_OFFLINE": "1"}
     with (folder / f"{name}.out").open("w") as log:
-        peer = subprocess.Popen([*command, *(["--cpu"] if args.cpu else [])], stdout=log, stderr=log, env=given,
-                                process_group=0)  # fmt: skip
+        peer = subprocess.Popen(command, stdout=log, stderr=log, env=given, process_group=0)
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 peer.wait(RUN_SECONDS)

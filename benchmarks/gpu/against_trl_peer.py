@@ -18,6 +18,7 @@ def main() -> None:
     for name in ("tasks", "group", "tokens", "steps", "rows"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--cpu", action="store_true", help="sampled by transformers")
+    parser.add_argument("--liger", action="store_true", help="Liger's fused loss and layers; needs liger-kernel")
     args = parser.parse_args()
 
     import os
@@ -37,7 +38,7 @@ def main() -> None:
     engine: dict[str, Any] = {"use_vllm": False, "use_cpu": True, "bf16": False} if args.cpu else {
         "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "bf16": True,
         "vllm_max_model_length": args.tokens + 64,
-        "generation_kwargs": {"min_tokens": args.tokens, "ignore_eos": True},
+        "generation_kwargs": {"min_tokens": args.tokens, "ignore_eos": True}, "use_liger_kernel": args.liger,
     }  # fmt: skip
     config = GRPOConfig(
         output_dir=str(args.out.with_suffix("")), per_device_train_batch_size=rows,
