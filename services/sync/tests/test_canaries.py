@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import shutil
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from support.services.sync_instances import CANARY, base_manifest, instance, make_manifest, make_member, measured, until
+from trinity.runtime.errors import InvalidInput
+from trinity.sync import canary, lifecycle
 from trinity.sync.canary import problem_of
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Member
-from trinity.weights import CollectiveOffer, ExplorerState, S3Offer, VersionState
+from trinity.sync.versions import Register, Verify
+from trinity.weights import CollectiveOffer, ExplorerState, Manifest, S3Offer, VersionState, check_files
 
 pytestmark = pytest.mark.core
 
@@ -67,6 +72,84 @@ async def test_one_that_is_not_rejects_it_with_both_numbers(run: Run, tmp_path: 
     assert "computed -7.5" in judged.reason
     assert run.state.live.version == 0
     assert run.state.live.gate_step == 1
+
+
+class SlowFiles:
+    """The comparison of files in place of lifecycle.check_files: it takes until `go_on`, and is counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.read, self._go_on = 0, threading.Event()
+        monkeypatch.setattr(lifecycle, "check_files", self._check)
+        monkeypatch.setattr(canary, "_FILES_SECONDS", 0.05)
+
+    def _check(self, manifest: Manifest, folder: Path) -> None:
+        self.read += 1
+        assert self._go_on.wait(20)
+        check_files(manifest, folder)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+def damage(folder: Path) -> None:
+    path = folder / "part.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "damaged"])
+async def test_an_explorer_judges_while_the_files_are_read_and_both_count(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    member, files = await run.members.join(make_member("a")), SlowFiles(monkeypatch)
+    made = make_manifest(tmp_path, 1, canary=True)
+    if not whole:
+        damage(tmp_path / "v1")
+    publishing = asyncio.create_task(run.versions.publish(made))
+    await asked(run, 1, "a")
+    await run.canaries.measured(member, measured(1))
+    assert await state(run, 1) is VersionState.STAGED, "half of the proof"
+    files.go_on()
+    if whole:
+        await publishing
+        await run.canaries.measured(member, measured(1))
+        assert await state(run, 1) is VersionState.LIVE
+    else:
+        with pytest.raises(InvalidInput, match=r"part\.safetensors"):
+            await publishing
+        await run.canaries.measured(member, measured(1))
+        assert await state(run, 1) is VersionState.REJECTED
+    assert files.read == 1
+
+
+async def test_files_that_an_instance_died_over_are_read_by_the_next(
+    run: Run, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, files = await run.members.join(make_member("a")), SlowFiles(monkeypatch)
+    made = make_manifest(tmp_path, 1, canary=True)
+    damage(tmp_path / "v1")
+    publishing = asyncio.create_task(run.versions.publish(made))
+    await asked(run, 1, "a")
+    for task in (publishing, *run.versions._comparisons.values()):
+        task.cancel()
+    async with instance(nats_url, lease_seconds=1.5) as next_one:
+        files.go_on()
+        await next_one.canaries.measured(member, measured(1))
+        await until(lambda: next_one.state.records[1].state is VersionState.REJECTED)
+    assert files.read == 2
+
+
+async def test_files_that_go_while_they_are_read_reject_no_version_that_was_overtaken(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = SlowFiles(monkeypatch)
+    overtaken = asyncio.create_task(run.versions.publish(make_manifest(tmp_path, 1, canary=True)))
+    await until(lambda: 1 in run.state.records)
+    await run.versions._register(Register(replace(run.state.records[1], version=2, step=2, has_canary=False)))
+    await run.versions.apply(2, Verify(measured(2)))
+    assert 1 in await run.versions.collect([], 1)
+    shutil.rmtree(tmp_path / "v1")
+    files.go_on()
+    assert (await overtaken).state is VersionState.STAGED
 
 
 def test_the_mean_and_the_largest_difference_both_count() -> None:

@@ -26,7 +26,7 @@ _BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2,
 
 _MOST_OF_IMAGES = 64 * 1024  # bytes, of one probe
 
-_CHECKED_TOGETHER = 4  # files hashed at once; more would wait for memory
+_CHECKED_TOGETHER = 8  # files hashed at once: 20 GB/s on 16 cores; 4 have 15, 16 no more
 
 
 class VersionState(IntEnum):

@@ -38,6 +38,7 @@ from trinity.weights.pointer import Live
 log = structlog.get_logger(__name__)
 
 _TICK_SECONDS = 0.5
+_FILES_SECONDS = 2.0  # that a report waits for the comparison of files; its sender's lease is 15 s
 _TRANSPORTS = {FolderOffer: "folder", S3Offer: "s3", JetStreamOffer: "jetstream"}
 
 
@@ -178,8 +179,15 @@ class Canaries:
             log.warning("sync.canary.failed_elsewhere", version=measured.version, reason=problem)
         elif problem:
             await self._versions.apply(measured.version, Reject(problem, measured))
-        elif staged:
+        elif staged and await self._has_right_files(manifest):
             await self._versions.apply(measured.version, Verify(measured))
+
+    async def _has_right_files(self, manifest: Manifest) -> bool:
+        """False too while they are being read: the explorer reports the canary of a version that waits for it again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FILES_SECONDS):
+                return await self._versions.compare_files(manifest) is None
+        return False
 
     async def _was_asked(self, member: Member, version: int) -> bool:
         candidate = records.decode_candidate((await self._state.mirror.fresh(self._key)).value)

@@ -53,6 +53,7 @@ class Versions:
         self._state = state
         self._manifests = manifests
         self._claims = claims
+        self._comparisons: dict[int, asyncio.Task[InvalidInput | None]] = {}  # by version
 
     async def get(self, version: int) -> Version:
         """NotFound if there is no such version."""
@@ -66,10 +67,10 @@ class Versions:
     async def publish(self, manifest: Manifest, lease_id: str = "", rollback: int | None = None) -> Version:
         """Register a version, to be LIVE as soon as it is VERIFIED. Idempotent for the same manifest.
 
-        `rollback`: number of the newest one that its weights follow. Raises InvalidInput for a manifest that
-        contradicts itself, the run's other versions or its files (the last leaves the version REJECTED), Conflict for a
-        number that is taken or not the newest, a base that cannot be used, a trainer that does not have the run, or a
-        version that is REJECTED.
+        An explorer may load a version with a canary while its files are read here. `rollback`: number of the newest one
+        that its weights follow. Raises InvalidInput for a manifest that contradicts itself, the run's other versions or
+        its files (the last leaves the version REJECTED), Conflict for a number that is taken or not the newest, a base
+        that cannot be used, a trainer that does not have the run, or a version that is REJECTED.
         """
         manifest.check()
         claim = await self._claims.check(lease_id)
@@ -82,12 +83,30 @@ class Versions:
         if known is None:
             await self._register(Register(record, claim, rollback))
         await self.settle()
+        version = await self.get(manifest.version)
+        if version.state is VersionState.STAGED:
+            problem = await self.compare_files(manifest)
+            version = await self.get(manifest.version)
         if problem is not None:
             raise problem
-        version = await self.get(manifest.version)
         if version.state is VersionState.REJECTED:
             raise Conflict(f"version: {manifest.version} is REJECTED ({version.reason})")
         return version
+
+    async def compare_files(self, manifest: Manifest) -> InvalidInput | None:
+        """What is wrong with the files of a STAGED version, which is REJECTED then. They are read once."""
+        version, running = manifest.version, self._comparisons
+        if version not in running or (running[version].done() and running[version].exception() is not None):
+            newer = {other: task for other, task in running.items() if other > self._state.live.version}
+            self._comparisons = newer | {version: asyncio.create_task(self._compare_files(manifest))}
+        return await asyncio.shield(self._comparisons[version])
+
+    async def _compare_files(self, manifest: Manifest) -> InvalidInput | None:
+        problem = await compare(manifest)
+        if problem is None or (await self._state.record(manifest.version)).collected:  # it was overtaken meanwhile
+            return None
+        await self.apply(manifest.version, Reject(str(problem)))
+        return problem
 
     async def _find(self, version: int) -> Record | None:
         with contextlib.suppress(NotFound):
@@ -211,28 +230,24 @@ def _say(event: Event, record: Record, before: Live) -> None:
 
 
 async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> tuple[Record, InvalidInput | None]:
-    """The record to register, judged as far as possible here, and the problem of its files.
+    """The record to register, and the problem of its files if they are all that verifies the version.
 
-    They are compared with the manifest where this host sees them: REJECTED if they differ. Without a canary the version
-    is VERIFIED then, with one it is STAGED. Raises InvalidInput, or Conflict for a base that cannot be used.
+    With a canary it is STAGED. Without one it is VERIFIED, or REJECTED if its files differ from the manifest. Raises
+    InvalidInput, or Conflict for a base that cannot be used.
     """
     await _check_tensors(manifest, state, manifests)
     if manifest.delta is not None:
         await _check_base(manifest.delta.base_version, state)
-    verdict = VersionState.VERIFIED if manifest.canary is None else VersionState.STAGED
-    problem: InvalidInput | None = None
-    folder = manifest.folder
-    if folder is not None and folder.is_dir():
-        try:
-            await asyncio.to_thread(check_files, manifest, folder)
-        except InvalidInput as error:
-            verdict, problem = VersionState.REJECTED, error
-    elif folder is not None and manifest.canary is None and _only_folders(manifest):
-        raise InvalidInput(
-            "manifest.offers",
-            f"{folder} is no folder that the sync service sees, so the files would stay unchecked; "
-            "give the version a canary, or mount the folder here",
-        )
+    verdict, problem, folder = VersionState.STAGED, None, manifest.folder
+    if manifest.canary is None:
+        if folder is not None and not folder.is_dir() and _only_folders(manifest):
+            raise InvalidInput(
+                "manifest.offers",
+                f"{folder} is no folder that the sync service sees, so the files would stay unchecked; "
+                "give the version a canary, or mount the folder here",
+            )
+        problem = await compare(manifest)
+        verdict = VersionState.VERIFIED if problem is None else VersionState.REJECTED
     record = Record(
         version=manifest.version,
         step=manifest.step,
@@ -245,6 +260,17 @@ async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> 
         epoch=manifest.collective.epoch if manifest.collective else 0,
     )
     return record, problem
+
+
+async def compare(manifest: Manifest) -> InvalidInput | None:
+    """How the files of a version differ from its manifest; None also where this host does not see them."""
+    folder = manifest.folder
+    if folder is not None and folder.is_dir():
+        try:
+            await asyncio.to_thread(check_files, manifest, folder)
+        except InvalidInput as error:
+            return error
+    return None
 
 
 def _only_folders(manifest: Manifest) -> bool:

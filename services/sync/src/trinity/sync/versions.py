@@ -46,14 +46,14 @@ class Register:
 
 @dataclass(frozen=True)
 class Verify:
-    """An explorer reproduced the canary."""
+    """An explorer reproduced the canary, and its files are those of the manifest where sync sees them."""
 
     measured: Measured
 
 
 @dataclass(frozen=True)
 class Reject:
-    """It failed its canary."""
+    """It failed its canary, or its files are not those of the manifest."""
 
     reason: str
     measured: Measured | None = None

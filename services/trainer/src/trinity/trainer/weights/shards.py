@@ -21,9 +21,10 @@ from trinity.weights import FileInfo, Manifest, TensorInfo
 SHARD_BYTES = 256 * 1024**2  # of a version: explorers check files side by side
 CHECKPOINT_SHARD_BYTES = 2 * 1024**3
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_BLOCK = 256 * 1024  # of hashing: stays in the CPU's cache for the second checksum
+_BLOCK = 1024 * 1024  # of hashing: stays in the CPU's cache for the second checksum
 _WRITTEN = 1024 * 1024  # per write: a whole tensor takes up to twice as long (ext4)
 _HELD_BYTES = 1024**3  # host copies of a GPU's shards that are being written
+_STAYING_AT_ONCE = 8  # files of tensors that stay: 13 GB/s on 16 cores; 4 have 5 to 10, 14 no more
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 _Written = tuple[list[TensorInfo], FileInfo]
@@ -52,7 +53,7 @@ def write_shards(
     """
     folder.mkdir(parents=True, exist_ok=True)
     given = iter(weights)
-    at_once = max(1, _HELD_BYTES // shard_bytes)
+    at_once = _STAYING_AT_ONCE if all_stay else max(1, _HELD_BYTES // shard_bytes)
     written: list[Future[_Written]] = []
     with ThreadPoolExecutor(at_once) as writers:
         for shard in _shards(layout, shard_bytes):
