@@ -16,7 +16,11 @@ pytestmark = pytest.mark.core
 
 ROOT = Path(__file__).parents[2]
 VERSION = (ROOT / "VERSION").read_text().strip()
-PARTS = sorted(path.parent for path in ROOT.glob("*/**/pyproject.toml") if not path.is_relative_to(ROOT / ".venv"))
+PARTS = sorted(
+    path.parent
+    for path in ROOT.glob("*/**/pyproject.toml")
+    if path.relative_to(ROOT).parts[0] not in (".venv", "build")
+)
 IDS = [str(part.relative_to(ROOT)) for part in PARTS]
 OF_A_PART = re.compile(r"(trinity-[a-z-]+)(\[[a-z,-]+\])?")
 
