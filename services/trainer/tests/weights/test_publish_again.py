@@ -21,7 +21,7 @@ from trinity.trainer.weights.publisher import Publisher, VersionLost
 from trinity.trainer.weights.shards import describe
 from trinity.trainer.weights.verification import VerificationResults
 from trinity.trainer.weights.version_stores import VersionStores
-from trinity.weights import Canary, Manifest, Offer, Probe, check_files
+from trinity.weights import Canary, CollectiveOffer, Manifest, Offer, Probe, check_files
 from trinity.weights.client import BlockingSyncClient, Call, Rollback, release
 from trinity.weights.stores import FolderStore, Store
 
@@ -354,3 +354,28 @@ class TestTheMachinesMemoryIsGone:
         successor.check_lost(10)
         assert not successor.wants(11, due=False)
         successor.close()
+
+
+class Members:
+    """A collective group that takes every version. `there`: the versions whose files were there when it got one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.there: list[set[str]] = []
+
+    def offer(self, lease_id: str) -> CollectiveOffer:
+        return CollectiveOffer(1, 1024)
+
+    def send(self, manifest: Manifest, weights: object) -> None:
+        self.there.append({path.name for path in self._folder.glob("v*")})
+
+
+def test_members_get_a_version_before_old_files_are_deleted(sync: ServiceProcess, tmp_path: Path) -> None:
+    publisher = start(sync, tmp_path)
+    members: Any = Members(tmp_path / "weights")
+    publisher._collective = members
+    for step in range(1, 5):
+        assert publisher.publish(step, LAYOUT, weights(step), None)
+        publisher.broadcast(weights(step))
+    assert members.there[-1] == {"v1", "v2", "v3", "v4"}
+    assert {path.name for path in (tmp_path / "weights").glob("v*")} == {"v2", "v3", "v4"}

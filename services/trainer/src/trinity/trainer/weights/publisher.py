@@ -77,6 +77,7 @@ class Publisher:
         self._base: Manifest | None = None
         self._repaired: set[int] = set()  # versions whose manifest was published again, or could not be
         self._lost: dict[int, Manifest] = {}  # by step: versions to be written again
+        self._collectable: list[int] = []  # versions whose files are deleted once no explorer waits for this trainer
         self._registered_step = -1
         self.followed_rollback = 0
 
@@ -183,12 +184,21 @@ class Publisher:
             taken = self._announce(self._put(manifest))  # whole instead of a difference
         if taken:
             self._forget_lost(step)
-        return taken and self._newest is not None and self._newest.collective is not None
+        if taken and self._newest is not None and self._newest.collective is not None:
+            return True
+        self._delete_collectable()
+        return False
 
     def broadcast(self, weights: Weights) -> None:
         """Send the last published version to its collective group."""
         assert self._collective is not None and self._newest is not None
         self._collective.send(self._newest, iter(weights))
+        self._delete_collectable()
+
+    def _delete_collectable(self) -> None:
+        """Delete the files that sync has released. On a disk it takes as long as several broadcasts."""
+        self._stores.delete(self._collectable)
+        self._collectable = []
 
     def check(self) -> None:
         """Raise the error that ended the claim. For any thread, at any time."""
@@ -279,7 +289,7 @@ class Publisher:
         """
         version = manifest.version
         try:
-            collectable = self._client.ask(self._publication(manifest))
+            self._collectable = self._client.ask(self._publication(manifest))
             self._registered_step = manifest.step
         except TrinityError as error:
             self._claim.renew()
@@ -297,7 +307,6 @@ class Publisher:
             return False
         self._results.expect(version)
         log.info("trainer.version.published", version=version, size_bytes=manifest.size_bytes)
-        self._stores.delete(collectable)
         return True
 
     def _base_is_rejected(self, manifest: Manifest) -> bool:
