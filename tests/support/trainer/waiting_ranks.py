@@ -5,7 +5,6 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from trinity.trainer.process.exchange import Exchange
@@ -19,14 +18,13 @@ def main(folder: Path) -> None:
     timeout = timedelta(seconds=TIMEOUT_SECONDS)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     dist.barrier()
-    dist.distributed_c10d._set_pg_timeout(timeout, dist.group.WORLD)
     begin = time.monotonic()
 
     def poll() -> bytes | None:
         time.sleep(0.5)
         return b"a batch" if time.monotonic() > begin + LATE_SECONDS else None
 
-    found = Exchange(ranks, torch.device("cpu")).share_when_known(poll, bytes, bytes)
+    found = Exchange(ranks, timeout).share_when_known(poll, bytes, bytes)
     (folder / f"{ranks.rank}").write_bytes(found)
     dist.barrier()
     dist.destroy_process_group()

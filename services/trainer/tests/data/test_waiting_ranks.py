@@ -1,11 +1,15 @@
 """Ranks wait together for what only rank 0 can see, for longer than an exchange may last."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from support.trainer.engine_actions import run_module
 from support.trainer.waiting_ranks import LATE_SECONDS, TIMEOUT_SECONDS
+from trinity.trainer.process.exchange import Exchange
+from trinity.trainer.process.ranks import Ranks
 
 pytestmark = pytest.mark.core
 
@@ -14,3 +18,14 @@ def test_a_batch_that_is_late_ends_no_rank(tmp_path: Path) -> None:
     assert LATE_SECONDS > 2 * TIMEOUT_SECONDS
     run_module("support.trainer.waiting_ranks", tmp_path, 2, 60)
     assert [(tmp_path / str(rank)).read_bytes() for rank in range(2)] == [b"a batch"] * 2
+
+
+def test_they_wait_on_the_host_and_not_in_a_kernel_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[Any] = []
+    monkeypatch.setattr(dist, "new_group", lambda *, backend, timeout: f"the group over {backend}")
+    monkeypatch.setattr(dist, "barrier", lambda group: waits.append(group))
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src, group: waits.append((group, tensor.device.type)))
+    exchange = Exchange(Ranks(0, 2, 0))
+    exchange.barrier()
+    assert exchange.share({"step": 3}) == {"step": 3}
+    assert waits == ["the group over gloo", ("the group over gloo", "cpu"), ("the group over gloo", "cpu")]

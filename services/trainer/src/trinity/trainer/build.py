@@ -67,7 +67,7 @@ def train(plan: Plan, settings: TrainerSettings, ranks: Ranks, control: Control)
                 publisher = make_publisher(plan, settings, engine)
         with contextlib.closing(publisher) if publisher is not None else contextlib.nullcontext():
             if settings.replay_folder is not None and settings.replay_bad_step:
-                exchange = Exchange(ranks, engine.device)
+                exchange = Exchange(ranks)
                 bad_step.train(plan, settings.replay_bad_step, settings.replay_folder, engine, exchange)
                 control.update(step=settings.replay_bad_step, state="finished", waiting_for="")
             else:
@@ -98,7 +98,7 @@ def make_loop(
     from trinity.trainer.replay.steps import ReplayCheckpoints
 
     replay, last_step = settings.replay_folder, settings.replay_to if settings.replay_folder else None
-    folder, exchange, times = replay or plan.job_dir, Exchange(ranks, engine.device), StepTimes()
+    folder, exchange, times = replay or plan.job_dir, Exchange(ranks), StepTimes()
     store = CheckpointStore(folder)
     versions: NoVersions | VersionPublisher = NoVersions()
     if not plan.offline and replay is None:

@@ -9,7 +9,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from datetime import timedelta
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -43,14 +42,11 @@ from trinity.trainer.model.policy import OffloadedReference, PolicyModel, TokenM
 from trinity.trainer.model.sequence_parallel import make_groups
 from trinity.trainer.model.vision import freeze_vision, has_vision
 from trinity.trainer.process import devices
-from trinity.trainer.process.ranks import Ranks
+from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks
 from trinity.trainer.weights.shards import Weights
 from trinity.weights import Lora, TensorInfo, nccl
 
 log = structlog.get_logger(__name__)
-
-# Rank 0 may write a version or a checkpoint to a slow storage while the others wait; torch's limit is ten minutes.
-_LONGEST_EXCHANGE = timedelta(hours=1)
 
 
 class TrainEngine:
@@ -76,7 +72,7 @@ class TrainEngine:
         deepspeed.init_distributed(
             dist_backend=backend,
             verbose=False,
-            timeout=_LONGEST_EXCHANGE,
+            timeout=LONGEST_EXCHANGE,
             init_method=ranks.init_method,
             rank=ranks.rank,
             world_size=ranks.world_size,

@@ -1,23 +1,28 @@
-"""Rank 0 talks to the services and shares with the other ranks: bytes and JSON, never pickles (invariant I9)."""
+"""Rank 0 talks to the services and shares with the other ranks: bytes and JSON, never pickles (invariant I9).
+
+Over gloo: a rank that waits in a broadcast of NCCL keeps a kernel running, and an engine on the same GPU would get only
+the other half of its time.
+"""
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from trinity.trainer.process.ranks import Ranks
+from trinity.trainer.process.ranks import LONGEST_EXCHANGE, Ranks
 
 T = TypeVar("T")
 
 
 class Exchange:
-    """Rank 0's values on every rank. All methods are collectives; a single rank encodes nothing."""
+    """Rank 0's values on every rank. The constructor and all methods are collectives; a single rank encodes nothing."""
 
-    def __init__(self, ranks: Ranks, device: torch.device) -> None:
+    def __init__(self, ranks: Ranks, timeout: timedelta = LONGEST_EXCHANGE) -> None:
         self._ranks = ranks
-        self._device = device
+        self._group = dist.new_group(backend="gloo", timeout=timeout) if ranks.world_size > 1 else None
 
     @property
     def is_first(self) -> bool:
@@ -51,16 +56,15 @@ class Exchange:
 
     def barrier(self) -> None:
         if self.world_size > 1:
-            dist.barrier()
+            dist.barrier(self._group)
 
     def _bytes(self, data: bytes) -> bytes:
-        size = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
-        dist.broadcast(size, src=0)
+        size = torch.tensor([len(data)])
+        dist.broadcast(size, src=0, group=self._group)
         if not int(size):
             return b""
+        payload = torch.empty(int(size), dtype=torch.uint8)
         if self.is_first:
-            payload = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device)
-        else:
-            payload = torch.empty(int(size), dtype=torch.uint8, device=self._device)
-        dist.broadcast(payload, src=0)
-        return payload.cpu().numpy().tobytes()
+            payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        dist.broadcast(payload, src=0, group=self._group)
+        return payload.numpy().tobytes()

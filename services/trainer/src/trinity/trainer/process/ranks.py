@@ -14,12 +14,16 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import structlog
 
 from trinity.runtime.process import loopback_interface
 
 log = structlog.get_logger(__name__)
+
+# Rank 0 may write a version or a checkpoint to a slow storage while the others wait; torch's limit is ten minutes.
+LONGEST_EXCHANGE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
