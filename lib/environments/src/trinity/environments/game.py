@@ -6,6 +6,7 @@ YAML says (END, PENALTY or NOOP). The game itself implements `begin`, `play` and
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -80,6 +81,9 @@ class TextGame(Environment):
     tag: ClassVar[str] = "action"
     goal: str = ""  # the task in one sentence, once `begin` knows it
 
+    def __init__(self) -> None:
+        self.held = ExitStack()  # what `begin` opens for the episode is closed with it
+
     @abstractmethod
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
         """Set the game up; the first observation. Raises InvalidInput naming what the row or the arguments lack."""
@@ -112,6 +116,9 @@ class TextGame(Environment):
     def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:
         """Replies that win the task's episode. Raises Unsolvable where there are none."""
         raise Unsolvable(f"{cls.description.name} has no oracle")
+
+    def close(self) -> None:
+        self.held.close()
 
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
         arguments = Arguments(args)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,7 @@ class AlfWorld(TextGame):
     )
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self.engine: Engine | None = None
-        self.engine = _load(task, seed)
+        self.engine = self.held.enter_context(closing(_load(task, seed)))
         text, self._commands = self.engine.reset()
         self.goal = text.partition(_TASK_MARK)[2].strip()
         return text.strip()
@@ -68,27 +68,18 @@ class AlfWorld(TextGame):
         return self._commands
 
     def play(self, action: str) -> Turn:
-        assert self.engine is not None
         text, self._commands, won = self.engine.step(action)
         return Turn(text.strip(), float(won), won, won)
 
     def refused_text(self, problem: str) -> str:
         return f"Nothing happens: {problem}."
 
-    def close(self) -> None:
-        engine = getattr(self, "engine", None)
-        if engine is not None:
-            engine.close()
-
     @classmethod
     def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:
         """The plan of ALFWorld's planner."""
-        engine = _load(Arguments(task, "task"), seed, plan=True)
-        try:
+        with closing(_load(Arguments(task, "task"), seed, plan=True)) as engine:
             engine.reset()
             plan = engine.plan()
-        finally:
-            engine.close()
         if not plan:
             raise Unsolvable("the planner finds no way")
         return replies(plan)

@@ -94,7 +94,6 @@ class Gymnasium(TextGame):
     instructions = FORMAT_HINT
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self.game: Any = None
         gymnasium = require("gymnasium", "gym")
         name = task.text("id") if "id" in task else args.text("id")
         module, colon, _ = name.partition(":")
@@ -107,6 +106,7 @@ class Gymnasium(TextGame):
         self.success_reward = args.number("success_reward", 1.0)
         names = args.get("action_names", None)
         self.game = self._make(gymnasium, name, options, args)
+        self.held.callback(self.game.close)
         self._names = self._name_actions(gymnasium, names, args)
         try:
             observation, _ = self.game.reset(seed=task.integer("seed", seed) % 2**31)
@@ -158,7 +158,3 @@ class Gymnasium(TextGame):
             return observation
         shown = self.game.render() if self.game.render_mode == "ansi" else None
         return without_colours(shown, self.game.spec.id) if isinstance(shown, str) else repr(observation)
-
-    def close(self) -> None:
-        if getattr(self, "game", None) is not None:
-            self.game.close()

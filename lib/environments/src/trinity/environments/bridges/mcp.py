@@ -46,12 +46,11 @@ class McpTools(TextGame):
     instructions = ""
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self.tools: ToolSession | None = None
         self.calls = self.errors = 0
         self.goal, self._truth = task.text("question"), task.text("answer")
         command = server_command(args.text("server"))
         self._timeout = args.number("timeout_seconds", 30.0, low=0.1, high=100)
-        self.tools = ToolSession(command)
+        self.tools = self.held.enter_context(contextlib.closing(ToolSession(command)))
         return (
             f"{self.goal}\n\nYou may use these tools:\n{json.dumps(self.tools.tools, ensure_ascii=False)}\n"
             'Call one with <tool_call>{"name": "...", "arguments": {...}}</tool_call> and wait for its result. '
@@ -61,7 +60,6 @@ class McpTools(TextGame):
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
         """info.tools: the tools as the server lists them, for a policy whose chat template takes tools."""
         answer = super().reset(task, args, seed)
-        assert self.tools is not None
         return replace(answer, info={**answer.info, "tools": self.tools.tools})
 
     def read(self, reply: str) -> Reply:
@@ -83,7 +81,6 @@ class McpTools(TextGame):
         if kind == "answer":
             right = same_answer(text, reference_answer(self._truth))
             return Turn("Correct." if right else "Incorrect.", float(right), True, right, self._counts())
-        assert self.tools is not None
         name, arguments, _ = self._parse(text)
         result, failed = self.tools.call(name, arguments, self._timeout)
         self.calls += 1
@@ -98,7 +95,6 @@ class McpTools(TextGame):
 
     def _parse(self, text: str) -> tuple[str, dict[str, Any], str]:
         """Name and arguments of a call, and what is wrong with it."""
-        assert self.tools is not None
         try:
             call = json.loads(text)
             name, arguments = call["name"], call.get("arguments") or {}
@@ -110,10 +106,6 @@ class McpTools(TextGame):
         if not isinstance(arguments, dict):
             return "", {}, "`arguments` is no JSON object"
         return name, arguments, ""
-
-    def close(self) -> None:
-        if getattr(self, "tools", None) is not None:
-            self.tools.close()  # type: ignore[union-attr]
 
 
 class ToolSession:

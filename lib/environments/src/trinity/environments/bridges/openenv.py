@@ -35,13 +35,12 @@ class OpenEnv(TextGame):
     instructions = FORMAT_HINT
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self.session: Session | None = None
         url = args.text("url")
         timeout = args.number("timeout_seconds", 30.0, low=0.1, high=100)
         field = args.text("action_field", "")
         self._observation_field = args.text("observation_field", "")
         self.success_reward = args.number("success_reward", 1.0)
-        self.session = Session(url, timeout)
+        self.session = self.held.enter_context(contextlib.closing(Session(url, timeout)))
         self._action_field = field or self.session.only_field()
         answer = self.session.ask("reset", {"seed": task.integer("seed", seed), **task.mapping("reset")})
         self.goal = str(task.get("task", ""))
@@ -52,7 +51,6 @@ class OpenEnv(TextGame):
         return ""
 
     def play(self, action: str) -> Turn:
-        assert self.session is not None
         try:
             answer = self.session.ask("step", self._fields(action))
         except ServerError as error:  # what the policy wrote is no action: no fault of the task or the server
@@ -75,10 +73,6 @@ class OpenEnv(TextGame):
         if self._observation_field and isinstance(observation, dict):
             observation = observation.get(self._observation_field)
         return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
-
-    def close(self) -> None:
-        if getattr(self, "session", None) is not None:
-            self.session.close()  # type: ignore[union-attr]
 
 
 class ServerError(InvalidInput):

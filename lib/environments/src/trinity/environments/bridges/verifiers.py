@@ -50,7 +50,6 @@ class Verifiers(TextGame):
     instructions = ""
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self.rollout: Any = None
         require("verifiers", "verifiers")
         from trinity.environments.bridges.asked_policy import AskedPolicy, Asking
 
@@ -63,7 +62,8 @@ class Verifiers(TextGame):
         sampling = dict(getattr(environment, "sampling_args", None) or {})
         rollout = environment.run_rollout(row, _client(environment, policy), "policy", sampling)
         self.rollout = Asking(_loop(), policy, rollout)
-        self._question = self.rollout.next()
+        self.held.callback(self.rollout.end)
+        self._question: Any = self.rollout.next()
         if self._question is None:
             raise Unavailable(f"verifiers: the rollout was over before it began: {_said(self.rollout.result())}")
         self._news: dict[str, Any] = {}
@@ -126,10 +126,6 @@ class Verifiers(TextGame):
         }
         text = shown(has_replied(output.get("completion"))) or "The episode is over."
         return Turn(text, reward, True, reward >= self.success_reward, found)
-
-    def close(self) -> None:
-        if getattr(self, "rollout", None) is not None:
-            self.rollout.end()
 
 
 _TOOLS = (

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +56,6 @@ class Shell(TextGame):
     instructions = ""
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self._sandbox: Sandbox | None = None
         self.calls = self.errors = 0
         self._on_limit = args.choice("on_limit", "end", ("end", "continue"))
         by_docker = args.choice("backend", "bubblewrap", ("bubblewrap", "docker")) == "docker"
@@ -64,11 +64,8 @@ class Shell(TextGame):
         self._task = Harbor.read(task, builds=by_docker)
         self._limits = limits_of(self._task, args)
         self.goal = self._task.instruction
-        if by_docker:
-            self._sandbox = docker.DockerSandbox(self._limits, self._task.image or docker.build(self._task.context))
-        else:
-            require()
-            self._sandbox = BubblewrapSandbox(self._limits, self._task.folders)
+        self._sandbox = self.held.enter_context(closing(self._start(by_docker)))
+        if not by_docker:
             put(self._sandbox, self._task.files)
             self._run('mkdir -p -- "$1"', [self._task.workdir], cwd="/")
         self._run(f"mkdir -p {_REWARD.rpartition('/')[0]} /tests", cwd="/")
@@ -78,6 +75,12 @@ class Shell(TextGame):
             'Call one with <tool_call>{"name": "...", "arguments": {...}}</tool_call> and wait for its result. '
             "Call submit when the task is done."
         )
+
+    def _start(self, by_docker: bool) -> Sandbox:
+        if by_docker:
+            return docker.DockerSandbox(self._limits, self._task.image or docker.build(self._task.context))
+        require()
+        return BubblewrapSandbox(self._limits, self._task.folders)
 
     def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
         """info.tools: for a policy whose chat template takes tools."""
@@ -129,7 +132,6 @@ class Shell(TextGame):
         return self._run(script, [given["path"]], given["content"].encode("utf-8", "replace"))
 
     def _run(self, script: str, words: list[str] | None = None, stdin: bytes = b"", cwd: str = "") -> Output:
-        assert self._sandbox is not None
         argv = ["bash", "-c", script, "bash", *(words or [])]
         return self._sandbox.run(argv, stdin=stdin, cwd=cwd or self._task.workdir, env=self._task.env)
 
@@ -138,7 +140,6 @@ class Shell(TextGame):
 
         Raises Conflict where they end well without a reward: a task whose tests are broken is no failure of the policy.
         """
-        assert self._sandbox is not None
         clear = ["bash", "-c", f"find /tests /logs -mindepth 1 -delete; mkdir -p {_REWARD.rpartition('/')[0]}"]
         if (cleared := self._sandbox.run(clear, cwd="/", alone=True)).code:
             return Turn(f"{before}The tests could not run: {said(cleared, self._limits)}", 0.0, True, False)
@@ -156,7 +157,6 @@ class Shell(TextGame):
 
     def _reward(self, tests: Output) -> float:
         """0 where the tests were ended, or failed before they wrote one: what they try may end them."""
-        assert self._sandbox is not None
         found = self._sandbox.run(["bash", "-c", _READ_REWARD], cwd="/", alone=True)
         try:
             value = json.loads(found.text)
@@ -173,10 +173,6 @@ class Shell(TextGame):
 
     def _counts(self) -> dict[str, float]:
         return {"tool_calls": float(self.calls), "tool_errors": float(self.errors)}
-
-    def close(self) -> None:
-        if (sandbox := getattr(self, "_sandbox", None)) is not None:
-            sandbox.close()
 
     @classmethod
     def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:

@@ -1,11 +1,12 @@
 """WebShop as a text game."""
 
 import re
+from contextlib import closing
 from typing import Any
 
 from trinity.environments.arguments import Arguments
 from trinity.environments.game import FORMAT_HINT, OnInvalid, TextGame, Turn, TurnRules, Unsolvable, replies
-from trinity.environments.webshop.backend import Page, Shop
+from trinity.environments.webshop.backend import Shop
 from trinity.environments.webshop.http import HttpShop
 from trinity.environments.webshop.local import LocalShop
 from trinity.environments.webshop.mini import BY_ASIN, GOALS, MiniShop
@@ -37,11 +38,10 @@ class WebShop(TextGame):
     )
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self.shop: Shop | None = None
         self.sparse = args.boolean("sparse", False)
         session = _session(task, seed)
-        self.shop = _backend(args)
-        self.page: Page = self.shop.reset(session)
+        self.shop = self.held.enter_context(closing(_backend(args)))
+        self.page = self.shop.reset(session)
         self.goal = self.page.instruction
         return self.page.text
 
@@ -62,17 +62,11 @@ class WebShop(TextGame):
         return any(word in action.lower() for word in _FREE_TO_REPEAT)
 
     def play(self, action: str) -> Turn:
-        assert self.shop is not None
         verb, _, argument = action.partition("[")
         action = f"{verb.lower()}[{argument if verb.lower() == 'search' else argument.lower()}"
         self.page, score, done = self.shop.step(action)
         reward = float(score >= 0.99) if self.sparse else score
         return Turn(self.page.text, reward, done, done and score >= 1, {"score": score, "bought": float(done)})
-
-    def close(self) -> None:
-        shop = getattr(self, "shop", None)
-        if shop is not None:
-            shop.close()
 
     @classmethod
     def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:
