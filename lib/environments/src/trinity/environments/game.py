@@ -1,9 +1,10 @@
-"""A text game of turns: the part that all of them share.
+"""A text game of turns: the part that all of them share, and those whose moves are calls of tools.
 
 A reply names one action. A reply that cannot be used (no action in it, or an unknown one) is counted and handled as the
 YAML says (END, PENALTY or NOOP). The game itself implements `begin`, `play` and `actions`.
 """
 
+import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -204,6 +205,54 @@ class TextGame(Environment):
         }
         text = turn.text + (f"\nAvailable actions: {', '.join(available)}" if available else "")
         return Observation(text, reward, turn.done, info, metrics)
+
+
+class ToolGame(TextGame):
+    """A game whose moves are calls {"name", "arguments"} of `tools`, each {name, description, parameters}.
+
+    Metrics: tool_calls, tool_errors.
+    """
+
+    instructions = ""
+    tools: list[dict[str, Any]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = self.errors = 0
+
+    def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
+        """info.tools: the tools, for a policy whose chat template takes tools."""
+        answer = super().reset(task, args, seed)
+        return replace(answer, info={**answer.info, "tools": self.tools})
+
+    def parse_call(self, text: str) -> tuple[str, dict[str, Any], str]:
+        """Name and arguments of a call, and what is wrong with it."""
+        try:
+            call = json.loads(text)
+            name, given = call["name"], call.get("arguments") or {}
+        except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
+            return "", {}, "the <tool_call> is no JSON object with a name"
+        known = [tool["name"] for tool in self.tools]
+        if name not in known:
+            return "", {}, f"there is no tool {str(name)[:100]!r}; known: {', '.join(known)}"
+        problem = self.arguments_problem(name, given)
+        return ("", {}, problem) if problem else (name, given, "")
+
+    def arguments_problem(self, name: str, given: Any) -> str:
+        """What is wrong with the arguments of a call; empty if they are right."""
+        return "" if isinstance(given, dict) else "`arguments` is no JSON object"
+
+    def called(self, result: str, failed: bool) -> Turn:
+        """The turn of a call that was made."""
+        self.calls += 1
+        self.errors += failed
+        return Turn(f"<tool_response>\n{result}\n</tool_response>", metrics=self.tool_metrics())
+
+    def tool_metrics(self) -> dict[str, float]:
+        return {"tool_calls": float(self.calls), "tool_errors": float(self.errors)}
+
+    def refused_text(self, problem: str) -> str:
+        return f"That did not work: {problem}."
 
 
 class Unsolvable(Exception):

@@ -12,17 +12,16 @@ import json
 import os
 import re
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trinity.environments.arguments import Arguments
 from trinity.environments.extras import require
-from trinity.environments.game import TextGame, Turn, TurnRules
+from trinity.environments.game import ToolGame, Turn, TurnRules
 from trinity.environments.replies import Reply, between, thought
 from trinity.environments.scorers.answers import reference_answer, same_answer
 from trinity.runtime.errors import Conflict, InvalidInput, TimedOut, Unavailable
-from trinity.sdk.environment import Description, Observation
+from trinity.sdk.environment import Description
 
 SERVERS_VARIABLE = "MCP_SERVERS_FILE"
 MAX_RESULT_CHARACTERS = 20_000
@@ -30,7 +29,7 @@ START_SECONDS = 30.0
 _CONNECTION_CLOSED = -32000  # mcp.types.CONNECTION_CLOSED
 
 
-class McpTools(TextGame):
+class McpTools(ToolGame):
     """A question, tools to answer it with, one answer. Reward 1 for a right answer, else 0.
 
     A row is {"question", "answer"}. `server`: a name in the file of $MCP_SERVERS_FILE; `timeout_seconds` (30) of one
@@ -43,24 +42,18 @@ class McpTools(TextGame):
     )
     isolation = "thread"
     defaults = TurnRules(max_steps=10)
-    instructions = ""
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self.calls = self.errors = 0
         self.goal, self._truth = task.text("question"), task.text("answer")
         command = server_command(args.text("server"))
         self._timeout = args.number("timeout_seconds", 30.0, low=0.1, high=100)
-        self.tools = self.held.enter_context(contextlib.closing(ToolSession(command)))
+        self._session = self.held.enter_context(contextlib.closing(ToolSession(command)))
+        self.tools = self._session.tools
         return (
-            f"{self.goal}\n\nYou may use these tools:\n{json.dumps(self.tools.tools, ensure_ascii=False)}\n"
+            f"{self.goal}\n\nYou may use these tools:\n{json.dumps(self.tools, ensure_ascii=False)}\n"
             'Call one with <tool_call>{"name": "...", "arguments": {...}}</tool_call> and wait for its result. '
             "When you know the answer, reply with <answer>...</answer>."
         )
-
-    def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
-        """info.tools: the tools as the server lists them, for a policy whose chat template takes tools."""
-        answer = super().reset(task, args, seed)
-        return replace(answer, info={**answer.info, "tools": self.tools.tools})
 
     def read(self, reply: str) -> Reply:
         if len(reply) > self.rules.max_reply_characters:
@@ -74,38 +67,15 @@ class McpTools(TextGame):
 
     def refusal(self, action: str) -> str:
         kind, _, text = action.partition(" ")
-        return "" if kind == "answer" else self._parse(text)[2]
+        return "" if kind == "answer" else self.parse_call(text)[2]
 
     def play(self, action: str) -> Turn:
         kind, _, text = action.partition(" ")
         if kind == "answer":
             right = same_answer(text, reference_answer(self._truth))
-            return Turn("Correct." if right else "Incorrect.", float(right), True, right, self._counts())
-        name, arguments, _ = self._parse(text)
-        result, failed = self.tools.call(name, arguments, self._timeout)
-        self.calls += 1
-        self.errors += failed
-        return Turn(f"<tool_response>\n{result}\n</tool_response>", metrics=self._counts())
-
-    def refused_text(self, problem: str) -> str:
-        return f"That did not work: {problem}."
-
-    def _counts(self) -> dict[str, float]:
-        return {"tool_calls": float(self.calls), "tool_errors": float(self.errors)}
-
-    def _parse(self, text: str) -> tuple[str, dict[str, Any], str]:
-        """Name and arguments of a call, and what is wrong with it."""
-        try:
-            call = json.loads(text)
-            name, arguments = call["name"], call.get("arguments") or {}
-        except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
-            return "", {}, "the <tool_call> is no JSON object with a name"
-        known = [tool["name"] for tool in self.tools.tools]
-        if name not in known:
-            return "", {}, f"there is no tool {str(name)[:100]!r}; known: {', '.join(known)}"
-        if not isinstance(arguments, dict):
-            return "", {}, "`arguments` is no JSON object"
-        return name, arguments, ""
+            return Turn("Correct." if right else "Incorrect.", float(right), True, right, self.tool_metrics())
+        name, arguments, _ = self.parse_call(text)
+        return self.called(*self._session.call(name, arguments, self._timeout))
 
 
 class ToolSession:

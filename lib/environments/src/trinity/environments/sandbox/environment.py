@@ -3,23 +3,22 @@
 import json
 import math
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 from trinity.environments.arguments import Arguments
-from trinity.environments.game import TextGame, Turn, TurnRules, Unsolvable
+from trinity.environments.game import ToolGame, Turn, TurnRules, Unsolvable
 from trinity.environments.replies import Reply, ReplyFormat, between, thought
 from trinity.environments.sandbox import docker
 from trinity.environments.sandbox.harbor import Harbor
 from trinity.environments.sandbox.limits import Limits
 from trinity.environments.sandbox.sandbox import BubblewrapSandbox, File, Output, Sandbox, put, require
 from trinity.runtime.errors import Conflict
-from trinity.sdk.environment import Description, Observation
+from trinity.sdk.environment import Description
 
 _REWARD = "/logs/verifier/reward"
 _READ_REWARD = f"cat {_REWARD}.txt 2>/dev/null || cat {_REWARD}.json"
 _TEXT = {"type": "string"}
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"name": name, "description": what, "parameters": {"type": "object", "properties": has, "required": list(has)}}
     for name, what, has in (
         ("run", "Run a command of the shell bash and wait for its end.", {"command": _TEXT}),
@@ -35,7 +34,7 @@ _ENDED = {
 }
 
 
-class Shell(TextGame):
+class Shell(ToolGame):
     """A task that is done with commands and files in a sandbox. Reward: what its tests write, at the end.
 
     A row is a task in Harbor's form: {"instruction", "config", "environment", "tests", "solution"}, as a taskset's
@@ -53,10 +52,9 @@ class Shell(TextGame):
     )
     isolation = "thread"
     defaults = TurnRules(max_steps=20, list_actions=False)
-    instructions = ""
+    tools = TOOLS
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self.calls = self.errors = 0
         self._on_limit = args.choice("on_limit", "end", ("end", "continue"))
         by_docker = args.choice("backend", "bubblewrap", ("bubblewrap", "docker")) == "docker"
         if by_docker:
@@ -82,11 +80,6 @@ class Shell(TextGame):
         require()
         return BubblewrapSandbox(self._limits, self._task.folders)
 
-    def reset(self, task: dict[str, Any], args: dict[str, Any], seed: int) -> Observation:
-        """info.tools: for a policy whose chat template takes tools."""
-        answer = super().reset(task, args, seed)
-        return replace(answer, info={**answer.info, "tools": TOOLS})
-
     def read(self, reply: str) -> Reply:
         if len(reply) > self.rules.max_reply_characters:
             return super().read(reply)
@@ -99,19 +92,27 @@ class Shell(TextGame):
         return Reply(call.strip(), thought(reply))
 
     def refusal(self, action: str) -> str:
-        return parse_call(action)[2]
+        return self.parse_call(action)[2]
+
+    def arguments_problem(self, name: str, given: Any) -> str:
+        wanted: list[str] = next(tool["parameters"]["required"] for tool in TOOLS if tool["name"] == name)
+        if not isinstance(given, dict) or sorted(given) != sorted(wanted):
+            return f"`arguments` of {name} must have {', '.join(wanted) or 'nothing'}"
+        if not all(isinstance(value, str) and "\0" not in value for value in given.values()):
+            return f"`arguments` of {name} must be texts without NUL"
+        if name != "write_file" and sum(map(len, given.values())) > 100_000:
+            return f"`arguments` of {name} are longer than 100000 characters"
+        return ""
 
     def play(self, action: str) -> Turn:
-        name, given, _ = parse_call(action)
+        name, given, _ = self.parse_call(action)
         if name == "submit":
             return self._judged("")
-        self.calls += 1
         output = self._call(name, given)
-        self.errors += output.code != 0
-        text = f"<tool_response>\n{said(output, self._limits)}\n</tool_response>"
+        turn = self.called(said(output, self._limits), output.code != 0)
         if output.ended in ("memory", "processes") and self._on_limit == "end":
-            return Turn(text, done=True, metrics={**self._counts(), f"limit_{output.ended}": 1.0})
-        return Turn(text, metrics=self._counts())
+            return Turn(turn.text, done=True, metrics={**turn.metrics, f"limit_{output.ended}": 1.0})
+        return turn
 
     def _turn(self, reply: Reply) -> tuple[Turn, str]:
         """The tests judge what the last step left, whatever it was."""
@@ -119,9 +120,6 @@ class Shell(TextGame):
         if not turn.done and self.steps >= self.rules.max_steps:
             return self._judged(f"{turn.text}\n{self.limit_text()}\n"), problem
         return turn, problem
-
-    def refused_text(self, problem: str) -> str:
-        return f"That did not work: {problem}."
 
     def _call(self, name: str, given: dict[str, str]) -> Output:
         if name == "run":
@@ -153,7 +151,7 @@ class Shell(TextGame):
         reward = self._reward(tests)
         success = reward >= 1
         text = "The tests passed." if success else f"The tests gave {reward:g}."
-        return Turn(before + text, reward, True, success, {**self._counts(), "score": reward})
+        return Turn(before + text, reward, True, success, {**self.tool_metrics(), "score": reward})
 
     def _reward(self, tests: Output) -> float:
         """0 where the tests were ended, or failed before they wrote one: what they try may end them."""
@@ -170,9 +168,6 @@ class Shell(TextGame):
             what = f"tests/test.sh wrote {wrote!r} as its reward, must be a number in {_REWARD}.txt"
             raise Conflict(f"sandbox: {what}; it said: {tests.text[-500:]}")
         return reward
-
-    def _counts(self) -> dict[str, float]:
-        return {"tool_calls": float(self.calls), "tool_errors": float(self.errors)}
 
     @classmethod
     def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:
@@ -195,26 +190,6 @@ def limits_of(task: Harbor, args: Arguments) -> Limits:
         if name not in args and (asked := of_task[name]):
             args.values[name] = max(low, min(asked, most))
     return Limits.read(args)
-
-
-def parse_call(text: str) -> tuple[str, dict[str, str], str]:
-    """Name and arguments of a call, and what is wrong with it."""
-    try:
-        call = json.loads(text)
-        name, given = call["name"], call.get("arguments") or {}
-    except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
-        return "", {}, "the <tool_call> is no JSON object with a name"
-    known: dict[str, list[str]] = {str(tool["name"]): tool["parameters"]["required"] for tool in TOOLS}  # type: ignore[index]
-    if not isinstance(name, str) or name not in known:
-        return "", {}, f"there is no tool {str(name)[:100]!r}; known: {', '.join(known)}"
-    wanted = known[name]
-    if not isinstance(given, dict) or sorted(given) != sorted(wanted):
-        return "", {}, f"`arguments` of {name} must have {', '.join(wanted) or 'nothing'}"
-    if not all(isinstance(value, str) and "\0" not in value for value in given.values()):
-        return "", {}, f"`arguments` of {name} must be texts without NUL"
-    if name != "write_file" and sum(map(len, given.values())) > 100_000:
-        return "", {}, f"`arguments` of {name} are longer than 100000 characters"
-    return name, given, ""
 
 
 def said(output: Output, limits: Limits) -> str:
