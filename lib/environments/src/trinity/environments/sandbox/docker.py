@@ -1,18 +1,16 @@
 """A sandbox by docker: a container of the task's image, where the operator of the service allows it."""
 
 import hashlib
-import io
 import os
 import secrets
 import subprocess
-import tarfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 
 from trinity.environments.sandbox.leases import Lease
 from trinity.environments.sandbox.limits import Limits
-from trinity.environments.sandbox.sandbox import File, Output
+from trinity.environments.sandbox.sandbox import File, Output, Sandbox, archive_of
 from trinity.runtime.errors import Conflict, InvalidInput, Unavailable
 
 ALLOWED_VARIABLE = "TRINITY_ENVIRONMENT_SANDBOX_DOCKER"
@@ -75,50 +73,34 @@ def exec_line(name: str, argv: Sequence[str], seconds: float, cwd: str, env: Map
 
 def build(context: Mapping[str, File]) -> str:
     """The image of a task's environment/, built once. Raises Conflict with docker's last words."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path, file in sorted(context.items()):
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(file.data), 0o755 if file.executable else 0o644
-            archive.addfile(entry, io.BytesIO(file.data))
-    tag = f"trinity-task:{hashlib.sha256(packed.getvalue()).hexdigest()[:24]}"
+    packed = archive_of(dict(sorted(context.items())), 0)  # the same bytes whenever it is packed
+    tag = f"trinity-task:{hashlib.sha256(packed).hexdigest()[:24]}"
     if _docker(["docker", "image", "inspect", tag], _START_SECONDS).returncode:
-        made = _docker(["docker", "build", "--quiet", "--tag", tag, "-"], _BUILD_SECONDS, packed.getvalue())
+        made = _docker(["docker", "build", "--quiet", "--tag", tag, "-"], _BUILD_SECONDS, packed)
         if made.returncode:
             raise Conflict(f"docker cannot build the task's image: {_said(made)}")
     return tag
 
 
-class DockerSandbox:
+class DockerSandbox(Sandbox):
     """A container. Its lease names it: the reaper removes it where this process did not."""
 
     def __init__(self, limits: Limits, image: str) -> None:
-        self.limits = limits
+        super().__init__(limits)
         self.name = f"trinity-{secrets.token_hex(8)}"
-        self._end = time.monotonic() + limits.ttl_seconds
         self._lease = Lease.take(limits.ttl_seconds, container=self.name)
         started = _docker(run_line(self.name, image, limits), _START_SECONDS)
         if started.returncode:
             self.close()
             raise Unavailable(f"docker starts no container of {image}: {_said(started)}")
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        seconds: float | None = None,
-        stdin: bytes = b"",
-        cwd: str = "/app",
-        env: Mapping[str, str] | None = None,
-        alone: bool = False,
-    ) -> Output:
+    def _run(self, argv: list[str], seconds: float, stdin: bytes, cwd: str, env: dict[str, str], alone: bool) -> Output:
         """An empty `cwd` is the image's folder."""
         if time.monotonic() >= self._end:
             raise Unavailable(f"the sandbox ended: its time to live of {self.limits.ttl_seconds:g} s is over")
         if alone:  # all processes but the first of the container
             _docker(["docker", "exec", self.name, "sh", "-c", "kill -9 -1"], _START_SECONDS)
-        seconds = seconds or self.limits.command_seconds
-        line = exec_line(self.name, argv, seconds, cwd, env or {})
+        line = exec_line(self.name, argv, seconds, cwd, env)
         begun = time.monotonic()
         code, kept, cut = _capture(line, stdin, self.limits.output_bytes, seconds + _GRACE_SECONDS)
         ended = "time" if code == _KILLED and time.monotonic() - begun >= seconds else ""

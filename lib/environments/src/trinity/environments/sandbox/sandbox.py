@@ -10,10 +10,10 @@ import subprocess
 import tarfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 from trinity.environments.sandbox import bubblewrap
 from trinity.environments.sandbox.leases import Lease
@@ -43,8 +43,12 @@ class File:
     executable: bool = False
 
 
-class Sandbox(Protocol):
+class Sandbox(ABC):
     """What an environment asks of any kind of sandbox. Errors of the sandbox itself are Unavailable."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._end = time.monotonic() + limits.ttl_seconds
 
     def run(
         self,
@@ -57,36 +61,31 @@ class Sandbox(Protocol):
         alone: bool = False,
     ) -> Output:
         """Run a command to its end, or to its limit of time. alone: end what earlier commands left first."""
+        return self._run(list(argv), seconds or self.limits.command_seconds, stdin, cwd, dict(env or {}), alone)
 
+    @abstractmethod
+    def _run(self, argv: list[str], seconds: float, stdin: bytes, cwd: str, env: dict[str, str], alone: bool) -> Output:
+        """As `run`."""
+
+    @abstractmethod
     def close(self) -> None:
         """End everything in it."""
 
 
-class BubblewrapSandbox:
+class BubblewrapSandbox(Sandbox):
     """By bubblewrap. Ends with this process, with `close`, and when its time is over, whichever comes first."""
 
     def __init__(self, limits: Limits, folders: Collection[str] = ()) -> None:
-        self.limits = limits
-        self._end = time.monotonic() + limits.ttl_seconds
+        super().__init__(limits)
         self._process = _starter().submit(_start, bubblewrap.command(limits, folders)).result()
         self._lease = Lease.take(limits.ttl_seconds, self._process.pid)
         self._waiting = b""
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        seconds: float | None = None,
-        stdin: bytes = b"",
-        cwd: str = "/app",
-        env: Mapping[str, str] | None = None,
-        alone: bool = False,
-    ) -> Output:
-        seconds = seconds or self.limits.command_seconds
+    def _run(self, argv: list[str], seconds: float, stdin: bytes, cwd: str, env: dict[str, str], alone: bool) -> Output:
         asked = {
-            "argv": list(argv),
+            "argv": argv,
             "cwd": cwd,
-            "env": dict(env or {}),
+            "env": env,
             "seconds": seconds,
             "output": self.limits.output_bytes,
             "stdin": base64.b64encode(stdin).decode(),
@@ -152,15 +151,21 @@ def put(sandbox: Sandbox, files: Mapping[str, File]) -> None:
     """Write files at absolute paths. Raises Conflict if one cannot be written, with the reason."""
     if not files:
         return
+    packed = archive_of(files, int(time.time()))
+    done = sandbox.run(["tar", "-x", "--no-same-owner", "-f", "-", "-C", "/"], stdin=packed, cwd="/")
+    if done.code:
+        raise Conflict(f"the files of the task cannot be written in the sandbox: {done.text.strip()[:500]}")
+
+
+def archive_of(files: Mapping[str, File], modified: int) -> bytes:
+    """As tar packs files that were modified at this Unix time."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path, file in files.items():
             entry = tarfile.TarInfo(path.lstrip("/"))
-            entry.size, entry.mode, entry.mtime = len(file.data), 0o755 if file.executable else 0o644, int(time.time())
+            entry.size, entry.mode, entry.mtime = len(file.data), 0o755 if file.executable else 0o644, modified
             archive.addfile(entry, io.BytesIO(file.data))
-    done = sandbox.run(["tar", "-x", "--no-same-owner", "-f", "-", "-C", "/"], stdin=packed.getvalue(), cwd="/")
-    if done.code:
-        raise Conflict(f"the files of the task cannot be written in the sandbox: {done.text.strip()[:500]}")
+    return packed.getvalue()
 
 
 _usable = threading.Event()
@@ -180,10 +185,9 @@ def problem() -> str:
         sandbox = BubblewrapSandbox(Limits(ttl_seconds=30))
     except (OSError, Unavailable, Conflict) as error:
         return str(error)
-    try:
-        done = sandbox.run(["true"])
-        return "" if not done.code else f"a command cannot be started in the sandbox: {done.text.strip()}"
-    except Unavailable as error:
-        return f"bubblewrap makes no namespaces here ({error}); the kernel or the container's profile forbids them"
-    finally:
-        sandbox.close()
+    with contextlib.closing(sandbox):
+        try:
+            done = sandbox.run(["true"])
+        except Unavailable as error:
+            return f"bubblewrap makes no namespaces here ({error}); the kernel or the container's profile forbids them"
+    return "" if not done.code else f"a command cannot be started in the sandbox: {done.text.strip()}"

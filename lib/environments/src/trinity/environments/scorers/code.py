@@ -5,6 +5,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,12 +55,9 @@ def code_tests(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
         return ScoreResult(0.0, {"accuracy": 0.0, "tests_passed": 0.0})
     require()
     limits = Limits(memory_mib=memory, output_bytes=1024**2, ttl_seconds=seconds + 60)
-    sandbox = BubblewrapSandbox(limits)
-    try:
+    with closing(BubblewrapSandbox(limits)) as sandbox:
         put(sandbox, {"/app/solution.py": File(code.encode("utf-8", "replace"))})
         passed = sum(_results(sandbox, cases, seconds, stop=not partial))
-    finally:
-        sandbox.close()
     share, right = passed / len(cases), passed == len(cases)
     return ScoreResult(share if partial else float(right), {"accuracy": float(right), "tests_passed": share})
 
