@@ -47,15 +47,20 @@ class EnvironmentFailed(TrinityError):
         self.begun = begun
 
 
-_REFUSALS = {
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.OUT_OF_RANGE,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.ALREADY_EXISTS,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.UNIMPLEMENTED,
+# Any other status is a crash.
+_CAUSES = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: EnvironmentCause.TIMEOUT,
+    grpc.StatusCode.DATA_LOSS: EnvironmentCause.CONTRACT_VIOLATION,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: EnvironmentCause.FULL,
+    grpc.StatusCode.UNAVAILABLE: EnvironmentCause.AWAY,
+    grpc.StatusCode.INVALID_ARGUMENT: EnvironmentCause.REFUSED,
+    grpc.StatusCode.FAILED_PRECONDITION: EnvironmentCause.REFUSED,
+    grpc.StatusCode.OUT_OF_RANGE: EnvironmentCause.REFUSED,
+    grpc.StatusCode.NOT_FOUND: EnvironmentCause.REFUSED,
+    grpc.StatusCode.ALREADY_EXISTS: EnvironmentCause.REFUSED,
+    grpc.StatusCode.PERMISSION_DENIED: EnvironmentCause.REFUSED,
+    grpc.StatusCode.UNAUTHENTICATED: EnvironmentCause.REFUSED,
+    grpc.StatusCode.UNIMPLEMENTED: EnvironmentCause.REFUSED,
 }
 # Full; away; not attached yet.
 _PASSING = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND}
@@ -66,16 +71,6 @@ _WRITTEN_TOO_LATE = "Internal error from Core"
 def failure_of(address: str, name: str, error: grpc.aio.AioRpcError) -> EnvironmentFailed:
     """What a gRPC status means for the episode or the scoring of `name`."""
     code = grpc.StatusCode.UNAVAILABLE if error.details() == _WRITTEN_TOO_LATE else error.code()
-    cause = EnvironmentCause.CRASH
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        cause = EnvironmentCause.TIMEOUT
-    elif code is grpc.StatusCode.DATA_LOSS:
-        cause = EnvironmentCause.CONTRACT_VIOLATION
-    elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        cause = EnvironmentCause.FULL
-    elif code is grpc.StatusCode.UNAVAILABLE:
-        cause = EnvironmentCause.AWAY
-    elif code in _REFUSALS:
-        cause = EnvironmentCause.REFUSED
+    cause = _CAUSES.get(code, EnvironmentCause.CRASH)
     message = f"{name} at {address}: {code.name}: {error.details()}"
     return EnvironmentFailed(message, cause, passing=code in _PASSING, environment=name)
