@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from trinity.api.common.v1 import experience_pb2, task_pb2
+from trinity.api.common.v1 import task_pb2
 from trinity.api.explorer.v1 import explorer_pb2 as pb
 from trinity.api.explorer.v1 import explorer_pb2_grpc
 from trinity.data.experience import Limits, SamplingParams
@@ -127,11 +127,10 @@ def check_prompt(token_ids: Sequence[int], limits: Limits, field: str) -> None:
 
 
 def _completion(completion: Completion, tokenizer: ChatTokenizer) -> pb.Completion:
-    spans = [to_message(span, experience_pb2.VersionSpan) for span in completion.version_spans]
-    return pb.Completion(
+    return to_message(
+        completion,
+        pb.Completion,
         token_ids=to_tensor(completion.token_ids),
         logprobs=to_tensor(completion.logprobs),
-        version_spans=spans,
-        finish_reason=completion.finish_reason,
         text=tokenizer.text(completion.token_ids.tolist()),
     )

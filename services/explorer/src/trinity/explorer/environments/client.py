@@ -24,6 +24,7 @@ from trinity.data.vision import ImageRules
 from trinity.explorer.environments.episode import Episode, Step
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.explorer.environments.providers import Backoff, Providers
+from trinity.runtime.messages import to_message
 from trinity.sdk.contract import score_problem
 
 __all__ = [
@@ -106,15 +107,7 @@ class EnvironmentClient:
         """A score for each answer. Raises ScorerFailed for the first that could not be scored."""
         task_json = json.dumps(task)
         items = [
-            pb.ScoreItem(
-                prompt=answer.prompt,
-                response=answer.response,
-                truth=answer.truth,
-                task_json=task_json,
-                truncated=answer.truncated,
-                response_tokens=answer.response_tokens,
-                response_token_ids=answer.token_ids,
-            )
+            to_message(answer, pb.ScoreItem, task_json=task_json, token_ids=None, response_token_ids=answer.token_ids)
             for answer in answers
         ]
         request = pb.ScoreRequest(scorer=scorer, items=items, args_json=json.dumps(args))

@@ -14,6 +14,7 @@ from trinity.explorer.environments.failures import EnvironmentCause, Environment
 from trinity.explorer.environments.images import image_problem
 from trinity.explorer.environments.providers import Backoff, Limits, Provider, Providers
 from trinity.explorer.environments.slots import EpisodeSlots
+from trinity.runtime.messages import from_message
 from trinity.sdk.contract import answer_problem, json_object
 
 _HALF_CLOSE_SECONDS = 5.0
@@ -39,16 +40,7 @@ class Step:
 
 def step_of(answer: pb.EpisodeResponse) -> Step:
     """Of an answer that keeps the contract."""
-    return Step(
-        answer.observation,
-        answer.reward,
-        answer.done,
-        json_object(answer.info_json),
-        dict(answer.metrics),
-        answer.turn,
-        answer.state,
-        tuple(answer.images),
-    )
+    return from_message(Step, answer, info=json_object(answer.info_json), metrics=dict(answer.metrics))
 
 
 class StateRefused(EnvironmentFailed):

@@ -6,29 +6,30 @@ from google.protobuf.message import DecodeError
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.api.environment.v1 import environment_pb2
-from trinity.data.experience import Limits, VersionSpan
-from trinity.data.wire import fill_tensor, from_tensor
+from trinity.data.experience import Limits
+from trinity.data.wire import from_tensor, to_tensor
 from trinity.explorer.environments.episode import Step, step_of
 from trinity.explorer.journal.turns import RecordedTurn
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import FailureCause, InvalidInput
+from trinity.runtime.messages import from_message, to_message
 from trinity.sdk.contract import answer_problem
 
 
 def encode_turn(turn: RecordedTurn) -> bytes:
     """An entry of the stream of turns."""
-    entry, made = experience_pb2.TurnEntry(), turn.completion
-    message = entry.turn
-    message.episode, message.turn, message.seen = turn.episode, turn.turn, turn.seen
-    message.begin = turn.begin
-    fill_tensor(message.token_ids, made.token_ids)
-    fill_tensor(message.logprobs, made.logprobs)
-    for span in made.version_spans:
-        message.version_spans.add(version=span.version, start=span.start, end=span.end)
-    message.finish_reason = made.finish_reason
-    if turn.answer is not None:
-        message.answer.CopyFrom(_encoded(turn.answer))
-    return entry.SerializeToString()
+    made = turn.completion
+    message = to_message(
+        turn,
+        experience_pb2.RecordedTurn,
+        completion=None,
+        token_ids=to_tensor(made.token_ids),
+        logprobs=to_tensor(made.logprobs),
+        version_spans=[to_message(span, experience_pb2.VersionSpan) for span in made.version_spans],
+        finish_reason=made.finish_reason,
+        answer=_encoded(turn.answer) if turn.answer is not None else None,
+    )
+    return experience_pb2.TurnEntry(turn=message).SerializeToString()
 
 
 def encode_abandoned(cause: FailureCause) -> bytes:
@@ -48,28 +49,21 @@ def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | None:
     if kind != "turn":
         raise InvalidInput("turn", "is empty, must hold a turn or the end of an attempt")
     message = entry.turn
-    completion = Completion(
-        from_tensor(message.token_ids, "turn.token_ids", "int32"),
-        from_tensor(message.logprobs, "turn.logprobs", "float32"),
-        tuple(VersionSpan(span.version, span.start, span.end) for span in message.version_spans),
-        message.finish_reason,
+    completion = from_message(
+        Completion,
+        message,
+        token_ids=from_tensor(message.token_ids, "turn.token_ids", "int32"),
+        logprobs=from_tensor(message.logprobs, "turn.logprobs", "float32"),
     )
     answer = _decoded(message.answer) if message.HasField("answer") else None
-    turn = RecordedTurn(message.episode, message.turn, message.seen, completion, message.begin, answer)
+    turn = from_message(RecordedTurn, message, completion=completion, answer=answer)
     turn.check(limits)
     return turn
 
 
 def _encoded(answer: Step) -> environment_pb2.EpisodeResponse:
-    return environment_pb2.EpisodeResponse(
-        observation=answer.observation,
-        reward=answer.reward,
-        info_json=json.dumps(answer.info) if answer.info else "",
-        metrics=answer.metrics,
-        turn=answer.turn,
-        state=answer.state,
-        images=answer.images,
-    )
+    info = json.dumps(answer.info) if answer.info else ""
+    return to_message(answer, environment_pb2.EpisodeResponse, info=None, info_json=info)
 
 
 def _decoded(message: environment_pb2.EpisodeResponse) -> Step:
