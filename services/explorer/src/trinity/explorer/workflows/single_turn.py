@@ -13,6 +13,7 @@ from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score
 from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Workflow
+from trinity.explorer.workflows.conversation import Conversation
 from trinity.runtime.errors import InvalidInput
 
 _MATH_SYSTEM_PROMPT = (
@@ -44,19 +45,15 @@ class SimpleWorkflow(Workflow):
 
     def answers(self, prompt: list[int], completions: Sequence[Completion]) -> list[Answer]:
         """Replies as a reward function reads them."""
-        prompt_text = self.tools.text(prompt)
-        prefix = self.format["reply_prefix"] or ""
+        asked, prefix = self.tools.text(prompt), self.format["reply_prefix"] or ""
         return [
-            Answer(
-                prompt_text,
-                prefix + self.tools.text(c.token_ids),
-                self.truth(),
-                c.finish_reason == "length",
-                len(c.token_ids),
-                tuple(c.token_ids.tolist()),
-            )
+            self.answer(asked, prefix + self.tools.text(c.token_ids), c.token_ids, c.finish_reason == "length")
             for c in completions
         ]
+
+    def answer(self, prompt: str, reply: str, token_ids: np.ndarray, cut: bool) -> Answer:
+        """One of them. `token_ids`: of the reply; `cut`: it reached its limit."""
+        return Answer(prompt, reply, self.truth(), cut, len(token_ids), tuple(token_ids.tolist()))
 
     def asked(self) -> list[int]:
         """The prompt's tokens."""
@@ -127,27 +124,14 @@ class SimpleWorkflow(Workflow):
     def _experience(
         self, rollout: int, prompt: list[int], completion: Completion, score: Score, prompt_text: str, reply: str
     ) -> Experience:
-        length = len(completion.token_ids)
-        cut = completion.finish_reason == "length"
-        return Experience(
-            rollout=rollout,
-            step=0,
-            token_ids=np.concatenate([np.asarray(prompt, dtype=np.int32), completion.token_ids]),
-            prompt_length=len(prompt),
-            logprobs=completion.logprobs,
-            action_mask=np.ones(length, dtype=bool),
-            reward=score.reward,
-            version_spans=completion.version_spans,
-            truncation=Truncation.RESPONSE if cut else Truncation.NONE,
-            metrics={
-                **score.metrics,
-                "response_tokens": float(length),
-                "response_truncated": float(cut),
-                "prompt_truncated": 0.0,
-            },
-            prompt_text=prompt_text,
-            response_text=reply,
-        )
+        made = Conversation(tuple(prompt)).replied(completion).experience(rollout, score.reward)
+        metrics = {
+            **score.metrics,
+            "response_tokens": float(made.response_length),
+            "response_truncated": float(made.truncation is Truncation.RESPONSE),
+            "prompt_truncated": 0.0,
+        }
+        return replace(made, metrics=metrics, prompt_text=prompt_text, response_text=reply)
 
 
 class SimpleMMWorkflow(SimpleWorkflow):

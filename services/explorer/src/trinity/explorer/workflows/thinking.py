@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 from trinity.config.workflows import THINKING_ARGS, thinking_problems
 from trinity.data.experience import Experience, Truncation
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
@@ -34,7 +33,10 @@ class ThinkingBudgetWorkflow(SimpleWorkflow):
         made = [reply.conversation.experience(index, 0.0) for index, reply in enumerate(replies)]
         prompt_text, prefix = self.tools.text(prompt), self.format["reply_prefix"] or ""
         texts = [prefix + self.tools.text(e.token_ids[e.prompt_length :]) for e in made]
-        answers = [self._answer(e, prompt_text, text) for e, text in zip(made, texts, strict=True)]
+        answers = [
+            self.answer(prompt_text, text, e.token_ids[e.prompt_length :], e.truncation is Truncation.RESPONSE)
+            for e, text in zip(made, texts, strict=True)
+        ]
         scores = await self.scores(answers)
         return [
             replace(
@@ -69,11 +71,6 @@ class ThinkingBudgetWorkflow(SimpleWorkflow):
         conversation = replace(conversation, pending=end if forced else ())
         (answer,) = await self.tools.generate(conversation.tokens, replace(sampling, max_tokens=room))
         return _Reply(conversation.replied(answer), forced)
-
-    def _answer(self, experience: Experience, prompt_text: str, text: str) -> Answer:
-        tokens = tuple(experience.token_ids[experience.prompt_length :].tolist())
-        cut = experience.truncation is Truncation.RESPONSE
-        return Answer(prompt_text, text, self.truth(), cut, len(tokens), tokens)
 
 
 def _holds(tokens: list[int], part: tuple[int, ...]) -> bool:

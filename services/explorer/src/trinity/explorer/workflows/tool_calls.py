@@ -14,7 +14,6 @@ from trinity import plugins
 from trinity.config.workflows import TOOL_ARGS, tool_problems
 from trinity.data.experience import Experience
 from trinity.explorer.chat import Message
-from trinity.explorer.environments.client import Answer
 from trinity.explorer.workflows.base import gather_rollouts
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.player import seed_of, starts_conversation
@@ -157,7 +156,8 @@ class ToolCallWorkflow(SimpleWorkflow):
             )
         rollouts = await gather_rollouts(self._rollout() for _ in range(self.task.repeat_times))
         asked = self.column("prompt_key")
-        answers = [self._answer(rollout, asked) for rollout in rollouts]
+        lasts = [(rollout.replies[-1], rollout.conversation.exchanges[-1].completion) for rollout in rollouts]
+        answers = [self.answer(asked, text, c.token_ids, c.finish_reason == "length") for text, c in lasts]
         scores = await self.scores(answers)
         made = []
         for number, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
@@ -222,9 +222,3 @@ class ToolCallWorkflow(SimpleWorkflow):
             first = await episode.reset()
             _refuse_images(first)
             yield EnvironmentTools(episode, first.info.get("tools"))
-
-    def _answer(self, rollout: _Rollout, asked: str) -> Answer:
-        last = rollout.conversation.exchanges[-1].completion
-        cut = last.finish_reason == "length"
-        tokens = tuple(last.token_ids.tolist())
-        return Answer(asked, rollout.replies[-1], self.truth(), cut, len(tokens), tokens)
