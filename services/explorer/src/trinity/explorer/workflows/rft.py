@@ -10,6 +10,7 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from trinity.explorer.workflows.rft_trajectories import Reply, trajectory
 from trinity.runtime.errors import TrinityError
 
 _Result = TypeVar("_Result")
+_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "repetition_penalty")
 
 
 class RftWorkflowFailed(TrinityError):
@@ -110,13 +112,7 @@ class RftWorkflow(Workflow):
             workflow=self.kind,
             repeat_times=task.repeat_times,
             format_args=FormatConfig(**self.format),
-            rollout_args=GenerationConfig(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                max_tokens=sampling.max_tokens,
-                repetition_penalty=sampling.repetition_penalty,
-            ),
+            rollout_args=GenerationConfig(**{name: getattr(sampling, name) for name in _SAMPLING}),
             workflow_args=task.workflow_args,
             reward_fn_args=json.loads(task.reward_args_json or "{}"),
             is_eval=task.kind is TaskKind.EVALUATION,
@@ -177,33 +173,21 @@ def numbered(made: Sequence[Experience], times: int = 0) -> Iterator[Experience]
 async def _in_thread(work: Callable[[], _Result], place: Callable[[BaseException], str]) -> _Result:
     """What work returns, in a thread of its own. What a plugin raises becomes RftWorkflowFailed; errors of the
     explorer, and a time limit, pass unchanged."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_Result] = loop.create_future()
-
-    def settle(result: _Result | None, error: Exception | None) -> None:
-        if done.done():  # the attempt is over
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
+    done: Future[_Result] = Future()
+    done.set_running_or_notify_cancel()  # the thread outlives an attempt that is over, and its result is dropped
 
     def run() -> None:
-        result: _Result | None = None
-        failure: Exception | None = None
         try:
-            result = work()
+            done.set_result(work())
         except TrinityError as error:
-            failure = error
+            done.set_exception(error)
         except BaseException as error:  # a plugin may raise anything
             what = str(error) if isinstance(error, plugins.PluginError) else f"{type(error).__name__}: {error}"
-            failure = RftWorkflowFailed(f"{place(error)}: {what}")
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failure)
+            done.set_exception(RftWorkflowFailed(f"{place(error)}: {what}"))
 
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(run,), name="rft-workflow", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)
 
 
 def adapted(kind: type[rft.Workflow]) -> type[Workflow]:
