@@ -48,6 +48,11 @@ class Turn:
     trained: bool
 
     @property
+    def before(self) -> tuple[int, ...]:
+        """The tokens that it was sampled after."""
+        return tuple(Place(self.parent, self.told).tokens)
+
+    @property
     def path(self) -> list["Turn"]:
         """From the beginning to this turn."""
         found: list[Turn] = []

@@ -2,14 +2,11 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from trinity.data.experience import Experience, TaskKind
 from trinity.explorer.environments.client import Answer, Score
-from trinity.explorer.workflows.base import gather_rollouts
+from trinity.explorer.workflows.base import as_text, gather_rollouts
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 
 
@@ -37,15 +34,8 @@ class AgentWorkflow(SimpleWorkflow):
             score = played if isinstance(played, Score) else Score(0.0, {})
             agent.reward = score.reward if isinstance(played, Score) else played
             metrics = {**score.metrics, **agent.metrics}
-            made = [self._told(experience, metrics) for experience in agent.experiences(rollout)]
+            made = [as_text(self.tools, experience, metrics) for experience in agent.experiences(rollout)]
         return made[-1:] if self.task.kind is TaskKind.EVALUATION else made  # an evaluation counts rollouts
-
-    def _told(self, experience: Experience, metrics: dict[str, float]) -> Experience:
-        prompt, response = np.split(experience.token_ids, [experience.prompt_length])
-        texts = self.tools.text(prompt), self.tools.text(response)
-        return replace(
-            experience, metrics={**experience.metrics, **metrics}, prompt_text=texts[0], response_text=texts[1]
-        )
 
     async def score(self, answer: str) -> Score:
         """Of an agent's last word, by the taskset's reward function."""

@@ -8,6 +8,7 @@ import asyncio
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -143,6 +144,18 @@ class Workflow(ABC):
         if not isinstance(value, str):
             raise InvalidInput(f"task.{name}", f"is {value!r}, must be text (columns: {', '.join(self.row)})")
         return value
+
+
+def as_text(tools: Toolbox, experience: Experience, metrics: dict[str, float], info_json: str = "") -> Experience:
+    """An agent's experience with the texts of its tokens, and with further metrics."""
+    prompt, response = np.split(experience.token_ids, [experience.prompt_length])
+    return replace(
+        experience,
+        metrics={**experience.metrics, **metrics},
+        info_json=info_json,
+        prompt_text=tools.text(prompt),
+        response_text=tools.text(response),
+    )
 
 
 async def gather_rollouts(rollouts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:

@@ -8,14 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from trinity.common.experience import Experience as Made
 from trinity.common.models.auxiliary import AuxiliaryModel
 from trinity.common.refusals import NotMapped
 from trinity.data.experience import Experience, SamplingParams, Task
 from trinity.explorer.types import Completion
-from trinity.explorer.workflows.base import Toolbox
+from trinity.explorer.workflows.base import Toolbox, as_text
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.rft_trajectories import Reply
 from trinity.runtime.trust.tls import public_authorities
@@ -123,29 +121,16 @@ class PolicySampler:
         if self._agent is None:
             raise NotMapped("nothing was recorded: base_url was not asked for", "recording")
         self._agent.reward = reward
-        return [self._told(e, info, metrics) for e in self._agent.experiences(0)]
-
-    def _told(self, experience: Experience, info: dict[str, Any], metrics: dict[str, float]) -> Experience:
-        prompt, response = np.split(experience.token_ids, [experience.prompt_length])
-        return replace(
-            experience,
-            metrics={**experience.metrics, **metrics},
-            info_json=json.dumps(info, default=str) if info else "",
-            prompt_text=self._tools.text(prompt),
-            response_text=self._tools.text(response),
-        )
+        info_json = json.dumps(info, default=str) if info else ""
+        return [as_text(self._tools, e, metrics, info_json) for e in self._agent.experiences(0)]
 
     def client(self, endpoint: tuple[str, str], asynchronous: bool) -> Any:
         import openai
 
-        base_url, key = endpoint
-        options: dict[str, Any] = {"base_url": base_url, "api_key": key, "timeout": self._task.timeout_seconds}
-        made: Any
-        if asynchronous:
-            http = openai.DefaultAsyncHttpxClient(verify=public_authorities())
-            made = openai.AsyncOpenAI(http_client=http, **options)
-        else:
-            made = openai.OpenAI(http_client=openai.DefaultHttpxClient(verify=public_authorities()), **options)
+        kind: Any = openai.AsyncOpenAI if asynchronous else openai.OpenAI
+        http: Any = openai.DefaultAsyncHttpxClient if asynchronous else openai.DefaultHttpxClient
+        (base_url, key), seconds = endpoint, self._task.timeout_seconds
+        made = kind(base_url=base_url, api_key=key, timeout=seconds, http_client=http(verify=public_authorities()))
         made.model_path = self.model_path
         return made
 
@@ -200,7 +185,7 @@ class PolicySampler:
         """What the OpenAI clients were sent, in the order in which the replies were complete."""
         turns = self._agent.session.tree.turns if self._agent is not None else []
         return [
-            Reply(_before_turn(turn), turn.completion, self._tools.text(turn.completion.token_ids), turn.trained)
+            Reply(turn.before, turn.completion, self._tools.text(turn.completion.token_ids), turn.trained)
             for turn in turns
         ]
 
@@ -215,12 +200,6 @@ def _sampling(options: dict[str, Any], defaults: SamplingParams, room: int) -> S
     most = min(given.pop("max_tokens", defaults.max_tokens), defaults.max_tokens, room)
     least = min(given.pop("min_tokens", defaults.min_tokens), most)
     return replace(defaults, **{"n": 1, **given, "max_tokens": most, "min_tokens": least})
-
-
-def _before_turn(turn: Any) -> tuple[int, ...]:
-    *former, last = turn.path
-    known = [token for one in former for token in (*one.told, *one.completion.token_ids.tolist())]
-    return (*known, *last.told)
 
 
 def _key(messages: Messages, schemas: Any = None) -> str:
