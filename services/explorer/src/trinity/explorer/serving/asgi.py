@@ -77,8 +77,8 @@ async def send_json(send: Send, status: int, body: Any, headers: Sequence[tuple[
     await send({"type": "http.response.body", "body": data})
 
 
-async def send_error(send: Send, refused: Refused, path: str) -> None:
-    """In OpenAI's form, or Anthropic's."""
+async def send_error(send: Send, refused: Refused, path: str = "") -> None:
+    """In OpenAI's form, or Anthropic's on its paths."""
     anthropic = path.startswith("/v1/messages")
     kind = "server_error" if refused.status >= 500 else "invalid_request_error"
     if anthropic:

@@ -4,10 +4,9 @@ import argparse
 import asyncio
 import contextlib
 import importlib
-import json
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import structlog
 
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.serving.asgi import is_preflight
+from trinity.explorer.serving.asgi import App, Refused, is_preflight, send_error
 from trinity.explorer.serving.recording import Recording, RecordingRenderer
 from trinity.explorer.serving.sessions import CALL
 from trinity.explorer.types import EngineFailed
@@ -91,14 +90,7 @@ class PooledClient:
             await engine.llm.abort(request_id, *args, **kwargs)
 
 
-_App = Callable[[Any, Any, Any], Awaitable[None]]
-
-_UNAUTHORIZED = {
-    "message": "Incorrect API key provided: send a key of the endpoint's key file as `Authorization: Bearer <key>`.",
-    "type": "invalid_request_error",
-    "param": None,
-    "code": "invalid_api_key",
-}
+_UNAUTHORIZED = "Incorrect API key provided: send a key of the endpoint's key file as `Authorization: Bearer <key>`."
 
 
 def open_keys(listen: str, path: Path | None) -> KeyFile | None:
@@ -113,7 +105,7 @@ def open_keys(listen: str, path: Path | None) -> KeyFile | None:
     return None
 
 
-def with_keys(app: _App, keys: KeyFile) -> _App:
+def with_keys(app: App, keys: KeyFile) -> App:
     """The ASGI application behind its keys: a request without one gets a 401 in OpenAI's form.
 
     A browser's preflight request passes: browsers send it without keys, and it answers no content. Any other OPTIONS
@@ -128,9 +120,7 @@ def with_keys(app: _App, keys: KeyFile) -> _App:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            about = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-            await send({"type": "http.response.start", "status": 401, "headers": about})
-            await send({"type": "http.response.body", "body": json.dumps({"error": _UNAUTHORIZED}).encode()})
+            await send_error(send, Refused(401, "invalid_api_key", _UNAUTHORIZED))
 
     return keyed
 
@@ -156,7 +146,7 @@ async def application(client: Any, options: list[str], chat_template: str) -> An
     return app
 
 
-async def run(app: _App, sockets: list[socket.socket] | None = None, **address: Any) -> None:
+async def run(app: App, sockets: list[socket.socket] | None = None, **address: Any) -> None:
     """Answer HTTP with an application until cancelled, at an address (host, port) or on sockets that listen."""
     import uvicorn
 
