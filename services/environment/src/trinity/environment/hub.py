@@ -3,7 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import structlog
@@ -28,10 +29,10 @@ _FOLLOW_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Departure:
-    """A provider that went away. `since`: Unix time."""
+    """A provider that went away. `since_seconds`: Unix time."""
 
     provider: str
-    since: float
+    since_seconds: float
     reason: str
     environments: tuple[str, ...]
     scorers: tuple[str, ...]
@@ -215,16 +216,8 @@ def _check_names(names: Collection[str], field: str, built_in: Collection[str]) 
             raise InvalidInput(field, f"names {name[:200]!r}, must be 1 to 200 printable characters")
         if name in built_in:
             raise AlreadyExists(f"{field}: the name {name!r} is built in; take another one")
-    for name in _twice(names):
-        raise InvalidInput(field, f"names {name!r} twice")
-
-
-def _twice(names: Iterable[str]) -> Iterator[str]:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            yield name
-        seen.add(name)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidInput(field, f"names {twice[0]!r} twice")
 
 
 def choose(attachments: list[Attachment], name: str) -> Attachment:

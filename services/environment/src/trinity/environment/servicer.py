@@ -8,8 +8,9 @@ import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environment.attached import Attachment
-from trinity.environment.hub import Departure, Hub
+from trinity.environment.hub import Hub
 from trinity.runtime.errors import InvalidInput
+from trinity.runtime.messages import to_message
 from trinity.sdk.arena import Arena
 from trinity.sdk.contract import PROTOCOL_VERSION
 from trinity.sdk.servicer import IDLE_SECONDS, ProviderServicer
@@ -30,7 +31,8 @@ class EnvironmentServicer(ProviderServicer):
     async def Describe(self, request: pb.DescribeRequest, context: grpc.aio.ServicerContext) -> pb.DescribeResponse:
         answer = await super().Describe(request, context)
         answer.providers.extend(_attached(one) for one in self._hub.attachments.values())
-        answer.providers.extend(_away(one) for one in self._hub.away.values())
+        away = self._hub.away.values()
+        answer.providers.extend(to_message(one, pb.AttachedProvider, health=pb.PROVIDER_HEALTH_AWAY) for one in away)
         return answer
 
     async def Attach(
@@ -69,17 +71,6 @@ def _attached(one: Attachment) -> pb.AttachedProvider:
         environments=sorted(one.environments),
         scorers=sorted(one.scorers),
         open=one.open.total(),
-    )
-
-
-def _away(one: Departure) -> pb.AttachedProvider:
-    return pb.AttachedProvider(
-        provider=one.provider,
-        health=pb.PROVIDER_HEALTH_AWAY,
-        since_seconds=one.since,
-        reason=one.reason,
-        environments=one.environments,
-        scorers=one.scorers,
     )
 
 
