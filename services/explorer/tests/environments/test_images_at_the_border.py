@@ -13,7 +13,7 @@ from trinity.config import make_plan
 from trinity.config.load import parse
 from trinity.data.vision import ImageRules
 from trinity.explorer.build import ExplorerBuilder
-from trinity.explorer.environments import images
+from trinity.explorer.environments import episode as episode_module
 from trinity.explorer.environments.client import EnvironmentCause, EnvironmentClient, EnvironmentFailed
 from trinity.explorer.settings import ExplorerSettings
 from trinity.explorer.types import EngineOptions
@@ -64,7 +64,7 @@ async def test_an_episode_shows_no_more_than_its_part_of_a_group(
     client: EnvironmentClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = picture()
-    monkeypatch.setattr(images, "MAX_EPISODE_IMAGES_BYTES", 2 * len(file))
+    monkeypatch.setattr(episode_module, "MAX_EPISODE_IMAGES_BYTES", 2 * len(file))
     async with client.episode("gallery", {"shown": [file.hex()]}) as episode:
         await episode.reset()
         await episode.step("on")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
@@ -9,13 +10,14 @@ from typing import Any, NoReturn
 import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
+from trinity.data.images import rgb, size
 from trinity.data.vision import ImageRules
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed
-from trinity.explorer.environments.images import image_problem
 from trinity.explorer.environments.providers import Backoff, Limits, Provider, Providers
 from trinity.explorer.environments.slots import EpisodeSlots
+from trinity.runtime.errors import InvalidInput
 from trinity.runtime.messages import from_message
-from trinity.sdk.contract import answer_problem, json_object
+from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, answer_problem, json_object
 
 _HALF_CLOSE_SECONDS = 5.0
 
@@ -41,6 +43,27 @@ class Step:
 def step_of(answer: pb.EpisodeResponse) -> Step:
     """Of an answer that keeps the contract."""
     return from_message(Step, answer, info=json_object(answer.info_json), metrics=dict(answer.metrics))
+
+
+def image_problem(images: Sequence[bytes], rules: ImageRules, of_episode: int) -> str:
+    """Why the model cannot see them, as a sentence; empty if it can. Decodes them: for a thread.
+
+    `of_episode`: bytes of all images of the episode, with these.
+    """
+    if of_episode > MAX_EPISODE_IMAGES_BYTES:
+        return f"the images of its episode have {of_episode} bytes, at most {MAX_EPISODE_IMAGES_BYTES}"
+    pixels = 0
+    for index, image in enumerate(images):
+        try:
+            width, height = size(image)
+            pixels += width * height
+            if pixels > MAX_IMAGES_PIXELS:
+                return f"its images have {pixels} pixels together, at most {MAX_IMAGES_PIXELS}"
+            rules.grid(width, height)
+            rgb(image)
+        except InvalidInput as error:
+            return f"its images[{index}] {str(error).partition(': ')[2]}"
+    return ""
 
 
 class StateRefused(EnvironmentFailed):
