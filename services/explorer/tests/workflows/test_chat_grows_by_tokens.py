@@ -62,9 +62,9 @@ def user(text: str) -> list[dict[str, str]]:
 
 def test_what_was_sampled_is_what_is_trained_where_tokenising_again_differs(folder: Path) -> None:
     chats = chat(folder)
-    a, b, merged, end = (chats._encode(text)[0] for text in ("a", "b", "ab", "<|end|>"))
+    a, b, merged, end = (chats.tokens(text)[0] for text in ("a", "b", "ab", "<|end|>"))
     reply = [a, b, end]
-    assert chats._encode(chats.text(reply)) == [merged], "tokenised again, it would be another sequence"
+    assert chats.tokens(chats.text(reply)) == [merged], "tokenised again, it would be another sequence"
 
     conversation = Conversation(tuple(chats.prompt(user("go"))))
     conversation = conversation.replied(sampled(reply, version=3))
@@ -94,7 +94,7 @@ def test_what_was_sampled_is_what_is_trained_where_tokenising_again_differs(fold
 
 def test_a_reply_that_reached_its_limit_gets_the_token_that_ends_a_turn_untrained(folder: Path) -> None:
     chats = chat(folder)
-    (a,), (end,) = chats._encode("a"), chats._encode("<|end|>")
+    (a,), (end,) = chats.tokens("a"), chats.tokens("<|end|>")
     cut = Conversation(tuple(chats.prompt(user("go")))).replied(sampled([a], finish_reason="length"))
     assert cut.experience(0, 0.0).truncation is Truncation.RESPONSE
     told = cut.told(chats.next_turn(user("more")))
@@ -106,7 +106,7 @@ def test_a_reply_that_reached_its_limit_gets_the_token_that_ends_a_turn_untraine
 
 def test_former_turns_can_be_kept_out_of_training(folder: Path) -> None:
     chats = chat(folder)
-    (a,), (end,) = chats._encode("a"), chats._encode("<|end|>")
+    (a,), (end,) = chats.tokens("a"), chats.tokens("<|end|>")
     conversation = Conversation(tuple(chats.prompt(user("go")))).replied(sampled([a, end]))
     conversation = conversation.told(chats.next_turn(user("more"))).replied(sampled([a, a, end]))
     experience = conversation.experience(0, 1.0, untrained_turns=1)
@@ -115,7 +115,7 @@ def test_former_turns_can_be_kept_out_of_training(folder: Path) -> None:
 
 def test_a_step_has_all_before_it_as_its_prompt(folder: Path) -> None:
     chats = chat(folder)
-    (a,), (end,) = chats._encode("a"), chats._encode("<|end|>")
+    (a,), (end,) = chats.tokens("a"), chats.tokens("<|end|>")
     first = Conversation(tuple(chats.prompt(user("go")))).replied(sampled([a, end]))
     both = first.told(chats.next_turn(user("more"))).replied(sampled([a, a, end], version=2))
     step = both.step_experience(1, rollout=4, reward=1.0)

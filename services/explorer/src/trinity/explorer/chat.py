@@ -65,7 +65,7 @@ class ChatTokenizer:
         tools: JSON schemas of functions the assistant may call. images: files, for the parts {"type": "image"} in
         order; each has as many placeholder tokens as the model gives it.
         """
-        asked = [*self._encode(self._render(messages, tools=tools)), *self._encode(reply_prefix or "")]
+        asked = [*self.tokens(self._render(messages, tools=tools)), *self.tokens(reply_prefix or "")]
         return self._expanded(asked, images)
 
     def next_turn(self, messages: Sequence[Message], images: Sequence[bytes] = ()) -> list[int]:
@@ -74,7 +74,7 @@ class ChatTokenizer:
         They begin with the token that ends a turn. images: as in `prompt`. InvalidInput if the template refuses such
         messages here.
         """
-        return self._expanded(self._encode(self._after_reply(messages)), images)
+        return self._expanded(self.tokens(self._after_reply(messages)), images)
 
     def placed(self, token_ids: Sequence[int], images: Sequence[bytes]) -> tuple[PlacedImage, ...]:
         """Where images stand in what `prompt` or `next_turn` gave with them. InvalidInput if they do not."""
@@ -103,11 +103,15 @@ class ChatTokenizer:
 
     def conversation(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation that is over, for a reward model. InvalidInput if the template refuses it."""
-        return self._encode(self._render(messages, ask=False))
+        return self.tokens(self._render(messages, ask=False))
 
     def tokens(self, text: str) -> list[int]:
         """Token ids of a text alone. InvalidInput if it has half of a surrogate pair."""
-        return self._encode(text)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput("messages", "have half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
         """For scorers and people; never tokenised again."""
@@ -158,10 +162,3 @@ class ChatTokenizer:
         except Exception as error:  # Jinja templates raise what they like
             raise InvalidInput("messages", f"the chat template refuses them: {error}") from None
         return str(text)
-
-    def _encode(self, text: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidInput("messages", "have half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]

@@ -1,13 +1,14 @@
 """Where the endpoint meets vLLM: prompts of sessions are made of recorded tokens, and outputs are recorded."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trinity.data.experience import SamplingParams
 from trinity.explorer.engine.engine import completion_of
 from trinity.explorer.serving.samples import Turn
 from trinity.explorer.serving.sessions import CALL, Call
-from trinity.explorer.types import UNREAD_LOGPROBS, Completion
+from trinity.explorer.types import UNREAD_LOGPROBS
 from trinity.explorer.weights.load_history import LoadHistory
 
 # A character of a private use area: it stands for a reply in a rendered text, and no real text has it.
@@ -98,19 +99,27 @@ class Recording:
             if choice.finish_reason is not None:
                 completion = completion_of(part, serials)
                 spans = await loads.settle(completion.version_spans)
-                made = Completion(completion.token_ids, completion.logprobs, spans, completion.finish_reason)
+                made = replace(completion, version_spans=spans)
                 self._call.sampled[choice.index] = (made, self._trained)
                 ended += len(made.token_ids)
         return ended
 
 
+@dataclass
+class _Sampled:
+    """Of the sampled token at each position."""
+
+    logprobs: list[float] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+
+
+@dataclass
 class _Part:
     """A reply so far, in the form that completion_of reads."""
 
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.logprobs = _Sampled()
-        self.finish_reason: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: _Sampled = field(default_factory=_Sampled)
+    finish_reason: str | None = None
 
     def add(self, choice: Any) -> None:
         self.token_ids += choice.token_ids
@@ -119,14 +128,6 @@ class _Part:
         for start in found.start_indices if found is not None else ():
             self.logprobs.logprobs.append(found.logprobs[start])
             self.logprobs.ranks.append(found.ranks[start])
-
-
-class _Sampled:
-    """Of the sampled token at each position."""
-
-    def __init__(self) -> None:
-        self.logprobs: list[float] = []
-        self.ranks: list[int] = []
 
 
 def untrained_reason(sampling: Any, task: SamplingParams) -> str:
