@@ -22,7 +22,7 @@ MUTATIONS = [
     ),
     Mutation(
         f"{_JOURNAL}/journal.py",
-        "if known.newest_version >= 0 and not await self._reaches(known.newest_version):",
+        "if known.newest_version >= 0 and not await self.reaches(known.newest_version):",
         "if False:",
         f"{_ELSEWHERE}::test_an_explorer_with_older_weights_waits_for_newer_ones_or_begins_again",
     ),

@@ -15,6 +15,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import pairwise
 
 import nats.js.errors
@@ -52,24 +53,21 @@ def current_episode(place: str) -> "EpisodeJournal | None":
     return journal.episode(place) if journal is not None else None
 
 
+@dataclass(frozen=True)
 class Journals:
-    """The journals of one explorer."""
+    """The journals of one explorer.
 
-    def __init__(
-        self,
-        broker: Broker,
-        names: RunNames,
-        explorer_id: str,
-        limits: Limits,
-        usable: Callable[[int], bool],
-        reaches: Callable[[int], Awaitable[bool]],
-        flush_tokens: int = 0,
-    ) -> None:
-        """`usable`: whether tokens of a version may be trained now. `reaches`: waits until that step's weights are
-        served here; false if they cannot be. `flush_tokens`: between two entries of a reply; 0: it is one."""
-        self._broker, self._names, self._limits = broker, names, limits
-        self._owner = owner_of(explorer_id)
-        self._usable, self._reaches, self._flush_tokens = usable, reaches, flush_tokens
+    `usable`: whether tokens of a version may be trained now. `reaches`: waits until that step's weights are served
+    here; false if they cannot be. `flush_tokens`: between two entries of a reply; 0: it is one.
+    """
+
+    broker: Broker
+    names: RunNames
+    explorer_id: str
+    limits: Limits
+    usable: Callable[[int], bool]
+    reaches: Callable[[int], Awaitable[bool]]
+    flush_tokens: int = 0
 
     async def open(self, task: Task, attempt: int) -> "TaskJournal | None":
         """Of an attempt at a task; an evaluation has none."""
@@ -77,23 +75,22 @@ class Journals:
             return None
         known = await self._known(task, attempt) if attempt > 1 else Known()
         # Older weights never continue what newer ones began.
-        if known.newest_version >= 0 and not await self._reaches(known.newest_version):
+        if known.newest_version >= 0 and not await self.reaches(known.newest_version):
             known.episodes.clear()
-        write = self._broker, self._names.turn(task.ordinal, attempt, self._owner)
-        return TaskJournal(*write, self._owner, known, self._usable, self._flush_tokens)
+        return TaskJournal(self, task, attempt, known)
 
     async def _known(self, task: Task, attempt: int) -> Known:
         entries: list[Entry] = []
         size = 0
-        subject = self._names.turns(task.ordinal)
+        subject = self.names.turns(task.ordinal)
         try:
-            async for message in on_subject(self._broker, self._names.turns_stream, subject, read_ahead=_READ_AHEAD):
+            async for message in on_subject(self.broker, self.names.turns_stream, subject, read_ahead=_READ_AHEAD):
                 size += len(message.data)
                 if len(entries) == _MOST_ENTRIES or size > _MOST_BYTES:
                     problem = f"are more than {_MOST_ENTRIES} of one task, or take more than {_MOST_BYTES} bytes"
                     raise InvalidInput("turns", problem)
-                _, number, owner = self._names.turn_of(message.subject)
-                entries.append(Entry(number, owner, decode_entry(message.data, self._limits)))
+                _, number, owner = self.names.turn_of(message.subject)
+                entries.append(Entry(number, owner, decode_entry(message.data, self.limits)))
             return known_before(attempt, entries)
         except TrinityError as error:
             log.warning("explorer.journal.unreadable", task=task.task_id, attempt=attempt, reason=str(error))
@@ -103,14 +100,11 @@ class Journals:
 class TaskJournal:
     """Of one attempt at a task."""
 
-    def __init__(
-        self, broker: Broker, subject: str, owner: str, known: Known, usable: Callable[[int], bool], flush_tokens: int
-    ) -> None:
-        self.flush_tokens = flush_tokens
+    def __init__(self, journals: Journals, task: Task, attempt: int, known: Known) -> None:
+        self.flush_tokens, self.usable = journals.flush_tokens, journals.usable
+        self.owner = owner_of(journals.explorer_id)
         self.progressed = known.progressed
-        self.owner = owner
-        self.usable = usable
-        self._broker, self._subject = broker, subject
+        self._broker, self._subject = journals.broker, journals.names.turn(task.ordinal, attempt, self.owner)
         self._episodes = known.episodes
         self._opened: Counter[str] = Counter()
         self._writing: set[asyncio.Task[None]] = set()
