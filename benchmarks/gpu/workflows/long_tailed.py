@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from trinity.data.experience import Experience, Truncation
-from trinity.explorer.environments.client import Score
 from trinity.explorer.workflows.base import gather_rollouts
+from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.single_turn import SimpleWorkflow
 from trinity.plugins import workflow
 
@@ -33,9 +33,9 @@ class LongTailedWorkflow(SimpleWorkflow):
         begin = time.time()
         [completion] = await self.tools.generate(prompt, sampling)
         _note(args["record"], {"begin": begin, "end": time.time(), "tokens": length})
-        score = Score(float(chance.random() < 0.5), {})
-        made = self._experience(index, prompt, completion, score, "", "")
-        return replace(made, truncation=Truncation.NONE)  # it ends where it was meant to
+        made = Conversation(tuple(prompt)).replied(completion).experience(index, float(chance.random() < 0.5))
+        # It ends where it was meant to.
+        return replace(made, metrics=self.measures(made), truncation=Truncation.NONE)
 
 
 def _note(record: str, line: dict[str, float]) -> None:

@@ -37,7 +37,7 @@ class Tools:
     def text(self, token_ids: object) -> str:
         return "42"
 
-    async def generate(self, prompt_token_ids: object, sampling) -> list[Completion]:  # type: ignore[no-untyped-def]
+    async def generate(self, prompt_token_ids: object, sampling, images=()) -> list[Completion]:  # type: ignore[no-untyped-def]
         await asyncio.sleep(self._seconds)
         if self._problem is not None:
             raise self._problem
@@ -59,7 +59,7 @@ class CrossedByRollbacks(Tools):
         self._crossed, self._withdrawn = crossed, problem
         self.asked = 0
 
-    async def generate(self, prompt_token_ids: object, sampling) -> list[Completion]:  # type: ignore[no-untyped-def]
+    async def generate(self, prompt_token_ids: object, sampling, images=()) -> list[Completion]:  # type: ignore[no-untyped-def]
         self.asked += 1
         completions = await super().generate(prompt_token_ids, sampling)
         if self.asked > self._crossed:
@@ -92,7 +92,7 @@ async def test_a_greedy_baseline_is_the_last_of_the_group_and_says_so() -> None:
     asked = []
 
     class Watched(Tools):
-        async def generate(self, prompt_token_ids: object, sampling) -> list[Completion]:  # type: ignore[no-untyped-def]
+        async def generate(self, prompt_token_ids: object, sampling, images=()) -> list[Completion]:  # type: ignore[no-untyped-def]
             asked.append((sampling.n, sampling.temperature))
             return await super().generate(prompt_token_ids, sampling)
 

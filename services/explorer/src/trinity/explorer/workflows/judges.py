@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trinity.config.workflows import criterion_problem
-from trinity.data.experience import Experience, SamplingParams, TaskKind
+from trinity.data.experience import Experience, SamplingParams, TaskKind, Truncation
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score, ScorerFailed
 from trinity.explorer.workflows.base import gather_rollouts
@@ -157,18 +157,18 @@ class MathTrainableRulerWorkflow(MathRulerWorkflow):
         asked = self.asked()
         if len(asked) > self.tools.max_prompt_tokens:
             return await self._too_long(asked)
-        answers = self.answers(asked, await self.sampled(asked))
+        answers = self.answers(await self.sampled(asked))
         right = [min(1.0, max(0.0, score.reward)) for score in await self._by_function(answers)]
-        messages = self._fitting(answers)
-        prompt = self.tools.prompt(messages)
+        prompt = self.tools.prompt(self._fitting(answers))
         made = []
-        for index, completion in enumerate(await self.sampled(prompt)):
-            reply = self.tools.text(completion.token_ids)
-            found = read_numbers(reply, len(answers))
+        for judgement in await self.sampled(prompt):
+            tokens, cut = judgement.token_ids[judgement.prompt_length :], judgement.truncation is Truncation.RESPONSE
+            answer = self.answer(self.tools.text(prompt), self.tools.text(tokens), tokens, cut)
+            found = read_numbers(answer.response, len(answers))
             errors = [abs(score - truth) for score, truth in zip(found or [], right, strict=bool(found))]
             reward = 1.0 - sum(errors) / len(errors) if errors else 0.0
             score = Score(reward, {"judged": float(found is not None)})
-            made.append(self._experience(index, prompt, completion, score, self.tools.text(prompt), reply))
+            made.append(self.scored(judgement, answer, score))
         return made
 
     def _fitting(self, answers: Sequence[Answer]) -> list[Message]:

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from trinity.data.experience import Experience, Truncation
+from trinity.data.experience import Experience, SamplingParams, Truncation
 from trinity.data.images import MARKER, PlacedImage, parts
 from trinity.data.prompts import prompt_messages
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score
-from trinity.explorer.types import Completion
 from trinity.explorer.workflows.base import Workflow
 from trinity.explorer.workflows.conversation import Conversation
 from trinity.runtime.errors import InvalidInput
@@ -35,21 +34,29 @@ class SimpleWorkflow(Workflow):
         prompt = self.asked()
         if len(prompt) > self.tools.max_prompt_tokens:
             return await self._too_long(prompt)
-        completions = await self.sampled(prompt)
-        answers = self.answers(prompt, completions)
+        made = await self.sampled(prompt)
+        answers = self.answers(made)
         scores = await self.scores(answers)
-        return [
-            self._experience(index, prompt, completion, score, answer.prompt, answer.response)
-            for index, (completion, score, answer) in enumerate(zip(completions, scores, answers, strict=True))
-        ]
+        return [self.scored(*each) for each in zip(made, answers, scores, strict=True)]
 
-    def answers(self, prompt: list[int], completions: Sequence[Completion]) -> list[Answer]:
-        """Replies as a reward function reads them."""
-        asked, prefix = self.tools.text(prompt), self.format["reply_prefix"] or ""
-        return [
-            self.answer(asked, prefix + self.tools.text(c.token_ids), c.token_ids, c.finish_reason == "length")
-            for c in completions
-        ]
+    async def sampled(self, prompt: list[int]) -> list[Experience]:
+        """The group's replies, without reward."""
+        return await self._replies(prompt, self.task.sampling)
+
+    async def _replies(self, prompt: list[int], sampling: SamplingParams) -> list[Experience]:
+        asked = Conversation(tuple(prompt), images=self.placed(prompt))
+        completions = await self.tools.generate(prompt, sampling, asked.images)
+        return [asked.replied(completion).experience(index, 0.0) for index, completion in enumerate(completions)]
+
+    def placed(self, prompt: list[int]) -> tuple[PlacedImage, ...]:
+        """The images among the prompt's tokens."""
+        return ()
+
+    def answers(self, made: Sequence[Experience]) -> list[Answer]:
+        """Replies to one prompt as a reward function reads them."""
+        asked, prefix = self.tools.text(made[0].token_ids[: made[0].prompt_length]), self.format["reply_prefix"] or ""
+        replies = [(e.token_ids[e.prompt_length :], e.truncation is Truncation.RESPONSE) for e in made]
+        return [self.answer(asked, prefix + self.tools.text(tokens), tokens, cut) for tokens, cut in replies]
 
     def answer(self, prompt: str, reply: str, token_ids: np.ndarray, cut: bool) -> Answer:
         """One of them. `token_ids`: of the reply; `cut`: it reached its limit."""
@@ -59,9 +66,20 @@ class SimpleWorkflow(Workflow):
         """The prompt's tokens."""
         return self.tools.prompt(self.messages(), self.format["reply_prefix"])
 
-    async def sampled(self, prompt: list[int]) -> list[Completion]:
-        """The group's replies."""
-        return await self.tools.generate(prompt, self.task.sampling)
+    def scored(self, made: Experience, answer: Answer, score: Score) -> Experience:
+        return replace(
+            made,
+            reward=score.reward,
+            metrics={**score.metrics, **self.measures(made)},
+            prompt_text=answer.prompt,
+            response_text=answer.response,
+        )
+
+    def measures(self, made: Experience) -> dict[str, float]:
+        """Metrics of a reply, beside those of its score."""
+        cut = made.truncation is Truncation.RESPONSE
+        length = float(made.response_length)
+        return {"response_tokens": length, "response_truncated": float(cut), "prompt_truncated": 0.0}
 
     async def scores(self, answers: list[Answer]) -> list[Score]:
         """A score for each answer: by the reward model that workflow_args name, or by the task's reward function."""
@@ -108,30 +126,19 @@ class SimpleWorkflow(Workflow):
         """A prompt over the limit is cut and kept out of the loss: one token is sampled, no token is trained."""
         cut = prompt[: self.tools.max_prompt_tokens]
         sampling = replace(self.task.sampling, max_tokens=1, min_tokens=0)
-        completions = await self.tools.generate(cut, sampling)
-        score = Score(0.0, {})
-        made = [self._experience(i, cut, c, score, "", "") for i, c in enumerate(completions)]
         return [
             replace(
                 e,
                 truncation=Truncation.PROMPT,
                 action_mask=np.zeros(e.response_length, dtype=bool),
-                metrics={**e.metrics, "response_truncated": 0.0, "prompt_truncated": 1.0},
+                metrics={
+                    "response_tokens": float(e.response_length),
+                    "response_truncated": 0.0,
+                    "prompt_truncated": 1.0,
+                },
             )
-            for e in made
+            for e in await self._replies(cut, sampling)
         ]
-
-    def _experience(
-        self, rollout: int, prompt: list[int], completion: Completion, score: Score, prompt_text: str, reply: str
-    ) -> Experience:
-        made = Conversation(tuple(prompt)).replied(completion).experience(rollout, score.reward)
-        metrics = {
-            **score.metrics,
-            "response_tokens": float(made.response_length),
-            "response_truncated": float(made.truncation is Truncation.RESPONSE),
-            "prompt_truncated": 0.0,
-        }
-        return replace(made, metrics=metrics, prompt_text=prompt_text, response_text=reply)
 
 
 class SimpleMMWorkflow(SimpleWorkflow):
@@ -140,17 +147,10 @@ class SimpleMMWorkflow(SimpleWorkflow):
     A prompt that is too long is a failed attempt: the placeholders of an image cannot be cut.
     """
 
-    async def run(self) -> list[Experience]:
-        made = await super().run()
-        return [replace(one, images=self._placed(one.token_ids[: one.prompt_length].tolist())) for one in made]
-
     def asked(self) -> list[int]:
         return self.tools.prompt(self.messages(), self.format["reply_prefix"], images=self.task.images)
 
-    async def sampled(self, prompt: list[int]) -> list[Completion]:
-        return await self.tools.generate(prompt, self.task.sampling, self._placed(prompt))
-
-    def _placed(self, prompt: list[int]) -> tuple[PlacedImage, ...]:
+    def placed(self, prompt: list[int]) -> tuple[PlacedImage, ...]:
         return self.tools.placed(prompt, self.task.images)
 
     def messages(self) -> list[Message]:
