@@ -64,7 +64,8 @@ class Explorer:
         listen = f"127.0.0.1:{free_port()}"
         self.url = f"http://{listen}/v1"
         pool: Any = SimpleNamespace()
-        tokenizer: Any = SimpleNamespace(text=lambda ids: str(list(ids)), model_path="")
+        unused = dict.fromkeys(("prompt", "next_turn", "placed", "tokens", "observed"))
+        tokenizer: Any = SimpleNamespace(text=lambda ids: str(list(ids)), model_path="", **unused)
         open_to = OpenTo(listen, KeyFile(folder / "keys", "keys"), "sums")
         self.gateway = AgentGateway(pool, "model", "", False, open_to=open_to)
         nowhere = EnvironmentClient("127.0.0.1:1")

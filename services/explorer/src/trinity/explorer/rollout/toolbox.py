@@ -12,7 +12,7 @@ from trinity.data.images import PlacedImage
 from trinity.explorer.chat import ChatTokenizer, Message
 from trinity.explorer.engine.auxiliary import AuxiliaryModels
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.environments.client import Answer, EnvironmentClient, EnvironmentFailed, Score
+from trinity.explorer.environments.client import Answer, EnvironmentClient, Score
 from trinity.explorer.journal.journal import EpisodeJournal, current_episode
 from trinity.explorer.serving.agents import AgentGateway, AgentSession
 from trinity.explorer.types import Completion
@@ -42,7 +42,10 @@ class ExplorerTools:
         self._pool = pool
         self._tokenizer = tokenizer
         self.model_path = tokenizer.model_path
+        self.prompt, self.next_turn, self.placed = tokenizer.prompt, tokenizer.next_turn, tokenizer.placed
+        self.tokens, self.text, self.observed = tokenizer.tokens, tokenizer.text, tokenizer.observed
         self._environment = environment
+        self.episode, self.until_served = environment.episode, environment.until_served
         self.max_prompt_tokens = max_prompt_tokens
         self.max_model_tokens = max_model_tokens
 
@@ -61,30 +64,6 @@ class ExplorerTools:
     @property
     def history_problem(self) -> str:
         return self._tokenizer.history_problem
-
-    def prompt(
-        self,
-        messages: Sequence[Message],
-        reply_prefix: str | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
-        images: Sequence[bytes] = (),
-    ) -> list[int]:
-        return self._tokenizer.prompt(messages, reply_prefix, tools, images)
-
-    def next_turn(self, messages: Sequence[Message], images: Sequence[bytes] = ()) -> list[int]:
-        return self._tokenizer.next_turn(messages, images)
-
-    def placed(self, token_ids: Sequence[int], images: Sequence[bytes]) -> tuple[PlacedImage, ...]:
-        return self._tokenizer.placed(token_ids, images)
-
-    def observed(self, text: str) -> str:
-        return self._tokenizer.observed(text)
-
-    def tokens(self, text: str) -> list[int]:
-        return self._tokenizer.tokens(text)
-
-    def text(self, token_ids: "Sequence[int] | np.ndarray") -> str:
-        return self._tokenizer.text(token_ids)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: SamplingParams, images: Sequence[PlacedImage] = ()
@@ -127,14 +106,8 @@ class ExplorerTools:
         with tracing.span("auxiliary.logprobs", model=model, tokens=len(token_ids)):
             return await self._auxiliary.judge(model).logprobs(token_ids, prompt_length)
 
-    def episode(self, environment: str, task: dict[str, Any], args: dict[str, Any], seed: int) -> Any:
-        return self._environment.episode(environment, task, args, seed)
-
     def journal(self) -> EpisodeJournal | None:
         return current_episode(seeds.place())
-
-    async def until_served(self, failure: EnvironmentFailed) -> None:
-        await self._environment.until_served(failure)
 
     async def score(
         self, scorer: str, answers: Sequence[Answer], task: dict[str, Any], args: dict[str, Any]
