@@ -13,7 +13,6 @@ from trinity.config.service import load_plan
 from trinity.explorer.build import ExplorerBuilder
 from trinity.explorer.chat import ChatTokenizer
 from trinity.explorer.engine.pool import EnginePool
-from trinity.explorer.metrics import measure
 from trinity.explorer.rollout.account import keep
 from trinity.explorer.rollout.loop import Progress, RolloutLoop
 from trinity.explorer.rollout.toolbox import ExplorerTools
@@ -27,10 +26,19 @@ from trinity.explorer.weights.follower import Activity, WeightFollower
 from trinity.runtime import names, process
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import InvalidInput
-from trinity.runtime.metrics import sample
+from trinity.runtime.metrics import Gauge, sample
 from trinity.weights import ExplorerState
 
 log = structlog.get_logger(__name__)
+
+RUNNING = Gauge("trinity_explorer_requests_running", "Sequences that vLLM samples now", ["engine"])
+WAITING = Gauge("trinity_explorer_requests_waiting", "Sequences in vLLM's queue", ["engine"])
+KV_CACHE = Gauge("trinity_explorer_kv_cache_usage_ratio", "Used part of vLLM's key-value cache, 0 to 1", ["engine"])
+TASKS = Gauge(
+    "trinity_explorer_tasks",
+    "Leased tasks: running, those of evaluations among them, or waiting for a provider",
+    ["state"],
+)
 
 _HEALTH_SECONDS = 5.0
 _UNRECORDABLE = (
@@ -194,3 +202,14 @@ class ExplorerService:
         finished, returned = await self._loop.drain(grace_seconds) if self._loop is not None else (0, 0)
         log.info("explorer.drained", finished=finished, returned=returned)
         return finished, returned
+
+
+async def measure(pool: EnginePool, progress: Progress) -> None:
+    """Set the gauges."""
+    for index, usage in enumerate(pool.usage()):
+        RUNNING.labels(index).set(usage.running)
+        WAITING.labels(index).set(usage.waiting)
+        KV_CACHE.labels(index).set(usage.kv_cache_ratio)
+    TASKS.labels("running").set(progress.running_tasks)
+    TASKS.labels("evaluation").set(progress.evaluations)
+    TASKS.labels("waiting_for_provider").set(progress.waiting_tasks)
