@@ -13,11 +13,12 @@ from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.data.images import rgb, size
 from trinity.data.vision import ImageRules
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed
-from trinity.explorer.environments.providers import Backoff, Limits, Provider, Providers
+from trinity.explorer.environments.providers import Backoff, Provider, Providers
 from trinity.explorer.environments.slots import EpisodeSlots
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.messages import from_message
 from trinity.sdk.contract import MAX_EPISODE_IMAGES_BYTES, MAX_IMAGES_PIXELS, answer_problem, json_object
+from trinity.sdk.environment import Description
 
 _HALF_CLOSE_SECONDS = 5.0
 
@@ -91,7 +92,7 @@ class Episode:
         self._held = contextlib.ExitStack()
         self._slots: EpisodeSlots | None = None
         self._provider: Provider | None = None
-        self._limits = Limits(0.0, 0.0)
+        self._description = Description(reset.environment)
         self._call: Any = None
         self._turn = 0
         self._begun = False
@@ -125,12 +126,12 @@ class Episode:
     @property
     def deterministic(self) -> bool:
         """Whether the same actions give the same episode, as its provider announces. False before reset."""
-        return self._limits.deterministic
+        return self._description.deterministic
 
     @property
     def snapshots(self) -> bool:
         """Whether its provider announces that states can be restored. False before reset."""
-        return self._limits.snapshots
+        return self._description.snapshots
 
     async def reset(self, keep_states: bool = False) -> Step:
         """Begin, at the provider with the fewest open episodes. Raises EnvironmentFailed.
@@ -174,25 +175,25 @@ class Episode:
         self._turn += 1
         sound = text.encode(errors="replace").decode()  # half a surrogate pair is no text on the wire
         request = pb.EpisodeRequest(action=pb.Action(text=sound, turn=self._turn))
-        return await self._exchange(request, self._limits.step)
+        return await self._exchange(request, self._description.step_timeout_seconds)
 
     async def _open(self, provider: Provider, keep_states: bool) -> Step:
         name = self._reset.environment
         self._held.enter_context(provider.busy(name))
         self._provider = provider
         try:
-            self._limits = await provider.limits(name)
-            if self._reset.state and not self._limits.snapshots:
+            self._description = await provider.description(name)
+            if self._reset.state and not self._description.snapshots:
                 raise StateRefused(f"{name} at {provider.address} announces no snapshots", EnvironmentCause.REFUSED)
-            if self._limits.images and isinstance(self._images, str):
+            if self._description.images and isinstance(self._images, str):
                 what = f"{name} at {provider.address} shows images, and {self._images}"
                 raise EnvironmentFailed(what, EnvironmentCause.REFUSED)
-            self._reset.images = self._limits.images
-            self._reset.keep_states = keep_states and self._limits.snapshots
+            self._reset.images = self._description.images
+            self._reset.keep_states = keep_states and self._description.snapshots
             self._call = provider.stub.Episode()
         except EnvironmentFailed as failure:
             self._fail(failure)
-        step = await self._exchange(pb.EpisodeRequest(reset=self._reset), self._limits.reset)
+        step = await self._exchange(pb.EpisodeRequest(reset=self._reset), self._description.reset_timeout_seconds)
         self._over, self._begun = False, True
         return step
 
@@ -213,7 +214,7 @@ class Episode:
             await self._fail_by_status(where, what)
         if answer is grpc.aio.EOF:
             await self._fail_by_status(where, what)
-        problem = answer_problem(answer, self._turn, images=self._limits.images)
+        problem = answer_problem(answer, self._turn, images=self._description.images)
         if answer.images and not problem:
             assert not isinstance(self._images, str)  # else the reset was refused
             self._image_bytes += sum(map(len, answer.images))

@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc.aio
 import structlog
@@ -25,6 +25,8 @@ from trinity.explorer.environments.failures import EnvironmentCause, Environment
 from trinity.explorer.environments.slots import EpisodeSlots
 from trinity.runtime import metrics, rpc
 from trinity.sdk.contract import PROTOCOL_VERSION, description_problem
+from trinity.sdk.environment import Description
+from trinity.sdk.wire import description_of
 
 log = structlog.get_logger(__name__)
 
@@ -41,21 +43,6 @@ _DESCRIBED_FOR_SECONDS = 60.0
 _MAX_STEP_SECONDS = 3600.0
 # Added to the announced time: the network, and the provider's own report of a time-out.
 _GRACE_SECONDS = 5.0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds until an answer must be here. `slots`: how many episodes may be open at a time; 0: no limit.
-
-    `deterministic`, `snapshots`, `images`: as the provider announces them.
-    """
-
-    reset: float
-    step: float
-    slots: int = 0
-    deterministic: bool = False
-    snapshots: bool = False
-    images: bool = False
 
 
 @dataclass
@@ -105,7 +92,7 @@ class Provider:
         self.stub = environment_pb2_grpc.EnvironmentServiceStub(self._channel)
         self.open: Counter[str] = Counter()
         self._records: dict[str, _FailureRecord] = {}
-        self._described: dict[str, Limits] = {}
+        self._described: dict[str, Description] = {}
         self._scorers: frozenset[str] = frozenset()
         self._described_at = -_DESCRIBED_FOR_SECONDS
 
@@ -147,15 +134,16 @@ class Provider:
     @property
     def slots(self) -> dict[str, int]:
         """By name, as far as it is known; 0: no limit."""
-        return {name: limits.slots for name, limits in self._described.items()}
+        return {name: one.max_parallel_episodes for name, one in self._described.items()}
 
     def has_room(self, name: str) -> bool:
         """Whether a slot is free, as far as this process knows."""
         slots = self.slots.get(name, 0)
         return not slots or self.open[name] < slots
 
-    async def limits(self, name: str) -> Limits:
-        """The limits announced for an environment. Raises EnvironmentFailed if it is unknown."""
+    async def description(self, name: str) -> Description:
+        """An environment as it is announced, with the seconds until an answer must be here. Raises EnvironmentFailed if
+        it is unknown."""
         if name not in self._described or time.monotonic() > self._described_at + _DESCRIBED_FOR_SECONDS:
             await self._describe(name)
         if name not in self._described:
@@ -198,7 +186,7 @@ class Provider:
                 f"{self.address}: speaks version {answer.protocol_version} of the contract, not {PROTOCOL_VERSION}"
             )
             raise EnvironmentFailed(message, EnvironmentCause.REFUSED)
-        self._described = {one.name: _limits(one) for one in answer.environments if not description_problem(one)}
+        self._described = {one.name: _with_grace(one) for one in answer.environments if not description_problem(one)}
         self._scorers = frozenset(answer.scorers)
         self._known.update(self._described, self._scorers)
         for attached in answer.providers:  # those that went away too
@@ -206,12 +194,11 @@ class Provider:
         self._described_at = time.monotonic()
 
 
-def _limits(described: pb.EnvironmentDescription) -> Limits:
-    step = min(described.step_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
-    reset = min(described.reset_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
-    reset = max(reset, step) if described.reset_timeout_seconds == 0 else reset
-    announced = described.deterministic, described.snapshots, described.images
-    return Limits(reset, step, described.max_parallel_episodes, *announced)
+def _with_grace(described: pb.EnvironmentDescription) -> Description:
+    one = description_of(described)
+    step = min(one.step_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
+    reset = min(one.reset_timeout_seconds, _MAX_STEP_SECONDS) + _GRACE_SECONDS
+    return replace(one, step_timeout_seconds=step, reset_timeout_seconds=reset)
 
 
 class Providers:
@@ -244,7 +231,7 @@ class Providers:
         """Wait for a slot, to be released, and whether it was not free at once. Raises EnvironmentFailed."""
         provider = self.choose(name)
         try:
-            await provider.limits(name)
+            await provider.description(name)
         except EnvironmentFailed as failure:
             provider.record_failure(name, failure)
             raise
