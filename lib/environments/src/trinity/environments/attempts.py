@@ -28,9 +28,6 @@ class AttemptsGame(TextGame):
         self.goal = self.ask(task, args)
         return self.goal
 
-    def refusal(self, action: str) -> str:
-        return ""
-
     def play(self, action: str) -> Turn:
         problem = self.judge(action)
         metrics = {"attempts": float(self.steps)}

@@ -98,8 +98,9 @@ class TextGame(Environment):
         return ()
 
     def refusal(self, action: str) -> str:
-        """Why the action is none of this game; empty if it is one."""
-        return "" if action in self.actions() else f"{action!r} is not among the available actions"
+        """Why the action is none of this game; empty if it is one, or if only the move itself shows that."""
+        known = self.actions()
+        return "" if not known or action in known else f"{action!r} is not among the available actions"
 
     def read(self, reply: str) -> Reply:
         """The action of a reply, in the spelling of `actions` if it differs in case alone."""

@@ -46,10 +46,6 @@ class OpenEnv(TextGame):
         self.goal = str(task.get("task", ""))
         return self._text(answer)
 
-    def refusal(self, action: str) -> str:
-        """Only the server knows."""
-        return ""
-
     def play(self, action: str) -> Turn:
         try:
             answer = self.session.ask("step", self._fields(action))

@@ -96,10 +96,6 @@ class Verifiers(TextGame):
             return super().read(reply)
         return Reply(reply) if reply.strip() else Reply(problem="the reply is empty")
 
-    def refusal(self, action: str) -> str:
-        """Only the environment knows."""
-        return ""
-
     def play(self, action: str) -> Turn:
         before = self._question
         reply = assistant(until_stop(action, before.sampling.get("stop", [])), bool(before.tools))
