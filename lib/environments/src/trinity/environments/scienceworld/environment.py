@@ -43,26 +43,24 @@ class ScienceWorld(TextGame):
     )
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
-        self.simulator: Simulator | None = None
         self.score = self._paid = 0
         simplifications = args.text("simplifications", "easy")
         split = args.choice("split", "train", ["train", "dev", "test"])
         self.simulator = simulator.acquire()
+        self.held.callback(simulator.release, self.simulator)
         load(self.simulator, task, simplifications, split, seed)
         text, _, _ = self.simulator.step("look around")
         self.goal = self.simulator.description().removeprefix("Task Description:").strip()
         return f"Task Description: {self.goal}\n\n{text.strip()}"
 
     def actions(self) -> Sequence[str]:
-        listed = self.simulator is not None and self.rules.list_actions
-        return self.simulator.valid_actions() if listed and self.simulator is not None else ()
+        return self.simulator.valid_actions() if self.rules.list_actions else ()
 
     def refusal(self, action: str) -> str:
         """Only the simulator knows."""
         return ""
 
     def play(self, action: str) -> Turn:
-        assert self.simulator is not None
         text, self.score, done = self.simulator.step(action)
         success = self.score == SOLVED
         reward = (max(0, self.score) - self._paid) / 100
@@ -71,17 +69,12 @@ class ScienceWorld(TextGame):
             self.close()  # the machine is free for the next episode, whenever this one is closed
         if text.startswith(_UNKNOWN_ACTION):
             refused = self._refuse("invalid_action", text.strip())
-            return Turn(refused.text, refused.reward + reward, refused.done, metrics={"score": float(self.score)})
+            over = refused.done or done  # nothing is asked of a machine that is given back
+            return Turn(refused.text, refused.reward + reward, over, metrics={"score": float(self.score)})
         return Turn(text.strip(), reward, done or success, success, {"score": float(self.score)})
 
     def refused_text(self, problem: str) -> str:
         return problem
-
-    def close(self) -> None:
-        taken = getattr(self, "simulator", None)
-        if taken is not None:
-            self.simulator = None
-            simulator.release(taken)
 
     @classmethod
     def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:
