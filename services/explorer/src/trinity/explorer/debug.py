@@ -6,6 +6,7 @@ standard error.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -58,8 +59,7 @@ async def _answer_all(settings: ExplorerSettings, answers: TextIO) -> None:
     options = build.engine_options()
     tokenizer = await asyncio.to_thread(ChatTokenizer, plan.config.model)
     process.guard_group()  # vLLM's processes do not notice that this one was killed
-    pool = await build.pool(options)
-    try:
+    with contextlib.closing(await build.pool(options)) as pool:
         tools = await build.tools(options, pool, tokenizer)
         try:
             _say(answers, {"ready": True})
@@ -67,8 +67,6 @@ async def _answer_all(settings: ExplorerSettings, answers: TextIO) -> None:
                 _say(answers, await _answer(json.loads(line), tools, build.limits(), settings))
         finally:
             await tools.close()
-    finally:
-        pool.close()
 
 
 def _say(answers: TextIO, answer: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -97,30 +98,23 @@ class ExplorerService:
     async def work(self, ready: asyncio.Event, address: str) -> None:
         process.guard_group()  # vLLM's processes do not notice that this one was killed
         options = self._build.engine_options()
-        self.tokenizer = await asyncio.to_thread(ChatTokenizer, self._plan.config.model)
-        self.pool = await self._build.pool(options)
-        try:
+        self.tokenizer = tokenizer = await asyncio.to_thread(ChatTokenizer, self._plan.config.model)
+        self.pool = pool = await self._build.pool(options)
+        listen, name = self._settings.serve_listen, self._plan.config.name
+        serve = partial(endpoint.serve, pool, listen, self._api_keys, options.model, name, tokenizer.template)
+        with closing(pool):
             if self._settings.serve_folder is not None:
                 unverified = self._plan.config.allow_unverified_checkpoint
-                checkpoints = endpoint.FolderFollower(self._settings.serve_folder, self.pool, unverified=unverified)
-                await self._run(checkpoints, partial(self._serve, self.pool, options), ready)
+                checkpoints = endpoint.FolderFollower(self._settings.serve_folder, pool, unverified=unverified)
+                await self._run(checkpoints, serve, ready)
                 return
+            activity = Activity(self.state, pool.tokens_per_second, lambda: pool.tokens_generated, self._keeps_weights)
             with cache_folder(self._settings.cache_dir, self.explorer_id) as cache:
-                self.follower = self._build.follower(options, self.pool, self._activity(self.pool), address, cache)
-                if self._settings.serve_listen and not self._records:
-                    await self._run(self.follower, partial(self._serve, self.pool, options), ready)
+                self.follower = self._build.follower(options, pool, activity, address, cache)
+                if listen and not self._records:
+                    await self._run(self.follower, serve, ready)
                 else:
-                    await self._explore(self.follower, options, self.pool, self.tokenizer, ready)
-        finally:
-            self.pool.close()
-
-    def _activity(self, pool: EnginePool) -> Activity:
-        return Activity(
-            state=self.state,
-            tokens_per_second=pool.tokens_per_second,
-            tokens_generated=lambda: pool.tokens_generated,
-            keeps_weights=self._keeps_weights,
-        )
+                    await self._explore(self.follower, options, pool, tokenizer, ready)
 
     def _keeps_weights(self) -> bool:
         progress = self.progress
@@ -161,12 +155,6 @@ class ExplorerService:
         """Sessions of agents outside; None before this explorer works on tasks."""
         gateway = self._tools.gateway if self._tools is not None else None
         return gateway.outside if gateway is not None else None
-
-    async def _serve(self, pool: EnginePool, options: EngineOptions) -> None:
-        assert self.tokenizer is not None
-        name, template = self._plan.config.name, self.tokenizer.template
-        listen = self._settings.serve_listen
-        await endpoint.serve(pool, listen, self._api_keys, options.model, name, template)
 
     async def _run(
         self,
