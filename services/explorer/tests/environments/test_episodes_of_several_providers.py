@@ -17,8 +17,8 @@ from trinity.explorer.environments.client import (
     EnvironmentFailed,
     Episode,
     ScorerFailed,
-    Step,
 )
+from trinity.explorer.environments.episode import Step
 from trinity.runtime.process import free_port
 
 pytestmark = pytest.mark.core

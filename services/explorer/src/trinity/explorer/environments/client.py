@@ -21,22 +21,11 @@ import grpc.aio
 
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.data.vision import ImageRules
-from trinity.explorer.environments.episode import Episode, Step
+from trinity.explorer.environments.episode import Episode
 from trinity.explorer.environments.failures import EnvironmentCause, EnvironmentFailed, ScorerFailed
 from trinity.explorer.environments.providers import Backoff, Providers
 from trinity.runtime.messages import to_message
 from trinity.sdk.contract import score_problem
-
-__all__ = [
-    "Answer",
-    "EnvironmentCause",
-    "EnvironmentClient",
-    "EnvironmentFailed",
-    "Episode",
-    "Score",
-    "ScorerFailed",
-    "Step",
-]
 
 _SCORE_SECONDS = 60.0
 READS_NONE = "the model reads none; give one that does (model.model_path)"
