@@ -10,7 +10,6 @@ from trinity.environments.game import TextGame, Turn, TurnRules
 class AttemptsGame(TextGame):
     """Reward 1 at the first right answer, 0 if none of `max_attempts` (3) is right. `max_steps` is not an argument."""
 
-    instructions = ""
     tag = "answer"
     defaults = TurnRules(list_actions=False, max_steps=3)
 

@@ -77,7 +77,7 @@ class Refused(Exception):
 class TextGame(Environment):
     """Derive from it for a game of turns. An episode's reward is the sum over its steps."""
 
-    instructions: str
+    instructions: str = ""
     defaults: ClassVar[TurnRules] = TurnRules()
     tag: ClassVar[str] = "action"
     goal: str = ""  # the task in one sentence, once `begin` knows it
@@ -214,7 +214,6 @@ class ToolGame(TextGame):
     Metrics: tool_calls, tool_errors.
     """
 
-    instructions = ""
     tools: list[dict[str, Any]]
 
     def __init__(self) -> None:

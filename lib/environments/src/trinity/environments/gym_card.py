@@ -107,8 +107,9 @@ class EZPoints(_Points):
 
     @classmethod
     def draw(cls, task: Arguments, random_numbers: random.Random) -> list[str]:
-        pairs = [pair for pair in product(RANKS, RANKS) if _makes_twelve(*pair)]
-        return list(random_numbers.choice(pairs))
+        pairs = product(RANKS, RANKS)
+        fit = [(a, b) for a, b in pairs if cls.target in (NUMBERS[a] + NUMBERS[b], NUMBERS[a] * NUMBERS[b])]
+        return list(random_numbers.choice(fit))
 
 
 class Points24(_Points):
@@ -129,10 +130,6 @@ class Points24(_Points):
             cards = random_numbers.choices(RANKS, k=4)
             if not solvable or find_formula(cards, cls.target, cls.symbols):
                 return cards
-
-
-def _makes_twelve(first: str, second: str) -> bool:
-    return 12 in (NUMBERS[first] + NUMBERS[second], NUMBERS[first] * NUMBERS[second])
 
 
 def find_formula(cards: Sequence[str], target: int, symbols: Sequence[str]) -> list[str] | None:

@@ -47,7 +47,6 @@ class Verifiers(TextGame):
     episodes_per_process = 8
     memory_limit_mib = 4096
     defaults = TurnRules(max_steps=100, list_actions=False)
-    instructions = ""
 
     def begin(self, task: Arguments, args: Arguments, seed: int) -> str:
         require("verifiers", "verifiers")

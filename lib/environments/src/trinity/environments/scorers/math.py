@@ -94,12 +94,9 @@ def math_dapo_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     accuracy = _accuracy(final_answer(item.response), item.truth)
     penalty = 0.0
     if _asked(args, "enable_overlong_penalty"):
-        penalty = _overlong_penalty(item.response_tokens, *(_positive(args, key) for key in _PENALTY_KEYS))
+        factor, longest, cache = (_positive(args, key) for key in _PENALTY_KEYS)
+        penalty = factor * min(max(item.response_tokens - (longest - cache), 0) / cache, 1)
     return ScoreResult(accuracy - penalty, {"accuracy": accuracy, "format_score": -penalty})
-
-
-def _overlong_penalty(tokens: int, factor: float, longest: float, cache: float) -> float:
-    return factor * min(max(tokens - (longest - cache), 0) / cache, 1)
 
 
 def _asked(args: dict[str, Any], key: str) -> bool:

@@ -123,11 +123,11 @@ PRODUCTS: tuple[Product, ...] = (
 )  # fmt: skip
 
 
-def goals(products: tuple[Product, ...] = PRODUCTS) -> list[Goal]:
+def goals() -> list[Goal]:
     """Every choice of options of every product with one or two attributes, in a fixed random order."""
     random_numbers = random.Random(GOAL_SEED)
     made = []
-    for item in products:
+    for item in PRODUCTS:
         for values in product(*item.options.values()):
             wanted = tuple(random_numbers.sample(item.attributes, random_numbers.randint(1, 2)))
             upper = float(10 * (int(item.price / 10) + random_numbers.randint(1, 3)))
