@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from support.environments.playing import play
 from trinity.environments.arithmetic import evaluate, find_expression
-from trinity.environments.countdown import Countdown, generate
-from trinity.environments.countdown_rules import Puzzle
+from trinity.environments.countdown import Countdown, Puzzle, generate
 
 pytestmark = pytest.mark.core
 

@@ -1,14 +1,51 @@
-"""Countdown over several turns: a wrong try is answered with what was wrong."""
+"""Countdown: reach the target with + - * /, every given number exactly once. Over several turns a wrong try is answered
+with what was wrong; a reply may also be scored alone."""
 
 import random
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from trinity.environments.arguments import Arguments
-from trinity.environments.arithmetic import find_expression
+from trinity.environments.arithmetic import BadExpression, evaluate, find_expression
 from trinity.environments.attempts import AttemptsGame
-from trinity.environments.countdown_rules import Puzzle
 from trinity.environments.game import Unsolvable, replies
+from trinity.runtime.errors import InvalidInput
 from trinity.sdk.environment import Description
+from trinity.sdk.scoring import ScoreItem, ScoreResult
+
+_ANSWER = re.compile(r"<answer>(.{0,400}?)</answer>", re.DOTALL)
+_FORMAT_REWARD = 0.1
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    numbers: tuple[int, ...]
+    target: int
+
+    @classmethod
+    def of(cls, task: dict[str, Any]) -> "Puzzle":
+        """From a row with `nums` (or `numbers`) and `target`. Raises InvalidInput."""
+        numbers = task.get("nums", task.get("numbers"))
+        target = task.get("target")
+        if not isinstance(numbers, list) or not numbers or not all(type(n) is int for n in numbers):
+            raise InvalidInput("task.nums", f"is {numbers!r}, must be a list of integers")
+        if type(target) is not int:
+            raise InvalidInput("task.target", f"is {target!r}, must be an integer")
+        return cls(tuple(numbers), target)
+
+    def judge(self, expression: str) -> str:
+        """Empty if the expression solves the puzzle, else what is wrong with it."""
+        left, equals, right = expression.partition("=")
+        if equals and right.strip() != str(self.target):
+            return "the right-hand side is not the target"
+        try:
+            value, used = evaluate(left.strip())
+        except BadExpression as error:
+            return f"the expression {error}"
+        if sorted(used) != sorted(self.numbers):
+            return f"it uses {used}, not each of {list(self.numbers)} exactly once"
+        return "" if value == self.target else f"its value is {float(value):g}, not {self.target}"
 
 
 class Countdown(AttemptsGame):
@@ -40,6 +77,16 @@ class Countdown(AttemptsGame):
         if found is None:
             raise Unsolvable(f"{list(puzzle.numbers)} cannot make {puzzle.target}")
         return replies([found], cls.tag)
+
+
+def countdown_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
+    """1 if the last <answer> solves the row's puzzle, 0.1 if there is an <answer>, else 0 (the TinyZero rule)."""
+    puzzle = Puzzle.of(item.task)
+    answers = _ANSWER.findall(item.response[-100_000:])
+    if not answers:
+        return ScoreResult(0.0, {"accuracy": 0.0, "format_score": 0.0})
+    solved = not puzzle.judge(answers[-1].strip())
+    return ScoreResult(1.0 if solved else _FORMAT_REWARD, {"accuracy": float(solved), "format_score": _FORMAT_REWARD})
 
 
 def generate(count: int, seed: int, numbers: int = 4, highest: int = 50, highest_target: int = 200) -> list[dict]:

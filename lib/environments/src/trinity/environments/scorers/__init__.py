@@ -1,7 +1,7 @@
 """Scoring functions by name."""
 
 from trinity import plugins
-from trinity.environments.countdown_rules import countdown_reward
+from trinity.environments.countdown import countdown_reward
 from trinity.environments.scorers.code import code_tests
 from trinity.environments.scorers.math import (
     accuracy_reward,
