@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -37,15 +38,6 @@ _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "repetition_penalty"
 
 class RftWorkflowFailed(TrinityError):
     """A workflow in Trinity-RFT's form raised; the message has the line of its file."""
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    """What a workflow with recording says of its session."""
-
-    reward: float | None
-    info: dict[str, Any]
-    metrics: dict[str, float]
 
 
 class RftWorkflow(Workflow):
@@ -81,16 +73,16 @@ class RftWorkflow(Workflow):
                 sampler.check()
             replies = sampler.replies
             try:
-                if isinstance(made, _Recorded):
-                    return sampler.recorded(made.reward, made.info, made.metrics)
+                if callable(made):
+                    return made()
                 return [trajectory(one, replies, f"experience {index}") for index, one in enumerate(made)]
             except NotMapped as error:
                 raise RftWorkflowFailed(f"{self._place(error)}: {error}") from None
 
     def _run(
         self, model: ModelWrapper, sampler: PolicySampler, loop: asyncio.AbstractEventLoop, times: int
-    ) -> "list[Made] | _Recorded":
-        """In the thread."""
+    ) -> list[Made] | Callable[[], list[Experience]]:
+        """In the thread. Of a workflow with recording: what takes the experiences out of its session."""
         SCORE.set(self._scorer(sampler, loop))
         task, auxiliary = self._task(), sampler.auxiliary(loop, self.kind.is_async)
         instance = self.kind(task=task, model=model, auxiliary_models=auxiliary)
@@ -99,7 +91,7 @@ class RftWorkflow(Workflow):
         made: Any = asyncio.run(instance.run_async()) if self.kind.is_async else instance.run()
         if isinstance(instance, rft.WorkflowWithRecording):
             metrics = {name: float(value) for name, value in dict(made or {}).items()}
-            return _Recorded(instance.recorded_reward, instance.recorded_info or {}, metrics)
+            return partial(sampler.recorded, instance.recorded_reward, instance.recorded_info or {}, metrics)
         if not isinstance(made, Sequence) or not made or not all(isinstance(one, Made) for one in made):
             raise NotMapped(
                 f"{self.kind.__name__} returned {made!r:.100}, must be a list of experiences", "experiences"
