@@ -31,8 +31,11 @@ class Tools:
     def __init__(self, problem: Exception | None = None, seconds: float = 0, bad: bool = False) -> None:
         self._problem, self._seconds, self._bad = problem, seconds, bad
 
-    def prompt(self, messages: object, reply_prefix: str | None = None) -> list[int]:
+    def prompt(self, messages: object, reply_prefix: str | None = None, images: object = ()) -> list[int]:
         return [1, 2, 3]
+
+    def placed(self, token_ids: object, images: object) -> tuple[()]:
+        return ()
 
     def text(self, token_ids: object) -> str:
         return "42"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from trinity.data.experience import Experience, SamplingParams, Truncation
-from trinity.data.images import MARKER, PlacedImage, parts
+from trinity.data.images import MARKER, parts
 from trinity.data.prompts import prompt_messages
 from trinity.explorer.chat import Message
 from trinity.explorer.environments.client import Answer, Score
@@ -30,6 +30,11 @@ class SimpleWorkflow(Workflow):
     default_system_prompt = ""
     reward_function = ""  # empty: the task's
 
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """Files of those that the prompt shows."""
+        return ()
+
     async def run(self) -> list[Experience]:
         prompt = self.asked()
         if len(prompt) > self.tools.max_prompt_tokens:
@@ -44,13 +49,9 @@ class SimpleWorkflow(Workflow):
         return await self._replies(prompt, self.task.sampling)
 
     async def _replies(self, prompt: list[int], sampling: SamplingParams) -> list[Experience]:
-        asked = Conversation(tuple(prompt), images=self.placed(prompt))
+        asked = Conversation(tuple(prompt), images=self.tools.placed(prompt, self.images))
         completions = await self.tools.generate(prompt, sampling, asked.images)
         return [asked.replied(completion).experience(index, 0.0) for index, completion in enumerate(completions)]
-
-    def placed(self, prompt: list[int]) -> tuple[PlacedImage, ...]:
-        """The images among the prompt's tokens."""
-        return ()
 
     def answers(self, made: Sequence[Experience]) -> list[Answer]:
         """Replies to one prompt as a reward function reads them."""
@@ -64,7 +65,7 @@ class SimpleWorkflow(Workflow):
 
     def asked(self) -> list[int]:
         """The prompt's tokens."""
-        return self.tools.prompt(self.messages(), self.format["reply_prefix"])
+        return self.tools.prompt(self.messages(), self.format["reply_prefix"], images=self.images)
 
     def scored(self, made: Experience, answer: Answer, score: Score) -> Experience:
         return replace(
@@ -147,11 +148,9 @@ class SimpleMMWorkflow(SimpleWorkflow):
     A prompt that is too long is a failed attempt: the placeholders of an image cannot be cut.
     """
 
-    def asked(self) -> list[int]:
-        return self.tools.prompt(self.messages(), self.format["reply_prefix"], images=self.task.images)
-
-    def placed(self, prompt: list[int]) -> tuple[PlacedImage, ...]:
-        return self.tools.placed(prompt, self.task.images)
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        return self.task.images
 
     def messages(self) -> list[Message]:
         key = self.format.get("image_key")
