@@ -1,5 +1,7 @@
 """Ranks wait together for what only rank 0 can see, for longer than an exchange may last."""
 
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch.distributed as dist
 from support.trainer.engine_actions import run_module
 from support.trainer.waiting_ranks import LATE_SECONDS, TIMEOUT_SECONDS
 from trinity.trainer.process.exchange import Exchange
-from trinity.trainer.process.ranks import Ranks
+from trinity.trainer.process.ranks import Ranks, ranks_from_environment
 
 pytestmark = pytest.mark.core
 
@@ -29,3 +31,18 @@ def test_they_wait_on_the_host_and_not_in_a_kernel_of_nccl(monkeypatch: pytest.M
     exchange.barrier()
     assert exchange.share({"step": 3}) == {"step": 3}
     assert waits == ["the group over gloo", ("the group over gloo", "cpu"), ("the group over gloo", "cpu")]
+
+
+@pytest.mark.parametrize(("given", "taken"), [("lo", "lo"), ("=eth", None), ("no-such", None), (None, None)])
+def test_gloo_takes_the_interface_that_nccl_is_given_by_name(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, taken: str | None
+) -> None:
+    """Under a launcher. NCCL also takes beginnings and exclusions, which gloo does not know."""
+    values = {"RANK": "1", "WORLD_SIZE": "2", "NCCL_SOCKET_IFNAME": given, "GLOO_SOCKET_IFNAME": None}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    assert ranks_from_environment(2).world_size == 2
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == taken

@@ -8,6 +8,7 @@ the loopback: torch's own store (MASTER_PORT) would listen on all interfaces, an
 import atexit
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,8 @@ def ranks_from_environment(num_ranks: int) -> Ranks:
             TRINITY_LAUNCHES_RANKS="1", TRINITY_RANKS_FILE=f"{folder}/store",
         )  # fmt: skip
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    elif (given := os.environ.get("NCCL_SOCKET_IFNAME")) in {name for _, name in socket.if_nameindex()}:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", str(given))  # else that of the host's name, perhaps its loopback
     method = f"file://{file}" if (file := os.environ.get("TRINITY_RANKS_FILE")) else "env://"
     return Ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")), method)
 
