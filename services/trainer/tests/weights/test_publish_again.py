@@ -369,13 +369,15 @@ class Members:
     def send(self, manifest: Manifest, weights: object) -> None:
         self.there.append({path.name for path in self._folder.glob("v*")})
 
+    def close(self) -> None: ...
+
 
 def test_members_get_a_version_before_old_files_are_deleted(sync: ServiceProcess, tmp_path: Path) -> None:
-    publisher = start(sync, tmp_path)
     members: Any = Members(tmp_path / "weights")
-    publisher._collective = members
-    for step in range(1, 5):
-        assert publisher.publish(step, LAYOUT, weights(step), None)
-        publisher.broadcast(weights(step))
+    with contextlib.closing(start(sync, tmp_path)) as publisher:
+        publisher._collective = members
+        for step in range(1, 5):
+            assert publisher.publish(step, LAYOUT, weights(step), None)
+            publisher.broadcast(weights(step))
     assert members.there[-1] == {"v1", "v2", "v3", "v4"}
     assert {path.name for path in (tmp_path / "weights").glob("v*")} == {"v2", "v3", "v4"}
