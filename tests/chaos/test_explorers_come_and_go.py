@@ -141,6 +141,7 @@ def test_kill_9_during_a_collective_delays_no_member_beyond_the_deadline(party: 
     begin = time.monotonic()
     version = maker.publish(after_tensor=in_a_broadcast(party.explorers[GROUP].kill))
     assert time.monotonic() - begin < 3 * DEADLINE
+    assert party.explorers[GROUP]._process is None, "there was no broadcast to be killed in"
     party.until_all_serve(version, [FOLDER, S3], 2 * DEADLINE + 20)
 
 

@@ -121,6 +121,24 @@ async def test_an_explorer_judges_while_the_files_are_read_and_both_count(
     assert files.read == 1
 
 
+async def test_no_explorer_is_asked_for_a_broadcast_before_the_files_are_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins when the publication is answered: a member would wait for it, and for ever if it is refused."""
+    await run.members.join(make_member("a"))
+    files, made = SlowFiles(monkeypatch), make_manifest(tmp_path, 1, canary=True)
+    damage(tmp_path / "v1")
+    made = replace(made, offers=(*made.offers, CollectiveOffer(1, 1024)))
+    publishing = asyncio.create_task(run.versions.publish(made))
+    await until(lambda: files.read == 1)
+    assert run.state.records.keys() == {0}
+    files.go_on()
+    with pytest.raises(InvalidInput, match=r"part\.safetensors"):
+        await publishing
+    assert await state(run, 1) is VersionState.REJECTED
+    assert run.state.candidate.version != 1
+
+
 async def test_files_that_an_instance_died_over_are_read_by_the_next(
     run: Run, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

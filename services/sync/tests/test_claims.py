@@ -76,7 +76,7 @@ async def test_a_publication_under_way_when_the_run_is_taken_over_is_refused(run
     await run.claims.release(old.lease_id)
     await run.claims.take("two", 22, "there", "")
     manifest = make_manifest(tmp_path, 1)
-    record, _ = await examine(manifest, run.state, run.manifests)
+    record = await examine(manifest, run.state, run.manifests)
     with pytest.raises(Conflict, match="another trainer has taken the run over since"):
         await run.versions._register(Register(record, claim=checked))
     assert run.state.records == {}

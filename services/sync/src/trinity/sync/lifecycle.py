@@ -67,10 +67,11 @@ class Versions:
     async def publish(self, manifest: Manifest, lease_id: str = "", rollback: int | None = None) -> Version:
         """Register a version, to be LIVE as soon as it is VERIFIED. Idempotent for the same manifest.
 
-        An explorer may load a version with a canary while its files are read here. `rollback`: number of the newest one
-        that its weights follow. Raises InvalidInput for a manifest that contradicts itself, the run's other versions or
-        its files (the last leaves the version REJECTED), Conflict for a number that is taken or not the newest, a base
-        that cannot be used, a trainer that does not have the run, or a version that is REJECTED.
+        An explorer may load a version with a canary while its files are read here. Not if it is broadcast: that begins
+        after this call, and the group's members would wait. `rollback`: number of the newest one that its weights
+        follow. Raises InvalidInput for a manifest that contradicts itself, the run's other versions or its files (the
+        last leaves the version REJECTED), Conflict for a number that is taken or not the newest, a base that cannot be
+        used, a trainer that does not have the run, or a version that is REJECTED.
         """
         manifest.check()
         claim = await self._claims.check(lease_id)
@@ -78,7 +79,11 @@ class Versions:
         record = Record(manifest.version, manifest.step, digest_of(manifest), VersionState.STAGED)
         transition(await self._state.pointer(), known, Register(record, claim, rollback))  # before files are read
         if known is None:
-            record, problem = await examine(manifest, self._state, self._manifests)
+            record = await examine(manifest, self._state, self._manifests)
+            if record.state is VersionState.VERIFIED or manifest.collective is not None:
+                problem = await self._compare(manifest)
+            if problem is not None:
+                record = replace(record, state=VersionState.REJECTED, reason=str(problem))
         await self._manifests.put(manifest)
         if known is None:
             await self._register(Register(record, claim, rollback))
@@ -95,18 +100,18 @@ class Versions:
 
     async def compare_files(self, manifest: Manifest) -> InvalidInput | None:
         """What is wrong with the files of a STAGED version, which is REJECTED then. They are read once."""
-        version, running = manifest.version, self._comparisons
-        if version not in running or (running[version].done() and running[version].exception() is not None):
-            newer = {other: task for other, task in running.items() if other > self._state.live.version}
-            self._comparisons = newer | {version: asyncio.create_task(self._compare_files(manifest))}
-        return await asyncio.shield(self._comparisons[version])
-
-    async def _compare_files(self, manifest: Manifest) -> InvalidInput | None:
-        problem = await compare(manifest)
+        problem = await self._compare(manifest)
         if problem is None or (await self._state.record(manifest.version)).collected:  # it was overtaken meanwhile
             return None
         await self.apply(manifest.version, Reject(str(problem)))
         return problem
+
+    async def _compare(self, manifest: Manifest) -> InvalidInput | None:
+        version, running = manifest.version, self._comparisons
+        if version not in running or (running[version].done() and running[version].exception() is not None):
+            newer = {other: task for other, task in running.items() if other > self._state.live.version}
+            self._comparisons = newer | {version: asyncio.create_task(compare(manifest))}
+        return await asyncio.shield(self._comparisons[version])
 
     async def _find(self, version: int) -> Record | None:
         with contextlib.suppress(NotFound):
@@ -229,37 +234,31 @@ def _say(event: Event, record: Record, before: Live) -> None:
             log.info("sync.version.pinned" if pinned else "sync.version.unpinned", version=version, **by)
 
 
-async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> tuple[Record, InvalidInput | None]:
-    """The record to register, and the problem of its files if they are all that verifies the version.
+async def examine(manifest: Manifest, state: RunState, manifests: Manifests) -> Record:
+    """The record to register, before files are read: STAGED with a canary, VERIFIED without.
 
-    With a canary it is STAGED. Without one it is VERIFIED, or REJECTED if its files differ from the manifest. Raises
-    InvalidInput, or Conflict for a base that cannot be used.
+    Raises InvalidInput, or Conflict for a base that cannot be used.
     """
     await _check_tensors(manifest, state, manifests)
     if manifest.delta is not None:
         await _check_base(manifest.delta.base_version, state)
-    verdict, problem, folder = VersionState.STAGED, None, manifest.folder
-    if manifest.canary is None:
-        if folder is not None and not folder.is_dir() and _only_folders(manifest):
-            raise InvalidInput(
-                "manifest.offers",
-                f"{folder} is no folder that the sync service sees, so the files would stay unchecked; "
-                "give the version a canary, or mount the folder here",
-            )
-        problem = await compare(manifest)
-        verdict = VersionState.VERIFIED if problem is None else VersionState.REJECTED
-    record = Record(
+    folder = manifest.folder
+    if manifest.canary is None and folder is not None and not folder.is_dir() and _only_folders(manifest):
+        raise InvalidInput(
+            "manifest.offers",
+            f"{folder} is no folder that the sync service sees, so the files would stay unchecked; "
+            "give the version a canary, or mount the folder here",
+        )
+    return Record(
         version=manifest.version,
         step=manifest.step,
         digest=digest_of(manifest),
-        state=verdict,
-        reason=str(problem or ""),
+        state=VersionState.VERIFIED if manifest.canary is None else VersionState.STAGED,
         has_tensors=bool(manifest.tensors),
         has_canary=manifest.canary is not None,
         base_version=manifest.delta.base_version if manifest.delta else -1,
         epoch=manifest.collective.epoch if manifest.collective else 0,
     )
-    return record, problem
 
 
 async def compare(manifest: Manifest) -> InvalidInput | None:
