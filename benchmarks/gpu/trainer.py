@@ -7,8 +7,10 @@
 A step is 16,384 tokens a GPU in one packed micro-batch, lengths mixed, and one update of AdamW, float32 masters; its
 loss is GRPO's, without a reference. 4096, 16384: the longest length; gradient_checkpointing is `mlp`. full, none:
 as 4096, with gradient_checkpointing true and false. unfused: as full, without kernels of our own. padding: lengths
-uniform in [1, 4096], packed, against rows of 4 padded to the longest. compiled, the peer of 4096: the transformers
-model with torch.compile, 4 rows of 4096, the same head and loss, AdamW on bf16 alone, without recompute.
+uniform in [1, 4096], packed, against rows of 4 padded to the longest. prompts: 4 groups of 8 sequences with one prompt,
+4096 + 512 and 1024 + 1024 tokens each, with and without shared_prompts, in micro-batches of at most 36,864. compiled,
+the peer of 4096: the transformers model with torch.compile, 4 rows of 4096, the same head and loss, AdamW on bf16
+alone, without recompute.
 
 6N: 6 x parameters x tokens/s, as a part of 989 TFLOP/s a GPU. GiB: the most that tensors took on GPU 0.
 """
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,9 @@ SHAPES = {  # hidden, layers, heads, key-value heads, intermediate, vocabulary, 
     "1.5B": (1536, 28, 12, 2, 8960, 151_936, True),
     "7B": (3584, 28, 28, 4, 18944, 152_064, False),
 }
-PARTS = ("4096", "full", "none", "unfused", "16384", "padding", "compiled")
+PARTS = ("4096", "full", "none", "unfused", "16384", "padding", "prompts", "compiled")
+GROUPS = {"long": (4096, 512, 2.5), "even": (1024, 1024, 1.3)}  # prompt, response, the least gain of sharing
+PROMPTS = [f"{name}{kind}" for name in GROUPS for kind in ("", " shared")]
 PEAK_FLOPS, PART_SECONDS = 989e12, 240.0
 LEAST_TOKENS, MOST_GIB, LEAST_OF_PADDED, LEAST_SHARE = 45_000, 40.0, 1.7, 0.40
 _OF_JOB = ("gpus", "zero", "steps", "tokens", "longest", "torch_attention")
@@ -93,6 +98,28 @@ def timed_steps(job: dict[str, Any], lengths: list[int], step: Any) -> dict[str,
         synchronise(job["device"])
         seconds.append(time.perf_counter() - begin)
     return {"seconds": statistics.median(seconds[2:]), "tokens": sum(lengths), "gib": peak_gib(job["device"])}
+
+
+def time_groups(job: dict[str, Any], prompt: int, response: int, trainer: dict[str, Any]) -> dict[str, Any]:
+    """Four groups of eight. The tokens of each whole sequence count."""
+    import numpy as np
+    from trainer import make_batch
+
+    prompt, response = (max(1, size * job["longest"] // 4096) for size in (prompt, response))
+    engine = engine_of({**job, "longest": prompt + response}, trainer)
+    lengths = [prompt + response] * 32
+
+    def step(number: int) -> None:
+        made = make_batch(lengths, job["vocabulary"], number)
+        sequences = []
+        for index, s in enumerate(made.sequences):
+            first = made.sequences[index // 8 * 8].token_ids[:prompt]
+            tokens = np.concatenate([first, s.token_ids[prompt:]])
+            values = {"old_logprobs": np.full(response, -8, np.float32), "mask": np.ones(response, bool)}
+            sequences.append(replace(s, token_ids=tokens, prompt_length=prompt, token_advantages=None, **values))
+        engine.train(replace(made, sequences=tuple(sequences)), 1000)
+
+    return timed_steps(job, lengths, step)
 
 
 def time_engine(job: dict[str, Any], lengths: list[int], trainer: dict[str, Any]) -> dict[str, Any]:
@@ -186,6 +213,11 @@ def time_part(part: str, job: dict[str, Any]) -> dict[str, Any]:
         rows = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": job["tokens"] // longest}
         chosen = packed if part == "packed" else {"use_remove_padding": False, **rows}
         return time_engine(job, lengths, {**chosen, "gradient_checkpointing": True})
+    if part in PROMPTS:
+        prompt, response, _ = GROUPS[part.split()[0]]
+        chosen = {"gradient_checkpointing": "mlp", "max_token_len_per_gpu": 9 * job["tokens"] // 4}
+        shared = part.endswith("shared")
+        return time_groups(job, prompt, response, {**packed, **chosen, "shared_prompts": shared})
     checkpointing = {"full": True, "none": False, "unfused": True}.get(part, "mlp")
     trainer = {**packed, "gradient_checkpointing": checkpointing, "fused_kernels": part != "unfused"}
     return time_engine(job, mixed_lengths(longest, tokens), trainer)
@@ -240,7 +272,10 @@ def table(args: argparse.Namespace, found: Found, parameters: int) -> Any:
             limit, ratio = f"6N >= {at_least(share[part], LEAST_SHARE)}", f"{share[part] / LEAST_SHARE:.2f}"
         elif part == "4096":
             limit, ratio = f"tokens/s >= {at_least(speed[part], LEAST_TOKENS)}", f"{speed[part] / LEAST_TOKENS:.2f}"
-        elif part not in ("packed", "padded") and "4096" in speed:
+        elif part.endswith(" shared") and part.split()[0] in speed:
+            gain, least = speed[part] / speed[part.split()[0]], GROUPS[part.split()[0]][2]
+            limit, ratio = f"of unshared >= {at_least(gain, least)}", f"{gain:.2f}"
+        elif part not in ("packed", "padded", *PROMPTS) and "4096" in speed:
             limit, ratio = "of 4096", f"{speed[part] / speed['4096']:.2f}"
         elif part == "packed" and "padded" in speed:
             gain = speed["packed"] / speed["padded"]
@@ -293,7 +328,8 @@ def main() -> None:
         parameters = int(made.stdout.split()[-1])
         job = {"folder": folder, "model": f"{folder}/model", "device": device, "vocabulary": SHAPES[args.size][5],
                **{name: getattr(args, name) for name in _OF_JOB}}  # fmt: skip
-        parts = " ".join(args.parts).replace("padding", "padded packed").split()
+        several = {"padding": ["padded", "packed"], "prompts": PROMPTS}
+        parts = [part for name in args.parts for part in several.get(name, [name])]
         # Each by processes of its own, for its memory; a tiny one measures nothing.
         for together in [parts] if args.tiny else [[part] for part in parts]:
             now = run_parts(together, job, PART_SECONDS)

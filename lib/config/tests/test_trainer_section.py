@@ -24,6 +24,8 @@ def problems(**values: Any) -> list[str]:
         ),
         ({"deepspeed": {"zero_stage": 3, "offload_param": True}}, "offload_param needs trainer.deepspeed.offload_opt"),
         ({"ulysses_sequence_parallel_size": 2, "use_remove_padding": False}, "use_remove_padding: true"),
+        ({"shared_prompts": True, "use_remove_padding": False}, "needs trainer.use_remove_padding: true"),
+        ({"shared_prompts": True, "use_dynamic_bsz": False}, "needs trainer.use_dynamic_bsz: true"),
         ({"ulysses_sequence_parallel_size": 2, "num_ranks": 3}, "does not divide trainer.num_ranks, 3"),
     ],
 )

@@ -134,6 +134,16 @@ OTHERS = (
         ),
     ),
     Border(
+        "torch: attention with its log-sum-exp",
+        ("trinity.trainer.model.shared_attention",),
+        "`torch.nn.attention.varlen`: these calls, their order of arguments, and log-sum-exps of [heads, tokens].",
+        ("services/trainer/tests/model/test_shared_prompts.py",),
+        (
+            "torch.ops.aten:_flash_attention_forward",
+            "torch.ops.aten:_flash_attention_backward",
+        ),
+    ),
+    Border(
         "torch: kernels and dropout",
         ("trinity.trainer.model.kernels", "trinity.trainer.model.policy", "trinity.trainer.model.varlen"),
         "`recompile_limit` is global before torch 2.12 and an argument of `torch.compile` from there on. "

@@ -58,6 +58,11 @@ def installed(library: str) -> Path | None:
 def problem_of(text: str, sources: Path) -> str | None:
     """What of a name is not in the sources below the folder; None if it is all there."""
     name = parse(text)
+    if name.module.startswith("torch.ops."):  # operators of C++: no source in Python has them
+        import torch
+
+        operators = getattr(torch.ops, name.module.removeprefix("torch.ops."))
+        return None if hasattr(operators, name.path[0]) else f"there is no operator {name.dotted}"
     if not _files(sources, name.module):
         return f"there is no module {name.module}"
     if name.path[0] == "*":

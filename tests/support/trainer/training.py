@@ -97,8 +97,11 @@ def wait_for(processes: list[ForkedModule], seconds: float) -> list[int]:
     return [process.wait(timeout=20) for process in processes]
 
 
-def fixed_batch(step: int, *, rewards: str = "random"):  # type: ignore[no-untyped-def]
-    """Ragged groups, the same for the same step: 16 sequences, one of them with an empty mask."""
+def fixed_batch(step: int, *, rewards: str = "random", one_prompt: bool = False):  # type: ignore[no-untyped-def]
+    """Ragged groups, the same for the same step: 16 sequences, one of them with an empty mask.
+
+    one_prompt: the sequences of a group have the first one's prompt, as rollouts of a task do.
+    """
     import torch
 
     from trinity.trainer.algorithms import advantages
@@ -122,6 +125,13 @@ def fixed_batch(step: int, *, rewards: str = "random"):  # type: ignore[no-untyp
                 advantage=float(scores[index]),
             )
         )
+    if one_prompt:
+        prompts = [s.token_ids[: s.prompt_length] for s in sequences[::4]]
+        sequences = [
+            replace(s, token_ids=np.concatenate([prompts[s.group], s.token_ids[s.prompt_length :]]),
+                    prompt_length=len(prompts[s.group]))
+            for s in sequences
+        ]  # fmt: skip
     return TrainBatch(step=step, sequences=tuple(sequences))
 
 

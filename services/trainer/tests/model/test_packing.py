@@ -10,7 +10,7 @@ import torch
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import collate
-from trinity.trainer.model import attention
+from trinity.trainer.model import attention, shared_attention
 from trinity.trainer.model.attention import Packing, packed_attention
 from trinity.trainer.model.policy import PolicyModel, pack
 from trinity.trainer.model.sequence_parallel import SequenceGroup
@@ -140,7 +140,7 @@ def test_the_kernel_of_gpus_gets_what_each_sequence_needs(window: int | None, mo
         assert before == (None if window is None else window - 1)
         lengths = ends.diff().tolist()
         assert longest == max(lengths)
-        return attention._one_by_one(q[None], k[None], v[None], tuple(lengths), scaling, 0.0, window)[0]
+        return shared_attention.one_by_one(q[None], k[None], v[None], tuple(lengths), scaling, 0.0, window)[0]
 
     monkeypatch.setattr(attention, "kernel_for", lambda *_: kernel)
     generator = torch.Generator().manual_seed(0)
@@ -148,4 +148,4 @@ def test_the_kernel_of_gpus_gets_what_each_sequence_needs(window: int | None, mo
     packing = Packing(torch.tensor([0, 4, 9], dtype=torch.int32), (4, 5))
     found = attention._by_kernel(q, k, v, packing, None, window)
     assert heads == [(4, 2, 2)]
-    torch.testing.assert_close(found, attention._one_by_one(q, k, v, packing.lengths, None, 0.0, window))
+    torch.testing.assert_close(found, shared_attention.one_by_one(q, k, v, packing.lengths, None, 0.0, window))

@@ -11,7 +11,7 @@ import pytest
 import structlog
 import torch
 
-from trinity.trainer.model import attention, varlen
+from trinity.trainer.model import shared_attention, varlen
 
 pytestmark = pytest.mark.core
 
@@ -21,7 +21,7 @@ HEADS, KEY_HEADS, WIDTH = 4, 2, 8
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, window: int | None) -> torch.Tensor:
     lengths = tuple(ends.diff().tolist())
     before = None if window is None else window + 1
-    return attention._one_by_one(q[None], k[None], v[None], lengths, None, 0.0, before)[0]
+    return shared_attention.one_by_one(q[None], k[None], v[None], lengths, None, 0.0, before)[0]
 
 
 class FlashAttn4:

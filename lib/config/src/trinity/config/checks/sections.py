@@ -127,6 +127,9 @@ def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
     size, key = trainer.ulysses_sequence_parallel_size, "trainer.ulysses_sequence_parallel_size"
     if size > 1 and not trainer.use_remove_padding:
         yield Problem(key, f"is {size}; ranks share packed sequences alone: trainer.use_remove_padding: true")
+    for other in ("use_remove_padding", "use_dynamic_bsz"):
+        if trainer.shared_prompts and not getattr(trainer, other):
+            yield Problem("trainer.shared_prompts", f"needs trainer.{other}: true")
     if trainer.num_ranks and trainer.num_ranks % size:
         yield Problem(key, f"is {size}, which does not divide trainer.num_ranks, {trainer.num_ranks}")
 

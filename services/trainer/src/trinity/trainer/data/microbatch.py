@@ -9,6 +9,9 @@ import torch
 from trinity.data.images import PlacedImage
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.images import ImageReader, Seen
+from trinity.trainer.data.shared_prompts import Row, SharedPrompts, row_of
+
+_MOVED = (torch.Tensor, Seen, SharedPrompts)
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,10 @@ class MicroBatch:
     """B sequences with N predicted tokens; R is the longest response.
 
     The model reads input_ids and position_ids, int64, and the images `seen`, if there are any; position_ids of a model
-    that reads images are [3, ...], see ImageReader. Packed: one row [1, T] of the sequences laid end to end,
-    without padding, attention_mask None; `boundaries` int32 [B + 1] has their starts and `lengths` their lengths.
-    Padded: [B, L] on the right, attention_mask int64 [B, L].
+    that reads images are [3, ...], see ImageReader. Packed: one row [1, T] of segments laid end to end, without
+    padding, attention_mask None; `boundaries` int32 [segments + 1] has their starts and `lengths` their lengths. A
+    segment is a sequence, or part of one with a shared prompt (`shared`). Padded: [B, L] on the right, attention_mask
+    int64 [B, L].
 
     Each response token is predicted: `predicting` int64 [N] is the position before it in the flattened
     input_ids, `targets` int64 [N] its id, `token_temperatures` float32 [N] the temperature of its sampling,
@@ -48,6 +52,7 @@ class MicroBatch:
     pairs: torch.Tensor
     peers: torch.Tensor
     seen: Seen | None = None
+    shared: SharedPrompts | None = None
 
     @property
     def packed(self) -> bool:
@@ -55,7 +60,7 @@ class MicroBatch:
 
     def to(self, device: torch.device) -> "MicroBatch":
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor | Seen)}
+        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, _MOVED)}
         return replace(self, **moved)  # type: ignore[arg-type]
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
@@ -66,8 +71,8 @@ class MicroBatch:
     def part(self, index: int, parts: int) -> "MicroBatch":
         """The `index`-th of `parts` equal parts of a packed micro-batch, padded at the end with any token.
 
-        It predicts from its own tokens; `flat_indices`, boundaries and lengths are those of the whole, with the padding
-        as one more sequence.
+        It predicts from its own tokens; `flat_indices`, boundaries, lengths and `shared` are those of the whole, with
+        the padding as one more segment.
         """
         total = self.input_ids.shape[1]
         filling = -total % parts
@@ -92,22 +97,25 @@ class MicroBatch:
 
 
 def collate(
-    sequences: Sequence[TrainSequence], padding: int, packed: bool = False, reader: ImageReader | None = None
+    sequences: Sequence[TrainSequence],
+    padding: int,
+    packed: bool = False,
+    reader: ImageReader | None = None,
+    share_prompts: bool = False,
 ) -> MicroBatch:
     """Tensors of some sequences. Without any: one sequence of two untrained tokens, so that all ranks run the same.
 
-    padding: the token id for padded rows. reader: of a model that reads images.
+    padding: the token id for padded rows. reader: of a model that reads images. share_prompts: equal prompts are laid
+    out once; packed ones of a model without a reader alone.
     """
     if not sequences:
         nothing = np.zeros(1, np.float32)
         filler = np.full(2, padding, np.int32)
         sequences = [TrainSequence(filler, 1, nothing, nothing.astype(bool), group=0)]
-    lengths = [sequence.length for sequence in sequences]
-    ends = np.cumsum(lengths)
-    width = max(lengths)
-    starts = ends - lengths if packed else np.arange(len(lengths)) * width
-    size = int(ends[-1]) if packed else len(lengths) * width
-    ids, positions, attention = _read(sequences, starts, size, padding, reader)
+    width = max(sequence.length for sequence in sequences)
+    row = row_of(sequences, share_prompts) if packed else _padded(sequences, width)
+    size = sum(row.lengths) if packed else len(sequences) * width
+    ids, positions, attention = _read(sequences, row, size, padding, reader)
     rows = (1, -1) if packed else (-1, width)
     responses = [sequence.response_length for sequence in sequences]
     longest = max(responses)
@@ -129,13 +137,20 @@ def collate(
         parts = [np.arange(first, first + count) for first, count in zip(firsts, responses, strict=True)]
         return torch.from_numpy(np.concatenate(parts))
 
+    predicting = ranges([start - 1 for start in row.response_starts])
+    # A response's first token is predicted from its prompt's last one, which need not be before it.
+    firsts = np.cumsum([0, *responses[:-1]])
+    for first, count, start, s in zip(firsts, responses, row.prompt_starts, sequences, strict=True):
+        if count:
+            predicting[first] = start + s.prompt_length - 1
+
     return MicroBatch(
         input_ids=ids.view(rows),
         position_ids=positions.view(rows) if reader is None else positions.view(3, *rows),
         attention_mask=None if packed else attention.view(rows),
-        boundaries=torch.from_numpy(np.concatenate([[0], ends]).astype(np.int32)),
-        lengths=tuple(lengths),
-        predicting=ranges([int(start) + s.prompt_length - 1 for start, s in zip(starts, sequences, strict=True)]),
+        boundaries=torch.from_numpy(np.cumsum([0, *row.lengths]).astype(np.int32)),
+        lengths=row.lengths,
+        predicting=predicting,
         targets=torch.from_numpy(np.concatenate([s.token_ids[s.prompt_length :] for s in sequences]).astype(np.int64)),
         token_temperatures=of_sequences([s.temperature for s in sequences]).repeat_interleave(torch.tensor(responses)),
         flat_indices=ranges([row * longest for row in range(len(sequences))]),
@@ -148,22 +163,34 @@ def collate(
         expert=of_sequences([float(s.expert) for s in sequences]),
         pairs=of_sequences([float(np.sign(s.pair)) for s in sequences]),
         peers=of_sequences([s.peers for s in sequences]),
-        seen=None if reader is None else reader.read(sequences, starts.tolist()),
+        seen=None if reader is None else reader.read(sequences, row.prompt_starts),
+        shared=row.shared,
     )
 
 
+def _padded(sequences: Sequence[TrainSequence], width: int) -> Row:
+    starts = [index * width for index in range(len(sequences))]
+    responses = [start + s.prompt_length for start, s in zip(starts, sequences, strict=True)]
+    return Row(tuple(s.length for s in sequences), starts, responses, None)
+
+
 def _read(
-    sequences: Sequence[TrainSequence], starts: np.ndarray, size: int, padding: int, reader: ImageReader | None
+    sequences: Sequence[TrainSequence], row: Row, size: int, padding: int, reader: ImageReader | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """ids, positions and attention mask, int64 [size], with each sequence at its start; with a reader positions are
+    """ids, positions and attention mask, int64 [size], with each sequence at its place; with a reader positions are
     [3, size]."""
     ids, attention = np.full(size, padding, np.int64), np.zeros(size, np.int64)
     positions = np.zeros(size if reader is None else (3, size), np.int64)
-    for start, sequence in zip(starts, sequences, strict=True):
-        own = slice(int(start), int(start) + sequence.length)
-        ids[own] = sequence.token_ids
-        positions[..., own] = np.arange(sequence.length) if reader is None else reader.positions(sequence)
-        attention[own] = 1
+    for sequence, start, response in zip(sequences, row.prompt_starts, row.response_starts, strict=True):
+        prompt = sequence.prompt_length
+        places = np.arange(sequence.length) if reader is None else reader.positions(sequence)
+        for own, part in (
+            (slice(start, start + prompt), slice(0, prompt)),
+            (slice(response, response + sequence.response_length), slice(prompt, sequence.length)),
+        ):
+            ids[own] = sequence.token_ids[part]
+            positions[..., own] = places[..., part]
+            attention[own] = 1
     return torch.from_numpy(ids), torch.from_numpy(positions), torch.from_numpy(attention)
 
 

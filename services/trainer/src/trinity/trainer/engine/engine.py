@@ -182,7 +182,8 @@ class TrainEngine:
         critics_rate = learning_rate(trainer.critic.optimizer, batch.step, last_step)
         reports: list[Report] = []
         try:
-            for part in mini_batches(batch, plan, trainer.mini_batch_size, trainer.epochs_per_batch):
+            sizes = trainer.mini_batch_size, trainer.epochs_per_batch
+            for part in mini_batches(batch, plan, *sizes, trainer.shared_prompts):
                 if self._critic is not None:
                     reports.append(self._critic.update(_rolled_out(part), critics_rate, self._critics_loss(part)))
                 if self._policy_learns(batch.step):
@@ -224,7 +225,7 @@ class TrainEngine:
             batch = replace(batch, sequences=tuple(sequences))
         if values is not None and (explained := explained_variance(batch.sequences)) is not None:
             metrics["critic/explained_variance"] = explained
-        parts = number_of_parts(batch, plan, trainer.mini_batch_size)
+        parts = number_of_parts(batch, plan, trainer.mini_batch_size, trainer.shared_prompts)
         if parts * trainer.epochs_per_batch > 1 and not plan.offline:
             found = zip(batch.sequences, self._logprobs(batch, self._model), strict=True)
             batch = replace(batch, sequences=tuple(replace(s, proximal_logprobs=p) for s, p in found))

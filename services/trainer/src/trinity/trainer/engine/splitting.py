@@ -17,21 +17,27 @@ from trinity.data.vision import ImageRules
 from trinity.trainer.data.batch import TrainBatch, TrainSequence
 from trinity.trainer.data.images import ImageReader
 from trinity.trainer.data.microbatch import MicroBatch, collate
+from trinity.trainer.data.shared_prompts import token_count, with_equal_prompts
+from trinity.trainer.model.attention import check_shared_prompts
 from trinity.trainer.model.policy import TokenModel
 from trinity.trainer.model.sequence_parallel import SequenceGroup
 from trinity.trainer.process.ranks import Ranks
+
+_LEAST_SAVED = 0.1
 
 
 @dataclass(frozen=True)
 class Limit:
     """The size of a micro-batch: `rows` sequences if given, else `tokens` tokens; a longer sequence goes alone.
 
-    packed: sequences are laid end to end and their tokens count; otherwise rows x the longest counts.
+    packed: sequences are laid end to end and their tokens count; otherwise rows x the longest counts. share_prompts:
+    sequences with equal prompts go together, and the prompt counts once.
     """
 
     tokens: int
     packed: bool
     rows: int | None = None
+    share_prompts: bool = False
 
 
 class MicroBatchPlanner:
@@ -68,19 +74,29 @@ class MicroBatchPlanner:
         """From the trainer's configuration, for models with this one's input format. `tokens`: limit on each GPU."""
         trainer, size = plan.config.trainer, 1 if model.group is None else model.group.size
         rows = None if trainer.use_dynamic_bsz else trainer.micro_batch_size_per_gpu
-        limit = Limit(tokens * size, model.packed, rows)
+        limit = Limit(tokens * size, model.packed, rows, trainer.shared_prompts)
+        if limit.share_prompts:
+            check_shared_prompts(model.model, model.packed, plan.lengths.model)
         padding = int(getattr(model.model.config, "pad_token_id", None) or 0)
         return cls(limit, padding, ranks, model.group, device, ImageReader.of(plan.config.model))
 
     def micro_batches(self, sequences: Sequence[TrainSequence]) -> Iterator[tuple[list[int], MicroBatch]]:
         """Micro-batches with the indices of their sequences, some perhaps empty. The same number on every rank."""
-        lengths = [sequence.length for sequence in sequences]
-        for indices in plan_micro_batches(lengths, self._shares, self._limit)[self._share]:
-            yield indices, self.one([sequences[index] for index in indices])
+        share = self._limit.share_prompts and _saves_enough(sequences)
+        units = [[index] for index in range(len(sequences))]
+        if share:
+            units = _of_equal_prompts(sequences, self._limit.tokens, self._shares)
+        sizes = [token_count([sequences[index] for index in unit]) for unit in units]
+        for planned in plan_micro_batches(sizes, self._shares, self._limit)[self._share]:
+            indices = [index for unit in planned for index in units[unit]]
+            yield indices, self._one([sequences[index] for index in indices], share)
 
     def one(self, sequences: Sequence[TrainSequence]) -> MicroBatch:
         """One micro-batch of these sequences, on the device."""
-        return collate(sequences, self._padding, self._limit.packed, self._reader).to(self._device)
+        return self._one(sequences, self._limit.share_prompts)
+
+    def _one(self, sequences: Sequence[TrainSequence], share: bool) -> MicroBatch:
+        return collate(sequences, self._padding, self._limit.packed, self._reader, share).to(self._device)
 
 
 def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list[list[list[int]]]:
@@ -99,6 +115,28 @@ def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list
         plans = fill(shares, lengths, limit.tokens)
     most = max(1, *(len(plan) for plan in plans))
     return [plan + [[] for _ in range(most - len(plan))] for plan in plans]
+
+
+def _saves_enough(sequences: Sequence[TrainSequence]) -> bool:
+    """Whether sharing prompts saves so many tokens that it pays for further calls of the attention kernel."""
+    shared = sum(token_count([sequences[index] for index in members]) for members in with_equal_prompts(sequences))
+    return shared <= (1 - _LEAST_SAVED) * sum(sequence.length for sequence in sequences)
+
+
+def _of_equal_prompts(sequences: Sequence[TrainSequence], tokens: int, ranks: int) -> list[list[int]]:
+    """Sequences that share a prompt, in parts of at most `tokens` each; in more where ranks would be without work."""
+    groups = with_equal_prompts(sequences)
+    sizes = [token_count([sequences[index] for index in members]) for members in groups]
+    responses = [max(1, sequence.response_length) for sequence in sequences]
+    units: list[list[int]] = []
+    for members, size in zip(groups, sizes, strict=True):
+        longest_first = sorted(members, key=lambda index: (-responses[index], index))
+        for count in range(min(len(members), max(1, round(ranks * size / sum(sizes)))), len(members) + 1):
+            parts = [sorted(part) for part in _balanced(longest_first, responses, count)]
+            if all(len(part) == 1 or token_count([sequences[index] for index in part]) <= tokens for part in parts):
+                units += parts
+                break
+    return units
 
 
 def _balanced(longest_first: Sequence[int], lengths: Sequence[int], parts: int) -> list[list[int]]:
@@ -134,14 +172,17 @@ def _padded(shares: list[list[int]], lengths: Sequence[int], tokens: int) -> lis
     return plans
 
 
-def mini_batches(batch: TrainBatch, plan: AlgorithmPlan, size: int | None, epochs: int) -> Iterator[TrainBatch]:
+def mini_batches(
+    batch: TrainBatch, plan: AlgorithmPlan, size: int | None, epochs: int, whole_groups: bool = False
+) -> Iterator[TrainBatch]:
     """The batch's parts, one for each update, of about `size` sequences (None: all); `epochs` times all of them.
 
     A single part is the batch itself. Otherwise the sequences of each part are in the order of the batch, and the
-    assignment is drawn for every pass from the step and the number of the pass alone.
+    assignment is drawn for every pass from the step and the number of the pass alone. whole_groups: a group's sequences
+    stay in one part for any loss.
     """
-    units = _units(batch.sequences, plan)
-    count = number_of_parts(batch, plan, size)
+    units = _units(batch.sequences, plan, whole_groups)
+    count = number_of_parts(batch, plan, size, whole_groups)
     for epoch in range(epochs):
         if count == 1:
             yield batch
@@ -150,16 +191,16 @@ def mini_batches(batch: TrainBatch, plan: AlgorithmPlan, size: int | None, epoch
             yield replace(batch, sequences=tuple(batch.sequences[index] for index in part))
 
 
-def number_of_parts(batch: TrainBatch, plan: AlgorithmPlan, size: int | None) -> int:
-    """Of each pass; at least one, and none without a sequence."""
+def number_of_parts(batch: TrainBatch, plan: AlgorithmPlan, size: int | None, whole_groups: bool = False) -> int:
+    """Of each pass of `mini_batches`; at least one, and none without a sequence."""
     if size is None:
         return 1
-    return max(1, min(len(_units(batch.sequences, plan)), -(-len(batch.sequences) // size)))
+    return max(1, min(len(_units(batch.sequences, plan, whole_groups)), -(-len(batch.sequences) // size)))
 
 
-def _units(sequences: Sequence[TrainSequence], plan: AlgorithmPlan) -> list[list[int]]:
+def _units(sequences: Sequence[TrainSequence], plan: AlgorithmPlan, whole_groups: bool) -> list[list[int]]:
     """Indices that must stay in one part."""
-    if not {"pairs", "peers"} & {*plan.loss_traits}:
+    if not whole_groups and not {"pairs", "peers"} & {*plan.loss_traits}:
         return [[index] for index in range(len(sequences))]
     groups: dict[tuple[bool, int], list[int]] = {}
     for index, sequence in enumerate(sequences):

@@ -1,4 +1,5 @@
-"""Attention over packed sequences: they are laid end to end in one row, and each sees only itself.
+"""Attention over packed sequences: they are laid end to end in one row, and each sees only itself, or a prompt that it
+shares with others and then itself.
 
 transformers calls `packed_attention` in every layer of a model whose attn_implementation is PACKED. On GPUs it is a
 kernel for sequences of various length; elsewhere, and in float32, one scaled_dot_product_attention for each sequence:
@@ -9,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from trinity.runtime.errors import InvalidInput
+from trinity.trainer.data.shared_prompts import SharedPrompts
 from trinity.trainer.model.sequence_parallel import SequenceGroup
+from trinity.trainer.model.shared_attention import attend_to_shared, one_by_one
 from trinity.trainer.model.varlen import kernel_for
+from trinity.trainer.model.vision import has_vision
 
 PACKED = "trinity_packed"
 KEY = "trainer.use_remove_padding"
@@ -25,11 +28,13 @@ _KERNEL_WIDTH = 256
 
 @dataclass(frozen=True)
 class Packing:
-    """Starts of the sequences, int32 [sequences + 1], and their lengths; the ranks that share them, if several."""
+    """Starts of the segments, int32 [segments + 1], and their lengths (MicroBatch); the ranks that share them, if
+    several."""
 
     boundaries: torch.Tensor
     lengths: tuple[int, ...]
     group: SequenceGroup | None = None
+    shared: SharedPrompts | None = None
 
 
 def packed_attention(
@@ -60,7 +65,8 @@ def packed_attention(
     if _has_kernel(q, v):
         mixed = _by_kernel(q, k, v, packing, scaling, sliding_window)
     else:
-        mixed = _one_by_one(q, k, v, packing.lengths, scaling, dropout, sliding_window)
+        prompts = None if packing.shared is None else packing.shared.prompts
+        mixed = one_by_one(q, k, v, packing.lengths, scaling, dropout, sliding_window, prompts)
     if packing.group is not None:
         mixed = packing.group.tokens_for_heads(mixed)
     return mixed, None
@@ -74,39 +80,12 @@ def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
 def _by_kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packing: Packing, scaling: float | None, window: int | None
 ) -> torch.Tensor:
+    longest = max(packing.lengths)
+    if packing.shared is not None:  # without windows, by check_shared_prompts
+        return attend_to_shared(q[0], k[0], v[0], packing.boundaries, longest, packing.shared, scaling)[None]
     before = None if window is None else window - 1
     kernel = kernel_for(q[0], k[0], before)
-    return kernel(q[0], k[0], v[0], packing.boundaries, max(packing.lengths), scaling, before)[None]
-
-
-def _one_by_one(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    lengths: tuple[int, ...],
-    scaling: float | None,
-    dropout: float,
-    window: int | None,
-) -> torch.Tensor:
-    parts = []
-    for one_q, one_k, one_v in zip(
-        *(tensor.transpose(1, 2).split(lengths, dim=2) for tensor in (q, k, v)), strict=True
-    ):
-        mask = _band(one_q.shape[2], window, q.device)
-        part = scaled_dot_product_attention(
-            one_q, one_k, one_v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling,
-            enable_gqa=one_q.shape[1] != one_k.shape[1],
-        )  # fmt: skip
-        parts.append(part)
-    return torch.cat(parts, dim=2).transpose(1, 2)
-
-
-def _band(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """True where a token sees another, [length, length]; None for plain causal attention."""
-    if window is None or length <= window:
-        return None
-    every = torch.ones(length, length, dtype=torch.bool, device=device)
-    return every.tril().triu(1 - window)
+    return kernel(q[0], k[0], v[0], packing.boundaries, longest, scaling, before)[None]
 
 
 def why_not_packed(model: Any) -> str | None:
@@ -122,6 +101,19 @@ def why_not_packed(model: Any) -> str | None:
     if any(name.endswith(".sinks") for name, _ in model.named_parameters()):
         return "its attention has sinks"
     return None
+
+
+def check_shared_prompts(model: Any, packed: bool, longest: int) -> None:
+    """Raises InvalidInput for a transformers model whose sequences of up to `longest` tokens cannot share prompts."""
+    key, config = "trainer.shared_prompts", model.config.get_text_config()
+    if not packed:
+        raise InvalidInput(key, "is true, and the model is not packed (the log says why); set it to false")
+    if has_vision(model):
+        raise InvalidInput(key, "is true, and the model reads images, whose prompts are not shared; set it to false")
+    window, layers = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if window and window < longest and (not layers or "sliding_attention" in layers):
+        raise InvalidInput(key, f"is true, and layers see a window of {window} tokens, less than model.max_model_len, "
+                           f"{longest}; set it to false")  # fmt: skip
 
 
 def replace_attention(model: Any) -> None:

@@ -73,7 +73,7 @@ class TokenModel(nn.Module):
             micro = micro.part(self.group.rank, self.group.size)
         kind: dict[str, Any] = {"attention_mask": micro.attention_mask}
         if micro.packed:
-            kind["packing"] = attention.Packing(micro.boundaries, micro.lengths, self.group)
+            kind["packing"] = attention.Packing(micro.boundaries, micro.lengths, self.group, micro.shared)
         if has_vision(self.model):
             states = hidden_states(self.model, micro, **kind)
         else:

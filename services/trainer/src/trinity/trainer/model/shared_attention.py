@@ -1,0 +1,242 @@
+"""Attention to prompts that several responses of a packed row share (data.shared_prompts).
+
+On GPUs two calls of a kernel: each segment to itself, and all responses of a prompt to the prompt. Their results are
+joined by the log-sum-exp of their scores, as FlashAttention joins blocks (arXiv:2307.08691, section 2.3.1). The
+backward pass of each call gets the joined output and log-sum-exp: with these it computes its part of the gradients.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import structlog
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from trinity.trainer.data.shared_prompts import SharedPrompts
+from trinity.trainer.model.varlen import flash_attention_4, kernel_for
+
+log = structlog.get_logger(__name__)
+
+_CLOSE = 0.02  # of the largest value, as in varlen
+_TRIAL = (130, 3, 70, 200)  # a prompt and three responses
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Queries and keys of a call: int32 [parts + 1] where each part begins, and the end of the last; the longest."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    longest_q: int
+    longest_k: int
+    causal: bool
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """attend: q [T, heads, width], k and v [S, key heads, width] -> the output, and the log-sum-exp [heads, T] of the
+    scores. gradients: from that of the output, q, k, v, output and log-sum-exp to those of q, k and v."""
+
+    attend: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    gradients: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def attend_to_shared(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, longest: int, shared: SharedPrompts,
+    scaling: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """q [T, heads, width], k and v [T, key heads, width] -> [T, heads, width], on a GPU; `ends`: of the segments."""
+    scaling = q.shape[-1] ** -0.5 if scaling is None else scaling
+    kernel = _kernel(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2], kernel_for(q, k, None) is flash_attention_4)
+    if kernel is None:
+        lengths = tuple(ends.diff().tolist())
+        return one_by_one(q[None], k[None], v[None], lengths, scaling, 0.0, None, shared.prompts)[0]
+    joined: torch.Tensor = _Joined.apply(kernel, q, k, v, Ends(ends, ends, longest, longest, True), shared, scaling)
+    return joined
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: Kernel, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own: Ends, shared: SharedPrompts,
+        scaling: float,
+    ) -> torch.Tensor:  # fmt: skip
+        output, lse = kernel.attend(q, k, v, own, scaling)
+        readers, read = shared.readers, shared.read
+        to_prompt, its_lse = kernel.attend(q[readers], k[read], v[read], _to_prompts(shared), scaling)
+        output_of, lse_of = output[readers], lse[:, readers]
+        share = torch.sigmoid(its_lse - lse_of).T[..., None].to(_wide(output.dtype))  # of the prompt
+        output_of.copy_(torch.lerp(output_of.to(share.dtype), to_prompt.to(share.dtype), share))
+        lse_of.copy_(torch.logaddexp(lse_of, its_lse))
+        ctx.save_for_backward(q, k, v, output, lse)
+        ctx.of_call = kernel, own, shared, scaling
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        q, k, v, output, lse = ctx.saved_tensors
+        kernel, own, shared, scaling = ctx.of_call
+        of_output, readers, read = gradients[0].contiguous(), shared.readers, shared.read
+        dq, dk, dv = kernel.gradients(of_output, q, k, v, output, lse, own, scaling)
+        others = kernel.gradients(
+            of_output[readers], q[readers], k[read], v[read], output[readers], lse[:, readers].contiguous(),
+            _to_prompts(shared), scaling,
+        )  # fmt: skip
+        for whole, part in zip((dq[readers], dk[read], dv[read]), others, strict=True):
+            whole += part
+        return None, dq, dk, dv, None, None, None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _to_prompts(shared: SharedPrompts) -> Ends:
+    return Ends(shared.reader_ends, shared.read_ends, shared.most_readers, shared.longest, causal=False)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: Ends, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    output, lse, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, ends.q, ends.k, ends.longest_q, ends.longest_k, 0.0, ends.causal, False, scale=scaling
+    )
+    return output, lse
+
+
+def _gradients(
+    of_output: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, output: torch.Tensor, lse: torch.Tensor,
+    ends: Ends, scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    state, unused = torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device)
+    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten._flash_attention_backward(
+        of_output, q, k, v, output, lse, ends.q, ends.k, ends.longest_q, ends.longest_k, 0.0, ends.causal, state,
+        unused, scale=scaling,
+    )  # fmt: skip
+    return found
+
+
+def _attend_by_4(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: Ends, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    output, lse = _flash_attn_fwd(q, k, v, softmax_scale=scaling, causal=ends.causal, return_lse=True, **_for_4(ends))
+    return output, lse
+
+
+def _gradients_by_4(
+    of_output: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, output: torch.Tensor, lse: torch.Tensor,
+    ends: Ends, scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    from flash_attn.cute.interface import _flash_attn_bwd
+
+    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = _flash_attn_bwd(
+        q, k, v, output, of_output, lse, softmax_scale=scaling, causal=ends.causal,
+        deterministic=torch.are_deterministic_algorithms_enabled(), **_for_4(ends),
+    )  # fmt: skip
+    return found
+
+
+def _for_4(ends: Ends) -> dict[str, Any]:
+    lengths = {"max_seqlen_q": ends.longest_q, "max_seqlen_k": ends.longest_k}
+    return {"cu_seqlens_q": ends.q, "cu_seqlens_k": ends.k, **lengths}
+
+
+PYTORCH, FLASH_ATTENTION_4 = Kernel(_attend, _gradients), Kernel(_attend_by_4, _gradients_by_4)
+
+
+@cache
+def _kernel(
+    device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, try_4: bool
+) -> Kernel | None:
+    """The fastest kernel that gives what `one_by_one` does for these heads; None, with a warning, if none does."""
+    reasons: dict[str, str] = {}
+    kernels = {"FlashAttention 4": FLASH_ATTENTION_4, "PyTorch": PYTORCH}
+    with ThreadPoolExecutor(1) as apart:  # activation checkpointing must not see the trial's saved tensors
+        for name, kernel in kernels.items() if try_4 else [("PyTorch", PYTORCH)]:
+            wrong = apart.submit(_what_is_wrong, kernel, device, dtype, heads, key_heads, width).result()
+            if wrong is None:
+                log.info("trainer.attention.kernel_of_shared_prompts", kernel=name, not_by=reasons)
+                return kernel
+            reasons[name] = wrong
+    log.warning("trainer.attention.no_kernel_of_shared_prompts", reasons=reasons, heads=heads, width=width)
+    return None
+
+
+def _what_is_wrong(
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int
+) -> str | None:
+    generator = torch.Generator(device).manual_seed(0)
+
+    def numbers(count: int) -> torch.Tensor:
+        shape = sum(_TRIAL), count, width
+        return torch.randn(shape, device=device, generator=generator).to(dtype).requires_grad_()
+
+    q, k, v = numbers(heads), numbers(key_heads), numbers(key_heads)
+    weights = numbers(heads).detach()
+    prompt, responses, scaling = _TRIAL[0], sum(_TRIAL[1:]), width**-0.5
+    prompts = (None, *[0] * (len(_TRIAL) - 1))
+    shared = SharedPrompts(
+        prompts, slice(0, prompt), slice(prompt, prompt + responses), torch.tensor([0, prompt]).int(),
+        torch.tensor([0, responses]).int(), prompt, responses,
+    ).to(device)  # fmt: skip
+    ends = torch.tensor([0, *_TRIAL], device=device).cumsum(0).to(torch.int32)
+    own = Ends(ends, ends, max(_TRIAL), max(_TRIAL), causal=True)
+    try:
+        with torch.cuda.device_of(q), torch.enable_grad():
+            right = one_by_one(q[None], k[None], v[None], _TRIAL, scaling, 0.0, None, prompts)[0]
+            expected = [right, *torch.autograd.grad(right, (q, k, v), weights)]
+            found = _Joined.apply(kernel, q, k, v, own, shared, scaling)
+            results = [found, *torch.autograd.grad(found, (q, k, v), weights)]
+    except torch.OutOfMemoryError:
+        raise  # says nothing about the kernel
+    except Exception as error:  # of this version of PyTorch, or for this GPU
+        return f"{type(error).__name__}: {error}"[:300]
+    for name, one, other in zip(("output", "dq", "dk", "dv"), results, expected, strict=True):
+        most = (one - other).abs().max() / other.abs().max()
+        if not most <= _CLOSE:  # also true for NaN
+            return f"{name} differs by {float(most):.3g} of the largest"
+    return None
+
+
+def one_by_one(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: tuple[int, ...],
+    scaling: float | None,
+    dropout: float,
+    window: int | None,
+    prompts: tuple[int | None, ...] | None = None,
+) -> torch.Tensor:
+    """[1, T, heads, width] each: one scaled_dot_product_attention for each segment, whose `prompts` says whether it
+    also sees another. window: a token sees this many tokens including itself."""
+    parts = []
+    segments = [tensor.transpose(1, 2).split(lengths, dim=2) for tensor in (q, k, v)]
+    for index, (one_q, *own) in enumerate(zip(*segments, strict=True)):
+        prompt = prompts[index] if prompts and index < len(prompts) else None
+        before = 0 if prompt is None else lengths[prompt]
+        one_k, one_v = own if prompt is None else (
+            torch.cat([of[prompt], one], 2) for of, one in zip(segments[1:], own, strict=True)
+        )  # fmt: skip
+        mask = _band(one_q.shape[2], before, window, q.device)
+        part = scaled_dot_product_attention(
+            one_q, one_k, one_v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling,
+            enable_gqa=one_q.shape[1] != one_k.shape[1],
+        )  # fmt: skip
+        parts.append(part)
+    return torch.cat(parts, dim=2).transpose(1, 2)
+
+
+def _band(length: int, before: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """True where one of `length` tokens sees one of the `before` tokens before them or of themselves,
+    [length, before + length]; None for plain causal attention."""
+    within = window is None or before + length <= window
+    if within and not before:
+        return None
+    every = torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)
+    return every if within else every.triu(before + 1 - window)  # type: ignore[operator]
