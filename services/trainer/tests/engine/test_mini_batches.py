@@ -48,6 +48,16 @@ def numbers(batch: TrainBatch) -> list[int]:
     return [int(sequence.token_ids[0]) for sequence in batch.sequences]
 
 
+def test_groups_stay_whole_where_they_share_prompts() -> None:
+    batch, plan = batch_of(5, 3), plan_of("grpo")
+    for whole in (True, False):
+        parts = list(mini_batches(batch, plan, 5, 1, whole_groups=whole))
+        assert len(parts) == number_of_parts(batch, plan, 5, whole)
+        places = [{s.group for s in part.sequences} for part in parts]
+        divided = any(one & other for index, one in enumerate(places) for other in places[:index])
+        assert divided is not whole
+
+
 @given(groups=st.integers(1, 5), experts=st.integers(0, 7), size=st.integers(1, 30), epochs=st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_every_pass_has_each_sequence_once(groups: int, experts: int, size: int, epochs: int) -> None:

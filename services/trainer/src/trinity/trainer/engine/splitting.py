@@ -118,7 +118,7 @@ def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list
 
 
 def _saves_enough(sequences: Sequence[TrainSequence]) -> bool:
-    """Whether sharing prompts saves so many tokens that it pays for further calls of the attention kernel."""
+    """Whether sharing prompts saves enough tokens to outweigh the second call of the attention kernel."""
     shared = sum(token_count([sequences[index] for index in members]) for members in with_equal_prompts(sequences))
     return shared <= (1 - _LEAST_SAVED) * sum(sequence.length for sequence in sequences)
 
