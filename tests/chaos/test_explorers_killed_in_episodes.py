@@ -78,7 +78,8 @@ async def test_states_are_restored_where_no_episode_can_be_played_again(
     lost = await play(tmp_path / "lost", nats_server, durable=False, **gusts)
     assert lost.problems == []
     check_gusts(lost)
-    assert any(times > lost.deaths[task] for (task, _), times in lost.beyond(TURNS).items())
+    # A task at which too many explorers die is a dead letter, and in no group.
+    assert any(times > lost.deaths[task] for (task, _), times in lost.beyond(TURNS).items() if task in lost.deaths)
 
 
 async def test_at_most_one_part_of_a_killed_reply_is_sampled_again(tmp_path: Path, nats_server: NatsServer) -> None:
