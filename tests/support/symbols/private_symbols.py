@@ -43,6 +43,21 @@ DEEPSPEED = (
         ),
     ),
     Border(
+        "DeepSpeed: gradients and the step of ZeRO 2",
+        ("trinity.trainer.engine.one_rank",),
+        "Which methods a gradient passes from autograd to `step` of `stage_1_and_2.py`: four are replaced on one rank.",
+        ("services/trainer/tests/engine/test_updates_of_one_rank.py",),
+        (
+            "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.process_gradients(param, i)",
+            "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.overlapping_partition_gradients_reduce_epilogue",
+            "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.finalize_gradient_accumulation_boundary",
+            "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.step(closure)",
+            "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer._global_grad_norm",
+            "deepspeed.runtime.zero.stage_1_and_2:*.bit16_groups",
+            "deepspeed.runtime.zero.stage_1_and_2:*.bit16_groups_flat",
+        ),
+    ),
+    Border(
         "DeepSpeed: the norm of a gradient",
         ("trinity.trainer.engine.deepspeed",),
         "Where each optimizer computes its norm before it clips, and calls the `step` of the one that it wraps: "

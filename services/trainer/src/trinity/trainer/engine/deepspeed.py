@@ -11,6 +11,8 @@ from torch import nn
 
 from trinity.config.schema.algorithm import OptimizerConfig
 from trinity.config.schema.trainer import TrainerConfig
+from trinity.trainer.engine.one_rank import OneRankUpdate
+from trinity.trainer.model.fused import wants_kernels
 from trinity.weights.safe_load import load_safely
 
 _TAG = "deepspeed"
@@ -41,6 +43,10 @@ class DeepSpeedModel:
         self.engine.checkpoint_engine.load = load_state
         self._finite_guard = FiniteStepGuard(self.optimizer, self.engine)
         self._fp32_grads = Fp32GradAccumulator(module.parameters() if self.zero_stage < 2 else ())
+        self._one_rank: OneRankUpdate | None = None
+        alone = self.zero_stage == 2 and self.engine.world_size == 1 and not _offloads(trainer, device)
+        if alone and (device.type == "cpu" or wants_kernels(module, trainer.fused_kernels)):
+            self._one_rank = OneRankUpdate(self.engine.optimizer, self.optimizer, grad_clip, self._finite_guard)
         self._deepspeed = deepspeed
         self._accumulated = False
         if self.zero_stage == 0 and dtype is torch.float32:
@@ -93,11 +99,13 @@ class DeepSpeedModel:
         sharded = self.engine.optimizer
         if getattr(sharded, "_backward_active_depth", 0):
             sharded._backward_active_depth = 0
-            if self.zero_stage >= 2:
+            if self.zero_stage >= 2 and self._one_rank is None:
                 sharded.independent_gradient_partition_epilogue()
         for parameter in self.module.parameters():
             parameter.grad = None
         self._fp32_grads.clear()
+        if self._one_rank is not None:
+            self._one_rank.drop()
         if self.zero_stage == 3:
             sharded.empty_partition_cache()  # parameters still gathered
         if self.zero_stage == 1:
@@ -210,10 +218,12 @@ class FiniteStepGuard:
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(self._engine.optimizer, "_global_grad_norm") and not self._clips:
             self._plain = self._own_norm()
+        return None if self.refuses() else self._update(*args, **kwargs)
+
+    def refuses(self) -> bool:
+        """Whether the update that is due may not be made."""
         norm = self.norm
-        if self.closed or not self.sound or (norm is not None and not math.isfinite(norm)):
-            return None
-        return self._update(*args, **kwargs)
+        return self.closed or not self.sound or (norm is not None and not math.isfinite(norm))
 
     def _own_norm(self) -> float:
         """Without sharding and clipping DeepSpeed computes no norm; every rank has the whole gradient."""

@@ -1,0 +1,132 @@
+"""ZeRO 2 on one rank, where gradients are neither reduced nor sharded.
+
+There DeepSpeed still copies each gradient into a bucket, divides it by one, adds it to a float32 buffer, and takes the
+norm, clips, updates and rounds the weights in passes of their own. Here a gradient stays as autograd made it until the
+next micro-batch adds to it, and one pass over masters, moments and weights follows the norm. DeepSpeed keeps weights,
+masters and moments, and reads and writes checkpoints.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trinity.trainer.model.kernels import Kernel
+
+if TYPE_CHECKING:
+    from trinity.trainer.engine.deepspeed import FiniteStepGuard
+
+_CHUNK = 2**26  # elements that are updated at once
+_OF_DEEPSPEED = 1e-6  # what its clipping adds to the norm
+
+
+class OneRankUpdate:
+    """Takes the place of what DeepSpeed's ZeRO 2 optimizer does with a gradient, and in a step."""
+
+    def __init__(
+        self, sharded: Any, optimizer: torch.optim.Optimizer, grad_clip: float, guard: "FiniteStepGuard"
+    ) -> None:
+        """`sharded`: DeepSpeed's optimizer around `optimizer`, an AdamW."""
+        self._sharded, self._optimizer, self._grad_clip, self._guard = sharded, optimizer, grad_clip, guard
+        self._weights: torch.Tensor = sharded.bit16_groups_flat[0]
+        self._chunks = _chunks(self._weights, sharded.bit16_groups[0])
+        self._sums: dict[torch.nn.Parameter, torch.Tensor] = {}
+        sharded.process_gradients = self._add
+        sharded.overlapping_partition_gradients_reduce_epilogue = lambda: None
+        sharded.finalize_gradient_accumulation_boundary = lambda: None
+        sharded.step = self._step
+
+    def drop(self) -> None:
+        """Discard the accumulated gradients."""
+        self._sums.clear()
+
+    def _add(self, parameter: torch.nn.Parameter, group: int) -> None:
+        """Called by autograd, once for each gradient. The sum of several is in float32."""
+        found, parameter.grad = parameter.grad, None
+        if found is None:
+            return
+        held = self._sums.get(parameter)
+        if held is None:
+            self._sums[parameter] = found
+        elif held.dtype is torch.float32:
+            held.add_(found)
+        else:
+            self._sums[parameter] = held.float().add_(found)
+
+    @torch.no_grad()
+    def _step(self, closure: None = None) -> None:
+        if self._guard.closed:
+            self.drop()
+            return
+        gradients = [self._taken(parameters) for _, parameters in self._chunks]
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+        self._sharded._global_grad_norm = norm
+        if self._guard.refuses():
+            return
+        [group] = self._optimizer.param_groups
+        [masters] = group["params"]
+        state, weights = self._state(masters, group), self._weights
+        numbers = self._numbers(group, state, norm).to(weights.device, non_blocking=True)
+        flat = masters.detach(), weights, state["exp_avg"], state["exp_avg_sq"]
+        for begin, _ in self._chunks:
+            gradient = gradients.pop(0)  # its memory is free after its update
+            _UPDATE(*(tensor[begin : begin + len(gradient)] for tensor in flat), gradient, numbers)
+
+    def _taken(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
+        """The flat gradient of a chunk; zeros for parameters that no loss depended on."""
+        parts = [self._sums.pop(p, None) for p in parameters]
+        dtype = next((part.dtype for part in parts if part is not None), torch.float32)
+        whole = [torch.zeros_like(p, dtype=dtype) if g is None else g for p, g in zip(parameters, parts, strict=True)]
+        return whole[0].reshape(-1) if len(whole) == 1 else torch.cat([part.reshape(-1) for part in whole])
+
+    def _state(self, masters: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """As torch's AdamW makes it, so that either may continue with the other's checkpoints."""
+        state = self._optimizer.state[masters]
+        if not state:
+            state["step"] = torch.zeros((), device=masters.device if group["fused"] else "cpu")
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(masters), torch.zeros_like(masters)
+        return state
+
+    def _numbers(self, group: dict[str, Any], state: dict[str, torch.Tensor], norm: float) -> torch.Tensor:
+        """What `_adamw` unpacks; counts the update. A tensor: compiled code would be compiled anew for each number."""
+        state["step"] += 1
+        count, rate, (beta1, beta2) = float(state["step"]), float(group["lr"]), group["betas"]
+        clip = min(1.0, self._grad_clip / (norm + _OF_DEEPSPEED)) if self._grad_clip > 0 else 1.0
+        root = (1 - beta2**count) ** -0.5
+        decay, size = rate * group["weight_decay"], rate / (1 - beta1**count)
+        return torch.tensor([clip, 1 - beta1, beta2, 1 - beta2, root, group["eps"], decay, size])
+
+
+def _chunks(flat: torch.Tensor, parameters: Iterable[torch.nn.Parameter]) -> list[tuple[int, list[torch.nn.Parameter]]]:
+    """Runs of parameters that follow each other in `flat`, with the index of the first's first element."""
+
+    def place(parameter: torch.nn.Parameter) -> int:
+        return (parameter.data_ptr() - flat.data_ptr()) // flat.element_size()
+
+    found: list[tuple[int, list[torch.nn.Parameter]]] = []
+    end = size = 0
+    for parameter in sorted(parameters, key=place):
+        begin = place(parameter)
+        if not found or begin != end or size + parameter.numel() > _CHUNK:
+            found.append((begin, []))
+            size = 0
+        found[-1][1].append(parameter)
+        end, size = begin + parameter.numel(), size + parameter.numel()
+    return found
+
+
+def _adamw(
+    master: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor,
+    gradient: torch.Tensor, numbers: torch.Tensor,
+) -> None:  # fmt: skip
+    """AdamW (https://arxiv.org/abs/1711.05101, algorithm 2) with a clipped gradient, in place; all [n]."""
+    clip, beta1_less, beta2, beta2_less, root, epsilon, decay, size = numbers.unbind()
+    clipped = gradient.float() * clip
+    mean.add_((clipped - mean) * beta1_less)
+    square.copy_(square * beta2 + clipped * clipped * beta2_less)
+    master.sub_(master * decay + mean * size / (square.sqrt() * root + epsilon))
+    weight.copy_(master)
+
+
+_UPDATE = Kernel(_adamw)

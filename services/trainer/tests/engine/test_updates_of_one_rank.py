@@ -1,0 +1,63 @@
+"""On one rank gradients and updates take a short way under ZeRO 2, which is to do what DeepSpeed's own does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.trainer.one_rank import STEPS, Found, updates
+from trinity.trainer.engine import one_rank
+
+pytestmark = [pytest.mark.core, pytest.mark.timeout(200)]
+
+
+@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return updates(tmp_path_factory.mktemp("one_rank"), request.param)
+
+
+@pytest.mark.parametrize("way", ["short", "short, then deepspeed", "deepspeed, then short"])
+def test_norms_and_weights_are_deepspeeds(way: str, found: Found) -> None:
+    """Also of several micro-batches, after what was not finite, dropped or abandoned, and over a checkpoint."""
+    expected, ours = found["deepspeed"], found[way]
+    assert not any(expected["short"]) and any(ours["short"])
+    assert expected["norms"] == pytest.approx(ours["norms"], rel=1e-5)
+    assert max(ours["norms"]) > 0.2 > min(ours["norms"]), "some updates are clipped"
+    assert ours["weights"] == pytest.approx(expected["weights"], abs=1e-6)
+    assert ours["count"] == STEPS
+    assert ours["bad"] in ("nan", "inf")
+
+
+def test_parameters_without_a_gradient_only_decay(found: Found) -> None:
+    assert found["short"]["weights"][:7] == pytest.approx([(1 - 1e-3) ** STEPS] * 7, abs=4e-3)
+
+
+def test_an_update_is_the_one_of_torch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    start, gradients = torch.randn(50, generator=generator), torch.randn(4, 50, generator=generator)
+    group = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.2}
+    expected = torch.nn.Parameter(start.clone())
+    optimizer = torch.optim.AdamW([expected], **group)
+    master, mean, square, weight = start.clone(), torch.zeros(50), torch.zeros(50), torch.zeros(50).bfloat16()
+    update: Any = one_rank.OneRankUpdate.__new__(one_rank.OneRankUpdate)
+    update._grad_clip, state = 0.0, {"step": torch.zeros(())}
+    for gradient in gradients:
+        expected.grad = gradient.clone()
+        optimizer.step()
+        one_rank._adamw(master, weight, mean, square, gradient, update._numbers(group, state, 1.0))
+    torch.testing.assert_close(master, expected.detach(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(weight, master.bfloat16())
+
+
+def test_chunks_follow_memory_and_not_the_order_of_the_model() -> None:
+    flat = torch.arange(20.0)
+    first, second, apart = (torch.nn.Parameter(flat[begin:end]) for begin, end in ((0, 4), (4, 10), (12, 20)))
+    found = one_rank._chunks(flat, [apart, second, first])
+    assert [(begin, [len(parameter) for parameter in chunk]) for begin, chunk in found] == [(0, [4, 6]), (12, [8])]
+
+
+def test_another_number_of_ranks_takes_deepspeeds_way(tmp_path: Path) -> None:
+    from support.trainer.many_shares import norms_of
+
+    assert norms_of(tmp_path, 2, [0.5, 0.5])["2"]["shares"] > 0
