@@ -188,7 +188,7 @@ OTHERS = (
             "transformers.modeling_utils:PreTrainedModel.set_attn_implementation(attn_implementation)",
             "transformers.modeling_utils:AttentionInterface",
             "transformers.modeling_layers:GradientCheckpointingLayer",
-            "transformers.models.qwen2.modeling_qwen2:apply_rotary_pos_emb(q, k, cos, sin)",
+            "transformers.models.qwen2.modeling_qwen2:apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim)",
             "transformers.models.qwen2.modeling_qwen2:Qwen2RMSNorm.variance_epsilon",
             "transformers.models.qwen2.modeling_qwen2:Qwen2MLP.gate_proj",
         ),

@@ -116,7 +116,9 @@ def test_the_product_of_a_gate_is_not_kept(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", [fused._NORM, fused._GATE, logprobs._FUSED_FOLD, logprobs._FUSED_SLOPE], ids=lambda k: k.plain.__name__
+    "kernel",
+    [fused._NORM, fused._GATE, *logprobs._FUSED_FOLDS, *logprobs._FUSED_SLOPES],
+    ids=lambda k: f"{k.plain.__name__}-{len(k._varying)}",
 )
 def test_what_becomes_a_kernel_is_one_graph_for_all_lengths(kernel: Kernel) -> None:
     """As on a GPU, but for the last step, which needs one."""
@@ -161,11 +163,25 @@ def test_on_a_cpu_the_compiler_is_not_loaded() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("parameters", ["x, cos, sin", "q, k, v, cos, sin"])
+def test_heads_are_rotated_as_they_lie_in_memory() -> None:
+    from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb as given
+
+    plain = given._kernel.plain if isinstance(given, fused._Rotation) else given
+    q, k = torch.randn(2, 5, 4, 6).transpose(1, 2), torch.randn(2, 5, 2, 6).transpose(1, 2)
+    cos, sin = torch.randn(2, 5, 6), torch.randn(2, 5, 6)
+    for made, expected in zip(fused._Rotation(plain)(q, k, cos, sin), plain(q, k, cos, sin), strict=True):
+        assert torch.equal(made, expected)
+        assert made.transpose(1, 2).is_contiguous()
+    q, k = q.transpose(1, 2), k.transpose(1, 2)
+    for made, expected in zip(fused._Rotation(plain)(q, k, cos, sin, 2), plain(q, k, cos, sin, 2), strict=True):
+        assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("parameters", ["x, cos, sin", "q, k, v, cos, sin", "q, k, cos, sin"])
 def test_a_rotation_of_other_tensors_stays(parameters: str) -> None:
     home = SimpleNamespace(apply_rotary_pos_emb=eval(f"lambda {parameters}: None"))
     assert fused._fuse_rotation(home) == 0
-    assert not isinstance(home.apply_rotary_pos_emb, Kernel)
+    assert not isinstance(home.apply_rotary_pos_emb, fused._Rotation)
 
 
 @pytest.mark.parametrize("recompute", ["mlp", True])
@@ -192,6 +208,6 @@ def arguments(kernel: Kernel, length: int) -> list:  # type: ignore[type-arg]
         return [rows, rows + 1]
     where, here = torch.arange(length)[:, None], column > 0.5
     rest = (column, column, column, column)
-    if kernel is logprobs._FUSED_FOLD:
+    if kernel in logprobs._FUSED_FOLDS:
         return [rows, column, here, where, *rest]
     return [rows, column, here, where, column, column, column, None, torch.bfloat16]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trinity.trainer.model.logprobs import chunked_logprobs
+from trinity.trainer.model.logprobs import _FUSED_FOLDS, _kernel, _slices, chunked_logprobs
 
 pytestmark = pytest.mark.core
 
@@ -58,6 +58,18 @@ def test_no_tensor_of_tokens_by_vocabulary_exists(entropy_gradient: bool) -> Non
         logprobs, entropy = chunked_logprobs(hidden, weight, targets, temperatures, chunk)
         (logprobs.sum() + (entropy.sum() if entropy_gradient else 0)).backward()
     assert chunk * vocabulary * 4 / 2 <= largest.size <= chunk * vocabulary * 4 < tokens * vocabulary * 4 / 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "widths"), [(100, {1000}), (512, {1000}), (513, {512, 488}), (3000, {128, 104}), (10**6, {1})]
+)
+def test_slices_have_few_widths_and_only_the_last_another_kernel(tokens: int, widths: set[int]) -> None:
+    weight = torch.empty(1000, 1)
+    parts = list(_slices(tokens, weight, 512))
+    assert {part.stop - part.start for part in parts} == widths
+    assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])] and parts[-1].stop == 1000
+    others = [part for part in parts if _kernel(_FUSED_FOLDS, part, weight) is _FUSED_FOLDS[1]]
+    assert others == ([parts[-1]] if len(widths) == 2 else [])
 
 
 def test_bfloat16_hidden_states_give_float32_results() -> None:

