@@ -70,16 +70,23 @@ def test_some_room_is_left_and_there_are_never_less_than_two_sequences() -> None
 
 
 @pytest.mark.parametrize(
-    ("size", "gib", "recompute"),
-    [("1.5B", 139, False), ("1.5B", 60, "mlp"), ("1.5B", 44, True), ("7B", 280, False), ("7B", 200, "mlp"),
-     ("7B", 160, True)],
+    ("size", "gib", "recompute", "layers"),
+    [("1.5B", 139, False, None), ("1.5B", 60, "mlp", 7), ("1.5B", 48, "mlp", 26), ("1.5B", 40, True, None),
+     ("7B", 280, False, None), ("7B", 200, "mlp", 6), ("7B", 160, True, None)],
 )  # fmt: skip
-def test_only_what_memory_asks_for_is_recomputed(size: str, gib: float, recompute: Any) -> None:
-    assert chosen(plan_of(), size, gib) == Activations(
-        tokens(plan_of({"gradient_checkpointing": True}), size, 280), recompute
-    )
+def test_only_what_memory_asks_for_is_recomputed(size: str, gib: float, recompute: Any, layers: int | None) -> None:
+    expected = tokens(plan_of({"gradient_checkpointing": True}), size, 280)
+    assert chosen(plan_of(), size, gib) == Activations(expected, recompute, layers)
     assert chosen(plan_of({"gradient_checkpointing": True}), size, gib).recompute is True
     assert chosen(plan_of({"gradient_checkpointing": False}), size, gib).recompute is False
+
+
+def test_the_yaml_can_say_in_how_many_layers() -> None:
+    asked = {"gradient_checkpointing": "mlp", "gradient_checkpointing_layers": 3}
+    assert chosen(plan_of(asked), "1.5B") == Activations(16_384, "mlp", 3)
+    assert chosen(plan_of(asked), gib=None) == Activations(4096, "mlp", 3)
+    assert chosen(plan_of({"gradient_checkpointing_layers": 3}), "1.5B", 48).layers == 3
+    assert chosen(plan_of({"gradient_checkpointing": "mlp"}), "1.5B", 60).layers is None
 
 
 def test_without_a_gpu_all_is_recomputed() -> None:
@@ -91,7 +98,7 @@ def test_without_a_gpu_all_is_recomputed() -> None:
 def test_by_rows_they_are_as_many_as_rows_can_have() -> None:
     few = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 4}
     assert chosen(plan_of(few), "1.5B", 60).recompute is False
-    assert chosen(plan_of({**few, "micro_batch_size_per_gpu": 16}), "1.5B", 60).recompute is True
+    assert chosen(plan_of({**few, "micro_batch_size_per_gpu": 16}), "1.5B", 60).recompute == "mlp"
 
 
 def test_gpus_of_several_sizes_agree(tmp_path: Path) -> None:
@@ -113,7 +120,7 @@ def test_layers_that_keep_more_than_is_known_are_recomputed() -> None:
 def test_ranks_that_share_rows_have_a_part_of_each() -> None:
     plan = plan_of({"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 16})
     model = model_of("1.5B")
-    assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).recompute is True
+    assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).recompute == "mlp"
     model.group = SimpleNamespace(size=4)
     assert choose(plan, model, ALONE, torch.device("cpu"), 60 * GIB).recompute is False
 
@@ -137,7 +144,8 @@ def test_all_experts_that_a_token_meets_count() -> None:
 
 def test_activations_of_each_kind_of_checkpointing() -> None:
     shape = model_of("1.5B").model.config.get_text_config()
-    kept, mlp, recompute = (activation_bytes(shape, kind) for kind in (False, "mlp", True))
+    kept, mlp, recompute = (activation_bytes(shape, kind, lean=True) for kind in (False, "mlp", True))
+    assert kept < activation_bytes(shape, False)
     assert kept > mlp > recompute
     # Seen on an H200, of 16,384 tokens: 49.4, 35.7 and 29.5 GiB, with 26 GiB of states and 1 GiB of logits.
     for estimate, seen in ((kept, 49.4), (mlp, 35.7), (recompute, 29.5)):

@@ -61,6 +61,18 @@ def test_outputs_and_gradients_are_the_same(shape: str, recompute: Checkpointing
         torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("recompute", ["mlp", True])
+def test_some_layers_alone_recompute(recompute: Checkpointing) -> None:
+    expected = learnt(causal_model("qwen2"))
+    model = causal_model("qwen2")
+    recompute_activations(model, recompute, 1)
+    for name, value in learnt(model).items():
+        torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-5, msg=name)
+    marked = [[getattr(part, RECOMPUTE, False) for part in (layer, layer.mlp)] for layer in model.model.layers]
+    assert marked == [[recompute is True, True], *[[False, False]] * (len(marked) - 1)]
+    assert [layer.gradient_checkpointing for layer in model.model.layers] == [part[0] for part in marked]
+
+
 @pytest.mark.parametrize(("shape", "lean"), [*((shape, shape != "gemma") for shape in KNOWN), ("qwen2_moe", False)])
 def test_layers_are_lean_where_all_of_them_are_known(shape: str, lean: bool) -> None:
     model = causal_model(shape)

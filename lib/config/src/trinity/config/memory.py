@@ -205,12 +205,12 @@ def tokens_in(model_path: str, gib: float, parallel: int) -> int:
     return int(gib * _GIB / each) if each else 0
 
 
-def activation_bytes(shape: Any, recompute: bool | str) -> float:
+def activation_bytes(shape: Any, recompute: bool | str, lean: bool = False) -> float:
     """Bytes per token in bfloat16, kept until the backward pass; 0 where the model's shape is not known.
 
-    `shape` has a transformers config's fields. A layer keeps 12 hidden and 2 intermediate states. With recompute of
-    whole layers (True) it keeps its input, and one layer at a time holds all states; with recompute of MLPs ("mlp")
-    the intermediate states go.
+    `shape` has a transformers config's fields. A layer keeps 12 hidden states (8 where it is lean: norms and gates are
+    fused) and 2 intermediate states. With recompute of whole layers (True) it keeps its input, and one layer at a time
+    holds all states; with recompute of MLPs ("mlp") the intermediate states go.
     """
     hidden, layers = getattr(shape, "hidden_size", None), getattr(shape, "num_hidden_layers", None)
     if not hidden or not layers:
@@ -221,7 +221,7 @@ def activation_bytes(shape: Any, recompute: bool | str) -> float:
     whole = 24 * hidden + 6 * inner  # with what its backward pass makes
     if recompute is True:
         return float(2 * hidden * layers + whole)
-    return float((24 * hidden + (0 if recompute == "mlp" else 4 * inner)) * layers + whole)
+    return float(((16 if lean else 24) * hidden + (0 if recompute == "mlp" else 4 * inner)) * layers + whole)
 
 
 def recomputing_gib(model_path: str, tokens: int) -> float:

@@ -61,6 +61,9 @@ class TrainerConfig(Section):
         description="Recompute activations of whole layers, or of their MLPs alone (faster, more memory); null: on "
         "GPUs no more than memory asks for, elsewhere whole layers",
     )
+    gradient_checkpointing_layers: PositiveInt | None = Field(
+        None, description="Recompute in so many layers alone, the first ones; null: in all that memory asks for"
+    )
     fused_kernels: bool | None = Field(
         None,
         description="On GPUs, compiled kernels for norms, gates, rotations and logits; null: for models of 100 M "
@@ -87,5 +90,5 @@ class TrainerConfig(Section):
         1, description="Sequences of a micro-batch where use_dynamic_bsz is false"
     )
     ulysses_sequence_parallel_size: SmallInt = Field(1, description="Ranks that share the tokens of each sequence")
-    logprob_chunk_tokens: PositiveInt = Field(512, description="As many logits exist at a time as these tokens have")
+    logprob_chunk_tokens: PositiveInt = Field(1024, description="As many logits exist at a time as these tokens have")
     lm_head_float32: bool = Field(True, description="Compute logits in float32 where the model is in bfloat16")

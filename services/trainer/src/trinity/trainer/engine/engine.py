@@ -84,7 +84,7 @@ class TrainEngine:
         disable_dropout(policy, "policy")
         memory = devices.limit_memory(self.device, gpu_memory_gib) if on_gpu else None
         self._activations = activations.choose(plan, policy, ranks, self.device, memory)
-        recompute_activations(policy.model, self._activations.recompute)
+        recompute_activations(policy.model, self._activations.recompute, self._activations.layers)
         self._planner = MicroBatchPlanner.of(plan, policy, ranks, self.device, self._activations.tokens)
         self.reference = self._load_reference() if plan.algorithm.needs_reference else None
         self._kl = KlCoefficients.of(plan.algorithm)
@@ -135,7 +135,7 @@ class TrainEngine:
             fused=self._fused,
         )
         self._freeze(model)
-        recompute_activations(model.model, self._activations.recompute)
+        recompute_activations(model.model, self._activations.recompute, self._activations.layers)
         disable_dropout(model, "critic")
         learns = DeepSpeedModel(
             model, trainer.critic.optimizer, trainer, self.dtype, self.device, trainer.critic.grad_clip

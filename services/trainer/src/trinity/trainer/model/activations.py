@@ -5,7 +5,7 @@ Python and DeepSpeed take a constant time for a micro-batch of any size: 0.3 s f
 fit need no recompute, which took a fifth of a step.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import structlog
 import torch
@@ -23,16 +23,18 @@ _GIB = 2**30
 _WORTH, _LEAST, _MOST = 2.5e13, 16_384, 65_536
 _KINDS: tuple[Checkpointing, ...] = (False, "mlp", True)  # the fastest first
 # Shares of the remaining memory by the estimate, which knows only the usual layers. For lean layers without recompute
-# it is at least 1.5 times what was measured.
+# it is at least 1.2 times what was measured.
 _SHARE, _SHARE_OF_LEAN = 0.5, 0.9
 
 
 @dataclass(frozen=True)
 class Activations:
-    """tokens: limit of a micro-batch. recompute: which activations the backward pass recomputes."""
+    """tokens: limit of a micro-batch. recompute: which activations the backward pass recomputes; layers: in so many of
+    the first layers, None: in all."""
 
     tokens: int
     recompute: Checkpointing
+    layers: int | None = None
 
 
 def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, memory: int | None) -> Activations:
@@ -46,9 +48,10 @@ def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, me
     kinds = _KINDS if model.lean else (True,)
     if trainer.gradient_checkpointing is not None:
         kinds = (trainer.gradient_checkpointing,)
+    asked = trainer.gradient_checkpointing_layers
     shape = model.model.config.get_text_config()
     if memory is None or not model.packed or not activation_bytes(shape, kinds[-1]):
-        return Activations(least, kinds[-1])
+        return Activations(least, kinds[-1], asked)
     count = sum(_whole_size(parameter) for parameter in model.parameters())
     worth = least
     if not trainer.use_dynamic_bsz:
@@ -59,13 +62,21 @@ def choose(plan: Plan, model: TokenModel, ranks: Ranks, device: torch.device, me
     room = memory - (training_gib(plan, count, Sharding.of(plan, ranks.world_size)) + TRAINER_BESIDE_GIB) * _GIB
     width = 2 if trainer.deepspeed.dtype == "float32" else 1
     shares = [_SHARE_OF_LEAN if model.lean and kind is not True else _SHARE for kind in kinds]
-    each = [width * activation_bytes(shape, kind) for kind in kinds]
+    each = [width * activation_bytes(shape, kind, model.lean) for kind in kinds]
     fits = [int(share * room / size) for share, size in zip(shares, each, strict=True)]
     place = next((index for index, tokens in enumerate(fits) if worth <= tokens), len(kinds) - 1)
     tokens = max(least, min(worth, fits[place]))
-    tokens, left = _least_of_all([tokens, len(kinds) - place], ranks, device)
-    chosen = Activations(tokens, kinds[len(kinds) - left])
-    log.info("trainer.activations.chosen", tokens=tokens, recompute=chosen.recompute, fits=fits, worth=worth)
+    kept = 0
+    if kinds[place] is False:
+        kept = shape.num_hidden_layers
+    elif kinds[place] == "mlp" and len(kinds) > 1:
+        spare = shares[place] * room - tokens * each[place]
+        kept = max(0, int(shape.num_hidden_layers * spare / (tokens * (each[0] - each[place]))))
+    tokens, left, kept = _least_of_all([tokens, len(kinds) - place, kept], ranks, device)
+    recompute = kinds[len(kinds) - left]
+    layers = shape.num_hidden_layers - kept if recompute == "mlp" and kept else None
+    chosen = Activations(tokens, recompute, asked or layers)
+    log.info("trainer.activations.chosen", **asdict(chosen), fits=fits, worth=worth)
     return chosen
 
 

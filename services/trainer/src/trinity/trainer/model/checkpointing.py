@@ -15,20 +15,25 @@ RECOMPUTE = "trinity_recompute"  # an attribute of modules whose activations are
 Checkpointing = bool | Literal["mlp"]
 
 
-def recompute_activations(model: Any, what: Checkpointing) -> None:
-    """Enable it in the layers of a transformers model; whole layers where they have no MLP. Call after `fused.fuse`."""
+def recompute_activations(model: Any, what: Checkpointing, number: int | None = None) -> None:
+    """Enable it in the first `number` layers of a transformers model (None: in all), and in whole ones where they have
+    no MLP. Call after `fused.fuse`.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     if not what:
         return
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     mlps: list[Any] = [layer.mlp for layer in layers if hasattr(layer, "mlp")]
+    chosen = (mlps if what == "mlp" and mlps else layers)[:number]
     if what == "mlp" and mlps:
-        for mlp in mlps:
+        for mlp in chosen:
             mlp.forward = partial(_recomputed, mlp.forward)
     else:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for whole in mlps if what == "mlp" and mlps else layers:
+        for layer in layers[len(chosen) :]:
+            layer.gradient_checkpointing = False
+    for whole in chosen:
         for module in whole.modules():  # an MLP may contain others
             setattr(module, RECOMPUTE, True)
 
