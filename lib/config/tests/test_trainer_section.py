@@ -26,6 +26,7 @@ def problems(**values: Any) -> list[str]:
         ({"ulysses_sequence_parallel_size": 2, "use_remove_padding": False}, "use_remove_padding: true"),
         ({"shared_prompts": True, "use_remove_padding": False}, "needs trainer.use_remove_padding: true"),
         ({"shared_prompts": True, "use_dynamic_bsz": False}, "needs trainer.use_dynamic_bsz: true"),
+        ({"gradient_checkpointing": False, "gradient_checkpointing_layers": 2}, "gradient_checkpointing is false"),
         ({"ulysses_sequence_parallel_size": 2, "num_ranks": 3}, "does not divide trainer.num_ranks, 3"),
     ],
 )

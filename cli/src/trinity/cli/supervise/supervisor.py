@@ -24,7 +24,6 @@ from trinity.cli.supervise.services import nats_child
 from trinity.cli.supervise.stage import EXIT_SPENT, Stage
 from trinity.cli.supervise.task_rows import names_for
 from trinity.config import Config, ConfigError, Plan, Problem, expand, make_plan
-from trinity.config.checks.sections import tasksets
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS
 from trinity.data.task_pipeline import describe, run_stages
 from trinity.runtime import files
@@ -107,7 +106,9 @@ def _unfinished(config: Config, source: str) -> list[str]:
 def _missing_packages(plan: Plan) -> Iterable[Problem]:
     """Of environments; those load sympy, so they are imported for workflows that play episodes alone."""
     played = {"tool_call_workflow", *EPISODE_WORKFLOWS, *R3L_WORKFLOWS}
-    if not any(names_for(plan, f".{key}", taskset)[0] in played for key, taskset in tasksets(plan.config)):
+    if not any(
+        names_for(plan, f".{key}", taskset)[0] in played for key, taskset in plan.config.buffer.explorer_input.by_key()
+    ):
         return []
     from trinity.cli.supervise.task_environments import missing_packages
 

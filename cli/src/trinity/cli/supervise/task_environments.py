@@ -13,7 +13,6 @@ from trinity.cli.supervise.client import try_provider
 from trinity.cli.supervise.job import read_records
 from trinity.cli.supervise.task_rows import names_for
 from trinity.config import Plan, Problem
-from trinity.config.checks.sections import tasksets
 from trinity.config.checks.vision import archives
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import EPISODE_WORKFLOWS, R3L_WORKFLOWS, scored_by
@@ -54,7 +53,7 @@ def check_environments(
 def missing_packages(plan: Plan) -> Iterator[Problem]:
     """Built-in environments that the run's own environment service, which is started here, could not play."""
     provided = {one.name for one in plan.config.explorer.environments}
-    for key, taskset in tasksets(plan.config) if plan.config.mode in ("both", "bench") else []:
+    for key, taskset in plan.config.buffer.explorer_input.by_key() if plan.config.mode in ("both", "bench") else []:
         workflow, _ = names_for(plan, f".{key}", taskset)
         for name in {name for name, _, _ in _episodes(workflow, taskset.workflow_args)} - provided:
             if problem := missing(name):
@@ -124,7 +123,9 @@ def _environment(
 def _showing(plan: Plan, key: str, name: str) -> Iterator[Problem]:
     """Where the images that an environment shows cannot be read."""
     path, place = plan.config.model.model_path, f"{key}.workflow_args.environment"
-    taskset = next(one for where, one in tasksets(plan.config) if key == f"buffer.explorer_input.{where}")
+    taskset = next(
+        one for where, one in plan.config.buffer.explorer_input.by_key() if key == f"buffer.explorer_input.{where}"
+    )
     workflow, _ = names_for(plan, key, taskset)
     if workflow == "tool_call_workflow" or (workflow in R3L_WORKFLOWS and ".eval_tasksets" not in key):
         yield Problem(place, f"is {name!r}, which shows images; {workflow} reads text alone")

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from trinity.config.algorithms import resolvable, resolve
 from trinity.config.checks.over_rollout import over_rollout_advice
-from trinity.config.checks.sections import tasksets
 from trinity.config.checks.weights import weights_advice
 from trinity.config.memory import Sharding, host_gib, parameters_of, training_gib, weights_gib
 from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, auxiliary_name
@@ -60,7 +59,7 @@ def _advice(config: Config) -> Iterator[str]:
 def _tasks_advice(config: Config) -> Iterator[str]:
     """Workflows and reward functions taken by default, arguments that nothing reads, models that nothing asks."""
     source, asked, others = config.buffer.explorer_input, set[str](), False
-    for key, taskset in tasksets(config):
+    for key, taskset in config.buffer.explorer_input.by_key():
         place = f"buffer.explorer_input.{key}"
         evaluated = source.default_eval_workflow_type if key.startswith("eval") else None
         given = taskset.default_workflow_type or evaluated or source.default_workflow_type

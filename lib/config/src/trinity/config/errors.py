@@ -1,5 +1,7 @@
 """Problems of a configuration: all at once, each with its place and the fix."""
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LONGEST_PATH, _LONGEST_MESSAGE = 200, 1_000
@@ -23,6 +25,14 @@ def _short(text: str, longest: int) -> str:
     """Without the middle of a text that a huge key or value makes too long."""
     half = longest // 2
     return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """The known names that are like an unknown one; `otherwise` where none is, by default all of them."""
+    options = sorted(known)
+    if near := difflib.get_close_matches(name, options, n=3):
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    return f"known: {', '.join(options) or 'none'}" if otherwise is None else otherwise
 
 
 class ConfigError(ValueError):

@@ -1,6 +1,5 @@
 """Contradictions between keys, found before anything starts."""
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from trinity.config.checks.teacher import TEACHER_WORKFLOWS, check_teacher
 from trinity.config.checks.vision import check_images
 from trinity.config.checks.weights import check_synchronizer
 from trinity.config.compatibility.foreign_keys import NOT_HERE
-from trinity.config.errors import Problem
+from trinity.config.errors import Problem, did_you_mean
 from trinity.config.memory import parameters_of
 from trinity.config.names import (
     ARCHIVES,
@@ -105,7 +104,7 @@ def check_algorithm(config: Config) -> Iterator[Problem]:
             known = registry[name].args if name is not None else {}
             if argument not in known:
                 yield Problem(
-                    f"algorithm.{key}_args.{argument}", f"{name} has no such argument; {_near(argument, known)}"
+                    f"algorithm.{key}_args.{argument}", f"{name} has no such argument; {did_you_mean(argument, known)}"
                 )
                 known_names = False
     if known_names:
@@ -116,7 +115,7 @@ def check_algorithm(config: Config) -> Iterator[Problem]:
 
 
 def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
-    """Contradictions between sharding, offload, packing and sequence parallelism."""
+    """Contradictions between sharding, offload, packing, recomputing and sequence parallelism."""
     sharding, base = trainer.deepspeed, "trainer.deepspeed"
     if sharding.offload_optimizer and sharding.zero_stage == 0:
         yield Problem(f"{base}.offload_optimizer", f"needs {base}.zero_stage 1, 2 or 3, which is 0")
@@ -130,6 +129,9 @@ def check_trainer(trainer: TrainerConfig) -> Iterator[Problem]:
     for other in ("use_remove_padding", "use_dynamic_bsz"):
         if trainer.shared_prompts and not getattr(trainer, other):
             yield Problem("trainer.shared_prompts", f"needs trainer.{other}: true")
+    if trainer.gradient_checkpointing is False and trainer.gradient_checkpointing_layers:
+        problem = f"is {trainer.gradient_checkpointing_layers}, but trainer.gradient_checkpointing is false"
+        yield Problem("trainer.gradient_checkpointing_layers", problem)
     if trainer.num_ranks and trainer.num_ranks % size:
         yield Problem(key, f"is {size}, which does not divide trainer.num_ranks, {trainer.num_ranks}")
 
@@ -175,7 +177,7 @@ def _check_sampling(config: Config) -> Iterator[Problem]:
         known = PRIORITY_ARGS[replay.priority_fn]
         if argument not in known:
             yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"{replay.priority_fn} has no such "
-                          f"argument; {_near(argument, known)}")  # fmt: skip
+                          f"argument; {did_you_mean(argument, known)}")  # fmt: skip
         elif not is_number(value, lowest=0):
             yield Problem(f"{base}.replay_buffer.priority_fn_args.{argument}", f"is {value!r}, must be a number >= 0")
     strategy = SAMPLE_STRATEGIES[plan.sample_strategy.name]
@@ -261,7 +263,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     if config.mode == "bench" and not source.eval_tasksets:
         yield Problem("buffer.explorer_input.eval_tasksets", "is missing; mode bench evaluates on them")
     yield from _check_tasksets(config, plugins_loaded)
-    yield from check_images(config, tasksets(config))
+    yield from check_images(config, source.by_key())
     if plugins_loaded:
         yield from _check_names(config)
         operators = config.data_processor.experience_pipeline.operators
@@ -280,7 +282,7 @@ def _check_online(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
 
 def _check_tasksets(config: Config, plugins_loaded: bool) -> Iterator[Problem]:
     names: dict[tuple[bool, str], str] = {}
-    for key, taskset in tasksets(config):
+    for key, taskset in config.buffer.explorer_input.by_key():
         place = f"buffer.explorer_input.{key}"
         kind = (key.startswith("eval"), taskset.name)
         if taskset.name and names.setdefault(kind, place) != place:
@@ -296,7 +298,7 @@ def _check_names(config: Config) -> Iterator[Problem]:
         (base, "default_eval_workflow_type", source.default_eval_workflow_type),
         (base, "default_reward_fn_type", source.default_reward_fn_type),
     ]
-    for key, taskset in tasksets(config):
+    for key, taskset in source.by_key():
         places.append((f"{base}.{key}", "default_workflow_type", taskset.default_workflow_type))
         places.append((f"{base}.{key}", "default_reward_fn_type", taskset.default_reward_fn_type))
     scorers = (*reward_functions(), *(provided.name for provided in config.explorer.environments))
@@ -304,7 +306,7 @@ def _check_names(config: Config) -> Iterator[Problem]:
         known = scorers if field == "default_reward_fn_type" else workflows()
         if name is not None and name not in known:
             yield Problem(f"{place}.{field}", _unknown(name, known))
-    for key, taskset in tasksets(config):
+    for key, taskset in source.by_key():
         default = (key.startswith("eval") and source.default_eval_workflow_type) or source.default_workflow_type
         workflow = taskset.default_workflow_type or default or DEFAULT_WORKFLOW
         for argument, problem in workflow_problems(workflow, taskset.workflow_args):
@@ -324,15 +326,9 @@ def _check_asked(config: Config, workflow: str, taskset: TasksetConfig) -> Itera
         yield Problem("explorer.auxiliary_models", f"are asked by rubric_judge_openai_workflow, {what}")
     elif asked not in known and (asked or not known):
         what = f"has no {asked!r}, which {workflow} asks" if asked else f"is empty, and {workflow} asks one"
-        yield Problem("explorer.auxiliary_models", f"{what}; {_near(asked, known) if known else 'add the model'}")
-
-
-def tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
-    """Every taskset and its key below buffer.explorer_input."""
-    source = config.buffer.explorer_input
-    named = [("taskset", source.taskset)] if source.taskset else []
-    named += [(f"tasksets.{i}", t) for i, t in enumerate(source.tasksets)]
-    return named + [(f"eval_tasksets.{i}", t) for i, t in enumerate(source.eval_tasksets)]
+        yield Problem(
+            "explorer.auxiliary_models", f"{what}; {did_you_mean(asked, known) if known else 'add the model'}"
+        )
 
 
 def _selector_traits(selector: SelectorConfig) -> tuple[str, ...]:
@@ -348,7 +344,7 @@ def _check_selector(place: str, selector: SelectorConfig, plugins_loaded: bool =
     for argument, value in selector.kwargs.items():
         if argument not in known:
             yield Problem(f"{place}.kwargs.{argument}", f"{selector.selector_type} has no such argument; "
-                          f"{_near(argument, known)}")  # fmt: skip
+                          f"{did_you_mean(argument, known)}")  # fmt: skip
         elif problem := known[argument].problem(value):
             yield Problem(f"{place}.kwargs.{argument}", problem)
     if selector.selector_type == "offline_easy2hard" and not selector.feature_keys:
@@ -360,7 +356,7 @@ def _check_monitor(config: Config) -> Iterator[Problem]:
     for argument in config.monitor.monitor_args or {}:
         if argument not in MONITOR_ARGS[kind]:
             yield Problem(f"monitor.monitor_args.{argument}", f"{kind} has no such argument; "
-                          f"{_near(argument, MONITOR_ARGS[kind])}")  # fmt: skip
+                          f"{did_you_mean(argument, MONITOR_ARGS[kind])}")  # fmt: skip
 
 
 def _check_gpus(config: Config) -> Iterator[Problem]:
@@ -397,10 +393,4 @@ def _check_auxiliary(config: Config) -> Iterator[Problem]:
 def _unknown(name: str, known: Iterable[str]) -> str:
     if name in NOT_HERE:
         return f"is {name!r}, which Trinity-RFT has and Trinity has not; {NOT_HERE[name]}"
-    return f"is {name!r:.100}, which is not registered; {_near(name, known)}"
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    options = sorted(known)
-    near = difflib.get_close_matches(name, options, n=3)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(options) or 'none'}"
+    return f"is {name!r:.100}, which is not registered; {did_you_mean(name, known)}"

@@ -1,13 +1,12 @@
 """Problems of data_processor.task_pipeline that can be found without reading files."""
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from trinity.config.errors import Problem
+from trinity.config.errors import Problem, did_you_mean
 from trinity.config.schema import Config
 from trinity.config.schema.base import Section
 from trinity.config.schema.pipeline import TaskPipelineConfig
@@ -62,7 +61,7 @@ def _check_foreign(place: str, name: str, kinds: Mapping[str, Any]) -> Iterator[
     installed = data_juicer.is_installed()
     theirs = data_juicer.known() if installed else []
     if name not in theirs:
-        near = _near(name, [*kinds, *theirs], "")
+        near = did_you_mean(name, [*kinds, *theirs], "")
         names = f"known: {', '.join(sorted(kinds))}; {'and those of data-juicer' if installed else data_juicer.INSTALL}"
         what = f"is {name!r}, which is not registered; {near}{' ' if near else ''}{names}"
         yield Problem(f"{place}.name", what)
@@ -78,7 +77,7 @@ def _check_args(place: str, name: str, kind: type[Section], args: dict[str, Any]
             text = detail["msg"].removeprefix("Value error, ")
             if detail["type"] == "extra_forbidden":
                 names = f"known: {', '.join(sorted(kind.model_fields))}"
-                message = f"{name} has no such argument; {_near(argument, kind.model_fields, names)}"
+                message = f"{name} has no such argument; {did_you_mean(argument, kind.model_fields, names)}"
             elif detail["type"] == "missing":
                 path, message = f"{place}.args", f"{name} needs {argument}"
             elif argument:
@@ -92,7 +91,7 @@ def _check_priority(pipeline: TaskPipelineConfig) -> Iterator[Problem]:
     place = f"{KEY}.priority_weights"
     for score in pipeline.priority_weights:
         if score not in SCORES:
-            near = _near(score, SCORES, f"known: {', '.join(sorted(SCORES))}")
+            near = did_you_mean(score, SCORES, f"known: {', '.join(sorted(SCORES))}")
             yield Problem(f"{place}.{score}", f"is no score; {near}")
     if pipeline.top_k == 0:
         yield Problem(f"{KEY}.top_k", "is 0, which keeps no row; -1 keeps all")
@@ -116,8 +115,3 @@ def _check_files(pipeline: TaskPipelineConfig, config: Config) -> Iterator[Probl
     if pipeline.output is not None and Path(pipeline.output).suffix not in ("", *SUFFIXES):
         what = f"is {pipeline.output!r}, must end in {' or '.join(SUFFIXES)}, or in neither for a folder"
         yield Problem(f"{KEY}.output", what)
-
-
-def _near(name: str, options: Iterable[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(name, list(options), n=3)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
