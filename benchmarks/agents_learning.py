@@ -39,7 +39,7 @@ def add(**arguments):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    defaults = {"limit": 10, "sft-steps": 300, "sft-batch": 32, "steps": 30, "batch": 8, "seeds": 2}
+    defaults = {"limit": 10, "sft-steps": 300, "sft-batch": 64, "steps": 30, "batch": 8, "seeds": 2}
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--weights", type=Path, help="that SFT begins with; else the quickstart's model")

@@ -52,6 +52,7 @@ DEEPSPEED = (
             "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.overlapping_partition_gradients_reduce_epilogue",
             "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.finalize_gradient_accumulation_boundary",
             "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.step(closure)",
+            "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer._lazy_init_hp_params_optimizer_state",
             "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer._global_grad_norm",
             "deepspeed.runtime.zero.stage_1_and_2:*.bit16_groups",
             "deepspeed.runtime.zero.stage_1_and_2:*.bit16_groups_flat",

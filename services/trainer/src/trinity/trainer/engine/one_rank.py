@@ -72,6 +72,7 @@ class OneRankUpdate:
         for begin, _ in self._chunks:
             gradient = gradients.pop(0)  # its memory is free after its update
             _UPDATE(*(tensor[begin : begin + len(gradient)] for tensor in flat), gradient, numbers)
+        self._sharded._lazy_init_hp_params_optimizer_state()  # for deepspeed.utils.safe_get_full_optimizer_state
 
     def _taken(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
         """The flat gradient of a chunk; zeros for parameters that no loss depended on."""
