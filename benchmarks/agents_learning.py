@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+RATE = 1e-4  # at that of the example, which has twice the batch, the rewards of both fell
 EXAMPLES = Path(__file__).parents[1] / "examples"
 WORKFLOWS = {"sums_agent": {}, "tool_call_workflow": {"tools": ["add"], "max_turns": 3}}
 # The agent's own function, as a tool of the built-in workflow.
@@ -39,7 +40,7 @@ def add(**arguments):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    defaults = {"limit": 10, "sft-steps": 300, "sft-batch": 64, "steps": 30, "batch": 8, "seeds": 2}
+    defaults = {"limit": 10, "sft-steps": 300, "sft-batch": 64, "steps": 30, "batch": 16, "seeds": 2}
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--weights", type=Path, help="that SFT begins with; else the quickstart's model")
@@ -88,6 +89,7 @@ def curve(
     config["name"] = f"{workflow}-{seed}"
     config["model"]["model_path"] = str(weights)
     config["buffer"].update(total_steps=args.steps, batch_size=args.batch)
+    config["algorithm"]["optimizer"]["lr"] = RATE
     config["explorer"].update(eval_interval=args.steps, rollout_model={"seed": seed})
     given = config["buffer"]["explorer_input"]
     for taskset in (given["taskset"], *given["eval_tasksets"]):
