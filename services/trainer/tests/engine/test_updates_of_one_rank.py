@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from support.trainer.compiled import kernels_on_cpu
 from support.trainer.one_rank import STEPS, Found, updates
 from trinity.trainer.engine import one_rank
+from trinity.trainer.model.kernels import Kernel
 
 pytestmark = [pytest.mark.core, pytest.mark.timeout(200)]
 
@@ -48,6 +50,29 @@ def test_an_update_is_the_one_of_torch() -> None:
         one_rank._adamw(master, weight, mean, square, gradient, update._numbers(group, state, 1.0))
     torch.testing.assert_close(master, expected.detach(), rtol=1e-5, atol=1e-6)
     assert torch.equal(weight, master.bfloat16())
+
+
+def test_an_update_becomes_one_kernel_that_writes_in_place() -> None:
+    """Of all lengths: as on a GPU, but for the last step, which needs one."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, inputs):  # type: ignore[no-untyped-def]
+        graphs.append(graph)
+        return graph.forward
+
+    generator = torch.Generator().manual_seed(0)
+    flat = [torch.rand(30, generator=generator) for _ in range(4)]
+    expected = [tensor.clone() for tensor in flat]
+    gradients, numbers = torch.randn(30, generator=generator), torch.rand(8, generator=generator)
+    fresh = Kernel(one_rank._adamw)
+    with kernels_on_cpu(backend), torch.no_grad():
+        for part in (slice(0, 7), slice(7, 12), slice(12, 30)):
+            fresh(*(tensor[part] for tensor in flat), gradients[part], numbers)
+    one_rank._adamw(*expected, gradients, numbers)
+    for made, plain in zip(flat, expected, strict=True):
+        torch.testing.assert_close(made, plain)
+    assert len(graphs) == 1
 
 
 def test_chunks_follow_memory_and_not_the_order_of_the_model() -> None:
