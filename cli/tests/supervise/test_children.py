@@ -109,7 +109,8 @@ async def test_a_child_that_ends_well_without_saying_so_is_started_again(tmp_pat
 
 async def test_the_reason_in_the_log_wins_over_what_was_printed(tmp_path: Path) -> None:
     log = '{"level": "error", "event": "service.failed", "reason": "no room"}'
-    child = make(tmp_path, f"open({str(tmp_path / 'child.log')!r}, 'a').write({log!r} + chr(10)); print('noise')")
+    text = f"{log}\n5\n"  # the last line is JSON, and no object
+    child = make(tmp_path, f"open({str(tmp_path / 'child.log')!r}, 'a').write({text!r}); print('noise')")
     child.start()
     assert child.process is not None
     await asyncio.to_thread(child.process.wait, 20)

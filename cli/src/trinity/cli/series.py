@@ -1,11 +1,11 @@
 """The newest lines of a monitor's file, <stage>/monitor/<role>.jsonl: a value of each metric for each step."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trinity.cli.tail import lines_backwards, whole_end
+from trinity.runtime import files
 
 Line = dict[str, Any]
 
@@ -54,11 +54,8 @@ def _backwards(folder: Path | None, role: str) -> Iterator[bytes]:
 
 def _parse(text: bytes) -> Line | None:
     """None for a line that a crash cut off."""
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return line if isinstance(line, dict) and type(line.get("step")) is int else None
+    line = next(files.json_lines([text]), {})
+    return line if type(line.get("step")) is int else None
 
 
 def values(lines: list[Line], name: str) -> list[float]:

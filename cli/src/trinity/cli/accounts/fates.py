@@ -4,10 +4,9 @@ A trainer's are those of its step times. An explorer's are those of its attempts
 divided by response tokens, since the engine samples many groups at once. What no part explains is `idle` or `other`.
 """
 
-import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -44,22 +43,16 @@ def of_watch(watch: Watch, stage: Path, steps: list[Facts]) -> Fates:
 def read_steps(stage: Path) -> list[Facts]:
     """The trainer's lines with step times. `again`: the step was trained once more after it."""
     try:
-        text = (stage / "monitor" / "trainer.jsonl").read_text(errors="replace")
+        lines = (stage / "monitor" / "trainer.jsonl").read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    found = [line for line in _parsed(text) if isinstance(line.get(_STEP), float)]
+    found = [line for line in files.json_lines(lines) if _is_of_step(line)]
     last = {line["step"]: index for index, line in enumerate(found)}
     return [{**line, "again": last[line["step"]] != index} for index, line in enumerate(found)]
 
 
-def _parsed(text: str) -> Iterator[Facts]:
-    for one in text.splitlines():
-        try:
-            line = json.loads(one)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and type(line.get("step")) is int and isinstance(line.get("time"), float):
-            yield line
+def _is_of_step(line: Facts) -> bool:
+    return type(line.get("step")) is int and all(isinstance(line.get(name), float) for name in ("time", _STEP))
 
 
 def _of_trainer(life: Life, steps: list[Facts]) -> Fates:

@@ -1,6 +1,5 @@
 """How long each process of a stage had its devices, out of what its supervisors wrote (device_log.py)."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.cli.accounts.device_log import folder_of
+from trinity.runtime import files
 
 
 @dataclass
@@ -92,13 +92,7 @@ def _watches(path: Path) -> list[Watch]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for text in path.read_text(errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and _is_event(line):
-            yield line
+    yield from filter(_is_event, files.json_lines(path.read_bytes().splitlines()))
 
 
 def _is_event(line: dict[str, Any]) -> bool:

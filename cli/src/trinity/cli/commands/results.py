@@ -6,7 +6,6 @@ like finished ones. A step evaluated again after a crash counts once, with its l
 
 import csv
 import io
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import typer
 from trinity.cli.errors import RunError
 from trinity.cli.options import command, group
 from trinity.cli.render import visible
+from trinity.runtime import files
 
 app = group()
 
@@ -81,15 +81,10 @@ def _curves(run: str, file: Path, metrics: Sequence[str]) -> Iterator[Curve]:
 
 def _values(line: str) -> Iterator[tuple[int, str, float]]:
     """(step, name, value) of a line; nothing of one that a crash cut off."""
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return
-    if not isinstance(found, dict) or type(found.get("step")) is not int:
-        return
-    for name, value in found.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            yield found["step"], name, float(value)
+    for found in files.json_lines([line]):
+        for name, value in found.items() if type(found.get("step")) is int else ():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                yield found["step"], name, float(value)
 
 
 def _key(name: str, metrics: Sequence[str]) -> tuple[str, str] | None:

@@ -24,6 +24,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.options import AsJson, JobOption, NatsOption, RunName, RunOption, command, group
 from trinity.cli.render import pairs, table, to_json, visible
 from trinity.cli.tail import lines_backwards, whole_end
+from trinity.runtime import files
 
 app = group()
 
@@ -115,9 +116,8 @@ def stretches(folder: Path, wanted: Callable[[int], bool]) -> Iterator[tuple[int
                 yield number, _last_of_each(reversed(rows))
                 rows = []
             number = int(match[1])
-            row = _parse(line) if wanted(number) else None
-            if row is not None:
-                rows.append(row)
+            if wanted(number):
+                rows += files.json_lines([line])
     if number is not None:
         yield number, _last_of_each(reversed(rows))
 
@@ -141,15 +141,6 @@ def read_log(job_stage: JobStage, step: int | None) -> list[Row]:
     if not rows:
         raise RunError(f"that step of {job_stage.name} learns from a dataset: `trinity batch show` lists its rows")
     return rows
-
-
-def _parse(line: bytes) -> Row | None:
-    """None for a line that a crash cut off and the next run continued."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
 
 
 def _last_of_each(rows: Iterable[Row]) -> list[Row]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -146,11 +145,9 @@ class Child:
 
     def last_error(self) -> str:
         """The reason in the newest error line of its log since it was started; else the last line it printed."""
-        for line in reversed(self._tail(self.log_file)):
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if entry.get("level") in ("error", "critical"):
-                    return str(entry.get("reason") or entry.get("event"))
+        for entry in files.json_lines(reversed(self._tail(self.log_file))):
+            if entry.get("level") in ("error", "critical"):
+                return str(entry.get("reason") or entry.get("event"))
         printed = [line for line in self._tail(self.output) if line.strip()]
         return printed[-1].strip()[:500] if printed else ""
 

@@ -1,8 +1,10 @@
 """Files that are whole or not there: write aside, sync, rename."""
 
+import contextlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,15 @@ def read_json(path: Path) -> Any | None:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
+
+
+def json_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """The objects among JSON lines. What a crash cut off, and what is no object, is left out."""
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(line)
+            if isinstance(value, dict):
+                yield value
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:

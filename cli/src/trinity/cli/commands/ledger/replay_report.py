@@ -1,7 +1,5 @@
 """The comparison of a replay: the metrics that a trainer notes for each step, and the weights at the end."""
 
-import contextlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.cli.render import table
+from trinity.runtime import files
 
 _COMPARED = ("actor/", "sample/")  # what follows from batch and weights; times do not
 _SHOWN = ("actor/grad_norm", "sample/reward_mean")
@@ -32,14 +31,10 @@ def metrics_by_step(folder: Path) -> dict[int, Metrics]:
 def lines_of_steps(path: Path) -> Iterator[dict[str, Any]]:
     """Lines of a file that are about a step; what a crash cut off is left out."""
     try:
-        text = path.read_text()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError):  # one that a crash cut off, or that is being written
-            value = json.loads(line)
-            if isinstance(value, dict) and "step" in value:
-                yield value
+    yield from (line for line in files.json_lines(lines) if "step" in line)
 
 
 @dataclass(frozen=True)

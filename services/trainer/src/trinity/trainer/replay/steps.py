@@ -6,7 +6,6 @@ The loop is the run's, with these checkpoints. Nothing is published or committed
 """
 
 import contextlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,8 +138,7 @@ def notes(job_dir: Path) -> dict[int, dict[str, Any]]:
     """The run's record of each step, from the last time it trained the step."""
     found: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError):
-        for line in (job_dir / "monitor" / "batches.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError):  # a line that a crash cut off
-                entry = json.loads(line)
+        for entry in files.json_lines((job_dir / "monitor" / "batches.jsonl").read_bytes().splitlines()):
+            if "step" in entry:
                 found[entry["step"]] = entry
     return found
