@@ -74,6 +74,13 @@ def test_an_update_becomes_one_kernel_that_writes_in_place() -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_of_many_elements_is_exact(dtype: torch.dtype) -> None:
+    gradients = [torch.rand(size, generator=torch.Generator().manual_seed(size)).to(dtype) for size in (3_000_000, 7)]
+    expected = float(torch.cat(gradients).double().norm())
+    assert one_rank._norm(gradients) == pytest.approx(expected, rel=1e-7)
+
+
 def test_chunks_follow_memory_and_not_the_order_of_the_model() -> None:
     flat = torch.arange(20.0)
     first, second, apart = (torch.nn.Parameter(flat[begin:end]) for begin, end in ((0, 4), (4, 10), (12, 20)))
