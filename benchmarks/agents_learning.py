@@ -20,7 +20,6 @@ from typing import Any
 
 import yaml
 
-RATE = 1e-4  # at that of the example, which has twice the batch, the rewards of both fell
 EXAMPLES = Path(__file__).parents[1] / "examples"
 WORKFLOWS = {"sums_agent": {}, "tool_call_workflow": {"tools": ["add"], "max_turns": 3}}
 # The agent's own function, as a tool of the built-in workflow.
@@ -89,7 +88,6 @@ def curve(
     config["name"] = f"{workflow}-{seed}"
     config["model"]["model_path"] = str(weights)
     config["buffer"].update(total_steps=args.steps, batch_size=args.batch)
-    config["algorithm"]["optimizer"]["lr"] = RATE
     config["explorer"].update(eval_interval=args.steps, rollout_model={"seed": seed})
     given = config["buffer"]["explorer_input"]
     for taskset in (given["taskset"], *given["eval_tasksets"]):

@@ -6,7 +6,7 @@
 
 A step is 16,384 tokens a GPU in one packed micro-batch, lengths mixed, and one update of AdamW, float32 masters; its
 loss is GRPO's, without a reference. 4096, 16384: the longest length; gradient_checkpointing is `mlp`, on one GPU in as
-many layers as 40 GiB ask for. full, none: as 4096, with gradient_checkpointing true and false. unfused: as full,
+few layers as 40 GiB allow. full, none: as 4096, with gradient_checkpointing true and false. unfused: as full,
 without kernels of our own. padding: lengths uniform in [1, 4096], packed, against rows of 4 padded to the longest.
 prompts: 4 groups of 8 sequences with one prompt, 4096 + 512 and 1024 + 1024 tokens each, with and without
 shared_prompts, in micro-batches of at most 36,864. compiled, the peer of 4096: the transformers model with
@@ -150,7 +150,7 @@ def time_compiled(job: dict[str, Any]) -> dict[str, Any]:
 
     def step(number: int) -> None:
         hidden = body(input_ids=ids, use_cache=False)[0][:, :-1].flatten(0, 1)
-        logprobs, _ = chunked_logprobs(hidden, model.lm_head.weight, ids[:, 1:].flatten(), ones, 512, cuda)
+        logprobs, _ = chunked_logprobs(hidden, model.lm_head.weight, ids[:, 1:].flatten(), ones, 1024, cuda)
         ratio = (logprobs - logprobs.detach()).exp()
         (-torch.minimum(ratio, ratio.clamp(0.8, 1.2)).mean()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,4 +1,4 @@
-"""The same updates on one rank under ZeRO 2, by DeepSpeed's own way and by the short one.
+"""The same updates on one rank under ZeRO 2, by DeepSpeed's optimizer and by OneRankUpdate.
 
 python -m support.trainer.one_rank JOB.json      (with torchrun's variables)
 """
@@ -11,7 +11,6 @@ from typing import Any
 from support.trainer.engine_actions import run_module
 
 Found = dict[str, dict[str, Any]]
-WAYS = ("deepspeed", "short")
 STEPS = 6
 
 

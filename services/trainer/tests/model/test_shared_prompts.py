@@ -15,7 +15,7 @@ from torch.nn.functional import rms_norm
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
 from trinity.trainer.data.microbatch import MicroBatch, collate
-from trinity.trainer.data.shared_prompts import token_count
+from trinity.trainer.data.shared_prompts import token_count, with_equal_prompts
 from trinity.trainer.engine.splitting import Limit, MicroBatchPlanner, _of_equal_prompts, plan_micro_batches
 from trinity.trainer.model import shared_attention
 from trinity.trainer.model.attention import check_shared_prompts
@@ -119,7 +119,7 @@ def test_a_batch_shares_prompts_where_that_saves_a_tenth(tree: tuple[int, list[i
 @given(trees=TREES, ranks=st.integers(1, 4), tokens=st.integers(8, 200))
 def test_every_sequence_is_planned_once_within_the_limit(trees: Trees, ranks: int, tokens: int) -> None:
     sequences = of_trees(trees)
-    units = _of_equal_prompts(sequences, tokens, ranks)
+    units = _of_equal_prompts(sequences, with_equal_prompts(sequences), tokens, ranks)
     assert sorted(index for unit in units for index in unit) == list(range(len(sequences)))
     sizes = []
     for unit in units:
@@ -136,9 +136,15 @@ def test_every_sequence_is_planned_once_within_the_limit(trees: Trees, ranks: in
 
 def test_a_prompt_is_read_again_only_where_ranks_would_have_nothing_else() -> None:
     sequences = of_trees([(100, [10] * 8)])
-    assert [len(unit) for unit in _of_equal_prompts(sequences, 10_000, 1)] == [8]
-    assert sorted(len(unit) for unit in _of_equal_prompts(sequences, 10_000, 4)) == [2] * 4
-    assert sorted(len(unit) for unit in _of_equal_prompts(sequences, 130, 1)) == [2, 3, 3]
+    assert [len(unit) for unit in _of_equal_prompts(sequences, with_equal_prompts(sequences), 10_000, 1)] == [8]
+    assert (
+        sorted(len(unit) for unit in _of_equal_prompts(sequences, with_equal_prompts(sequences), 10_000, 4)) == [2] * 4
+    )
+    assert sorted(len(unit) for unit in _of_equal_prompts(sequences, with_equal_prompts(sequences), 130, 1)) == [
+        2,
+        3,
+        3,
+    ]
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: Ends, scaling: float) -> Any:

@@ -1,7 +1,6 @@
 """How long each process of a stage had its devices, out of what its supervisors wrote (device_log.py)."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def _watches(path: Path) -> list[Watch]:
     found: list[Watch] = []
     opened: dict[str, Watch] = {}
     alive: dict[str, Life] = {}
-    for line in _lines(path):
+    for line in filter(_is_event, files.json_lines(path.read_bytes().splitlines())):
         at, event, name = line["time"], line["event"], line.get("name", "")
         if event == "began":
             opened[name] = Watch(name, line["service"], line["devices"], at, at)
@@ -89,10 +88,6 @@ def _watches(path: Path) -> list[Watch]:
         if event == "ended":
             del opened[name]
     return found
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    yield from filter(_is_event, files.json_lines(path.read_bytes().splitlines()))
 
 
 def _is_event(line: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -70,7 +70,7 @@ def _run_of(file: Path, root: Path) -> str:
 def _curves(run: str, file: Path, metrics: Sequence[str]) -> Iterator[Curve]:
     points: dict[tuple[str, str], dict[int, float]] = {}
     with file.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
+        for line in files.json_lines(lines):
             for step, name, value in _values(line):
                 key = _key(name, metrics)
                 if key is not None:
@@ -79,12 +79,13 @@ def _curves(run: str, file: Path, metrics: Sequence[str]) -> Iterator[Curve]:
         yield Curve(run, taskset, metric, tuple(sorted(values.items())))
 
 
-def _values(line: str) -> Iterator[tuple[int, str, float]]:
-    """(step, name, value) of a line; nothing of one that a crash cut off."""
-    for found in files.json_lines([line]):
-        for name, value in found.items() if type(found.get("step")) is int else ():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                yield found["step"], name, float(value)
+def _values(line: dict[str, Any]) -> Iterator[tuple[int, str, float]]:
+    """(step, name, value) of a line that names its step."""
+    if type(line.get("step")) is not int:
+        return
+    for name, value in line.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield line["step"], name, float(value)
 
 
 def _key(name: str, metrics: Sequence[str]) -> tuple[str, str] | None:

@@ -62,7 +62,7 @@ class TrainerConfig(Section):
         "GPUs no more than memory asks for, elsewhere whole layers",
     )
     gradient_checkpointing_layers: PositiveInt | None = Field(
-        None, description="Recompute in so many layers alone, the first ones; null: in all that memory asks for"
+        None, description="Number of layers, from the first, that recompute; null: all, or as memory requires"
     )
     fused_kernels: bool | None = Field(
         None,

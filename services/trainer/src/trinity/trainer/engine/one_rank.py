@@ -1,7 +1,7 @@
 """ZeRO 2 on one rank, where gradients are neither reduced nor sharded.
 
-There DeepSpeed still copies each gradient into a bucket, divides it by one, adds it to a float32 buffer, and takes the
-norm, clips, updates and rounds the weights in passes of their own. Here a gradient stays as autograd made it until the
+DeepSpeed would copy each gradient into a bucket, divide it by one, add it to a float32 buffer, and take the
+norm, clip, update and round the weights in separate passes. Here a gradient stays as autograd made it until the
 next micro-batch adds to it, and one pass over masters, moments and weights follows the norm. DeepSpeed keeps weights,
 masters and moments, and reads and writes checkpoints.
 """
@@ -21,7 +21,7 @@ _OF_DEEPSPEED = 1e-6  # what its clipping adds to the norm
 
 
 class OneRankUpdate:
-    """Takes the place of what DeepSpeed's ZeRO 2 optimizer does with a gradient, and in a step."""
+    """Replaces how DeepSpeed's ZeRO 2 optimizer accumulates gradients and updates the weights."""
 
     def __init__(
         self, sharded: Any, optimizer: torch.optim.Optimizer, grad_clip: float, guard: "FiniteStepGuard"
@@ -89,7 +89,7 @@ class OneRankUpdate:
         return state
 
     def _numbers(self, group: dict[str, Any], state: dict[str, torch.Tensor], norm: float) -> torch.Tensor:
-        """What `_adamw` unpacks; counts the update. A tensor: compiled code would be compiled anew for each number."""
+        """What `_adamw` unpacks; counts the update. Python floats would make torch.compile recompile at each step."""
         state["step"] += 1
         count, rate, (beta1, beta2) = float(state["step"]), float(group["lr"]), group["betas"]
         clip = min(1.0, self._grad_clip / (norm + _OF_DEEPSPEED)) if self._grad_clip > 0 else 1.0

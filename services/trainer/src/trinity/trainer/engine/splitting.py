@@ -23,7 +23,7 @@ from trinity.trainer.model.policy import TokenModel
 from trinity.trainer.model.sequence_parallel import SequenceGroup
 from trinity.trainer.process.ranks import Ranks
 
-_LEAST_SAVED = 0.1
+_LEAST_SAVED = 0.1  # of the tokens: else the second call of the attention kernel costs more than sharing saves
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,15 @@ class MicroBatchPlanner:
 
     def micro_batches(self, sequences: Sequence[TrainSequence]) -> Iterator[tuple[list[int], MicroBatch]]:
         """Micro-batches with the indices of their sequences, some perhaps empty. The same number on every rank."""
-        share = self._limit.share_prompts and _saves_enough(sequences)
-        units = [[index] for index in range(len(sequences))]
+        units, share = [[index] for index in range(len(sequences))], False
+        sizes = [sequence.length for sequence in sequences]
+        if self._limit.share_prompts:
+            groups = with_equal_prompts(sequences)
+            tokens = sum(token_count([sequences[index] for index in members]) for members in groups)
+            share = tokens <= (1 - _LEAST_SAVED) * sum(sizes)
         if share:
-            units = _of_equal_prompts(sequences, self._limit.tokens, self._shares)
-        sizes = [token_count([sequences[index] for index in unit]) for unit in units]
+            units = _of_equal_prompts(sequences, groups, self._limit.tokens, self._shares)
+            sizes = [token_count([sequences[index] for index in unit]) for unit in units]
         for planned in plan_micro_batches(sizes, self._shares, self._limit)[self._share]:
             indices = [index for unit in planned for index in units[unit]]
             yield indices, self._one([sequences[index] for index in indices], share)
@@ -117,15 +121,10 @@ def plan_micro_batches(lengths: Sequence[int], ranks: int, limit: Limit) -> list
     return [plan + [[] for _ in range(most - len(plan))] for plan in plans]
 
 
-def _saves_enough(sequences: Sequence[TrainSequence]) -> bool:
-    """Whether sharing prompts saves enough tokens to outweigh the second call of the attention kernel."""
-    shared = sum(token_count([sequences[index] for index in members]) for members in with_equal_prompts(sequences))
-    return shared <= (1 - _LEAST_SAVED) * sum(sequence.length for sequence in sequences)
-
-
-def _of_equal_prompts(sequences: Sequence[TrainSequence], tokens: int, ranks: int) -> list[list[int]]:
-    """Sequences that share a prompt, in parts of at most `tokens` each; in more where ranks would be without work."""
-    groups = with_equal_prompts(sequences)
+def _of_equal_prompts(
+    sequences: Sequence[TrainSequence], groups: list[list[int]], tokens: int, ranks: int
+) -> list[list[int]]:
+    """Groups with one prompt, in parts of at most `tokens` each; in more where ranks would be without work."""
     sizes = [token_count([sequences[index] for index in members]) for members in groups]
     responses = [max(1, sequence.response_length) for sequence in sequences]
     units: list[list[int]] = []

@@ -29,8 +29,8 @@ _SHARE, _SHARE_OF_LEAN = 0.5, 0.9
 
 @dataclass(frozen=True)
 class Activations:
-    """tokens: limit of a micro-batch. recompute: which activations the backward pass recomputes; layers: in so many of
-    the first layers, None: in all."""
+    """tokens: limit of a micro-batch. recompute: which activations the backward pass recomputes. layers: the number of
+    layers, from the first, that recompute them; None: all."""
 
     tokens: int
     recompute: Checkpointing
