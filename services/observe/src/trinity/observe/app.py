@@ -51,7 +51,7 @@ _HEADERS = {
     "cache-control": "no-store",
 }
 _LONGEST_FORM = 65_536
-_Screen = Callable[..., Awaitable[dict[str, Any]]]
+_Show = Callable[..., Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -65,38 +65,55 @@ class Pages:
     async def runs(self, request: Request) -> Response:
         return self._page(request, "runs.html", await screens.runs(self.places))
 
-    async def of_run(self, request: Request, template: str, screen: _Screen, *numbers: str) -> Response:
-        """A screen of one run; `numbers` are the path's. 404 with the reason where there is nothing to show."""
-        key = request.path_params["key"]
-        source = self.places.get(key)
-        if source is None:
-            return self._page(request, "problem.html", {"problem": f"no run {key} is known here"}, 404)
-        here = request.scope["path"].removeprefix(f"/run/{key}").strip("/").partition("/")[0]
-        given = {"key": key, "title": source.title, "by": _colouring(request), "here": here}
-        try:
-            found = await screen(source, *(request.path_params[name] for name in numbers))
-        except UNREADABLE as error:
-            return self._page(request, "problem.html", given | {"problem": str(error)}, 404)
-        return self._page(request, template, given | found)
+    def of_runs(self) -> list[Route]:
+        """A page for each screen: its path below the run's, its template, and what finds what it shows."""
+        one, sample = self._screen, "/step/{step:number}/sample/{index:number}"
+        return [
+            one("", "overview.html", screens.overview_with_evaluations),
+            one("/now", "overview_now.html", screens.overview),  # the middle, which a live run's page asks for again
+            one("/dead", "dead.html", letters.dead),
+            one("/dead/{ordinal:number}", "letter.html", letters.letter),
+            one("/versions", "versions.html", history.versions),
+            one("/versions/{number:number}", "version.html", history.version),
+            one("/fleet", "fleet.html", history.fleet),
+            one("/waste", "waste.html", waste.waste, lambda request: request.query_params.get("price", "")),
+            one("/step/{step:number}", "step.html", screens.step),
+            one("/step/{step:number}/group/{ordinal:number}", "group.html", screens.group),
+            one("/step/{step:number}/lanes", "lanes.html", journeys.lanes),
+            one(sample, "sample.html", screens.sample, _colouring),
+            one(sample + "/trace", "trace.html", journeys.trace),
+            one(sample + "/tokens/{first:number}", "tokens.html", screens.sample_tokens, _colouring),
+            one("/task/{ordinal:number}", "task.html", journeys.task),
+            one("/compare", "comparable.html", partial(compare.others, self.places)),
+            one("/compare/{other}", "compare.html", partial(compare.compare, self.places)),
+        ]
 
-    async def overview(self, request: Request) -> Response:
-        return await self.of_run(request, "overview.html", screens.overview_with_evaluations)
+    def _screen(self, path: str, template: str, show: _Show, query: Callable[[Request], str] | None = None) -> Route:
+        """`show` gets the run, the path's parameters in their order, and what `query` reads of the address."""
 
-    async def refreshed(self, request: Request) -> Response:
-        """The middle of the overview, which a live run's page asks for again."""
-        return await self.of_run(request, "overview_now.html", screens.overview)
+        async def answer(request: Request) -> Response:
+            key, *given = request.path_params.values()
+            found = self.places.get(key)
+            if found is None:
+                return self._problem(request, f"no run {key} is known here")
+            here = request.scope["path"].removeprefix(f"/run/{key}").strip("/").partition("/")[0]
+            known = {"key": key, "title": found.title, "by": _colouring(request), "here": here}
+            try:
+                shown = await show(found, *given, *([query(request)] if query else []))
+            except UNREADABLE as error:
+                return self._page(request, "problem.html", known | {"problem": str(error)}, 404)
+            return self._page(request, template, known | shown)
+
+        return Route("/run/{key}" + path, answer, methods=["GET"])
+
+    def _problem(self, request: Request, problem: object, status: int = 404) -> Response:
+        return self._page(request, "problem.html", {"problem": str(problem)}, status)
 
     async def go(self, request: Request) -> Response:
         """The box of the header: to the step that was typed."""
         wanted = request.query_params.get("step", "")
         step = f"/step/{wanted}" if wanted.isascii() and wanted.isdigit() else ""
         return RedirectResponse(f"/run/{quote(request.path_params['key'], safe='~')}{step}", 303)
-
-    async def dead(self, request: Request) -> Response:
-        return await self.of_run(request, "dead.html", letters.dead)
-
-    async def letter(self, request: Request) -> Response:
-        return await self.of_run(request, "letter.html", letters.letter, "ordinal")
 
     async def change(self, request: Request) -> Response:
         """Feed tasks of dead letters again, or drop the letters; then to the page of those that are left."""
@@ -106,7 +123,7 @@ class Pages:
             status = 404
             await letters.change(self._source(key), request.path_params["what"], ordinals)
         except UNREADABLE as error:
-            return self._page(request, "problem.html", {"problem": str(error)}, status)
+            return self._problem(request, error, status)
         return RedirectResponse(f"/run/{quote(key, safe='~')}/dead", 303)
 
     async def pin(self, request: Request) -> Response:
@@ -117,7 +134,7 @@ class Pages:
             status = 404
             await self._source(key).pin(request.path_params["number"], request.path_params["what"] == "pin")
         except UNREADABLE as error:
-            return self._page(request, "problem.html", {"problem": str(error)}, status)
+            return self._problem(request, error, status)
         return RedirectResponse(f"/run/{quote(key, safe='~')}/versions", 303)
 
     def _source(self, key: str) -> Source:
@@ -126,57 +143,14 @@ class Pages:
             raise RunError(f"no run {key} is known here")
         return source
 
-    async def versions(self, request: Request) -> Response:
-        return await self.of_run(request, "versions.html", history.versions)
-
-    async def version(self, request: Request) -> Response:
-        return await self.of_run(request, "version.html", history.version, "number")
-
-    async def fleet(self, request: Request) -> Response:
-        return await self.of_run(request, "fleet.html", history.fleet)
-
-    async def waste(self, request: Request) -> Response:
-        asked = request.query_params.get("price", "")
-        return await self.of_run(request, "waste.html", partial(waste.waste, asked=asked))
-
-    async def step(self, request: Request) -> Response:
-        return await self.of_run(request, "step.html", screens.step, "step")
-
-    async def group(self, request: Request) -> Response:
-        return await self.of_run(request, "group.html", screens.group, "step", "ordinal")
-
-    async def sample(self, request: Request) -> Response:
-        screen = partial(screens.sample, by=_colouring(request))
-        return await self.of_run(request, "sample.html", screen, "step", "index")
-
     async def picture(self, request: Request) -> Response:
         """The file of a sample's picture. 404 with the reason where there is none."""
         source = self.places.get(request.path_params["key"])
         try:
             image, kind = pictures.read(source.folder if source else None, request.path_params["name"])
         except UNREADABLE as error:
-            return self._page(request, "problem.html", {"problem": str(error)}, 404)
+            return self._problem(request, error)
         return Response(image, media_type=kind)
-
-    async def trace(self, request: Request) -> Response:
-        return await self.of_run(request, "trace.html", journeys.trace, "step", "index")
-
-    async def lanes(self, request: Request) -> Response:
-        return await self.of_run(request, "lanes.html", journeys.lanes, "step")
-
-    async def task(self, request: Request) -> Response:
-        return await self.of_run(request, "task.html", journeys.task, "ordinal")
-
-    async def comparable(self, request: Request) -> Response:
-        return await self.of_run(request, "comparable.html", partial(compare.others, self.places))
-
-    async def compare(self, request: Request) -> Response:
-        return await self.of_run(request, "compare.html", partial(compare.compare, self.places), "other")
-
-    async def tokens(self, request: Request) -> Response:
-        """More tokens of a sample, which its page asks for as one scrolls."""
-        screen = partial(screens.sample_tokens, by=_colouring(request))
-        return await self.of_run(request, "tokens.html", screen, "step", "index", "first")
 
     def _page(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
         """In the language that the switch, an earlier use of it, or the browser asks for."""
@@ -190,11 +164,11 @@ class Pages:
         return answer
 
     async def missing(self, request: Request, error: Exception) -> Response:
-        return self._page(request, "problem.html", {"problem": "there is no such page"}, 404)
+        return self._problem(request, "there is no such page")
 
     async def failed(self, request: Request, error: Exception) -> Response:
         """What nothing else named: the page says it, and the service serves on."""
-        return self._page(request, "problem.html", {"problem": f"{type(error).__name__}: {error}"}, 500)
+        return self._problem(request, f"{type(error).__name__}: {error}", 500)
 
 
 def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool = False) -> Starlette:
@@ -220,26 +194,10 @@ def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool 
     return Starlette(
         routes=[
             get("/", pages.runs),
-            get(run, pages.overview),
-            get(f"{run}/now", pages.refreshed),
             get(f"{run}/go", pages.go),
-            get(f"{run}/dead", pages.dead),
-            *(changes if writes else []),
-            get(run + "/dead/{ordinal:number}", pages.letter),
-            get(f"{run}/versions", pages.versions),
-            get(run + "/versions/{number:number}", pages.version),
-            get(f"{run}/fleet", pages.fleet),
-            get(f"{run}/waste", pages.waste),
-            get(run + "/step/{step:number}", pages.step),
-            get(run + "/step/{step:number}/group/{ordinal:number}", pages.group),
-            get(run + "/step/{step:number}/sample/{index:number}", pages.sample),
-            get(run + "/step/{step:number}/sample/{index:number}/trace", pages.trace),
-            get(run + "/step/{step:number}/lanes", pages.lanes),
             get(run + "/picture/{name}", pages.picture),
-            get(run + "/task/{ordinal:number}", pages.task),
-            get(f"{run}/compare", pages.comparable),
-            get(run + "/compare/{other}", pages.compare),
-            get(run + "/step/{step:number}/sample/{index:number}/tokens/{first:number}", pages.tokens),
+            *pages.of_runs(),
+            *(changes if writes else []),
             Mount("/static", StaticFiles(directory=_HERE / "static")),
         ],
         middleware=[
