@@ -2,6 +2,8 @@
 
     python benchmarks/gpu/against_trl.py                 a 1.5 B shape, two GPUs; about 18 minutes
     python benchmarks/gpu/against_trl.py --only 1 2      the first two rows; about 5 minutes
+    python benchmarks/gpu/against_trl.py --only 1 2 --size 7B --lora 32     adapters of a 7 B shape on one GPU of 141 GB
+    python benchmarks/gpu/against_trl.py --only 7 --size 7B --set trainer.deepspeed.zero_stage=3
     python benchmarks/gpu/against_trl.py --cpu --tiny
 
 Random weights; every response has the same forced length. The first steps are not measured. TRL runs with vLLM in the
@@ -60,7 +62,8 @@ ROWS = (
 
 def parsed() -> argparse.Namespace:
     made = whole_run.parser(__doc__)
-    made.add_argument("--size", choices=["0.5B", "1.5B"], default="1.5B", help="shape of the model")
+    made.add_argument("--size", choices=list(whole_run.SHAPES), default="1.5B", help="shape of the model")
+    made.add_argument("--lora", type=int, metavar="RANK", help="train adapters of all linear layers; needs peft")
     made.add_argument("--only", type=int, nargs="+", default=range(1, len(ROWS) + 1), help="these rows, from 1")
     made.add_argument("--rows", type=int, default=16, help="of TRL's micro-batch")
     made.add_argument("--liger", action="store_true", help="TRL with Liger's kernels")
@@ -76,7 +79,10 @@ def parsed() -> argparse.Namespace:
 def config(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[str, Any]:
     """That of async_vs_sync.py, with responses of one length and one pass over a batch."""
     lengths = {"median": args.tokens, "cap": args.tokens, "sigma": 0.0, "epochs": 1}
+    lengths["steps"] = args.steps + 1  # the run is ended before its last step, whose checkpoint is not measured
     values = async_vs_sync.config(argparse.Namespace(**{**vars(args), **lengths}), folder, name)
+    if args.lora:
+        values["model"]["lora_configs"] = [{"lora_rank": args.lora, "lora_alpha": args.lora}]
     return {
         **values,
         "explorer": {"runner_per_model": 2 * args.tasks, "max_timeout": RUN_SECONDS,
@@ -91,8 +97,7 @@ def play(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dict[st
     plugins = str(Path(__file__).parent / "workflows")
     run = TrinityRun(path, folder, **whole_run.environment(args, _cards(row)), TRINITY_PLUGIN_DIRS=plugins)
     with whole_run.started(run, *args.set):
-        whole_run.ends_well(run, RUN_SECONDS)
-    steps = whole_run.trained(run.job)
+        steps = whole_run.until_trained(run, args.steps, RUN_SECONDS)
     counted = steps[args.unmeasured :]
     seconds = (steps[-1]["time"] - steps[args.unmeasured - 1]["time"]) / len(counted)
     for left in [run.job / "weights", *run.job.glob("global_step_*")]:
@@ -112,6 +117,7 @@ def play_trl(args: argparse.Namespace, folder: Path, row: Row, name: str) -> dic
     for key in ("tasks", "group", "tokens", "steps", "rows"):
         command += [f"--{key}", str(getattr(args, key))]
     command += [f"--{key}" for key in ("cpu", "liger") if getattr(args, key)]
+    command += ["--lora", str(args.lora)] if args.lora else []
     given = {**os.environ, **whole_run.environment(args, _cards(row)), "HF_HUB_OFFLINE": "1"}
     with (folder / f"{name}.out").open("w") as log:
         peer = subprocess.Popen(command, stdout=log, stderr=log, env=given, process_group=0)

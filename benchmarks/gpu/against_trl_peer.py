@@ -19,6 +19,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--cpu", action="store_true", help="sampled by transformers")
     parser.add_argument("--liger", action="store_true", help="Liger's fused loss and layers; needs liger-kernel")
+    parser.add_argument("--lora", type=int, help="rank of adapters that train in the model's place; needs peft")
     args = parser.parse_args()
 
     import os
@@ -47,7 +48,14 @@ def main() -> None:
         gradient_checkpointing=False, logging_steps=1, save_strategy="no", report_to="none", **engine,
     )  # fmt: skip
     data = Dataset.from_list([{"prompt": f"{index} + {index + 1} ="} for index in range(args.tasks * args.steps)])
-    trainer = GRPOTrainer(str(args.model), reward, config, train_dataset=data, callbacks=[Watch()])
+    adapters = None
+    if args.lora:
+        from peft import LoraConfig
+
+        adapters = LoraConfig(r=args.lora, lora_alpha=args.lora, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = GRPOTrainer(
+        str(args.model), reward, config, train_dataset=data, callbacks=[Watch()], peft_config=adapters
+    )  # fmt: skip
     trainer.train()
     if trainer.accelerator.is_main_process:
         args.out.write_text(json.dumps(ends))

@@ -27,6 +27,7 @@ _MAKE_SECONDS = 300.0
 SHAPES = {
     "0.5B": {"hidden": 896, "layers": 24, "heads": 14, "kv_heads": 2, "intermediate": 4864, "vocabulary": 151936},
     "1.5B": {"hidden": 1536, "layers": 28, "heads": 12, "kv_heads": 2, "intermediate": 8960, "vocabulary": 151936},
+    "7B": {"hidden": 3584, "layers": 28, "heads": 28, "kv_heads": 4, "intermediate": 18944, "vocabulary": 152064},
 }
 
 
@@ -111,6 +112,15 @@ def ends_well(run: TrinityRun, seconds: float) -> None:
     """Wait for the end. RuntimeError with the end of its output, if it is not a good one."""
     if code := run.finish(seconds):
         raise RuntimeError(f"trinity run ended with {code}:\n{run.tail()}")
+
+
+def until_trained(run: TrinityRun, steps: int, seconds: float) -> list[dict[str, Any]]:
+    """The trainer's metrics once it has made so many steps. RuntimeError if the run or the time ends before."""
+    try:
+        run.until(lambda _: len(trained(run.job)) >= steps, seconds, f"{steps} steps are trained")
+    except AssertionError as error:
+        raise RuntimeError(str(error)) from error
+    return trained(run.job)[:steps]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
