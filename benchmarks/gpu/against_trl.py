@@ -1,6 +1,6 @@
 """The same work by TRL's GRPO and by Trinity, on one GPU and on two: 32 x 8 responses of 512 tokens, one update a step.
 
-    python benchmarks/gpu/against_trl.py                 a 1.5 B shape, two GPUs; about 18 minutes
+    python benchmarks/gpu/against_trl.py                 a 1.5 B shape, two GPUs; about 22 minutes
     python benchmarks/gpu/against_trl.py --only 1 2      the first two rows; about 5 minutes
     python benchmarks/gpu/against_trl.py --only 1 2 --size 7B --lora 32     adapters of a 7 B shape on one GPU of 141 GB
     python benchmarks/gpu/against_trl.py --only 7 --size 7B --set trainer.deepspeed.zero_stage=3
