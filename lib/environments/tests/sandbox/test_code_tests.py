@@ -1,5 +1,6 @@
 """The reward function code_tests runs what an answer has against its row's tests."""
 
+import json
 from typing import Any
 
 import pytest
@@ -14,10 +15,27 @@ pytestmark = [pytest.mark.core, pytest.mark.skipif(bool(problem()), reason=f"no 
 
 ADD = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
 DOUBLE = "```python\nprint(2 * int(input()))\n```"
+WRONG = "```python\ndef add(a, b):\n    return 0\n```"
+CHECK = "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate(1, 2) == 3\n"
+DATACLASS = """```python
+from __future__ import annotations
+import pickle
+from dataclasses import dataclass
+
+@dataclass
+class Pair:
+    a: int
+    b: int
+
+def add(a, b):
+    pair = pickle.loads(pickle.dumps(Pair(a, b)))
+    return pair.a + pair.b
+```"""
 
 
-def score(response: str, tests: Any, **args: Any) -> tuple[float, float]:
-    result = as_result(SCORERS["code_tests"](ScoreItem("", response, "", {"tests": tests}), args))
+def score(response: str, tests: Any, entry_point: Any = None, **args: Any) -> tuple[float, float]:
+    task = {"tests": tests, "entry_point": entry_point}
+    result = as_result(SCORERS["code_tests"](ScoreItem("", response, "", task), args))
     return result.reward, result.metrics["tests_passed"]
 
 
@@ -27,6 +45,23 @@ def test_a_right_program_passes_and_a_wrong_one_does_not() -> None:
     assert score(ADD, ["assert add(1, 2) == 4", "assert add(1, 2) == 3"], partial_credit=True) == (0.5, 0.5)
     assert score(DOUBLE, {"inputs": ["2", "-3\n"], "outputs": ["4\n\n", "-6"]}) == (1, 1)
     assert score(DOUBLE, '{"inputs": ["2"], "outputs": ["5"]}') == (0, 0)
+
+
+def test_lists_may_be_json() -> None:
+    asserts = json.dumps(["assert add(1, 2) == 3", "assert add(0, 0) == 0"])
+    assert (score(ADD, asserts), score(WRONG, asserts)) == ((1, 1), (0, 0.0))
+    pairs = [{"input": "2\n", "output": "4\n", "testtype": "stdin"}, {"input": "-3", "output": "-6"}]
+    assert score(DOUBLE, json.dumps(pairs)) == score(DOUBLE, pairs) == (1, 1)
+    assert score(WRONG, json.dumps(pairs)) == (0, 0)
+
+
+def test_humanevals_check_is_called_with_the_rows_entry_point() -> None:
+    assert (score(ADD, CHECK, "add"), score(WRONG, CHECK, "add")) == ((1, 1), (0, 0))
+    assert score(WRONG, f"{CHECK}\ncheck(lambda a, b: a + b)") == (1, 1)  # as the test says
+
+
+def test_a_program_is_a_module() -> None:
+    assert score(DATACLASS, "assert add(1, 2) == 3") == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +95,19 @@ def test_the_program_is_the_last_block_of_python(response: str, found: str) -> N
         ([], {}, "task.tests"),
         ([1], {}, "task.tests"),
         ({"inputs": ["1"], "outputs": []}, {}, "task.tests"),
+        ({"fn_name": "add", "inputs": ["1\n2"], "outputs": ["3"]}, {}, "task.tests"),
+        ([{"input": "1\n2", "output": "3", "testtype": "functional"}], {}, "task.tests"),
+        ([{"input": "1"}], {}, "task.tests"),
         ("{", {}, "task.tests"),
+        ("['assert add(1, 2) == 3']", {}, "task.tests"),
+        ('["assert add(1, 2) == 3"', {}, "task.tests"),
+        (CHECK, {}, "task.tests"),
+        ("import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        assert 0", {}, "task.tests"),
+        ("def test():\n    assert 0\nif __name__ == '__main__':\n    test()", {}, "task.tests"),
+        ("# assert 0", {}, "task.tests"),
+        ("add(1, 2) == 3", {}, "task.tests"),
+        ("('assert 0', 1)\nx = [1]", {}, "task.tests"),
+        ("assert add(1, 2 == 3", {}, "task.tests"),
         ("pass", {"parial_credit": True}, "args.parial_credit"),
         ("pass", {"timeout_seconds": 100}, "args.timeout_seconds"),
         ("pass", {"tests_key": "test_list"}, "task.test_list"),

@@ -1,5 +1,6 @@
 """`code_tests`: the program in an answer, judged by the row's tests in a sandbox."""
 
+import ast
 import json
 import re
 import secrets
@@ -19,12 +20,12 @@ _BLOCK = re.compile(r"```[ \t]*(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
 _MAX_CODE = 100_000
 _MAX_CASES = 1000
 _RUN = ["python3", "-I", "/app/solution.py"]
-# The answer's names, then the test. What it prints is proof that the test came to its end.
+# The answer as the module `solution`, then the test. What it prints is proof that the test came to its end.
 _TEST = """
-import sys
-names = {"__name__": "solution"}
-exec(compile(open("/app/solution.py").read(), "/app/solution.py", "exec"), names)
-exec(compile(sys.argv[1], "test", "exec"), names)
+import sys, types
+module = sys.modules["solution"] = types.ModuleType("solution")
+exec(compile(open("/app/solution.py").read(), "/app/solution.py", "exec"), module.__dict__)
+exec(compile(sys.argv[1], "test", "exec"), module.__dict__)
 """
 
 
@@ -41,8 +42,12 @@ def code_tests(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     """1 if the program in the answer passes every test of its row, else 0; `partial_credit`: the share that it passes.
 
     The program is the last block between triple backticks, of Python if any is. The row's `tests_key` (tests) has a
-    text or a list of texts of Python (`assert add(1, 2) == 3`), or {"inputs", "outputs"}: what a program reads, and
-    what it has to write. `timeout_seconds` (10) are for all tests of an answer, `memory_mib` (512) for its processes.
+    text or a list of texts of Python (`assert add(1, 2) == 3`), or {"inputs", "outputs"} or a list of {"input",
+    "output"}: what a program reads, and what it has to write. Lists and objects may be JSON. A test that only defines
+    HumanEval's `check(candidate)` is called with the row's `entry_point`. `timeout_seconds` (10) are for all tests of
+    an answer, `memory_mib` (512) for its processes.
+
+    Raises InvalidInput naming the column for tests that would judge nothing.
     """
     given = Arguments(args)
     cases = _cases(item.task, given.text("tests_key", "tests"))
@@ -105,24 +110,69 @@ def _lines(text: str) -> list[str]:
 def _cases(task: dict[str, Any], key: str) -> list[Case]:
     """Raises InvalidInput naming the column."""
     where, given = f"task.{key}", task.get(key)
-    if isinstance(given, str) and given.lstrip().startswith("{"):
+    if isinstance(given, str) and given.lstrip().startswith(("{", "[")):
         try:
             given = json.loads(given)
         except (ValueError, RecursionError):
-            raise InvalidInput(where, "begins with { and is no JSON of {inputs, outputs}") from None
+            raise InvalidInput(where, f"begins with {given.lstrip()[0]} and is no JSON") from None
     if isinstance(given, str):
         given = [given] if given.strip() else []
     if isinstance(given, dict):
-        inputs, outputs = given.get("inputs") or [], given.get("outputs") or []
-        if not all(isinstance(one, list) and all(isinstance(text, str) for text in one) for one in (inputs, outputs)):
-            raise InvalidInput(where, "must have inputs and outputs, two lists of texts")
-        if len(inputs) != len(outputs):
-            raise InvalidInput(where, f"has {len(inputs)} inputs and {len(outputs)} outputs, must have as many of both")
-        cases = [Case(stdin=read, stdout=wrote) for read, wrote in zip(inputs, outputs, strict=True)]
+        cases = _read_and_written(given, where)
     elif isinstance(given, list) and all(isinstance(text, str) and text.strip() for text in given):
-        cases = [Case(test=text) for text in given]
+        cases = [Case(test=_checking(text, task.get("entry_point"), where)) for text in given]
+    elif isinstance(given, list) and all(isinstance(one, dict) for one in given):
+        cases = [case for one in given for case in _read_and_written(_of_lists(one), where)]
     else:
-        raise InvalidInput(where, f"is {given!r:.200}, must be a text, a list of texts, or {{inputs, outputs}}")
+        forms = "a text, a list of texts, {inputs, outputs}, or a list of {input, output}"
+        raise InvalidInput(where, f"is {given!r:.200}, must be {forms}")
     if not 0 < len(cases) <= _MAX_CASES:
         raise InvalidInput(where, f"has {len(cases)} tests, must have from 1 to {_MAX_CASES}")
     return cases
+
+
+def _of_lists(case: dict[str, Any]) -> dict[str, Any]:
+    return {**case, "inputs": [case.get("input")], "outputs": [case.get("output")]}
+
+
+def _read_and_written(given: dict[str, Any], where: str) -> list[Case]:
+    """Raises InvalidInput, also for what is to be passed to a function instead."""
+    if given.get("fn_name") or given.get("testtype", given.get("type", "stdin")) not in ("stdin", "stdin_stdout"):
+        raise InvalidInput(where, "has arguments of a function, must have texts of Python, or what a program reads")
+    inputs, outputs = given.get("inputs") or [], given.get("outputs") or []
+    if not all(isinstance(one, list) and all(isinstance(text, str) for text in one) for one in (inputs, outputs)):
+        raise InvalidInput(where, "must have what a program reads and what it has to write as texts")
+    if len(inputs) != len(outputs):
+        raise InvalidInput(where, f"has {len(inputs)} inputs and {len(outputs)} outputs, must have as many of both")
+    return [Case(stdin=read, stdout=wrote) for read, wrote in zip(inputs, outputs, strict=True)]
+
+
+def _checking(test: str, entry_point: Any, where: str) -> str:
+    """The test, with a call of the `check(candidate)` that it only defines. Raises InvalidInput for one that would
+    pass whatever the answer is.
+    """
+    try:
+        body = ast.parse(test).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InvalidInput(where, f"has the test {test!r:.200}, which is no Python: {error}") from None
+    if not all(map(_idle, body)):
+        return test
+    if any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in body):
+        if not isinstance(entry_point, str) or not entry_point.strip():
+            raise InvalidInput(where, "only defines `check`; the row needs the column entry_point: what is checked")
+        return _checking(f"{test}\ncheck({entry_point})", None, where)
+    raise InvalidInput(where, f"has the test {test!r:.200}, which only defines names: it must assert something")
+
+
+def _idle(node: ast.stmt) -> bool:
+    """Whether a statement judges nothing: a definition, an import, literals, a comparison whose result nobody asks for,
+    or what only a main program does.
+    """
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Import() | ast.ImportFrom():
+            return True
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__")), orelse=[]) | ast.Expr(value=ast.Compare()):
+            return True
+        case ast.Expr(value=value) | ast.Assign(value=value):
+            return not any(isinstance(part, ast.Call | ast.Name) for part in ast.walk(value))
+    return False
