@@ -23,6 +23,8 @@ pytestmark = pytest.mark.core
         "1 2\n3 4",
         "_ Q _",
         "x = 3",
+        "16.91°",
+        "(P ∧ ¬Q) → (Q ∨ P) ↔ R",
     ],
 )
 def test_formulas_values_and_words_are(answer: str) -> None:
@@ -49,6 +51,12 @@ def test_formulas_values_and_words_are(answer: str) -> None:
         "sin(x=1)",
         "f'{1}'",
         "factorial(99)",
+        "Integral(x, x)",
+        "9**9**9°",
+        "open(P) ∧ Q",
+        "(p) ∨ q",
+        "P(Q())",
+        "P ∧ Q ** 99",
         "1" * 31 + " + (1)",
         "(" * 3000,
         "1 + (" + "-" * 4000 + "1)",

@@ -11,7 +11,9 @@ MAX_CHARACTERS = 5000
 _MAX_NUMBER = 10**30
 _MAX_EXPONENT = 100
 # Nothing can be called without brackets, and nothing becomes large without * and <<.
-_PLAIN = re.compile(r"[\w\s,.:;='\"?|-]*")
+_PLAIN = re.compile(r"[\w\s,.:;='\"?|°-]*")
+# Propositional logic, which Python cannot read. Single letters: its scorer tries all values of all variables.
+_LOGIC = re.compile(r"[A-Z\s()]*[∧∨¬→↔][A-Z\s()∧∨¬→↔]*")
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.BitXor)
 _FUNCTIONS = {
     *(
@@ -38,7 +40,7 @@ def harmless(answer: str) -> bool:
     """Whether evaluating it does no more than compute something small. Linear in the answer's length."""
     if len(answer) > MAX_CHARACTERS or "__" in answer:
         return False
-    if _PLAIN.fullmatch(answer):
+    if _PLAIN.fullmatch(answer) or _LOGIC.fullmatch(answer):
         return True
     try:
         tree = ast.parse(answer.strip(), mode="eval").body

@@ -1,7 +1,7 @@
 """The puzzles of reasoning-gym.
 
-Some of their scorers evaluate the answer as Python: those are given harmless ones alone, and all of it happens in
-worker processes, which are killed when a call takes too long or too much memory.
+Some of their scorers evaluate the answer as Python: those are given harmless ones and the dataset's own alone, and all
+of it happens in worker processes, which are killed when a call takes too long or too much memory.
 """
 
 import functools
@@ -61,7 +61,8 @@ class ReasoningGym(AttemptsGame):
         return Turn(turn.text, reward, turn.done, turn.success, metrics)
 
     def _score(self, answer: str) -> float:
-        if evaluates(type(self._dataset).__module__) and not harmless(answer):
+        own = answer == str(self._puzzle["answer"]).strip()
+        if evaluates(type(self._dataset).__module__) and not (own or harmless(answer)):
             return 0.0
         try:
             return float(self._dataset.score_answer(answer, self._puzzle))
@@ -73,11 +74,9 @@ class ReasoningGym(AttemptsGame):
 
     @classmethod
     def oracle(cls, task: dict[str, Any], args: dict[str, Any], seed: int) -> list[str]:
-        dataset, found = puzzle(Arguments(task, "task"), Arguments(args), seed)
+        _, found = puzzle(Arguments(task, "task"), Arguments(args), seed)
         if found["answer"] is None:
             raise Unsolvable("the dataset gives no answers")
-        if evaluates(type(dataset).__module__) and not harmless(str(found["answer"])):
-            raise Unsolvable("the dataset's answer is no formula that may be evaluated")
         return replies([str(found["answer"])], cls.tag)
 
 
