@@ -1,5 +1,7 @@
 """Scoring functions: what counts as right, and bounded time on anything a policy may write."""
 
+import asyncio
+import json
 import math
 import re
 import time
@@ -8,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environments.scorers import SCORERS, ScoreItem
 from trinity.environments.scorers.answers import given_answer, last_boxed, same_answer
 from trinity.runtime.errors import InvalidInput
+from trinity.sdk.arena import Arena
 
 pytestmark = pytest.mark.core
 
@@ -38,10 +42,32 @@ def score(name: str, response: str, truth: str = "#### 42", task: dict[str, obje
         ("42000000000000000000000000000000000001", "42000000000000000000000000000000000000", 0),
         ("\\boxed{x^2}", "\\boxed{x^2}", 1),
         ("٤٢", "#### 42", 0),  # other digits are not ours
+        ("<think>so \\boxed{41}? no</think><answer>42</answer>", "42", 1),
+        ("<think>so <answer>41</answer>? no</think>It is 42.", "42", 1),
+        ("<think>so \\boxed{42}</think>", "42", 1),
+        ("\\boxed{41} <answer>\\boxed{42}</answer>", "42", 1),
+        ("<answer>42 dollars</answer>", "42", 1),
+        ("#### $42 dollars.", "42", 1),
+        ("\\boxed{42 \\text{ dollars}}", "42", 1),
+        ("\\boxed{42 dollars}", "41", 0),
+        ("\\boxed{41 or 42}", "42", 0),
+        ("\\boxed{42 or 43}", "42", 0),
+        ("\\boxed{42 million}", "42", 0),
+        ("\\boxed{3 halves}", "3", 0),
+        ("\\boxed{−5}", "-5", 1),
+        ("<answer>−5</answer>", "-5", 1),
+        ("it is −5.", "-5", 1),
+        ("\\boxed{-5}", "−5", 1),
+        ("\\boxed{−\\sqrt{8}}", "-2\\sqrt{2}", 1),
     ],
 )
 def test_accuracy(response: str, truth: str, reward: float) -> None:
     assert score("accuracy_reward", response, truth).reward == reward
+
+
+def test_a_box_in_the_thoughts_is_no_answer_where_one_follows() -> None:
+    assert score("math_reward", "<think>\\boxed{41}?</think><answer>42</answer>").reward == pytest.approx(1.1)
+    assert score("math_dapo_reward", "<think>\\boxed{41}?</think>\nAnswer: 42").reward == 1
 
 
 def test_math_reward_adds_and_takes_a_tenth_for_the_form() -> None:
@@ -182,3 +208,19 @@ def test_a_pattern_is_the_yamls_and_the_form_is_read_in_linear_time() -> None:
     begin = time.process_time()
     score("format_reward", "<think>\n" + "\n</think>\n<answer>\n" * 50_000)
     assert time.process_time() - begin < 5
+
+
+async def test_a_pattern_that_takes_for_ever_ends_and_stops_nothing_else() -> None:
+    arena = Arena(scorers={"format_reward": SCORERS["format_reward"]})
+    pattern = r"^<think>(.|\n)*</think>\s*<answer>(.|\n)*</answer>$"
+    items = [pb.ScoreItem(response="<think>\n" + "a line\n" * lines) for lines in (27, 1)]
+    items.append(pb.ScoreItem(response="<think>a</think><answer>b</answer>"))
+    request = pb.ScoreRequest(scorer="format_reward", items=items, args_json=json.dumps({"pattern": pattern}))
+    scoring = asyncio.create_task(arena.score(request))
+    longest, last = 0.0, time.monotonic()
+    while not scoring.done():
+        await asyncio.sleep(0.05)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    assert longest < 2
+    assert [round(one.reward, 3) for one in (await scoring).scores] == [-0.1, -0.1, 0.1]
+    await arena.drain(1)

@@ -35,7 +35,7 @@ def verifier() -> Iterator[Verifier]:
 
 def workers() -> list[psutil.Process]:
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if "verify_worker" in " ".join(child.cmdline())]
+    return [child for child in children if child.cmdline()[-1:] == ["math-verify"]]
 
 
 def of_math_verify(reference: str, answer: str) -> bool:

@@ -1,8 +1,10 @@
 """Finding the answer in a reply and comparing it with the reference."""
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
+from trinity.environments.replies import between
 from trinity.environments.scorers.verifier import Verifier, shared
 
 _MAX_TEXT = 200_000
@@ -11,12 +13,19 @@ _MAX_OPEN_BOXES = 100
 _MAX_COMPARED = 1000
 _MAX_NESTED = 50
 _SURELY_DIFFERENT = Fraction(1, 10_000)
-_NUMBER = re.compile(r"[-+]?(?:\d{1,9} \d{1,9}/\d+|(?:\d[\d,]*\.?\d*|\.\d+)(?:/\d+)?)", re.ASCII)
+_NUMBER = re.compile(r"[-+−]?(?:\d{1,9} \d{1,9}/\d+|(?:\d[\d,]*\.?\d*|\.\d+)(?:/\d+)?)", re.ASCII)
 _PLAIN = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
 _FRACTION = re.compile(r"([-+]?\d+)/(\d+)", re.ASCII)
 _MIXED = re.compile(r"([-+]?)(\d+) (\d+/\d+)", re.ASCII)
 _THREE_DIGITS = re.compile(r"(?<![\d./])\d{1,3}(?: \d{3})+(?![\d/])", re.ASCII)
 _TWO_NUMBERS = re.compile(r"\d \d", re.ASCII)
+_IN_LATEX = re.compile(r"\\(?:text|mathrm|mathbf)\{([^{}]*)\}")
+_WITH_UNIT = re.compile(r"(.*[\d}$.]) ([a-zA-Z]{2,})\.?", re.ASCII)
+# Words that change the number in front of them.
+_NO_UNIT = re.compile(
+    "(?:dozen|hundred|thousand|million|billion|trillion|percent|pi|squared|cubed|factorial|half|halve|third|quarter"
+    "|fourth|fifth|sixth|seventh|eighth|ninth|tenth|hundredth|thousandth)s?"
+)
 _LATEX_FRACTION = re.compile(r"([-+]?)\\[dt]?frac\s*(?:\{([-+]?\d+)\}\s*\{(\d+)\}|(\d)(\d))", re.ASCII)
 
 
@@ -37,13 +46,6 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def last_tagged(text: str) -> str | None:
-    """Content of the last complete <answer>...</answer>; None if there is none. Linear in the text's length."""
-    close = text.rfind("</answer>")
-    begin = text.rfind("<answer>", 0, max(close, 0))
-    return text[begin + len("<answer>") : close].strip() if begin != -1 else None
-
-
 def reference_answer(truth: str) -> str:
     """The answer of a reference: what stands after `####` (GSM8K), in \\boxed{}, or all of it."""
     if "####" in truth:
@@ -53,37 +55,62 @@ def reference_answer(truth: str) -> str:
 
 def answer_line(text: str) -> str | None:
     """What follows the last `Answer:` on its line; None without one."""
-    _, mark, rest = text[-_MAX_TEXT:].rpartition("Answer:")
+    _, mark, rest = text.rpartition("Answer:")
     line = rest.split("\n", 1)[0].strip() if mark else ""
     return line or None
 
 
+def final_answer(response: str) -> str | None:
+    r"""The answer of a reply in the style of DAPO's: the last \boxed{} inside of <answer>, else <answer> itself, else
+    \boxed{}, else what follows the last `Answer:`; never just the last number. None if nothing."""
+    return _behind_thoughts(response, answer_line)
+
+
 def given_answer(response: str) -> str | None:
-    """The answer of a reply: \\boxed{}, else <answer>, else after `####`, else the last number. None if nothing."""
+    r"""The answer of a reply: the last \boxed{} inside of <answer>, else <answer> itself, else \boxed{}, else after
+    `####`, else the last number. None if nothing."""
+    return _behind_thoughts(response, _last_number)
+
+
+def _behind_thoughts(response: str, unmarked: Callable[[str], str | None]) -> str | None:
+    """Thoughts may mark an answer that is given up later: they count only where nothing behind them does."""
     response = response[-_MAX_TEXT:]
-    boxed = last_boxed(response)
-    if boxed is not None:
-        return boxed
-    tagged = last_tagged(response)
-    if tagged is not None:
-        return tagged
-    if "####" in response:
-        after = response.rsplit("####", 1)[1].strip()
+    for text in (response.rpartition("</think>")[2], response):
+        marked = _marked_answer(text)
+        found = unmarked(text) if marked is None else marked
+        if found is not None:
+            return found
+    return None
+
+
+def _marked_answer(text: str) -> str | None:
+    tagged = between(text, "<answer>", "</answer>")
+    return last_boxed(text) if tagged is None else last_boxed(tagged) or tagged.strip()
+
+
+def _last_number(text: str) -> str | None:
+    if "####" in text:
+        after = text.rsplit("####", 1)[1].strip()
         return after.splitlines()[0].strip() if after else None
-    numbers = _NUMBER.findall(response)
+    numbers = _NUMBER.findall(text)
     return str(numbers[-1]) if numbers else None
 
 
 def normalise(answer: str) -> str:
     """Without what carries no meaning: spaces, thousands separators, currency, percent, a final full stop, `x =`."""
     text = answer.strip().strip("$").replace("\\!", "").replace("\\,", "").replace("\\%", "").replace("\\$", "")
-    text = re.sub(r"\\(?:text|mathrm|mathbf)\{([^{}]*)\}", r"\1", text)
+    text = _IN_LATEX.sub(r"\1", text)
     text = re.sub(r"^[a-zA-Z]\s*=\s*", "", text)
     text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
     text = re.sub(r"(?<=\d),(?=\d{3}(?:\D|$))", "", text, flags=re.ASCII)
     text = _thousands_joined(text.replace("$", "").replace("%", ""))
     # A space between two numbers has a meaning: 1 1/2 is not 11/2.
     return re.sub(r"(?<!\d) | (?!\d)", "", text, flags=re.ASCII).rstrip(".")
+
+
+def _without_unit(text: str) -> str:
+    found = _WITH_UNIT.fullmatch(" ".join(_IN_LATEX.sub(r"\1", text).split()))
+    return found[1] if found and not _NO_UNIT.fullmatch(found[2].lower()) else text
 
 
 def _thousands_joined(text: str) -> str:
@@ -114,12 +141,15 @@ def number(text: str) -> Fraction | None:
 def same_answer(given: str, reference: str, verifier: Verifier | None = None) -> bool:
     """Whether two answers are the same: plain numbers by their exact values, everything else as math-verify says.
 
-    Only what neither equal text nor exact numbers decide goes to math-verify, which is a thousand times slower.
-    `verifier`: by default that of this process.
+    A number with a unit (`42 dollars`) is the number where the reference has none. Only what neither equal text nor
+    exact numbers decide goes to math-verify, which is a thousand times slower. `verifier`: by default that of this
+    process.
     """
     if len(given) > _MAX_COMPARED or not given.strip():
         return False
-    plain_given, plain_reference = normalise(given), normalise(reference[:_MAX_COMPARED])
+    given, reference = given.replace("−", "-"), reference.replace("−", "-")
+    plain_reference = normalise(reference[:_MAX_COMPARED])
+    plain_given = normalise(given if number(plain_reference) is None else _without_unit(given))
     if plain_given and plain_given == plain_reference:
         return True
     values = number(plain_given), number(plain_reference)
@@ -134,7 +164,7 @@ def same_answer(given: str, reference: str, verifier: Verifier | None = None) ->
     asked, answered = _for_math_verify(reference), _for_math_verify(given)
     if _TWO_NUMBERS.search(asked) or _TWO_NUMBERS.search(answered):
         return False  # math-verify would add them up
-    return (verifier or shared()).same(asked, answered)
+    return (verifier or shared(Verifier)).same(asked, answered)
 
 
 def _for_math_verify(text: str) -> str:

@@ -4,13 +4,13 @@ import re
 from typing import Any
 
 from trinity.environments.scorers.answers import (
-    answer_line,
+    final_answer,
     given_answer,
     last_boxed,
-    last_tagged,
     reference_answer,
     same_answer,
 )
+from trinity.environments.scorers.verifier import Matcher, shared
 from trinity.runtime.errors import InvalidInput
 from trinity.sdk.scoring import ScoreItem, ScoreResult
 
@@ -28,7 +28,7 @@ def _accuracy(answer: str | None, truth: str) -> float:
 
 
 def accuracy_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
-    """1 if the answer is right, else 0. The answer: \\boxed{}, else <answer>, else after ####, else the last number."""
+    """1 if the answer is right, else 0. The answer: <answer>, else \\boxed{}, else after ####, else the last number."""
     accuracy = _accuracy(given_answer(item.response), item.truth)
     return ScoreResult(accuracy, {"accuracy": accuracy})
 
@@ -36,16 +36,18 @@ def accuracy_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
 def format_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
     """0.1 if the reply is of Trinity-RFT's form, tags on lines of their own, else -0.1. The answer is not compared.
 
-    args `pattern`: a regular expression in place of that form, which must match from the reply's beginning.
+    args `pattern`: a regular expression in place of that form, which must match from the reply's beginning, within 3 s;
+    `.` matches newlines, and `^` and `$` match at every line.
     """
     pattern = args.get("pattern")
     if pattern:
         try:
-            matches = bool(re.match(pattern, item.response[:_MOST_MATCHED], re.DOTALL | re.MULTILINE))
+            re.compile(pattern)
         except (re.error, TypeError) as error:
             raise InvalidInput(
                 "args.pattern", f"is {pattern!r:.200}, which is no regular expression: {error}"
             ) from None
+        matches = shared(Matcher).matches(pattern, item.response[:_MOST_MATCHED])
     else:
         matches = _tags_on_own_lines(item.response)
     form = _FORMAT_REWARD if matches else -_FORMAT_REWARD
@@ -74,15 +76,6 @@ def math_boxed_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:
         opened, closed = item.response.find("<think>"), item.response.find("</think>")
         form = 0.0 if 0 <= opened < closed else -_FORMAT_REWARD
     return ScoreResult(accuracy + form, {"accuracy": accuracy, "format_score": form})
-
-
-def final_answer(response: str) -> str | None:
-    r"""The answer of a reply in the style of DAPO's: the last \boxed{} inside of <answer>, else <answer> itself, else
-    \boxed{}, else what follows the last `Answer:`; never just the last number."""
-    tagged = last_tagged(response)
-    if tagged is not None:
-        return last_boxed(tagged) or tagged
-    return last_boxed(response) or answer_line(response)
 
 
 def math_dapo_reward(item: ScoreItem, args: dict[str, Any]) -> ScoreResult:

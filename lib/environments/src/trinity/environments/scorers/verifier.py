@@ -1,8 +1,9 @@
-"""Comparison of mathematical answers by math-verify, in processes that are killed when they take too long.
+"""Comparison of mathematical answers by math-verify, and matching of regular expressions, in processes that are killed
+when they take too long.
 
 math-verify passes the text to sympy, which a policy can make hang (9^{9^{9}}); its own time limits work in the
-main thread alone. A comparison that was cut off counts as different, and is counted; likewise one that its Score call
-has no time left for.
+main thread alone. A regular expression may take for ever and lets no other thread run meanwhile. A comparison that was
+cut off counts as different, and is counted; likewise one that its Score call has no time left for.
 """
 
 import atexit
@@ -14,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO
+from collections.abc import Sequence
+from typing import IO, Any, TypeVar
 
 from trinity.runtime.errors import Unavailable
 from trinity.runtime.metrics import Counter
@@ -35,26 +37,23 @@ class _NoTime(Exception):
     """The Score call has to be answered now."""
 
 
-class Verifier:
+class _Workers:
     """A few worker processes, started when first needed. Thread safe; `close` ends them."""
+
+    judge = ""  # what the processes judge with
 
     def __init__(self, workers: int = 2, comparison_seconds: float = COMPARISON_SECONDS) -> None:
         self.comparison_seconds = comparison_seconds
         self._workers: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for _ in range(workers):
-            self._workers.put(_Worker())
+            self._workers.put(_Worker(self.judge))
 
-    def same(self, reference: str, given: str) -> bool:
-        """Whether math-verify takes the answer for the reference.
-
-        Raises Unavailable if no worker comes free or can be started: no verdict is better than a wrong one.
-        """
-        if len(reference) > MAX_CHARACTERS or len(given) > MAX_CHARACTERS:
-            return False
+    def _asked(self, *question: str) -> bool:
+        """Raises Unavailable if no worker comes free or can be started: no verdict is better than a wrong one."""
         try:
             worker = self._free_worker()
             try:
-                return worker.same(reference, given, self.comparison_seconds)
+                return worker.ask(question, self.comparison_seconds)
             finally:
                 self._workers.put(worker)
         except TimeoutError:
@@ -72,22 +71,42 @@ class Verifier:
         except queue.Empty:
             if left < WAIT_SECONDS:
                 raise _NoTime from None
-            raise Unavailable(f"math-verify: all workers have been busy for {WAIT_SECONDS:g} s") from None
+            raise Unavailable(f"{self.judge}: all workers have been busy for {WAIT_SECONDS:g} s") from None
 
     def close(self) -> None:
         for worker in list(self._workers.queue):
             worker.stop()
 
 
+class Verifier(_Workers):
+    judge = "math-verify"
+
+    def same(self, reference: str, given: str) -> bool:
+        """Whether math-verify takes the answer for the reference. Raises Unavailable."""
+        return max(len(reference), len(given)) <= MAX_CHARACTERS and self._asked(reference, given)
+
+
+class Matcher(_Workers):
+    judge = "re"
+
+    def matches(self, pattern: str, text: str) -> bool:
+        """As `re.match` with DOTALL and MULTILINE. Raises Unavailable."""
+        return self._asked(pattern, text)
+
+
+_Kind = TypeVar("_Kind", bound=_Workers)
+
+
 class _Worker:
     """One process, started for its first comparison, and at once again when it had to be killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, judge: str) -> None:
+        self._judge = judge
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._started = 0.0
 
-    def same(self, reference: str, given: str, seconds: float) -> bool:
+    def ask(self, question: Sequence[str], seconds: float) -> bool:
         """Raises TimeoutError when it had to be killed or died, as it does at its limits; _NoTime before it began."""
         process = self._process
         if process is None or process.poll() is not None:
@@ -97,15 +116,15 @@ class _Worker:
         if not self._ready:
             self._await_start(process.stdout)
         try:
-            process.stdin.write(json.dumps([reference, given]).encode() + b"\n")
-            return self._line(process.stdout, min(seconds, seconds_left())) == "same"
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            return self._line(process.stdout, min(seconds, seconds_left())) == "yes"
         except (TimeoutError, OSError):
             self.stop()
             self._start()  # it loads while no comparison waits
             raise TimeoutError from None
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "trinity.environments.scorers.verify_worker"]
+        command = [sys.executable, "-m", "trinity.environments.scorers.verify_worker", self._judge]
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         self._ready = False
@@ -123,8 +142,8 @@ class _Worker:
             if isinstance(error, TimeoutError) and left < allowed:
                 raise _NoTime from None  # it continues to load
             self.stop()
-            fix = "is it installed? pip install 'math-verify[antlr4_13_2]'"
-            raise Unavailable(f"math-verify does not start; {fix}") from None
+            fix = "; is it installed? pip install 'math-verify[antlr4_13_2]'" if self._judge == "math-verify" else ""
+            raise Unavailable(f"the process of {self._judge} does not start{fix}") from None
         self._ready = True
 
     def _line(self, output: IO[bytes], seconds: float) -> str:
@@ -149,13 +168,14 @@ class _Worker:
 
 
 _lock = threading.Lock()
-_shared: list[Verifier] = []
+_shared: dict[type[_Workers], Any] = {}
 
 
-def shared() -> Verifier:
-    """The verifier of this process, ended with it."""
+def shared(kind: type[_Kind]) -> _Kind:
+    """The workers of a kind that this process shares, ended with it."""
     with _lock:
-        if not _shared:
-            _shared.append(Verifier(workers=max(2, min(8, os.cpu_count() or 2))))
-            atexit.register(_shared[0].close)
-        return _shared[0]
+        if kind not in _shared:
+            _shared[kind] = kind(workers=max(2, min(8, os.cpu_count() or 2)))
+            atexit.register(_shared[kind].close)
+        found: _Kind = _shared[kind]
+        return found

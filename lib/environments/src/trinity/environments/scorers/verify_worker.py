@@ -1,4 +1,5 @@
-"""The process that compares answers with math-verify: one JSON list [reference, given] a line in, one verdict out.
+"""The process that compares answers with math-verify, or matches texts with regular expressions: one JSON list
+[reference, given] or [pattern, text] a line in, one verdict out. Its argument says which: math-verify or re.
 
 The comparison has no time limit of its own: the parent kills this process. As it may not live to do so, the kernel does
 too: every comparison has a limit of processor time, and the process one of memory.
@@ -6,8 +7,10 @@ too: every comparison has a limit of processor time, and the process one of memo
 
 import json
 import logging
+import re
 import resource
 import sys
+from collections.abc import Callable
 
 MEMORY_BYTES = 2 * 1024**3
 CPU_SECONDS = 15
@@ -16,6 +19,18 @@ CPU_SECONDS = 15
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     _limit_processor_time()
+    judge = _math_verify() if sys.argv[1] == "math-verify" else _matches
+    print("ready", flush=True)
+    for line in sys.stdin:
+        _limit_processor_time()
+        try:
+            verdict = judge(*json.loads(line))
+        except (Exception, RecursionError, MemoryError):
+            verdict = False
+        print("yes" if verdict else "no", flush=True)
+
+
+def _math_verify() -> Callable[[str, str], bool]:
     from math_verify import parse, verify
 
     logging.disable(logging.CRITICAL)
@@ -27,14 +42,11 @@ def main() -> None:
         return bool(gold) and bool(answer) and bool(verify(gold, answer, timeout_seconds=None))
 
     same("\\frac{1}{2}", "0.5")  # the first comparison is slow
-    print("ready", flush=True)
-    for line in sys.stdin:
-        _limit_processor_time()
-        try:
-            verdict = same(*json.loads(line))
-        except (Exception, RecursionError, MemoryError):
-            verdict = False
-        print("same" if verdict else "different", flush=True)
+    return same
+
+
+def _matches(pattern: str, text: str) -> bool:
+    return re.match(pattern, text, re.DOTALL | re.MULTILINE) is not None
 
 
 def _limit_processor_time() -> None:
