@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from trinity.environments.sandbox import docker, leases
 from trinity.environments.sandbox.environment import Shell
@@ -21,6 +22,7 @@ printf '%s\\x1f' "$@" >> "$0.log"; echo >> "$0.log"
 case "$1" in
   image) exit 1;;
   build) cat > "$0.tar"; echo sha256:1;;
+  rm) if [[ "$*" == *stuck* ]]; then echo "device or resource busy" >&2; exit 1; fi;;
   run) [[ "$*" == *broken* ]] && { echo "no such image" >&2; exit 125; }; echo id;;
   exec) case "$*" in
     *sleepy*) sleep 1; exit 137;;
@@ -102,6 +104,30 @@ def test_the_reaper_removes_containers_of_dead_owners(calls: Callable[[], list[l
     assert leases.reap() == 1
     assert calls()[-1] == ["rm", "--force", "--volumes", "trinity-left"]
     assert leases.leases() == []
+
+
+def test_only_what_ended_is_reaped(calls: Callable[[], list[list[str]]]) -> None:
+    kept, _ = (leases.Lease.take(0, container=name) for name in ("stuck", "trinity-left"))
+    with capture_logs() as logs:
+        assert [leases.reap(), leases.reap()] == [1, 0]
+    assert [line["container"] for line in logs if line["event"] == "sandbox.reaped"] == ["trinity-left"]
+    assert leases.leases() == [kept]
+
+
+def test_a_lease_that_cannot_be_read_now_stays(
+    calls: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = leases.Lease.take(600, container="trinity-kept")
+    (leases.folder() / "broken.json").write_text("{")
+
+    def fail(path: Path) -> str:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fail)
+        assert leases.leases() == []
+    assert leases.leases() == [kept]
+    assert [path.name for path in leases.folder().glob("*.json")] == [f"{kept.id}.json"]
 
 
 def test_containers_need_the_operator_and_docker(

@@ -18,6 +18,7 @@ from trinity.environments.sandbox import leases
 from trinity.environments.sandbox.sandbox import problem
 from trinity.environments.scorers import find_scorer, scorer_names
 from trinity.plugins.environments import installed_environments
+from trinity.runtime.errors import TrinityError
 from trinity.runtime.metrics import Gauge
 from trinity.runtime.trust.attach_tokens import AttachTokens
 from trinity.sdk.arena import Arena
@@ -76,7 +77,10 @@ def environments() -> dict[str, EnvironmentClass]:
 async def _reap() -> None:
     """End what dead services left of their sandboxes, and sandboxes whose time is over."""
     while True:
-        await asyncio.to_thread(leases.reap)
+        try:
+            await asyncio.to_thread(leases.reap)
+        except (OSError, TrinityError) as error:  # the next pass looks again
+            log.warning("sandbox.not_reaped", error=repr(error))
         await asyncio.sleep(_REAP_SECONDS)
 
 

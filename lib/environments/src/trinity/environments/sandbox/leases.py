@@ -62,8 +62,8 @@ class Lease:
     def over(self) -> bool:
         return time.time() >= self.expires or started(self.owner) != self.owner_started
 
-    def end(self) -> None:
-        """End what it names, and the lease with it; one that cannot be ended yet stays."""
+    def end(self) -> bool:
+        """End what it names, and the lease with it; one that cannot be ended yet stays. Whether it ended."""
         if self.pid and self.started and started(self.pid) == self.started:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -72,10 +72,11 @@ class Lease:
             try:
                 done = subprocess.run(command, capture_output=True, timeout=60)
             except (OSError, subprocess.TimeoutExpired):
-                return
+                return False
             if done.returncode and b"No such container" not in done.stderr:
-                return
+                return False
         self.release()
+        return True
 
 
 def folder() -> Path:
@@ -90,25 +91,28 @@ def folder() -> Path:
 
 
 def leases() -> list[Lease]:
-    """Those of this user. A file that is no lease is removed."""
+    """Those of this user that can be read. A file that is no lease is removed. Raises OSError, Conflict."""
     found = []
     for path in folder().glob("*.json"):
         try:
             found.append(Lease(**json.loads(path.read_text())))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, TypeError):
+        except OSError as error:
+            log.warning("sandbox.lease_not_read", path=str(path), error=repr(error))
+        except (ValueError, TypeError):
             path.unlink(missing_ok=True)
     return found
 
 
 def reap() -> int:
-    """End the sandboxes whose lease is over; how many."""
-    over = [lease for lease in leases() if lease.over]
-    for lease in over:
-        log.warning("sandbox.reaped", lease=lease.id, pid=lease.pid, container=lease.container, owner=lease.owner)
-        lease.end()
-    return len(over)
+    """End the sandboxes whose lease is over; how many ended. Raises OSError, Conflict."""
+    ended = 0
+    for lease in leases():
+        if lease.over and lease.end():
+            ended += 1
+            log.warning("sandbox.reaped", lease=lease.id, pid=lease.pid, container=lease.container, owner=lease.owner)
+    return ended
 
 
 def started(pid: int) -> str:
