@@ -21,11 +21,13 @@ from support.environments.attaching import (
 from support.environments.odd_environments import Odd
 from trinity.api.environment.v1 import environment_pb2 as pb
 from trinity.environment import attached
-from trinity.environment.hub import Hub
-from trinity.runtime.trust.attach_tokens import AttachTokens
+from trinity.environment.attached import Attachment
+from trinity.environment.hub import AttachedScorer, Hub
+from trinity.runtime.trust.attach_tokens import AttachToken, AttachTokens
 from trinity.sdk import AttachRefused, attaching
 from trinity.sdk.arena import Arena
 from trinity.sdk.attach import Provider
+from trinity.sdk.errors import Failed, Unavailable
 
 pytestmark = pytest.mark.core
 
@@ -112,3 +114,19 @@ async def test_few_of_many_that_went_away_are_remembered() -> None:
     for number in range(120):
         hub.remove(await hub.admit(offer(provider=str(number))), "over")
     assert list(hub.away) == [str(number) for number in range(20, 120)]
+
+
+async def test_no_score_is_asked_of_a_provider_that_is_gone() -> None:
+    token = AttachToken("of the test", "")
+    gone, here = (Attachment(name, "1", {}, frozenset({"s"}), token) for name in ("gone", "here"))
+    scorer = AttachedScorer("s")
+    scorer.attachments = [gone, here]
+    gone.end("it does not answer")
+    here.open["s"] = 3
+    asking = asyncio.create_task(scorer(pb.ScoreRequest(scorer="s")))
+    await until(lambda: here.open["s"] == 4)
+    here.end("it went away")
+    with pytest.raises(Failed, match="it went away"):
+        await asking
+    with pytest.raises(Unavailable, match="s: its attached provider went away"):
+        await scorer(pb.ScoreRequest(scorer="s"))

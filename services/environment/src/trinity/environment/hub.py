@@ -66,10 +66,7 @@ class AttachedSource:
         )
 
     def player(self) -> AttachedPlayer:
-        here = [one for one in self.attachments if not one.peer.gone]  # a stream may take a while to end
-        if not here:
-            raise Unavailable(f"{self.name}: its attached provider went away")
-        roomy = [one for one in here if one.has_room(self.name)]
+        roomy = [one for one in _here(self.attachments, self.name) if one.has_room(self.name)]
         if not roomy:
             raise Full(f"{self.name} plays {self.open} episodes, the limit of its attached providers; try again later")
         player = AttachedPlayer(choose(roomy, self.name), self.name, self._release)
@@ -91,7 +88,7 @@ class AttachedScorer:
         self.attachments: list[Attachment] = []
 
     async def __call__(self, request: pb.ScoreRequest) -> pb.ScoreResponse:
-        return await choose(self.attachments, self.name).score(request)
+        return await choose(_here(self.attachments, self.name), self.name).score(request)
 
 
 class Hub:
@@ -218,6 +215,14 @@ def _check_names(names: Collection[str], field: str, built_in: Collection[str]) 
             raise AlreadyExists(f"{field}: the name {name!r} is built in; take another one")
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InvalidInput(field, f"names {twice[0]!r} twice")
+
+
+def _here(attachments: list[Attachment], name: str) -> list[Attachment]:
+    """Without those that are gone: a stream may take a while to end. Raises Unavailable if none is left."""
+    here = [one for one in attachments if not one.peer.gone]
+    if not here:
+        raise Unavailable(f"{name}: its attached provider went away")
+    return here
 
 
 def choose(attachments: list[Attachment], name: str) -> Attachment:
