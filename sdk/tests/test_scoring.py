@@ -75,11 +75,23 @@ async def test_a_caller_that_leaves_cancels_its_waiting_items(arena: Arena) -> N
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     go_on.set()
-    arena._pool.shutdown()
+    arena._pools["scorer"].shutdown()
     counted = 1
     while begun.acquire(blocking=False):
         counted += 1
     assert counted <= 16
+
+
+async def test_a_scorer_that_hangs_keeps_no_other_waiting() -> None:
+    end = threading.Event()
+    arena = Arena(scorers={"hung": lambda item, args: end.wait(30), "well": lambda item, args: 1.0}, scoring_threads=2)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(arena.score(request("1", scorer="hung")), 0.2)
+    (score,) = (await asyncio.wait_for(arena.score(request("1", scorer="well")), 10)).scores
+    assert score.reward == 1
+    end.set()
+    await arena.drain(1)
 
 
 @pytest.mark.parametrize("arena", [lambda item, args: 1.0], indirect=True)

@@ -41,11 +41,13 @@ class Arena:
                 raise ValueError(f"two environments are named {name!r}")
             self.sources[name] = source
         self.scorers: dict[str, AsyncScorer] = {}
+        self._pools: dict[str, ThreadPoolExecutor] = {}
         for name, scorer in (scorers or {}).items():
-            self.scorers[name] = partial(self._score, scorer)
+            # One for each: a scorer that hangs keeps its threads, and other scorers theirs.
+            self._pools[name] = ThreadPoolExecutor(scoring_threads, thread_name_prefix=f"score-{name}")
+            self.scorers[name] = partial(self._score, scorer, self._pools[name])
         self.episodes = 0
         self._closing: set[asyncio.Task[None]] = set()
-        self._pool = ThreadPoolExecutor(scoring_threads, thread_name_prefix="score")
         self._threads_of_a_call = max(1, scoring_threads // 2)  # one call alone never has them all
         self._draining = False
 
@@ -69,9 +71,9 @@ class Arena:
             raise NotFound(f"scorer: none is named {request.scorer[:200]!r}; known: {known}")
         return await scorer(request)
 
-    async def _score(self, scorer: Scorer, request: pb.ScoreRequest) -> pb.ScoreResponse:
+    async def _score(self, scorer: Scorer, pool: ThreadPoolExecutor, request: pb.ScoreRequest) -> pb.ScoreResponse:
         scoring = Scoring(scorer, request)
-        jobs = [self._pool.submit(scoring.work) for _ in request.items[: self._threads_of_a_call]]
+        jobs = [pool.submit(scoring.work) for _ in request.items[: self._threads_of_a_call]]
         waits = [asyncio.wrap_future(job) for job in jobs]
         try:
             if waits:
@@ -102,7 +104,8 @@ class Arena:
             await asyncio.sleep(0.05)
         for source in list(self.sources.values()):
             await source.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def _close(player: Player, name: str) -> None:

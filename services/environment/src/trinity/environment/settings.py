@@ -13,7 +13,7 @@ class EnvironmentSettings(NatsSettings):
 
     nats_url: str = Field("", description="NATS that gets the log lines; empty: none does")
     plugin_dirs: str = Field("", description="Folders with the users' reward functions, separated as PATH is")
-    threads: int = Field(16, ge=1, description="Score calls that may run at the same time")
+    threads: int = Field(16, ge=1, description="Answers that each scorer may score at the same time")
     max_episodes: int = Field(2048, ge=1, description="Episodes of all environments that may be open at the same time")
     attach_token: str = Field("", repr=False, description="Secret that attaching providers must know; empty: none may")
     attach_tokens_file: Path | None = Field(
