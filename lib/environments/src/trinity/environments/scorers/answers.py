@@ -73,7 +73,7 @@ def given_answer(response: str) -> str | None:
 
 
 def _behind_thoughts(response: str, unmarked: Callable[[str], str | None]) -> str | None:
-    """Thoughts may mark an answer that is given up later: they count only where nothing behind them does."""
+    """Thoughts may mark an answer and reject it later: they count only where nothing behind them does."""
     response = response[-_MAX_TEXT:]
     for text in (response.rpartition("</think>")[2], response):
         marked = _marked_answer(text)

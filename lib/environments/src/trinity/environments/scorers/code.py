@@ -165,7 +165,7 @@ def _checking(test: str, entry_point: Any, where: str) -> str:
 
 
 def _idle(node: ast.stmt) -> bool:
-    """Whether a statement judges nothing: a definition, an import, literals, a comparison whose result nobody asks for,
+    """Whether a statement judges nothing: a definition, an import, literals, a comparison whose result is not used,
     or what only a main program does.
     """
     match node:
