@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,12 @@ def test_a_folder_that_holds_something_is_refused(stage: JobStage, tmp_path: Pat
         export(stage, tmp_path)
     (tmp_path / "empty").mkdir()
     export(stage, tmp_path / "empty")
+
+
+def test_a_missing_extra_is_named(stage: JobStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # so that its import fails
+    with pytest.raises(RunError, match=re.escape("needs pyarrow: pip install -e '.[parquet]'")):
+        export(stage, tmp_path / "out")
 
 
 def test_the_documented_columns_are_those_of_the_files(repository: Path) -> None:

@@ -91,6 +91,14 @@ def test_failed_attempts_lead_to_the_samples_of_the_task(get: Get) -> None:
     assert 'href="/run/one/step/3/sample/0"' in get("/one/task/11")
 
 
+def test_an_explorer_of_any_name_has_failed_attempts_and_loads(get: Get, runs: Path) -> None:
+    logs = runs / "one/log"
+    shutil.copy(logs / "explorer.log", logs / "environment.log")  # whose lines count for nothing
+    (logs / "explorer.log").rename(logs / "extra.log")
+    assert get("/one/task/11").count("<td>explorer.attempt.failed</td>") == 2
+    assert get("/one/step/3/sample/0/trace").count("extra loads it") == 2
+
+
 def log(runs: Path, event: str, **fields: object) -> None:
     """Another line of sync's log of the run `one`, a second later."""
     path = runs / "one/log/sync.log"

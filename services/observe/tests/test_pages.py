@@ -265,6 +265,28 @@ def test_damaged_arrays_leave_the_text(browse: Callable[..., Browser]) -> None:
     assert "It is 2." in sample
 
 
+@pytest.mark.parametrize("value", [[1], "x", None, 7])
+def test_a_field_of_another_kind_leaves_the_rest_of_a_page(value: Any, browse: Callable[..., Browser]) -> None:
+    wrong = dict.fromkeys(("advantage", "arrays", "metrics", "versions"), value)
+    browser = browse(ledger(), lambda row: row.update(wrong, response=[value]))
+    for page in ("/step/2/group/5", "/step/2/sample/1", "/step/2/sample/1/tokens/1", "/step/2/sample/1/trace"):
+        assert "This cannot be shown" not in browser.get(page)
+    assert "<dt>reward</dt><dd>1</dd>" in browser.get("/step/2/sample/1")
+
+
+@pytest.mark.parametrize(("line", "is_listed"), [({"time": "abc"}, True), ({"sample/reward_mean": 10**400}, False)])
+def test_a_damaged_monitor_hides_no_other_run(
+    line: dict[str, Any], is_listed: bool, browse: Callable[..., Browser], tmp_path: Path
+) -> None:
+    browser = browse()
+    make_job(tmp_path / "other")
+    (tmp_path / "other/monitor/trainer.jsonl").write_text(json.dumps({"step": 1, **line}) + "\n")
+    text = browser.runs()
+    assert 'href="/run/job"' in text
+    assert ('href="/run/other"' in text) is is_listed
+    assert (f"{tmp_path / 'other'}: OverflowError" in text) is not is_listed
+
+
 def test_an_evaluation_does_not_hide_the_batch_of_its_step(browse: Callable[..., Browser], tmp_path: Path) -> None:
     browser = browse(ledger())
     lines = [

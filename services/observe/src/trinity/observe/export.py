@@ -32,7 +32,7 @@ _ROLES = ("trainer", "explorer")
 
 Row = dict[str, Any]
 
-# Columns and their types, as docs/ui.md lists them; a test compares the two.
+# Columns and their types, as docs/export.md lists them; a test compares the two.
 TABLES: dict[str, dict[str, str]] = {
     "steps": {
         "step": "int64", "policy": "string", "written_at_seconds": "double", "reward_mean": "double",
@@ -157,7 +157,7 @@ class _File:
             import pyarrow
             from pyarrow import parquet
         except ModuleNotFoundError:
-            raise RunError("trinity export needs pyarrow: pip install 'trinity-observe[parquet]'") from None
+            raise RunError("trinity export needs pyarrow: pip install -e '.[parquet]'") from None
         self.rows = 0
         self._path, self._arrow, self._kept = path, pyarrow, list[Row]()
         self._schema = pyarrow.schema([(name, _type(pyarrow, kind)) for name, kind in columns.items()])

@@ -21,7 +21,7 @@ from trinity.observe.source import UNREADABLE, Source
 Facts = dict[str, Any]
 
 _MOST_BYTES = 32 << 20  # of each log file, from its end
-_PROCESSES = ("buffer", "explorer", "trainer", "sync")
+_LEFT_OUT = ("nats", "environment")  # text, and what environments say; explorers have any other name
 FAILED = "explorer.attempt.failed"
 LIVE, LOADED = "sync.version.live", "explorer.weights.loaded"
 
@@ -162,7 +162,7 @@ def _entries(folder: Path | None, wanted: Callable[[bytes], bool]) -> list[Entry
     """Lines that are `wanted`, oldest first."""
     found = []
     for path in sorted((folder / "log").glob("*.log")) if folder is not None else ():
-        if path.stem.rstrip("0123456789-_") in _PROCESSES:
+        if path.stem not in _LEFT_OUT:
             found += [parse(line, path.stem) for line in _lines(path) if wanted(line)]
     return sorted(found, key=Entry.order)
 

@@ -19,7 +19,7 @@ from trinity.cli.commands.alarms import Known, alarms, disk_of
 from trinity.cli.errors import RunError
 from trinity.observe import charts, pictures, replays, tokens
 from trinity.observe.audit import count_problems
-from trinity.observe.places import Places
+from trinity.observe.places import Places, Unreadable
 from trinity.observe.source import UNREADABLE, Source
 
 Facts = dict[str, Any]
@@ -37,8 +37,20 @@ _RUNS_WITH_CURVES = 60
 async def runs(places: Places) -> Facts:
     """All runs, from their folders alone: no service is asked."""
     found = await asyncio.to_thread(places.find)
-    rows = await asyncio.to_thread(lambda: [_run_row(key, source) for key, source in found.items()][:_RUNS_WITH_CURVES])
-    return {"rows": rows, "unreadable": places.unreadable, "more": len(found) - len(rows)}
+    listed = list(found.items())[:_RUNS_WITH_CURVES]
+    rows, damaged = await asyncio.to_thread(_run_rows, listed)
+    return {"rows": rows, "unreadable": [*places.unreadable, *damaged], "more": len(found) - len(listed)}
+
+
+def _run_rows(listed: list[tuple[str, Source]]) -> tuple[list[Facts], list[Unreadable]]:
+    """A row for each run, and the runs that have none."""
+    rows, damaged = list[Facts](), list[Unreadable]()
+    for key, source in listed:
+        try:
+            rows.append(_run_row(key, source))
+        except UNREADABLE as error:
+            damaged.append(Unreadable(source.folder or Path(key), _said(error)))
+    return rows, damaged
 
 
 def _run_row(key: str, source: Source) -> Facts:
@@ -53,7 +65,7 @@ def _run_row(key: str, source: Source) -> Facts:
         "reward": rewards[-1] if rewards else None,
         "curve": charts.sparkline(rewards, "reward"),
         "tokens": series.newest(trainer, "perf/tokens_per_second"),
-        "at": max((line.get("time") or 0.0 for line in [*trainer[-1:], *explorer[-1:]]), default=0.0),
+        "at": max(series.values([*trainer[-1:], *explorer[-1:]], "time"), default=0.0),
         "alarms": alarms(Known(None, None, trainer, explorer)),
     }
 

@@ -34,6 +34,7 @@ _READ_AT_ONCE = 500  # entries of the ledger for one page
 _CACHED_STEPS = 4
 _MOST_LETTERS = 2000
 _MOST_VERSIONS = 200
+_KINDS: dict[str, Any] = {"advantage": (int, float), "arrays": dict, "metrics": dict, "response": str}
 
 # The identity of a process counts for the channels that it opens next, and runs have different ones.
 _opening = asyncio.Lock()
@@ -165,6 +166,7 @@ class Source:
         else:
             async with _opening:
                 found = await asyncio.to_thread(view.read_log, self.job_stage, step)
+        found = [{name: value for name, value in row.items() if _is_sound(name, value)} for row in found]
         if not self.is_live:  # a live run may train a step again after a crash
             self._rows[found[0]["step"]] = found
             while len(self._rows) > _CACHED_STEPS:
@@ -223,5 +225,14 @@ class Source:
             await kept.aclose()
 
 
+def _is_sound(name: str, value: Any) -> bool:
+    """Whether pages can compute with a field of an experience; others are left out."""
+    if name == "versions":  # spans [version, first, end]
+        return isinstance(value, list) and all(
+            isinstance(one, list) and [*map(type, one)] == [int] * 3 for one in value
+        )
+    return isinstance(value, _KINDS.get(name, object))
+
+
 # What a job folder that is damaged, half there or of another version brings about; the page says it and shows the rest.
-UNREADABLE = (RunError, TrinityError, ConfigError, OSError, ValueError, KeyError, TypeError)
+UNREADABLE = (RunError, TrinityError, ConfigError, OSError, ValueError, LookupError, TypeError, OverflowError)
