@@ -8,6 +8,7 @@ import yaml
 from support.data.verl_scripts import Importer
 from trinity.cli.errors import ending_well
 from trinity.cli.import_verl import import_verl
+from trinity.runtime.process import time_limit
 
 pytestmark = pytest.mark.core
 
@@ -134,6 +135,11 @@ def test_a_script_without_one_readable_run_is_refused(read: Importer, script: st
     assert (result.code, result.out) == (2, "")
     assert said in result.err and "run.sh: " in result.err
     assert len(result.err.splitlines()) == 1
+
+
+def test_a_brace_that_is_not_closed_is_read_at_once(read: Importer) -> None:
+    with time_limit(10):
+        assert read("X=${A:-" + "${b}" * 40 + "\npython3 -m verl.trainer.main_ppo a.b=1\n").code == 0
 
 
 def test_files_are_written_and_what_happened_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

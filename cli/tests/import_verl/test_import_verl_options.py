@@ -115,10 +115,20 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"algorithm.rollout_correction": {"decoupled": True, "geometric_range": [0.5, 2.0]}},
     ),
     (f"{ACTOR}.tis_imp_ratio_cap=2", {"algorithm.rollout_correction": {"decoupled": True, "token_cap": 2.0}}),
+    (f"{ACTOR}.tis_imp_ratio_cap=null", {"algorithm.rollout_correction": "absent"}),
+    (
+        f"{ACTOR}.tis_imp_ratio_cap=${{TIS_CAP:-2}}",
+        {"algorithm.rollout_correction": {"decoupled": True, "token_cap": "${oc.env:TIS_CAP,2}"}},
+    ),
+    (
+        f"{CORRECTION}.bypass_mode=${{BYPASS:-True}} {ACTOR}.policy_loss.loss_mode=gspo",
+        {"algorithm.rollout_correction": {"decoupled": False}, "algorithm.policy_loss_fn": "ppo"},
+    ),
     (f"{CORRECTION}.rollout_is=null", {"algorithm.rollout_correction": "absent"}),
     ("trainer.total_training_steps=100", {"buffer.total_steps": 100}),
     ("trainer.total_training_steps=null", {"buffer.total_steps": "absent"}),
     ("trainer.project_name=12 trainer.experiment_name=true", {"project": "12", "name": "true"}),
+    ("trainer.project_name=2026-13-01", {"project": "2026-13-01"}),
     ("trainer.val_before_train=True", {"explorer.eval_on_startup": True}),
     ("trainer.resume_mode=auto", {"continue_from_checkpoint": True}),
     ("trainer.resume_mode=disable", {"continue_from_checkpoint": False}),
@@ -163,6 +173,22 @@ def test_what_has_no_effect_or_no_counterpart_in_a_loss_is_said(read: Importer) 
     assert "KL and entropy terms alone" in aggregation
     assert "since veRL 0.9 gspo's own term has it too" in aggregation
     assert "token_k3 is not there" in result.line(f"not mapped: {CORRECTION}.rollout_rs=token_k3")
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "expected"),
+    [
+        (f"{ACTOR}.tis_imp_ratio_cap=$TIS_CAP", "algorithm.rollout_correction", "absent"),
+        (f"{CORRECTION}.rollout_is=[", "algorithm.rollout_correction", "absent"),
+        ("trainer.project_name=[]", "project", "verl_examples"),
+        ("algorithm.adv_estimator=[]", "algorithm.advantage_fn", "[]"),
+        (f"{ACTOR}.policy_loss.loss_mode=[]", "algorithm.policy_loss_fn", "[]"),
+    ],
+)
+def test_what_cannot_be_read_is_not_mapped(read: Importer, given: str, path: str, expected: str) -> None:
+    result = read.options(given)
+    assert result.at(path) == expected
+    assert result.line(f"not mapped: {given.partition('=')[0]}=")
 
 
 def test_steps_of_verl_are_larger_and_that_is_said(read: Importer) -> None:

@@ -9,7 +9,8 @@ SPLIT = "\x01"  # where an expansion splits a word
 
 ARITHMETIC = r"\$\(\((?:[^()]|\([^()]*\))*\)\)"
 COMMAND = r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`"
-BRACE = r"\$\{(?:[^{}]|\{[^{}]*\}|\$\{(?:[^{}]|\$\{[^{}]*\})*\})*\}"
+# Each character can be matched in one way: else a brace that is not closed is sought in all of them.
+BRACE = r"\$\{(?:[^{}$]|\$(?!\{)|\{[^{}]*\}|\$\{(?:[^{}]|\$\{[^{}]*\})*\})*\}"
 _DOLLAR = (
     rf"(?P<arithmetic>{ARITHMETIC})|(?P<command>{COMMAND})|(?P<brace>{BRACE})|(?P<name>\$(?:[A-Za-z_]\w*|[0-9@*#?!$-]))"
 )
@@ -58,7 +59,7 @@ class Variables:
         at_default = default_of(text)
         if at_default != text:
             self._notes.append(f"arithmetic is done with {text} = {at_default}")
-        return int(at_default) if re.fullmatch(r"\s*[+-]?\d+\s*", at_default) else None
+        return int(at_default) if re.fullmatch(r"\s*[+-]?\d{1,18}\s*", at_default) else None
 
 
 def environment(name: str, default: str | None) -> str:

@@ -1,10 +1,13 @@
 """Arguments of veRL's policy losses, their aggregation, and its rollout correction."""
 
+from typing import Any
+
 import yaml
 
+from trinity.cli.import_verl.expand import default_of
 from trinity.cli.import_verl.run import Run
 from trinity.cli.import_verl.tables import ACTOR, BY_SEQUENCE, CLIPPED, CORRECTION, LOSS_ARGS, LOSSES
-from trinity.cli.import_verl.values import Leaf, Node, is_null, is_true, node_of, texts_of
+from trinity.cli.import_verl.values import NUMBER, Leaf, Node, is_null, is_true, node_of, text_of
 from trinity.config.foreign_correction import MEANINGS, translated
 
 _CLIP = "0.2"  # veRL's own, of clip_ratio, clip_ratio_low and clip_ratio_high
@@ -15,7 +18,7 @@ _MODE = f"{ACTOR}.policy_loss.loss_mode"
 def loss(run: Run) -> Node | None:
     """The policy loss. With bypass_mode veRL takes its own clipped PPO in place of the one that is named."""
     given = run.take(_MODE)
-    if given is not None and _loss(run) != texts_of(given)[0]:
+    if given is not None and _loss(run) != text_of(given):
         run.unneeded.append(f"{_MODE}={given}: with {CORRECTION}.bypass_mode veRL's loss is vanilla")
         return Leaf(LOSSES["vanilla"], f"{CORRECTION}.bypass_mode")
     return None if given is None else run.named(_MODE, "vanilla", LOSSES)
@@ -24,7 +27,7 @@ def loss(run: Run) -> Node | None:
 def _loss(run: Run) -> str:
     if is_true(run.take(f"{CORRECTION}.bypass_mode") or "False"):
         return "vanilla"
-    return texts_of(run.take(_MODE) or "vanilla")[0]
+    return text_of(run.take(_MODE) or "vanilla")
 
 
 def arguments(run: Run) -> Node | None:
@@ -74,21 +77,43 @@ def aggregation(run: Run) -> Node | None:
 
 def correction(run: Run) -> Node | None:
     """What means the same here; an older option for a cap on tokens counts where the section says nothing of one."""
-    given = {key: run.take(f"{CORRECTION}.{key}") for key in MEANINGS}
-    theirs = {key: yaml.safe_load(value) for key, value in given.items() if value is not None and not is_null(value)}
-    cap = run.take(_OLD_CAP)
-    if cap is not None and "rollout_is" not in theirs and float(yaml.safe_load(cap)) > 0:
-        theirs |= {"rollout_is": "token", "rollout_is_threshold": float(yaml.safe_load(cap))}
+    options = {key: f"{CORRECTION}.{key}" for key in MEANINGS}
+    theirs = {key: value for key, option in options.items() if (value := _read(run, option)) is not None}
+    cap = _read(run, _OLD_CAP)
+    if cap is not None and not isinstance(cap, float):
+        run.unmapped.append(f"{_OLD_CAP}={run.take(_OLD_CAP)}: is not known to be a number here")
+    elif cap is not None and "rollout_is" not in theirs and cap > 0:
+        theirs |= {"rollout_is": "token", "rollout_is_threshold": cap}
+        options["rollout_is_threshold"] = _OLD_CAP
     found = translated(theirs)
-    run.unmapped += [f"{CORRECTION}.{key}={given[key]}: {why}" for key, why in found.refused.items()]
+    said = {key: f"{option}={run.take(option)}" for key, option in options.items()}
+    run.unmapped += [f"{said[key]}: {why}" for key, why in found.refused.items()]
     quiet = [key for key in theirs if found.taken.get(key, "").startswith("has no effect")]
-    run.unneeded += [f"{CORRECTION}.{key}={given[key]}: {found.taken[key]}" for key in quiet]
+    run.unneeded += [f"{said[key]}: {found.taken[key]}" for key in quiet]
     if "decoupled" in found.values and "bypass_mode" not in theirs:
         run.notes.append(
             "veRL's caps and ranges weigh what the trainer's weights were before a batch against the engine; here each "
             "mini-batch is a step, and they weigh the weights before each step"
         )
-    return {
-        ours: node_of(str(value).lower() if isinstance(value, bool) else str(value), CORRECTION)
-        for ours, value in found.values.items()
-    } or None
+    texts = {
+        ours: str(value).lower() if isinstance(value, bool) else str(value) for ours, value in found.values.items()
+    }
+    if "rollout_is_threshold" in theirs:  # a cap stays as it was written: it may be a variable
+        written = run.take(options["rollout_is_threshold"]) or ""
+        texts |= dict.fromkeys(texts.keys() & {"token_cap", "sequence_cap"}, written)
+    return {ours: node_of(text, CORRECTION) for ours, text in texts.items()} or None
+
+
+def _read(run: Run, option: str) -> Any:
+    """An option's value, of a reference to the environment its default, which is said. None where nothing is asked
+    for, and where it cannot be read, which is said too."""
+    text = run.take(option)
+    if text is None or is_null(used := default_of(text.strip())):
+        return None
+    if used != text.strip():
+        run.notes.append(f"{option}: derived keys are made with {used} of {text}")
+    try:
+        return float(used) if NUMBER.fullmatch(used) else yaml.safe_load(used)
+    except (yaml.YAMLError, ValueError):
+        run.unmapped.append(f"{option}={text}: cannot be read")
+        return None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from trinity.cli.import_verl.expand import default_of
 from trinity.cli.import_verl.script import Call
 from trinity.cli.import_verl.tables import ESTIMATORS, NAME, PROJECT
-from trinity.cli.import_verl.values import Leaf, Node, node_of, text_leaf, texts_of
+from trinity.cli.import_verl.values import Leaf, Node, node_of, text_leaf, text_of, texts_of
 
 _OWN_REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)+)\}")
 _FILE = re.compile(r"(?:(?P<folder>.*)/)?(?P<stem>[^/{}]+?)\.(?:parquet|jsonl?|csv)", re.S)
@@ -40,7 +40,7 @@ class Run:
     @property
     def advantage(self) -> str:
         estimator = self._values.get("algorithm.adv_estimator", "gae")
-        return ESTIMATORS.get(texts_of(estimator)[0], estimator)
+        return ESTIMATORS.get(text_of(estimator), estimator)
 
     def take(self, option: str) -> str | None:
         """The option's value as it was written; None if it was not given."""
@@ -60,7 +60,7 @@ class Run:
         if text is None:
             return default
         used = default_of(text.strip())
-        number = int(used) if re.fullmatch(r"[+-]?\d+", used) else None
+        number = int(used) if re.fullmatch(r"[+-]?\d{1,18}", used) else None
         note = f"{option}: derived keys are made with {number} of {text}"
         if derived and number is not None and used != text.strip() and note not in self.notes:
             self.notes.append(note)
@@ -78,7 +78,7 @@ class Run:
     def named(self, option: str, default: str, names: Mapping[str, str]) -> Leaf:
         """A choice that may be spelt otherwise here. An unknown one is kept, for `trinity check` to refuse."""
         given = self.take(option)
-        theirs = texts_of(default if given is None else given)[0]
+        theirs = text_of(default if given is None else given)
         if theirs not in names:
             self.unmapped.append(f"{option}={theirs}: no counterpart; kept, and `trinity check` will refuse it")
         source = f"{option}, veRL's default {theirs}" if given is None else f"{option}={theirs}"

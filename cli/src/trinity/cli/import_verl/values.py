@@ -15,7 +15,9 @@ from typing import TypeAlias
 
 import yaml
 
-_NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
+from trinity.cli.import_verl.expand import default_of
+
+NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _CONSTANTS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _REFERENCE = r"\$\{(?:[^{}]|\$\{[^{}]*\})*\}"
 _ITEM = re.compile(rf"""(?:{_REFERENCE}|'(?:\\'|[^'])*'|"(?:\\"|[^"])*"|\[[^\[\]]*\]|\{{[^{{}}]*\}}|[^,'"])+""", re.S)
@@ -42,7 +44,7 @@ def node_of(value: str, comment: str = "") -> Node:
         return {_unquoted(key.strip()): node_of(inside, comment) for key, _, inside in pairs}
     if value.lower() in _CONSTANTS:
         return Leaf(_CONSTANTS[value.lower()], comment)
-    if _NUMBER.fullmatch(value):
+    if NUMBER.fullmatch(value):
         return Leaf(value, comment)
     return text_leaf(_unquoted(value), comment)
 
@@ -50,8 +52,8 @@ def node_of(value: str, comment: str = "") -> Node:
 def text_leaf(text: str, comment: str = "") -> Leaf:
     """Text, in quotes only where YAML would read something else."""
     try:
-        plain = yaml.safe_load(f"key: {text}") == {"key": text} and not _NUMBER.fullmatch(text)
-    except yaml.YAMLError:
+        plain = yaml.safe_load(f"key: {text}") == {"key": text} and not NUMBER.fullmatch(text)
+    except (yaml.YAMLError, ValueError):  # ValueError: of 2026-13-01
         plain = False
     return Leaf(text if plain else json.dumps(text, ensure_ascii=False), comment)
 
@@ -63,8 +65,14 @@ def texts_of(value: str) -> list[str]:
     return [_unquoted(item.strip()) for item in items]
 
 
+def text_of(value: str) -> str:
+    """A value as text: the first item of a list, and an empty list as it is written."""
+    return next(iter(texts_of(value)), value)
+
+
 def is_true(value: str) -> bool:
-    return _unquoted(value.strip()).lower() == "true"
+    """A reference to the environment counts as its default."""
+    return _unquoted(default_of(value.strip())).lower() == "true"
 
 
 def is_null(value: str) -> bool:
