@@ -104,6 +104,22 @@ def test_show_lists_and_warns(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "explorer  " in certs.show(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("issued", "[1]", "should be an object"),
+        ("issued", "{", "EOF"),
+        ("issued", '{"sync": {"role": "sync", "days": 1}}', "sync.hosts: Field required"),
+        ("issued", '{"sync": {"role": "sync", "days": "x", "hosts": []}}', "sync.days: Input should be a valid number"),
+        ("earlier/sync", "[1]", "0: Input should be"),
+    ],
+)
+def test_a_damaged_record_is_one_sentence(folder: Path, name: str, content: str, said: str) -> None:
+    (folder / f"ca/{name}.json").write_text(content)
+    with pytest.raises(RunError, match=f"^{folder}/ca/{name}.json: .*{said}.*; restore it$"):
+        certs.revoke(["sync"], folder)
+
+
 def test_rotate_issues_the_same_again(folder: Path) -> None:
     before = {name: certificate(folder, name) for name in ("sync", "buffer")}
     keys = {name: (folder / name / "tls.key").read_bytes() for name in before}

@@ -109,5 +109,12 @@ def test_json_has_fields_of_dataclasses_and_no_control_characters() -> None:
     assert "\x7f" not in text
 
 
+def test_json_has_null_for_what_is_no_finite_number() -> None:
+    numbers = [float("nan"), float("inf"), -float("inf"), 1e-7, 1]
+    assert json.loads(to_json([Row("NaN", numbers, "Infinity")]), parse_constant=pytest.fail) == [
+        {"name": "NaN", "value": [None, None, None, 1e-7, 1], "text": "Infinity"}
+    ]
+
+
 def test_a_number_that_is_no_time_is_shown_as_it_is() -> None:
     assert [when(seconds) for seconds in (0.0, 1e308, float("nan"), -1e308)] == ["-", "1e+308", "nan", "-1e+308"]

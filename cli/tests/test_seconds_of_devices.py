@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from support.observe import ledger
 from trinity.cli.accounts import budget, device_log, fates, lives
 from trinity.cli.accounts.fates import Groups
 from trinity.cli.commands import wire
-from trinity.cli.commands.cost import render
+from trinity.cli.commands.cost import app, render
 
 pytestmark = pytest.mark.core
 
@@ -107,6 +108,12 @@ def test_a_budget_counts_all_stages_of_the_job(tmp_path: Path) -> None:
     assert not budget.Budget(1.1, tmp_path).is_spent()
     assert budget.Budget(1.0, tmp_path).is_spent()
     assert "1 hours of devices are spent, and 0.5 is the limit; raise it" in budget.Budget(0.5, tmp_path).text()
+
+
+def test_the_command_asks_for_a_run_whose_folder_is_here() -> None:
+    options = {option for one in get_command(app).params for option in one.opts}
+    assert {"--config", "--job", "--stage"} <= options
+    assert not {"--nats", "--run"} & options
 
 
 def test_the_table_has_a_column_for_each_service() -> None:

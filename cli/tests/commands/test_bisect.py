@@ -141,6 +141,14 @@ def test_the_command_says_step_and_values(a: Path, b: Run, capsys: pytest.Captur
     assert capsys.readouterr().out.startswith("step 1: task sums/0/2/2, rollout 0, turn 0, reward is 1.0 in ")
 
 
+def test_json_has_null_for_a_weight_that_is_not_finite(a: Path, b: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    b.weights[4] = np.nan
+    assert bisect(a, b.write(), as_json=True) == 1
+    text = capsys.readouterr().out
+    assert "NaN" not in text
+    assert json.loads(text)["difference"] == {"step": 2, "where": "weight weight, element 4", "a": 4.0, "b": None}
+
+
 def test_a_damaged_line_names_its_file(a: Path, b: Run) -> None:
     b.experiences[1, 2, 0]["arrays"]["mask"] = "?"
     with pytest.raises(RunError, match=r"experience_buffer.jsonl: a line of step 1 cannot be read"):

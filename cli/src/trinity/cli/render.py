@@ -35,8 +35,10 @@ def _spelt(match: re.Match[str]) -> str:
 
 
 def to_json(value: Any) -> str:
-    """JSON of plain values and dataclasses. DEL is the one control character that JSON lets through."""
-    return json.dumps(value, indent=1, default=dataclasses.asdict).replace("\x7f", "\\u007f")
+    """JSON of plain values and dataclasses; null for numbers that are not finite, which JSON does not have. DEL is the
+    one control character that JSON lets through."""
+    finite = json.loads(json.dumps(value, default=dataclasses.asdict), parse_constant=lambda _: None)
+    return json.dumps(finite, indent=1).replace("\x7f", "\\u007f")
 
 
 def table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], Any]]) -> str:

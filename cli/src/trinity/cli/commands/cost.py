@@ -11,7 +11,7 @@ from trinity.cli.accounts.fates import Facts, Fates, Groups
 from trinity.cli.accounts.lives import Watch
 from trinity.cli.commands.reader import JobStage, Reader, any_buffer, ask, find_job_stage
 from trinity.cli.errors import RunError
-from trinity.cli.options import AsJson, command, group
+from trinity.cli.options import AsJson, JobOption, RunOption, StageOption, command, group
 from trinity.cli.render import table, to_json
 
 _HOUR = 3600.0
@@ -19,7 +19,12 @@ _HOUR = 3600.0
 app = group()
 
 
-@command(app, "cost", find_job_stage)
+def find_account(config: RunOption = None, job: JobOption = None, stage: StageOption = "") -> JobStage:
+    """As `find_job_stage`, of a run whose job folder is here: its account is in files."""
+    return find_job_stage(config, job, stage)
+
+
+@command(app, "cost", find_account)
 def cost(job_stage: JobStage, as_json: AsJson = False) -> str:
     """Show what the seconds of a run's devices went to: trained, dropped, failed, idle."""
     found = collect(job_stage)
@@ -49,7 +54,7 @@ def measure(stage: Path) -> Measured:
 
 
 def collect(job_stage: JobStage) -> Facts:
-    """All values. RunError for a run without folder, or as `measure`."""
+    """All values. RunError as `measure`."""
     found = measure(job_stage.folder)
     groups, shares = ask(any_buffer, job_stage, _groups) if found.stored else (Groups(), {})
     return account(job_stage.run, found, groups, shares)

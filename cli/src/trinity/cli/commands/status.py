@@ -49,11 +49,12 @@ def status(place: Path | AnnouncedRun, as_json: AsJson = False) -> str:
 
 def finished(folder: Path) -> dict[str, Any]:
     """The state of a run that is not live: its summary, or its checkpoints."""
-    summary = files.read_json(folder / "summary.json")
+    read = files.read_json(folder / "summary.json")
+    summary = read if isinstance(read, dict) else None
     stages = {str(path.parent.relative_to(folder)): complete_steps(path.parent) for path in jobs.stage_configs(folder)}
     return {
         "job": str(folder),
-        "state": "finished" if isinstance(summary, dict) else "stopped",
+        "state": "finished" if summary is not None else "stopped",
         "checkpoints": {name: steps for name, steps in stages.items() if steps},
         "summary": summary,
     }

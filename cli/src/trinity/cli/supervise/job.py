@@ -267,14 +267,20 @@ def known_jobs(root: Path) -> list[Path]:
 
 def finished_step(stage_folder: Path) -> int:
     """Step at which a stage finished; -1 if it did not."""
-    value = files.read_json(stage_folder / "finished.json")
-    return int(value["step"]) if isinstance(value, dict) else -1
+    return _finished(stage_folder)[0]
 
 
 def finished_summary(stage_folder: Path) -> dict[str, Any]:
     """Summary of a stage that finished, perhaps with fewer steps than now; empty if it never finished."""
+    return _finished(stage_folder)[1]
+
+
+def _finished(stage_folder: Path) -> tuple[int, dict[str, Any]]:
+    """Step and summary. With a damaged file a stage has not finished: it runs again, from its last checkpoint."""
     value = files.read_json(stage_folder / "finished.json")
-    return dict(value["summary"]) if isinstance(value, dict) else {}
+    found = value if isinstance(value, dict) else {}
+    step, summary = found.get("step"), found.get("summary")
+    return (step, summary) if type(step) is int and isinstance(summary, dict) else (-1, {})
 
 
 def mark_finished(stage_folder: Path, step: int, part: dict[str, Any]) -> None:

@@ -17,8 +17,10 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
+from pydantic import TypeAdapter, ValidationError
 
 from trinity.cli.errors import RunError
 from trinity.runtime import files
@@ -33,6 +35,8 @@ AUTHORITY_DAYS = 3650.0
 NATS_SERVER = "nats"
 _SECRET, _PUBLIC = 0o600, 0o644
 _SHORTEST_SERIAL = 16  # characters: shorter ones are rather misspelt names
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,16 +72,19 @@ class Row:
     serial: str  # 40 hex digits
 
 
+_REQUESTS, _EARLIER = TypeAdapter(dict[str, Request]), TypeAdapter(list[Issued])
+
+
 class IdentityFolder:
     """Reads and writes the folder."""
 
     def __init__(self, path: Path) -> None:
         """RunError unless `trinity certs init` made the folder."""
         self.path = path
-        record = files.read_json(path / AUTHORITY / "issued.json")
-        if record is None or not (path / AUTHORITY / "ca.key").is_file():
+        record = path / AUTHORITY / "issued.json"
+        if not record.is_file() or not (path / AUTHORITY / "ca.key").is_file():
             raise RunError(f"{path} holds no certificate authority; `trinity certs init --folder {path}` makes one", 2)
-        self._issued = {name: Request(**{**one, "hosts": tuple(one["hosts"])}) for name, one in record.items()}
+        self._issued = _parsed(record, _REQUESTS)
 
     @classmethod
     def create(cls, path: Path, days: float = AUTHORITY_DAYS) -> "IdentityFolder":
@@ -187,7 +194,7 @@ class IdentityFolder:
         credentials = folder / "nats.creds"
         user = nats_users.user_key(credentials.read_text(errors="replace")) if credentials.is_file() else ""
         now = Issued(f"{certificate.serial_number:040x}", user, certificate.not_valid_after_utc.timestamp())
-        earlier = [Issued(**one) for one in files.read_json(self._earlier(name)) or ()]
+        earlier = _parsed(self._earlier(name), _EARLIER) if self._earlier(name).is_file() else []
         return [*(one for one in earlier if one != now), now]
 
     def _earlier(self, name: str) -> Path:
@@ -246,6 +253,16 @@ def _write_authority(path: Path, pair: ca.Pair, older: bytes) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     files.write_atomic(folder / "ca.key", pair.key, mode=_SECRET)
     files.write_atomic(folder / "ca.crt", pair.certificate + older, mode=_PUBLIC)
+
+
+def _parsed(file: Path, content: TypeAdapter[T]) -> T:
+    """RunError for a file that holds something else."""
+    try:
+        return content.validate_json(file.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise RunError(f"{file}: {at}{': ' if at else ''}{first['msg']}; restore it", 2) from None
 
 
 def _certificates(file: Path) -> Sequence[x509.Certificate]:

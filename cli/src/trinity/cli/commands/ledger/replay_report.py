@@ -29,12 +29,12 @@ def metrics_by_step(folder: Path) -> dict[int, Metrics]:
 
 
 def lines_of_steps(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of a file that are about a step; what a crash cut off is left out."""
+    """Lines of a file that are about a step; what a crash cut off, or damaged, is left out."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return
-    yield from (line for line in files.json_lines(lines) if "step" in line)
+    yield from (line for line in files.json_lines(lines) if type(line.get("step")) is int)
 
 
 @dataclass(frozen=True)
