@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trinity.api.common.v1 import experience_pb2
 from trinity.data.experience import Limits, VersionSpan
-from trinity.explorer.journal.turns import DIGEST_BYTES, Entry, RecordedTurn, digest, known_before
+from trinity.explorer.journal.turns import DIGEST_BYTES, RETURNED, Entry, RecordedTurn, digest, known_before
 from trinity.explorer.journal.wire import decode_entry, encode_abandoned, encode_turn
 from trinity.explorer.types import Completion
 from trinity.runtime.errors import FailureCause, InvalidInput
@@ -47,7 +47,7 @@ def test_a_process_whose_lease_ended_changes_nothing_of_the_next_holder() -> Non
 
 
 def test_an_attempt_that_failed_is_not_continued() -> None:
-    failed = Entry(1, "explorer-1", None)
+    failed = Entry(1, "explorer-1", FailureCause.TIMEOUT)
     assert tokens(known_before(2, [entry(1, 0, 10), failed])) == []
     assert tokens(known_before(3, [entry(1, 0, 10), failed, entry(2, 0, 20)])) == [20]
 
@@ -61,6 +61,14 @@ def test_attempts_that_get_no_further_begin_again_and_do_not_count_as_progress()
     further = [*again, entry(8, 2)]
     assert (known_before(9, further).progressed, known_before(9, further).fruitless) == (2, 0)
     assert len(tokens(known_before(9, further))) == 3
+
+
+def test_an_attempt_that_gave_its_lease_back_is_none_of_those_that_died() -> None:
+    returned = [Entry(attempt, "e", RETURNED) for attempt in (1, 3, 4, 6)]
+    known = known_before(9, [entry(1, 0, 10), entry(3, 1, 11), *returned])
+    assert (known.progressed, known.fruitless) == (4, 2), "each once, and 7 and 8 died"
+    assert tokens(known) == [10, 11]
+    assert known_before(10, [entry(1, 0), *returned]).episodes == {}
 
 
 def test_a_turn_without_the_one_before_it_is_refused() -> None:
@@ -87,12 +95,12 @@ def test_a_turn_travels_unchanged() -> None:
     made = Completion(np.array([1, 2, 3], np.int32), np.array([-1, -2, -3], np.float32), spans, "length")
     sent = RecordedTurn("0.1/2", 5, digest([1], [0.5]), made)
     came = decode_entry(encode_turn(sent), LIMITS)
-    assert came is not None
+    assert isinstance(came, RecordedTurn)
     assert (came.episode, came.turn, came.seen) == (sent.episode, 5, sent.seen)
     assert came.completion.token_ids.tolist() == [1, 2, 3]
     assert came.completion.logprobs.tolist() == [-1, -2, -3]
     assert (came.completion.version_spans, came.completion.finish_reason) == (spans, "length")
-    assert decode_entry(encode_abandoned(FailureCause.TIMEOUT), LIMITS) is None
+    assert decode_entry(encode_abandoned(FailureCause.TIMEOUT), LIMITS) == FailureCause.TIMEOUT
 
 
 def damaged(**fields: object) -> bytes:
@@ -174,6 +182,6 @@ def test_a_part_without_what_it_continues_is_refused(entries: list[Entry]) -> No
 
 def test_parts_are_written_and_read() -> None:
     sent = part(2, [3, 4]).turn
-    assert sent is not None
+    assert isinstance(sent, RecordedTurn)
     read = decode_entry(encode_turn(sent), LIMITS)
-    assert read is not None and (read.begin, read.completion.finish_reason) == (2, "open")
+    assert isinstance(read, RecordedTurn) and (read.begin, read.completion.finish_reason) == (2, "open")

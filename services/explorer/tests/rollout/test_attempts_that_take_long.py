@@ -70,6 +70,20 @@ async def test_an_attempt_is_cut_with_the_key_that_cut_it(monkeypatch: pytest.Mo
     assert patience.limit_seconds(the_task()) == pytest.approx(3 * (8 * 0.02 + 0.06) / 9)
 
 
+async def test_a_timeout_of_the_workflows_own_is_not_the_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Impatient(Workflow):
+        async def run(self) -> list[Experience]:
+            raise TimeoutError("the tool server was silent for 5 s")
+
+    monkeypatch.setitem(WORKFLOWS, "impatient", Impatient)
+    patience = warm(ON, 10, 8)
+    failure = await attempt.explore(the_task(workflow="impatient"), 1, "me", None, patience=patience)  # type: ignore[arg-type]
+    assert isinstance(failure, AttemptFailure)
+    assert failure.cause is FailureCause.WORKFLOW_ERROR and not failure.final
+    assert failure.error == "TimeoutError: the tool server was silent for 5 s"
+    assert patience.limit_seconds(the_task()) == 30
+
+
 async def test_an_attempt_that_ends_with_a_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     given = the_task()
     experiences = list(make_group(given).experiences)

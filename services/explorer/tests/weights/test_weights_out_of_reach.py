@@ -131,19 +131,24 @@ async def test_a_fetch_that_hangs_counts_as_an_unreachable_store(
 
 
 async def test_a_task_that_cannot_run_here_is_returned_to_the_queue() -> None:
-    told: list[float] = []
+    told: list[Any] = []
 
     async def retry(delay_seconds: float) -> None:
-        told.append(delay_seconds)
+        told.append("retry")
+
+    async def note_return(task: Task, deliveries: int) -> None:
+        told.append((task.ordinal, deliveries))
 
     async def reaches_step(step: int) -> bool:
         return False
 
     weights: Any = SimpleNamespace(reaches_step=reaches_step)
     nothing: Any = None
-    loop = RolloutLoop(nothing, RunNames("run"), 1, nothing, weights, Progress())
-    await loop.work(make_task(gate_step=7), SimpleNamespace(retry=retry))  # type: ignore[arg-type]
-    assert len(told) == 1
+    loop = RolloutLoop(nothing, RunNames("run"), 1, nothing, weights, Progress(), note_return)
+    task = make_task(5, gate_step=7)
+    message: Any = SimpleNamespace(data=task_to_proto(task).SerializeToString(), deliveries=3, retry=retry)
+    await loop.work(task, message)
+    assert told == [(5, 3), "retry"], "noted before another explorer may have it"
 
 
 async def test_a_queue_that_pauses_leaves_its_tasks_to_others(nats_url: str) -> None:

@@ -146,16 +146,14 @@ class ExplorerBuilder:
         self, broker: Broker, pool: EnginePool, tools: ExplorerTools, weights: WeightFollower, progress: Progress
     ) -> RolloutLoop:
         names, mine, limits = RunNames(self._run_id), self._explorer_id, self.limits()
-        journals = None
+        usable = partial(weights.is_usable, most_stale=self._plan.algorithm.sample_strategy.args.get("staleness_limit"))
         # A reproducible run samples the same tokens again.
-        if self._explorer.durable_episodes and not self._config.reproducible:
-            usable = partial(
-                weights.is_usable, most_stale=self._plan.algorithm.sample_strategy.args.get("staleness_limit")
-            )
-            journals = Journals(broker, names, mine, limits, usable, weights.reaches_step, self._explorer.flush_tokens)
+        keeps = self._explorer.durable_episodes and not self._config.reproducible
+        flush = self._explorer.flush_tokens
+        journals = Journals(broker, names, mine, limits, usable, weights.reaches_step, flush, keeps)
         patience = Patience(self._explorer.dynamic_timeout, self._config.buffer.batch_size)
         explore = partial(
             attempt.explore, explorer_id=mine, tools=tools, limits=limits, journals=journals, patience=patience
         )
         slots = self._explorer.runner_per_model * len(pool.engines)
-        return RolloutLoop(broker, names, slots, explore, weights, progress)
+        return RolloutLoop(broker, names, slots, explore, weights, progress, journals.give_back)

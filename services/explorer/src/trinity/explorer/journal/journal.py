@@ -23,7 +23,7 @@ import structlog
 
 from trinity.data.experience import Limits, Task, TaskKind
 from trinity.explorer.environments.episode import Step
-from trinity.explorer.journal.turns import OPEN, Entry, Kept, Known, RecordedTurn, known_before
+from trinity.explorer.journal.turns import OPEN, RETURNED, Entry, Kept, Known, RecordedTurn, known_before
 from trinity.explorer.journal.wire import decode_entry, encode_abandoned, encode_turn
 from trinity.explorer.types import Completion
 from trinity.runtime import tracing
@@ -40,6 +40,8 @@ TURNS_CONTINUED = Metric(
 )
 
 _SECONDS = 5.0  # that a turn may take to be written
+_RETURN_SECONDS = 1.0  # that a drain has for it
+_EVALUATIONS = 2**62  # is added to their ordinals, which are of another queue
 _HEADROOM_BYTES = 64 * 1024
 _MOST_ENTRIES, _MOST_BYTES = 100_000, 2**28  # of one task
 _READ_AHEAD = 64
@@ -58,7 +60,8 @@ class Journals:
     """The journals of one explorer.
 
     `usable`: whether tokens of a version may be trained now. `reaches`: waits until that step's weights are served
-    here; false if they cannot be. `flush_tokens`: between two entries of a reply; 0: it is one.
+    here; false if they cannot be. `flush_tokens`: between two entries of a reply; 0: it is one. `keeps`: whether turns
+    are kept, of training; leases that are given back are noted in any case.
     """
 
     broker: Broker
@@ -68,21 +71,25 @@ class Journals:
     usable: Callable[[int], bool]
     reaches: Callable[[int], Awaitable[bool]]
     flush_tokens: int = 0
+    keeps: bool = True
 
-    async def open(self, task: Task, attempt: int) -> "TaskJournal | None":
-        """Of an attempt at a task; an evaluation has none."""
-        if task.kind is not TaskKind.TRAIN:
-            return None
+    async def open(self, task: Task, attempt: int) -> "TaskJournal":
+        """Of an attempt at a task."""
         known = await self._known(task, attempt) if attempt > 1 else Known()
         # Older weights never continue what newer ones began.
         if known.newest_version >= 0 and not await self.reaches(known.newest_version):
             known.episodes.clear()
         return TaskJournal(self, task, attempt, known)
 
+    async def give_back(self, task: Task, attempt: int) -> None:
+        """Note that an attempt gives its lease back: it is none of those that died."""
+        subject = self.names.turn(_ordinal(task), attempt, owner_of(self.explorer_id))
+        await _publish(self.broker, subject, encode_abandoned(RETURNED), f"{subject}/returned", _RETURN_SECONDS)
+
     async def _known(self, task: Task, attempt: int) -> Known:
         entries: list[Entry] = []
         size = 0
-        subject = self.names.turns(task.ordinal)
+        subject = self.names.turns(_ordinal(task))
         try:
             async for message in on_subject(self.broker, self.names.turns_stream, subject, read_ahead=_READ_AHEAD):
                 size += len(message.data)
@@ -104,7 +111,8 @@ class TaskJournal:
         self.flush_tokens, self.usable = journals.flush_tokens, journals.usable
         self.owner = owner_of(journals.explorer_id)
         self.progressed = known.progressed
-        self._broker, self._subject = journals.broker, journals.names.turn(task.ordinal, attempt, self.owner)
+        self._keeps = journals.keeps and task.kind is TaskKind.TRAIN
+        self._broker, self._subject = journals.broker, journals.names.turn(_ordinal(task), attempt, self.owner)
         self._episodes = known.episodes
         self._opened: Counter[str] = Counter()
         self._writing: set[asyncio.Task[None]] = set()
@@ -115,7 +123,7 @@ class TaskJournal:
     def run(self) -> Iterator[None]:
         """A run of the workflow in this context. It continues what an earlier run of this attempt left, too."""
         self._opened.clear()
-        token = _journal.set(self)
+        token = _journal.set(self if self._keeps else None)
         try:
             yield
         finally:
@@ -156,15 +164,23 @@ class TaskJournal:
 
     async def _publish(self, data: bytes) -> bool:
         self._written += 1
-        name = f"{self._subject}/{self._written}"
-        try:
-            if len(data) > self._broker.client.max_payload - _HEADROOM_BYTES:
-                raise InvalidInput("turn", f"has {len(data)} bytes, NATS takes {self._broker.client.max_payload}")
-            await self._broker.publish(self._subject, data, message_id=name, deadline_seconds=_SECONDS)
-        except (TrinityError, nats.js.errors.Error) as error:
-            log.warning("explorer.journal.unwritten", subject=self._subject, reason=str(error))
-            return False
-        return True
+        return await _publish(self._broker, self._subject, data, f"{self._subject}/{self._written}", _SECONDS)
+
+
+def _ordinal(task: Task) -> int:
+    return task.ordinal + (_EVALUATIONS if task.kind is TaskKind.EVALUATION else 0)
+
+
+async def _publish(broker: Broker, subject: str, data: bytes, name: str, seconds: float) -> bool:
+    """Whether it was written."""
+    try:
+        if len(data) > broker.client.max_payload - _HEADROOM_BYTES:
+            raise InvalidInput("turn", f"has {len(data)} bytes, NATS takes {broker.client.max_payload}")
+        await broker.publish(subject, data, message_id=name, deadline_seconds=seconds)
+    except (TrinityError, nats.js.errors.Error) as error:
+        log.warning("explorer.journal.unwritten", subject=subject, reason=str(error))
+        return False
+    return True
 
 
 class EpisodeJournal:

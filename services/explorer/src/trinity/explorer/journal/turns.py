@@ -17,9 +17,10 @@ from trinity.data.images import PlacedImage
 from trinity.explorer.environments.episode import Step
 from trinity.explorer.types import Completion, spans_of
 from trinity.explorer.weights.load_history import WeightsWithdrawn
-from trinity.runtime.errors import InvalidInput
+from trinity.runtime.errors import FailureCause, InvalidInput
 
 OPEN = "open"
+RETURNED = FailureCause.LEASE_LOST  # the cause of an attempt whose explorer gave the lease back: its turns stay
 _REASONS = ("stop", "length", OPEN)
 DIGEST_BYTES = 16
 LONGEST_NAME = 200
@@ -74,11 +75,12 @@ class RecordedTurn:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one attempt wrote: a turn, or None: it failed. `owner`: the explorer's token, from the subject."""
+    """What one attempt wrote: a turn, or the cause with which it ended. `owner`: the explorer's token, from the
+    subject."""
 
     attempt: int
     owner: str
-    turn: RecordedTurn | None
+    turn: RecordedTurn | str
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class Kept:
 
 @dataclass
 class Known:
-    """`episodes`: the turns of each, by its name. `progressed`: attempts that got further than all before them;
-    `fruitless`: how many of the newest in a row did not."""
+    """`episodes`: the turns of each, by its name. `progressed`: attempts that got further than all before them, or gave
+    their lease back; `fruitless`: how many of the newest in a row did neither."""
 
     episodes: dict[str, list[Kept]] = field(default_factory=dict)
     progressed: int = 0
@@ -160,8 +162,8 @@ def joined(first: Completion, then: Completion) -> Completion:
 def known_before(attempt: int, entries: Iterable[Entry]) -> Known:
     """What attempts before this one left, without those up to the newest that failed.
 
-    No turn is known after `_FRUITLESS` attempts in a row that got no further. Raises InvalidInput for a turn without
-    the one before it.
+    No turn is known after `_FRUITLESS` fruitless attempts in a row. Raises InvalidInput for a turn without the one
+    before it.
     """
     earlier = sorted((entry for entry in entries if entry.attempt < attempt), key=lambda entry: entry.attempt)
     known, furthest, last = Known(), dict[str, tuple[int, int]](), 0
@@ -169,8 +171,11 @@ def known_before(attempt: int, entries: Iterable[Entry]) -> Known:
         known.fruitless += number - last - 1  # those that wrote nothing
         last, further = number, False
         for entry in group:
-            if entry.turn is None:
-                known.episodes.clear()
+            if isinstance(entry.turn, str):
+                if entry.turn == RETURNED:
+                    further = True
+                else:
+                    known.episodes.clear()
                 continue
             name, at = entry.turn.episode, entry.turn.turn
             turns = known.episodes.setdefault(name, [])

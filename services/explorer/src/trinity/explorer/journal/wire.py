@@ -33,19 +33,19 @@ def encode_turn(turn: RecordedTurn) -> bytes:
 
 
 def encode_abandoned(cause: FailureCause) -> bytes:
-    """The entry of an attempt that failed."""
+    """The entry of an attempt that failed, or was RETURNED."""
     return experience_pb2.TurnEntry(abandoned=experience_pb2.Abandoned(cause=cause)).SerializeToString()
 
 
-def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | None:
-    """A turn, checked; None for an attempt that failed. Raises InvalidInput."""
+def decode_entry(data: bytes, limits: Limits) -> RecordedTurn | str:
+    """A turn, checked, or the cause with which an attempt ended. Raises InvalidInput."""
     try:
         entry = experience_pb2.TurnEntry.FromString(data)
     except DecodeError as error:
         raise InvalidInput("turn", f"is no trinity.api.common.v1.TurnEntry: {error}") from None
     kind = entry.WhichOneof("entry")
     if kind == "abandoned":
-        return None
+        return entry.abandoned.cause
     if kind != "turn":
         raise InvalidInput("turn", "is empty, must hold a turn or the end of an attempt")
     message = entry.turn

@@ -43,6 +43,11 @@ from trinity.runtime.names import RunNames, owner_of
 
 log = structlog.get_logger(__name__)
 
+
+class _LimitReached(Exception):
+    """The attempt took longer than it may."""
+
+
 GROUPS = Counter("trinity_explorer_groups_total", "Groups stored", ["kind"])
 PROMPTS_CUT = Counter("trinity_explorer_prompts_cut_total", "Groups stored whose prompt was cut", ["kind"])
 FAILURES = Counter("trinity_explorer_attempts_failed_total", "Attempts that failed", ["cause"])
@@ -55,7 +60,7 @@ SECONDS = Histogram(
 )
 
 _CAUSES: list[tuple[type[BaseException], FailureCause]] = [
-    (TimeoutError, FailureCause.TIMEOUT),
+    (_LimitReached, FailureCause.TIMEOUT),
     (EngineFailed, FailureCause.ENGINE_ERROR),
     (WeightsWithdrawn, FailureCause.ENGINE_ERROR),
     (ScorerFailed, FailureCause.SCORER_ERROR),
@@ -96,8 +101,8 @@ async def explore(
     """The task's group, within `limits`, or why there is none. Only cancellation and a dead engine are raised.
 
     `aside`: the context in which the task waits for a provider that is away. `journals`: with them, episodes continue
-    where an explorer that died left them; an attempt that got further than all before it is none of those that died.
-    `patience`: it may give the attempt less than the task's own time.
+    where an explorer that died left them; an attempt that got further than all before it, or gave its lease back, is
+    none of those that died. `patience`: it may give the attempt less than the task's own time.
     """
     journal = await journals.open(task, attempt) if journals is not None else None
     if attempt - (journal.progressed if journal is not None else 0) > task.max_attempts + _SILENT_DEATHS:
@@ -163,6 +168,10 @@ async def _run(
                     seconds = played.seconds_taken()
             _refuse_older_after_newer(experiences)
             return experiences, seconds
+        except TimeoutError:
+            if limit.expired():
+                raise _LimitReached from None
+            raise  # the workflow's own
         except WeightsWithdrawn as error:
             problem: WeightsWithdrawn | EnvironmentFailed = error
             counts = True

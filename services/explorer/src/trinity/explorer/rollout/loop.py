@@ -15,6 +15,7 @@ from typing import Protocol
 import structlog
 
 from trinity.data.experience import Group, Outcome, Task, TaskKind
+from trinity.data.wire import decode_task
 from trinity.explorer.rollout import task_queue
 from trinity.explorer.rollout.account import Account, Attempt
 from trinity.explorer.rollout.attempt import store
@@ -22,6 +23,7 @@ from trinity.explorer.rollout.still_queued import TaskEnded, while_queued
 from trinity.explorer.rollout.task_queue import TaskQueue
 from trinity.runtime import tracing
 from trinity.runtime.broker import Broker, Message
+from trinity.runtime.errors import InvalidInput
 from trinity.runtime.names import RunNames
 
 log = structlog.get_logger(__name__)
@@ -31,6 +33,7 @@ _RETRY_SECONDS = 1.0  # times the number of deliveries
 _RETURN_SECONDS = 3.0
 
 Explore = Callable[..., Awaitable[Outcome]]  # attempt.explore: the task, its deliveries, and `aside`
+NoteReturn = Callable[[Task, int], Awaitable[None]]
 
 
 class Weights(Protocol):
@@ -57,17 +60,28 @@ class Progress:
 
 
 class RolloutLoop:
-    """Works on up to `slots` tasks at once, and on as many evaluation tasks."""
+    """Works on up to `slots` tasks at once, and on as many evaluation tasks.
+
+    `note_return`: hears of a task, with its deliveries, before its lease is given back.
+    """
 
     def __init__(
-        self, broker: Broker, run: RunNames, slots: int, explore: Explore, weights: Weights, progress: Progress
+        self,
+        broker: Broker,
+        run: RunNames,
+        slots: int,
+        explore: Explore,
+        weights: Weights,
+        progress: Progress,
+        note_return: NoteReturn | None = None,
     ) -> None:
         self._broker, self._run = broker, run
         self._explore = explore
         self._weights = weights
         self._progress = progress
+        self._note_return = note_return
         self._queues = [
-            TaskQueue(broker, stream, slots, self.work, lambda: weights.falls_short)
+            TaskQueue(broker, stream, slots, self.work, lambda: weights.falls_short, self._give_back)
             for stream in (run.evaluation_tasks_stream, run.tasks_stream)
         ]
 
@@ -82,7 +96,7 @@ class RolloutLoop:
         progress = self._progress
         if not await self._weights.reaches_step(task.gate_step):
             log.warning("explorer.task.returned", task=task.task_id, gate_step=task.gate_step, reason="no weights")
-            await message.retry(_RETURN_SECONDS)
+            await self._give_back(message, _RETURN_SECONDS)
             return
         share, outcome, was_cut = progress.account.attempt(task), None, False
         await self._count(task, +1)
@@ -113,6 +127,13 @@ class RolloutLoop:
             await message.ack()
         else:
             await message.retry(_RETRY_SECONDS * message.deliveries)
+
+    async def _give_back(self, message: Message, delay_seconds: float = 0.0) -> None:
+        """Return a lease that was no attempt at its task."""
+        if self._note_return is not None:
+            with contextlib.suppress(InvalidInput):  # else it is no task
+                await self._note_return(decode_task(message.data), message.deliveries)
+        await message.retry(delay_seconds)
 
     def _while_queued(self, task: Task, message: Message) -> AbstractAsyncContextManager[None]:
         if task.kind is TaskKind.EVALUATION:

@@ -26,6 +26,7 @@ _PAUSE_SECONDS = 0.5
 _queue: ContextVar["TaskQueue | None"] = ContextVar("queue", default=None)
 
 Work = Callable[[Task, Message], Awaitable[None]]
+GiveBack = Callable[[Message], Awaitable[object]]
 
 
 @contextlib.asynccontextmanager
@@ -41,17 +42,26 @@ async def aside() -> AsyncIterator[None]:
 
 
 class TaskQueue:
-    """Leases tasks of one stream, runs up to `slots` of them at once, and leases none while `pauses()` is true."""
+    """Leases tasks of one stream, runs up to `slots` of them at once, and leases none while `pauses()` is true.
+
+    `give_back`: how the leases of unfinished tasks are returned.
+    """
 
     def __init__(
-        self, broker: Broker, stream: str, slots: int, work: Work, pauses: Callable[[], bool] = lambda: False
+        self,
+        broker: Broker,
+        stream: str,
+        slots: int,
+        work: Work,
+        pauses: Callable[[], bool] = lambda: False,
+        give_back: GiveBack = Message.retry,
     ) -> None:
         self._broker = broker
         self._stream = stream
         self._free = asyncio.Semaphore(slots)
         self._slots = slots
         self._work = work
-        self._pauses = pauses
+        self._pauses, self._give_back = pauses, give_back
         self._running: dict[asyncio.Task[None], Message] = {}
         self._aside: set[asyncio.Task[None]] = set()
         self._slot_freed = asyncio.Event()
@@ -96,7 +106,7 @@ class TaskQueue:
                     continue
                 async for message in consumer.lease(room, _REQUEST_SECONDS):
                     if self._draining:
-                        await message.retry()
+                        await self._give_back(message)
                         continue
                     self._begin(message, failed)
             self._no_open_request.set()
@@ -160,9 +170,9 @@ class TaskQueue:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._no_open_request.wait(), _REQUEST_SECONDS + 1)
         left = list(self._running.items())
-        for task, message in left:
+        for task, _ in left:
             task.cancel()
-            await message.retry()
+        await asyncio.gather(*(self._give_back(message) for _, message in left))
         return max(0, before - len(left)), len(left)
 
 
