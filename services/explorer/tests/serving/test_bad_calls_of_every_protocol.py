@@ -135,6 +135,22 @@ async def test_parts_that_are_no_text(protocol: Protocol) -> None:
     assert protocol.session.failure is None, "the agent may ask otherwise"
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"image_url": {"url": "http://127.0.0.1:1/a.png"}},
+        {"audio_url": None},
+        {"prompt_embeds": "AA=="},
+        {"type": "text", "text": "?", "uuid": "a"},
+        {"type": "prompt_embeds", "data": "AA=="},
+    ],
+)
+async def test_parts_that_vllm_knows_by_a_key(protocol: Protocol, part: dict[str, Any]) -> None:
+    answer = await protocol.post(protocol.body({"role": "user", "content": [{"type": "text", "text": "?"}, part]}))
+    told = protocol.check(answer, 400, "unsupported_content")
+    assert [key for key in (*part, part.get("type")) if repr(key) in told]
+
+
 async def test_a_message_of_10_mb(protocol: Protocol) -> None:
     answer = await protocol.post(protocol.body({"role": "user", "content": "x" * 10_000_000}))
     assert "bytes" in protocol.check(answer, 413, "request_too_large")

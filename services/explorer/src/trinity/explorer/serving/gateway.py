@@ -27,7 +27,7 @@ _REFUSED = (
     "prompt_embeds", "truncate_prompt_tokens", "use_beam_search",
 )  # fmt: skip
 
-_NO_TEXT = ("image", "audio", "video")  # in types of parts of every protocol
+_NO_TEXT = ("image", "audio", "video", "embeds")  # in types and keys of parts of every protocol
 _DEEPEST = 4  # message, answer of a tool, its parts
 
 
@@ -175,7 +175,7 @@ def _check(body: dict[str, Any], session: Session) -> None:
             raise Refused(400, "unsupported_parameter", f"{name} cannot be recorded; leave it out", name)
     for field in ("messages", "input"):
         if kind := _unreadable(body.get(field)):
-            problem = f"holds a part of type {kind!r:.100}; sessions are recorded as text, so send text alone"
+            problem = f"holds a part with {kind!r:.100}; sessions are recorded as text, so send text alone"
             raise Refused(400, "unsupported_content", problem, field)
     session.tools.update(_names(body.get("tools")))
     for where, calls in _calls(body):
@@ -195,13 +195,13 @@ def _calls(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _unreadable(values: Any, depth: int = 0) -> str:
-    """The type of the first part that is an image, sound or a video; vLLM would fetch it from where it says. Empty:
-    none. Parts of the answer of a tool count too.
+    """The type or key by which the first part is an image, sound or a video; vLLM would fetch it from where it says.
+    Empty: none. Parts of the answer of a tool count too. vLLM goes by keys where there is no type, or a uuid.
     """
     for part in _objects(values) if depth < _DEEPEST else ():
-        kind = str(part.get("type") or "")
-        if any(word in kind for word in _NO_TEXT):
-            return kind
+        for kind in (str(part.get("type") or ""), *(part if depth else ())):  # messages may have the key `audio`
+            if kind == "uuid" or any(word in kind for word in _NO_TEXT):
+                return kind
         for field in ("content", "output"):
             if kind := _unreadable(part.get(field), depth + 1):
                 return kind
