@@ -1,6 +1,7 @@
 """R3L: what is reflected on, retried and from where, what is trained of it, in which group, and what is counted."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -88,6 +89,19 @@ async def test_pivotal_credit_leaves_the_shared_turns_out_of_both_attempts() -> 
     assert trained(second) == "rightright"
     assert trained(guided) == "rightright"
     assert trained(reflected) == report(1)
+
+
+async def test_replies_at_another_temperature_are_trained_in_no_attempt() -> None:
+    class Hot(Corridor):
+        """Asks for another temperature where it is at 1."""
+
+        async def step(self, action: str) -> Step:
+            found = await super().step(action)
+            return replace(found, info={"sampling": {"temperature": 0.5}} if self.at == 1 else {})
+
+    _, second, _, guided = await play(Toolbox(policy(report(1)), {"corridor": Hot}))
+    assert trained(second) == trained(guided) == "right"
+    assert len(second.token_ids) < len(guided.token_ids)
 
 
 async def test_reflection_and_guided_retry_are_groups_of_their_own_with_reward_1() -> None:

@@ -64,6 +64,15 @@ async def test_thoughts_that_ended_by_themselves_are_continued_as_they_are() -> 
     assert made.action_mask.all() and made.metrics["thinking_cut"] == 0
 
 
+async def test_thoughts_whose_end_other_tokens_spell_are_continued_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `</think>` followed by a newline, `>` and the newline are one token in many vocabularies."""
+    alone = [*encode("</think"), 10**6]
+    monkeypatch.setattr(Toolbox, "tokens", lambda self, text: alone if text == "</think>" else encode(text))
+    made, _ = await reply(lambda said: "42" if said[-1][1].endswith("long") else "a</think>long answer", 13)
+    assert made.token_ids[made.prompt_length :].tolist() == [*encode("a</think>long"), *encode("42"), END]
+    assert made.action_mask.all() and made.metrics["thinking_cut"] == 0
+
+
 async def test_a_budget_of_none_begins_with_the_answer() -> None:
     made, _ = await reply(thinks, 0)
     assert made.token_ids[made.prompt_length :].tolist() == [*CLOSE, *encode("42"), END]

@@ -16,7 +16,7 @@ from trinity.config.workflows import LEAST_REFLECTION_TOKENS, R3L_ARGS, R3L_RULE
 from trinity.data.experience import Experience, Task, TaskKind
 from trinity.explorer.chat import Message
 from trinity.explorer.workflows.base import Toolbox, Workflow, gather_rollouts
-from trinity.explorer.workflows.conversation import Conversation, Exchange
+from trinity.explorer.workflows.conversation import Conversation
 from trinity.explorer.workflows.environments import EnvironmentWorkflow
 from trinity.explorer.workflows.episode import REWARD_TOLERANCE, Episode, texts, whole
 from trinity.explorer.workflows.reflection import Outcome, Report, ask, read
@@ -170,7 +170,7 @@ class ReflectRetryWorkflow(EnvironmentWorkflow):
 def _without_guidance(guided: Episode, unguided: Conversation, step: int) -> Conversation:
     """The same replies in the conversation without guidance. What was told after the first of them is the same."""
     first, *rest = guided.conversation.exchanges[step:]
-    exchanges = (*unguided.exchanges, Exchange(unguided.pending, first.completion), *rest)
+    exchanges = (*unguided.exchanges, replace(first, told=unguided.pending), *rest)
     return Conversation(unguided.prompt, exchanges)
 
 

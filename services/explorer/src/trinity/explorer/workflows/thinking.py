@@ -23,7 +23,7 @@ class ThinkingBudgetWorkflow(SimpleWorkflow):
 
     async def sampled(self, prompt: list[int]) -> list[Experience]:
         args = {**THINKING_ARGS, **self.task.workflow_args}
-        end, budget = tuple(self.tools.tokens(args["reasoning_end_str"])), args["thinking_token_budget"]
+        end, budget = args["reasoning_end_str"], args["thinking_token_budget"]
         times = range(self.task.repeat_times)
         replies = await gather_rollouts(self._reply(Conversation(tuple(prompt)), end, budget) for _ in times)
         return [reply.experience(index, 0.0) for index, reply in enumerate(replies)]
@@ -34,8 +34,9 @@ class ThinkingBudgetWorkflow(SimpleWorkflow):
         written = float(sampled < made.response_length)
         return {"response_tokens": float(sampled), "response_truncated": float(cut), "thinking_cut": written}
 
-    async def _reply(self, conversation: Conversation, end: tuple[int, ...], budget: int) -> Conversation:
+    async def _reply(self, conversation: Conversation, end_text: str, budget: int) -> Conversation:
         """The thoughts, and what follows them if there is room for it."""
+        end = tuple(self.tools.tokens(end_text))
         sampling = replace(self.task.sampling, n=1, min_tokens=0)
         forced = True
         if budget:
@@ -44,7 +45,8 @@ class ThinkingBudgetWorkflow(SimpleWorkflow):
             conversation = conversation.replied(thoughts)
             if thoughts.finish_reason != "length":
                 return conversation
-            forced = not _holds(thoughts.token_ids.tolist(), end)
+            # A text lacks special tokens, and other tokens may spell the end.
+            forced = not (_holds(thoughts.token_ids.tolist(), end) or end_text in self.tools.text(thoughts.token_ids))
         room = sampling.max_tokens - conversation.sampled_tokens - len(end) * forced
         if room < 1:
             return conversation
