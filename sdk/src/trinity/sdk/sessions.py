@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from trinity.sdk.errors import TrinityError
+from trinity.sdk.errors import InvalidInput, TrinityError
 
 _ANSWER_SECONDS = 60.0  # beyond what is waited for
 
@@ -58,11 +58,18 @@ class Session:
         return {**openai, "ANTHROPIC_BASE_URL": root, "ANTHROPIC_API_KEY": self.key}
 
     def close(self) -> dict[str, int]:
-        """End the session with its rewards; returns branches, sampled_tokens and trained_tokens. Raises SessionRefused:
-        the attempt at the task has failed then."""
+        """End the session with its rewards; returns branches, sampled_tokens and trained_tokens.
+
+        Raises InvalidInput for what is no number, and the session stays open; SessionRefused: the attempt at the task
+        has failed then.
+        """
+        given: dict[str, Any] = {"metrics": {str(k): _number(f"metrics.{k}", v) for k, v in self.metrics.items()}}
+        if self.reward is not None:
+            given["reward"] = _number("reward", self.reward)
+        else:
+            given["rewards"] = [_number(f"rewards[{at}]", value) for at, value in enumerate(self.rewards)]
         self.ended = True
-        given = {"reward": self.reward} if self.reward is not None else {"rewards": list(self.rewards)}
-        answer: dict[str, int] = _post(f"{self.base_url}/sessions/close", self.key, {**given, "metrics": self.metrics})
+        answer: dict[str, int] = _post(f"{self.base_url}/sessions/close", self.key, given)
         return answer
 
     def abandon(self, reason: str) -> None:
@@ -85,23 +92,32 @@ def open_session(
 
     `base_url` and `key`: of the endpoint of a run with `explorer.record: true`, "http://host:port/v1". `taskset`,
     `task_id`: of these alone. `wait_seconds`: longest wait for a rollout, 0 to 60. `limit_seconds`: that the session
-    may take, at most the task's. Raises SessionRefused, and OSError where nothing answers.
+    may take, at most the task's. Raises SessionRefused, InvalidInput for rewards and metrics that are no numbers, and
+    OSError where nothing answers.
     """
     asked = {"taskset": taskset, "task_id": task_id, "wait_seconds": wait_seconds, "limit_seconds": limit_seconds}
     session = Session(**_post(f"{base_url.rstrip('/')}/sessions", key, asked, wait_seconds))
     try:
         yield session
+        if session.ended:
+            return
+        if session.reward is None and not len(session.rewards):
+            session.abandon("its program set no reward")
+        else:
+            session.close()
     except BaseException as error:
         if not session.ended:
             with contextlib.suppress(SessionRefused, OSError):
                 session.abandon(f"{type(error).__name__}: {error}")
         raise
-    if session.ended:
-        return
-    if session.reward is None and not session.rewards:
-        session.abandon("its program set no reward")
-    else:
-        session.close()
+
+
+def _number(field: str, value: Any) -> float:
+    """Also of numpy's and torch's numbers, which JSON has not."""
+    try:
+        return float(value if hasattr(value, "__float__") else "")
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInput(field, f"is {value!r:.100}, must be a number") from None
 
 
 def _post(url: str, key: str, body: Mapping[str, Any], wait_seconds: float = 0.0) -> Any:

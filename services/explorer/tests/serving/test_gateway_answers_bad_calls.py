@@ -195,6 +195,14 @@ async def test_a_tool_that_was_offered_before_may_be_in_the_history(served: Serv
     assert session.failure is None
 
 
+async def test_a_reply_as_openais_client_dumps_it_may_be_in_the_history(served: Served) -> None:
+    session, client = served.open()
+    reply = (await ask(client)).choices[0].message.model_dump()
+    assert "audio" in reply
+    await ask(client, [*ASKED, reply, *ASKED])
+    assert session.failure is None
+
+
 async def test_a_message_of_10_mb_is_a_413(served: Served) -> None:
     session, client = served.open()
     with pytest.raises(openai.APIStatusError) as refused:
@@ -308,7 +316,15 @@ async def test_a_stream_that_is_left_after_its_last_reply_is_whole(served: Serve
     assert len(session.finish(0, 1.0)) == 1
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e39, [1.0, 2.0], []])
+@pytest.mark.parametrize("reward", [np.float32(0.5), np.array(0.5), np.array([0.5]), [np.float64(0.5)], (0.5,)])
+async def test_a_reward_may_be_a_number_of_numpy(served: Served, reward: Any) -> None:
+    session, client = served.open()
+    await ask(client)
+    (made,) = session.finish(0, reward)
+    assert type(made.reward) is float and made.reward == 0.5
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e39, [1.0, 2.0], [], "1", "11", [None]])
 async def test_a_wrong_reward_is_refused(served: Served, reward: Any) -> None:
     session, client = served.open()
     await ask(client)

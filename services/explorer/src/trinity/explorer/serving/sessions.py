@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
 
@@ -58,7 +59,8 @@ class Session:
                 self.on_failure(error)
 
     def finish(self, rollout: int, reward: float | Sequence[float]) -> list[Experience]:
-        """One experience for each branch, `step` being its number. `reward`: of the session, or of each branch.
+        """One experience for each branch, `step` being its number. `reward`: of the session, or of each branch; numbers
+        of numpy and torch too.
 
         Raises the failure of a call, SessionFailed if there is nothing to train on, InvalidInput for wrong rewards.
         """
@@ -71,12 +73,14 @@ class Session:
         branches = self.tree.branches()
         if not branches:
             raise SessionFailed("the agent asked the policy for nothing")
-        rewards = [reward] * len(branches) if isinstance(reward, (int, float)) else list(reward)
+        given: Any = reward
+        several = isinstance(given, Sequence) or getattr(given, "ndim", 0) > 0
+        rewards = list(given) if several else [given] * len(branches)
         if len(rewards) != len(branches):
             raise InvalidInput("rewards", f"are {len(rewards)}, the session has {len(branches)} branches")
         for value in rewards:
-            if not is_number(value):
-                raise InvalidInput("reward", f"is {value}, must be finite and fit into float32")
+            if not hasattr(value, "__float__") or not is_number(float(value)):
+                raise InvalidInput("reward", f"is {value!s:.100}, must be finite and fit into float32")
         made = []
         for step, (branch, value) in enumerate(zip(branches, rewards, strict=True)):
             metrics = {"turns": float(branch.turns), "branches": float(len(branches))}
