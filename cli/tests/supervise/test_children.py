@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -43,6 +44,14 @@ def make(folder: Path, code: str, **options: object) -> Child:
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "_BACKOFF_SECONDS", (0.01, 0.05))
+
+
+def test_a_child_is_told_which_process_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_PARENT_PID", "1")  # that process's own parent
+    child = make(tmp_path, "import os; print(os.environ['TRINITY_PARENT_PID'], os.getppid())")
+    child.start()
+    assert child.process is not None and child.process.wait(30) == 0
+    assert child.output.read_text().split() == [str(os.getpid())] * 2
 
 
 async def test_a_child_that_keeps_dying_is_given_up_with_its_last_error(tmp_path: Path) -> None:

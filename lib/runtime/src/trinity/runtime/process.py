@@ -19,22 +19,33 @@ from pathlib import Path
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
+_PARENT = "TRINITY_PARENT_PID"
 
 
-def die_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Ask Linux to send this process `signum` when its parent ends. No effect elsewhere."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask Linux to end this process, by SIGKILL, when its parent ends. No effect elsewhere.
+
+    `parent`: pid of the process that started this one; None: what `as_parent` of that process says. Without either, a
+    parent that ends before the request is not noticed. It may be process 1: `trinity run` is that in a container.
+    """
+    said = int(os.environ.pop(_PARENT, 0))  # not for this process's own children
     try:
         libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signum)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
         return
-    if os.getppid() == 1:  # the parent ended before the request
-        os.kill(os.getpid(), signum)
+    if (parent or said) not in (0, os.getppid()):  # it ended before the request
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def as_parent() -> dict[str, str]:
+    """Environment of a child of this process that calls `die_with_parent`."""
+    return {_PARENT: str(os.getpid())}
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command, made to end with the process that starts it; for programs that cannot ask for that themselves."""
-    return [sys.executable, "-m", "trinity.runtime.process", *command]
+    """The command, made to end with this process, which starts it; for programs that cannot ask for that themselves."""
+    return [sys.executable, "-m", "trinity.runtime.process", str(os.getpid()), *command]
 
 
 def guard_group() -> None:
@@ -185,8 +196,8 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 if __name__ == "__main__":  # see `tied`: the request survives exec, and the pid stays the same
-    die_with_parent()
-    os.execv(sys.argv[1], sys.argv[1:])
+    die_with_parent(int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from trinity.config.run_record import Addresses
 from trinity.data.experience import Task
 from trinity.data.wire import task_to_json
 from trinity.runtime import files
+from trinity.runtime.process import as_parent
 from trinity.runtime.settings import NO_RUN, split_address
 
 _OPEN_SECONDS = 60.0
@@ -65,7 +66,7 @@ class Workbench:
         with child.output.open("ab") as out:
             child.process = subprocess.Popen(
                 list(child.command),
-                env={**os.environ, **child.environment},
+                env={**os.environ, **child.environment, **as_parent()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=out,

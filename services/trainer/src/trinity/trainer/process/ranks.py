@@ -19,7 +19,7 @@ from datetime import timedelta
 
 import structlog
 
-from trinity.runtime.process import loopback_interface
+from trinity.runtime.process import as_parent, loopback_interface
 
 log = structlog.get_logger(__name__)
 
@@ -62,7 +62,8 @@ def launch_others(ranks: Ranks, on_death: Callable[[int, int], None]) -> list[su
         return []
     children = []
     for rank in range(1, ranks.world_size):
-        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "TRINITY_LAUNCHES_RANKS": "0"}
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "TRINITY_LAUNCHES_RANKS": "0"}
+        environment = {**os.environ, **as_parent(), **place}
         child = subprocess.Popen([sys.executable, "-m", "trinity.trainer.rank_main"], env=environment)
         children.append(child)
         threading.Thread(target=_watch, args=(child, rank, on_death), daemon=True, name=f"rank-{rank}").start()
