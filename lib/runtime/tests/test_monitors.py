@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from trinity.config.schema.buffer import FormatConfig
 from trinity.runtime import monitor
 from trinity.runtime.errors import InvalidInput
 from trinity.runtime.monitor import MonitorOptions, open_monitor
@@ -176,6 +177,31 @@ def test_tensorboard_shows_the_configuration_without_secrets(tmp_path: Path) -> 
     assert '"max_response_tokens": 8' in texts[0]
     assert KEY not in texts[0]
     assert "hunter2" not in texts[0]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"explorer": {"env_vars": {"GREETING": "s3cr3t", "AWS_ACCESS_KEY_ID": "s3cr3t"}}},
+        {"stages": [{"explorer": {"env_vars": {"GREETING": "s3cr3t"}}}]},
+        {"headers": {"Authorization": "s3cr3t", "Cookie": "s3cr3t"}},
+        {"credentials": {"user": ["s3cr3t"]}},
+        {"uri": "tls://me:s3@s3cr3t@there/"},
+        *({name: "s3cr3t"} for name in ("AWS_SESSION_TOKEN", "GITHUB_TOKEN", "SLACK_BOT_TOKEN", "WANDB_KEY")),
+        *({name: "s3cr3t"} for name in ("judge_key", "apiKey", "passphrase", "client_secret", "password")),
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_a_secret_is_hidden_whatever_holds_it(given: dict[str, Any], tmp_path: Path) -> None:
+    options = replace(_options(tmp_path), config={"buffer": {"explorer_input": {"taskset": {"workflow_args": given}}}})
+    assert "***" in str(options.public_config())
+    assert "s3cr3t" not in str(options.public_config()) + str(options.flat_config())
+
+
+def test_columns_and_numbers_are_no_secrets(tmp_path: Path) -> None:
+    columns = dict.fromkeys((name for name in FormatConfig.model_fields if name.endswith("_key")), "question")
+    config = {"format": columns, "max_tokens": 8, "stop_token": 7, "rubric_key": "rubric", "feature_keys": ["length"]}
+    assert replace(_options(tmp_path), config=config).public_config() == config
 
 
 def test_tensorboard_loads_no_torch(tmp_path: Path) -> None:

@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from trinity.runtime.logs import without_credentials
+
 _SECRET_NAME = re.compile(
-    r"secret|password|passwd|(api_?|access_?|private_?)key$|(^|(access|auth|api|hf|bearer)_?)token$", re.I
+    r"^env_vars$|secret|password|passwd|passphrase|credential|authorization|cookie|token$|_key$|(api|access|private)key$",
+    re.I,
 )
-_SECRET_ARGS = ("api_key", "password")
-_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
+# Keys of the YAML that hold the name of a column or a metric.
+_NO_SECRET_NAME = re.compile(
+    r"(prompt|system_prompt|response|messages|chosen|rejected|image|workflow|reward_fn|rubric|metric|stats)_key"
+)
 _HIDDEN = "***"
 
 
@@ -43,10 +48,10 @@ class MonitorOptions:
 
     def hide(self, text: str) -> str:
         """A text without this run's keys and passwords, for a log."""
-        for name in _SECRET_ARGS:
-            if value := self.args.get(name):
+        for name, value in self.args.items():
+            if value and _is_secret(name):
                 text = text.replace(str(value), _HIDDEN)
-        return _USER_IN_URL.sub(f"{_HIDDEN}@", text)
+        return without_credentials(text)
 
     def public_config(self) -> dict[str, Any]:
         """The configuration as plain JSON values, what looks like a secret replaced by ***."""
@@ -56,14 +61,20 @@ class MonitorOptions:
         """The same as `a.b.0.c: text`."""
         return dict(_flat("", self.public_config()))
 
-    def _public(self, name: str, value: Any) -> Any:
+    def _public(self, name: str, value: Any, secret: bool = False) -> Any:
+        """`secret`: a name above it is one of secrets."""
+        secret = secret or _is_secret(name)
         if isinstance(value, Mapping):
-            return {str(key): self._public(str(key), item) for key, item in value.items()}
+            return {str(key): self._public(str(key), item, secret) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._public(name, item) for item in value]
+            return [self._public(name, item, secret) for item in value]
         if value is None or isinstance(value, bool | int | float):
             return value
-        return _HIDDEN if value and _SECRET_NAME.search(name) else self.hide(str(value))
+        return _HIDDEN if value and secret else self.hide(str(value))
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None and _NO_SECRET_NAME.fullmatch(name) is None
 
 
 def _flat(place: str, value: Any) -> Iterator[tuple[str, str]]:
