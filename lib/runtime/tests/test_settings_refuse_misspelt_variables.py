@@ -29,6 +29,19 @@ def test_a_misspelt_name_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyP
         load_settings(Example)
 
 
+def test_a_variable_of_trinity_rft_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its YAMLs read TRINITY_BUFFER_PATH, and services inherit it."""
+
+    class Buffer(ServiceSettings):
+        model_config = SettingsConfigDict(env_prefix="TRINITY_BUFFER_", extra="forbid", frozen=True)
+
+    monkeypatch.setenv("TRINITY_BUFFER_PATH", "/data/buffer")
+    assert load_settings(Buffer) == Buffer()
+    monkeypatch.setenv("TRINITY_BUFFER_PATHS", "/data/buffer")
+    with pytest.raises(InvalidInput, match="TRINITY_BUFFER_PATHS: is no setting"):
+        load_settings(Buffer)
+
+
 def test_a_wrong_value_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_EXAMPLE_SIZE", "many")
     with pytest.raises(InvalidInput, match="TRINITY_EXAMPLE_SIZE: is 'many'"):

@@ -17,6 +17,7 @@ from trinity.runtime.errors import InvalidInput
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 NO_RUN = "none"  # of log_run
+_OF_TRINITY_RFT = ("TRINITY_BUFFER_PATH",)  # its variables, for YAMLs, that look like settings of a service
 
 
 class ServiceSettings(BaseSettings):
@@ -101,7 +102,7 @@ def load_settings(kind: type[T], **given: object) -> T:
     prefix = str(kind.model_config.get("env_prefix", "")).upper()
     known = {f"{prefix}{name}".upper() for name in kind.model_fields}
     for variable in os.environ:
-        if variable.upper().startswith(prefix) and variable.upper() not in known:
+        if variable.upper().startswith(prefix) and variable.upper() not in {*known, *_OF_TRINITY_RFT}:
             near = difflib.get_close_matches(variable.upper(), known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
             raise InvalidInput(variable, f"is no setting of this service; {hint}")
