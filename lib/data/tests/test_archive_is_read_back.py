@@ -140,6 +140,39 @@ def test_wrong_rows_are_named(change: dict[str, Any], message: str, kind: str, t
         read_experiences(_by_hand(tmp_path, rows, kind), "mine")
 
 
+_HALF = r"has half of a surrogate pair \(.ud800 to .udfff\); remove it"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(({column: "\ud83d"}, f"column {column}: {_HALF}") for column in ("response_text", "task_id", "run", "info")),
+        ({"metrics": {"\ud83d": 1.0}}, f"column metrics: {_HALF}"),
+        *(
+            ({column: 2**31}, f"column {column}: is 2147483648, must fit into int32")
+            for column in ("rollout", "step", "attempt", "prompt_length", "index_in_group")
+        ),
+        ({"log_sequence": -(2**63) - 1}, "column log_sequence: is -9223372036854775809, must fit into int64"),
+        ({"version_spans": [[2**63, 0, 2]]}, r"column version_spans: has version 9.*, must be below 2\*\*63 \(int64\)"),
+        ({"prompt_length": -(10**13)}, "column prompt_length: is -10000000000000, must fit into int32"),
+        ({"prompt_length": -(2**31)}, r"experience.prompt_length: is -2147483648, must be in \[1, 3\]"),
+        ({"reward": 10**400}, r"column reward: is 1000.*\.\.\., must fit into float64"),
+        ({"metrics": {"speed": 10**400}}, r"column speed: is 1000.*\.\.\., must fit into float64"),
+        ({"finished_at_seconds": 10**400}, "column finished_at_seconds: is 1000.*, must fit into float64"),
+        ({"log_sequence": [1]}, r"column log_sequence: is \[1\], must be a whole number"),
+        ({"index_in_group": "a"}, "column index_in_group: is 'a', must be a whole number"),
+        ({"run": ["r"]}, r"column run: is \['r'\], must be text"),
+        ({"task": {"timeout_seconds": 10**400}}, "column task: is no trinity.api.common.v1.Task"),
+        ({"task": {"\ud83d": 1}}, "column task: is no trinity.api.common.v1.Task"),
+    ],
+)
+def test_what_no_message_can_hold_is_named_before_training(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidInput, match=f"mine.jsonl line 3.*{message}"):
+        read_experiences(_by_hand(tmp_path, [_GOOD, _GOOD | change], "jsonl"), "mine")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -110,7 +110,7 @@ def task_from_json(values: dict[str, Any]) -> Task:
     """Inverse of task_to_json. Raises InvalidInput."""
     try:
         return task_from_proto(json_format.ParseDict(values, task_pb2.Task()))
-    except json_format.ParseError as error:
+    except (json_format.ParseError, OverflowError, SystemError) as error:  # the last: half a surrogate pair in a key
         raise InvalidInput("task", str(error)) from None
 
 

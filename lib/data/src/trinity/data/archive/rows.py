@@ -170,8 +170,11 @@ def check_row(row: Row, place: str) -> None:
     for column in REQUIRED:
         if row.get(column) is None:
             raise wrong(place, column, f"is missing; needed are {', '.join(REQUIRED)}, there are {', '.join(row)}")
-    _experience(row, place, 0).check(f"{place}: experience")
-    _task(row, place, "none", 1)
+    (experience,) = group_of([(place, row)], "none").experiences
+    experience.check(f"{place}: experience")
+    for column in ("run", "task_id"):
+        _text(row, column, place)
+    _integer(row, "log_sequence", place, 0, bits=64)
 
 
 def wrong(place: str, column: str, problem: str) -> InvalidInput:
@@ -194,7 +197,7 @@ def grouped(rows: Iterable[tuple[int, Row]]) -> list["array[int]"]:
 def _experience(row: Row, place: str, index: int) -> Experience:
     token_ids = _array(row, "token_ids", place)
     prompt_length = _integer(row, "prompt_length", place)
-    response = max(0, len(token_ids) - prompt_length)
+    response = len(token_ids[max(0, prompt_length) :])  # of a negative length the check will speak
     spans = _object(row, "version_spans", place, [[0, 0, response]] if response else [])
     metrics = _object(row, "metrics", place, {})
     truncation = _integer(row, "truncation", place, int(Truncation.NONE))
@@ -210,7 +213,11 @@ def _experience(row: Row, place: str, index: int) -> Experience:
         reward=_float(row, "reward", place),
         version_spans=tuple(_span(span, place) for span in spans),
         truncation=Truncation(truncation),
-        metrics={name: _float(metrics, name, place) for name in metrics if metrics[name] is not None},
+        metrics={
+            _encodable(name, "metrics", place): _float(metrics, name, place)
+            for name in metrics
+            if metrics[name] is not None
+        },
         info_json=_text(row, "info", place),
         teacher_logprobs=None if row.get("teacher_logprobs") is None else _array(row, "teacher_logprobs", place),
         prompt_text=_text(row, "prompt_text", place),
@@ -305,15 +312,19 @@ def _object(row: Row, column: str, place: str, default: Any) -> Any:
 def _span(value: Any, place: str) -> VersionSpan:
     if not isinstance(value, list) or [type(part) for part in value] != [int] * 3:
         raise wrong(place, "version_spans", f"has {_shown(value)}, must be [version, first token, one past the last]")
+    if value[0] >= 2**63:
+        raise wrong(place, "version_spans", f"has version {value[0]}, must be below 2**63 (int64)")
     return VersionSpan(*value)
 
 
-def _integer(row: Row, column: str, place: str, default: int | None = None) -> int:
+def _integer(row: Row, column: str, place: str, default: int | None = None, bits: int = 32) -> int:
     value = row.get(column)
     if value is None and default is not None:
         return default
     if isinstance(value, bool) or not isinstance(value, int):
         raise wrong(place, column, f"is {_shown(value)}, must be a whole number")
+    if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        raise wrong(place, column, f"is {_shown(value)}, must fit into int{bits}")
     return value
 
 
@@ -325,14 +336,25 @@ def _float(row: Row, column: str, place: str, default: float | None = None) -> f
         return float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise wrong(place, column, f"is {_shown(value)}, must be a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise wrong(place, column, f"is {_shown(value)}, must fit into float64") from None
 
 
 def _text(row: Row, column: str, place: str) -> str:
     value = row.get(column)
     if value is not None and not isinstance(value, str):
         raise wrong(place, column, f"is {_shown(value)}, must be text")
-    return value or ""
+    return _encodable(value or "", column, place)
+
+
+def _encodable(text: str, column: str, place: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise wrong(place, column, "has half of a surrogate pair (\\ud800 to \\udfff); remove it") from None
+    return text
 
 
 def _shown(value: Any) -> str:
