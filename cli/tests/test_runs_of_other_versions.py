@@ -122,7 +122,7 @@ async def test_a_record_in_nats_has_no_keys(nats_url: str) -> None:
     given = {
         "monitor": {"monitor_type": "wandb", "monitor_args": {"api_key": secret}},
         "explorer": {"env_vars": {"HF_TOKEN": secret}, "environments": [{"name": "e", "address": "h:1"}]},
-        "buffer": {"explorer_input": {"taskset": {"name": "sums", "path": f"postgresql://u:{secret}@h/d"}}},
+        "buffer": {"explorer_input": {"taskset": {"name": "sums", "path": f"/data/{secret}"}}},
     }
     config = Config.model_validate(given)
     async with await connect(nats_url, "test") as broker:

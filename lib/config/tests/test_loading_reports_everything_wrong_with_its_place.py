@@ -69,6 +69,27 @@ def test_each_mistake_is_named(old: str, new: str, said: list[str]) -> None:
     assert text.startswith("run.yaml: ")
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("buffer.explorer_input.taskset.path=postgresql://u:sEcret1@host/db", "must be a file, a folder or a hub name"),
+        (
+            f"buffer.explorer_input.taskset.path=https://u:sEcret1{'1' * 80}@host",
+            "is 'https://***@host', must be a file",
+        ),
+        (
+            "buffer.trainer_input.experience_buffer.path=ftp://u:sEcret1@host/x",
+            "is 'ftp://***@host/x', must be an archive",
+        ),
+        ("buffer.batch_size=ftp://u:sEcret1@host/x", "is 'ftp://***@host/x', must be a whole number"),
+    ],
+)
+def test_an_address_is_refused_without_its_password(override: str, said: str) -> None:
+    text = problems(GOOD, override)
+    assert said in text
+    assert "sEcret1" not in text
+
+
 def test_several_mistakes_are_reported_together() -> None:
     text = problems(GOOD.replace("batch_size", "batch_sise").replace("repeat_times: 4", "repeat_tims: 4"))
     assert "repeat_tims" in text

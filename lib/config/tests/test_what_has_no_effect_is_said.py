@@ -7,6 +7,7 @@ import pytest
 
 from trinity.config import Config, ConfigError
 from trinity.config.load import dump, parse
+from trinity.config.schema.buffer import ExplorerInputConfig, TasksetConfig
 
 pytestmark = pytest.mark.core
 
@@ -138,3 +139,32 @@ def test_a_part_that_is_another_is_refused(section: dict[str, Any], taken: str, 
     config(**json.loads(text.replace("X", taken)))
     with pytest.raises(ConfigError, match=f"is '{refused}'.*remove it, or write"):
         config(**json.loads(text.replace("X", refused)))
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "trained", "evaluated", "reward"),
+    [
+        ({}, {}, "simple_workflow", "simple_workflow", "math_reward"),
+        ({"default_workflow_type": "a", "default_reward_fn_type": "r"}, {}, "a", "a", "r"),
+        ({"default_workflow_type": "a", "default_eval_workflow_type": "e"}, {}, "a", "e", "math_reward"),
+        ({"default_eval_workflow_type": "e"}, {}, "simple_workflow", "e", "math_reward"),
+        (
+            {"default_workflow_type": "a", "default_eval_workflow_type": "e", "default_reward_fn_type": "r"},
+            {"default_workflow_type": "own", "default_reward_fn_type": "mine"},
+            "own", "own", "mine",
+        ),
+    ],
+)  # fmt: skip
+def test_the_nearest_workflow_and_reward_function_are_taken(
+    given: dict[str, str], own: dict[str, str], trained: str, evaluated: str, reward: str
+) -> None:
+    source = ExplorerInputConfig.model_validate(given)
+    taskset = TasksetConfig.model_validate({"name": "sums", "path": "/data", **own})
+    assert source.workflow_of(taskset) == trained
+    assert source.workflow_of(taskset, evaluated=True) == evaluated
+    assert source.reward_of(taskset) == reward
+
+
+def test_whether_a_workflow_is_given_at_all_can_be_asked() -> None:
+    source, taskset = ExplorerInputConfig(), TasksetConfig(name="sums", path="/data")
+    assert (source.workflow_of(taskset, default=""), source.reward_of(taskset, default="")) == ("", "")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from trinity.config import Plan, Problem
-from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, reward_functions, workflows
+from trinity.config.names import reward_functions, workflows
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import reads_prompt, scored_by
 from trinity.data import images
@@ -65,9 +65,7 @@ def check_images(plan: Plan, tasksets: Sequence[tuple[str, TasksetConfig, Sequen
 def names_for(plan: Plan, key: str, taskset: TasksetConfig) -> tuple[str, str]:
     """Workflow and reward function of the taskset at this key of the YAML."""
     source = plan.config.buffer.explorer_input
-    evaluated = source.default_eval_workflow_type if ".eval_tasksets" in key else None
-    workflow = taskset.default_workflow_type or evaluated or source.default_workflow_type or DEFAULT_WORKFLOW
-    return workflow, taskset.default_reward_fn_type or source.default_reward_fn_type or DEFAULT_REWARD_FUNCTION
+    return source.workflow_of(taskset, ".eval_tasksets" in key), source.reward_of(taskset)
 
 
 def check_text(row: Row, number: int) -> None:

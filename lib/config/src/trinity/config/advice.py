@@ -6,9 +6,10 @@ from trinity.config.algorithms import resolvable, resolve
 from trinity.config.checks.over_rollout import over_rollout_advice
 from trinity.config.checks.weights import weights_advice
 from trinity.config.memory import Sharding, host_gib, parameters_of, training_gib, weights_gib
-from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW, auxiliary_name
+from trinity.config.names import auxiliary_name
 from trinity.config.plan import DEFAULT_TOKENS, Plan, learns_from_disk
 from trinity.config.schema import Config
+from trinity.config.schema.buffer import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW
 from trinity.config.stages import expand
 from trinity.config.workflows import WORKFLOWS, asked_model, ignored_args, scores_by_name
 from trinity.plugins.declarations import ALGORITHMS
@@ -61,12 +62,11 @@ def _tasks_advice(config: Config) -> Iterator[str]:
     source, asked, others = config.buffer.explorer_input, set[str](), False
     for key, taskset in config.buffer.explorer_input.by_key():
         place = f"buffer.explorer_input.{key}"
-        evaluated = source.default_eval_workflow_type if key.startswith("eval") else None
-        given = taskset.default_workflow_type or evaluated or source.default_workflow_type
+        given = source.workflow_of(taskset, key.startswith("eval"), default="")
         workflow = given or DEFAULT_WORKFLOW
-        if given is None and not taskset.format.workflow_key:
+        if not given and not taskset.format.workflow_key:
             yield f"{place}.default_workflow_type: is not given; {workflow} is taken"
-        reward = taskset.default_reward_fn_type or source.default_reward_fn_type or taskset.format.reward_fn_key
+        reward = source.reward_of(taskset, default=taskset.format.reward_fn_key)
         model = asked_model(workflow, taskset.workflow_args)
         if not reward and scores_by_name(workflow) and model is None:
             yield f"{place}.default_reward_fn_type: is not given; {DEFAULT_REWARD_FUNCTION} is taken"

@@ -1,9 +1,11 @@
 """Problems of a configuration: all at once, each with its place and the fix."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+_CREDENTIALS = re.compile(r"(\w://)[^/\s]*@")  # as in trinity.runtime.logs, which this library does not import
 _LONGEST_PATH, _LONGEST_MESSAGE = 200, 1_000
 _MOST_PROBLEMS = 50
 
@@ -21,9 +23,14 @@ class Problem:
         return f"{place}{_short(self.path, _LONGEST_PATH)}: {message}" if self.path else f"{place}{message}"
 
 
+def without_credentials(text: str) -> str:
+    """The text, with *** for the user, password or token of each URL in it."""
+    return _CREDENTIALS.sub(r"\1***@", text)
+
+
 def _short(text: str, longest: int) -> str:
-    """Without the middle of a text that a huge key or value makes too long."""
-    half = longest // 2
+    """Without the middle of a text that a huge key or value makes too long, and without credentials."""
+    text, half = without_credentials(text), longest // 2
     return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 
 

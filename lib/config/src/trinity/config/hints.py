@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from trinity.config.compatibility.translate import known_names
+from trinity.config.errors import without_credentials
 from trinity.config.schema import Config
 
 Location = tuple[int | str, ...]
@@ -54,7 +55,7 @@ def shown(value: Any) -> str:
         return "a mapping" if isinstance(value, Mapping) else "a list"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value)
+    text = without_credentials(repr(value))
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
 
 

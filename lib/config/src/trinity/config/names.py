@@ -20,9 +20,6 @@ REWARD_FUNCTIONS = (
     "code_tests",
 )
 
-DEFAULT_WORKFLOW = "simple_workflow"
-DEFAULT_REWARD_FUNCTION = "math_reward"
-
 # priority function -> its arguments and their defaults
 PRIORITY_ARGS: dict[str, dict[str, Any]] = {
     "linear_decay": {"decay": 2.0},

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from trinity.config import Plan
-from trinity.config.names import DEFAULT_REWARD_FUNCTION, DEFAULT_WORKFLOW
 from trinity.config.schema.buffer import GenerationConfig, TasksetConfig
 from trinity.data import images
 from trinity.data.datasets import Row, read
@@ -68,20 +67,8 @@ class TaskSource:
         config, taskset, values = self.plan.config, self.taskset, self.rows[row]
         source = config.buffer.explorer_input
         training = self.kind is TaskKind.TRAIN
-        default_workflow = source.default_workflow_type if training else source.default_eval_workflow_type
-        workflow = (
-            _from_row(values, taskset.format.workflow_key)
-            or taskset.default_workflow_type
-            or default_workflow
-            or source.default_workflow_type
-            or DEFAULT_WORKFLOW
-        )
-        reward = (
-            _from_row(values, taskset.format.reward_fn_key)
-            or taskset.default_reward_fn_type
-            or source.default_reward_fn_type
-            or DEFAULT_REWARD_FUNCTION
-        )
+        workflow = _from_row(values, taskset.format.workflow_key) or source.workflow_of(taskset, not training)
+        reward = _from_row(values, taskset.format.reward_fn_key) or source.reward_of(taskset)
         values, files = _with_images(values, taskset)
         repeat_times = config.algorithm.repeat_times if training else taskset.repeat_times
         return Task(

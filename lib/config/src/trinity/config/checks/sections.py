@@ -19,7 +19,6 @@ from trinity.config.errors import Problem, did_you_mean
 from trinity.config.memory import parameters_of
 from trinity.config.names import (
     ARCHIVES,
-    DEFAULT_WORKFLOW,
     MONITOR_ARGS,
     PRIORITY_ARGS,
     auxiliary_name,
@@ -307,8 +306,7 @@ def _check_names(config: Config) -> Iterator[Problem]:
         if name is not None and name not in known:
             yield Problem(f"{place}.{field}", _unknown(name, known))
     for key, taskset in source.by_key():
-        default = (key.startswith("eval") and source.default_eval_workflow_type) or source.default_workflow_type
-        workflow = taskset.default_workflow_type or default or DEFAULT_WORKFLOW
+        workflow = source.workflow_of(taskset, key.startswith("eval"))
         for argument, problem in workflow_problems(workflow, taskset.workflow_args):
             yield Problem(f"{base}.{key}.workflow_args.{argument}", problem)
         yield from _check_asked(config, workflow, taskset)

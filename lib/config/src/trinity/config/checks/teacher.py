@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from trinity.config.errors import Problem
-from trinity.config.names import DEFAULT_WORKFLOW
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import TasksetConfig
 from trinity.config.workflows import WORKFLOWS
@@ -42,7 +41,6 @@ def check_teacher(config: Config) -> Iterator[Problem]:
 def _trained(config: Config) -> Iterator[tuple[str, TasksetConfig, str]]:
     """Key, taskset and workflow of what is trained."""
     source = config.buffer.explorer_input
-    tasksets = [("taskset", source.taskset)] if source.taskset else []
-    tasksets += [(f"tasksets.{index}", taskset) for index, taskset in enumerate(source.tasksets)]
-    for key, taskset in tasksets:
-        yield key, taskset, taskset.default_workflow_type or source.default_workflow_type or DEFAULT_WORKFLOW
+    for key, taskset in source.by_key():
+        if not key.startswith("eval"):
+            yield key, taskset, source.workflow_of(taskset)

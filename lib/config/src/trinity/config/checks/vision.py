@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from trinity.config.errors import Problem
-from trinity.config.names import DEFAULT_WORKFLOW
 from trinity.config.schema import Config
 from trinity.config.schema.buffer import TasksetConfig
 
@@ -12,7 +11,7 @@ WORKFLOW = "simple_mm_workflow"
 
 def check_images(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Problem]:
     """`tasksets`: all of them, with their keys below buffer.explorer_input."""
-    source, base = config.buffer.explorer_input, "buffer.explorer_input"
+    base = "buffer.explorer_input"
     for key, taskset in tasksets:
         if taskset.format.image_urls and taskset.format.image_key is None:
             what = "is given without image_key, the column of the images; add that, or remove it"
@@ -24,8 +23,7 @@ def check_images(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> I
         yield Problem("buffer.trainer_input", what)
     seen = False
     for key, taskset in tasksets:
-        default = (key.startswith("eval") and source.default_eval_workflow_type) or source.default_workflow_type
-        workflow = taskset.default_workflow_type or default or DEFAULT_WORKFLOW
+        workflow = config.buffer.explorer_input.workflow_of(taskset, key.startswith("eval"))
         seen |= taskset.format.image_key is not None
         if taskset.format.image_key is not None and workflow.removeprefix("async_") != WORKFLOW:
             what = f"is given, and {workflow} shows no images; use default_workflow_type: {WORKFLOW}"

@@ -74,6 +74,12 @@ def _local_path(text: str) -> str:
     return _safe_path(text)
 
 
+def _dataset_path(text: str) -> str:
+    if "://" in text:
+        raise ValueError("must be a file, a folder or a hub name, no address")
+    return _safe_path(text)
+
+
 # A host of labels of DNS, a port, folders. What is escaped is left out: it may stand for a slash.
 _URL_PREFIX = re.compile(r"https?://[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*(:(?P<port>\d{1,5}))?/([!-~]*/)?", re.ASCII)
 
@@ -92,6 +98,7 @@ def _url_prefix(text: str) -> str:
 Name = Annotated[str, Field(min_length=1)]
 AnyPath = Annotated[str, Field(min_length=1), AfterValidator(_safe_path)]
 OptionalPath = Annotated[str, AfterValidator(_safe_path)]
+DatasetPath = Annotated[str, Field(min_length=1), AfterValidator(_dataset_path)]
 UrlPrefix = Annotated[str, AfterValidator(_url_prefix)]
 LocalPath = Annotated[str, Field(min_length=1), AfterValidator(_local_path)]
 OptionalLocalPath = Annotated[str, AfterValidator(_local_path)]

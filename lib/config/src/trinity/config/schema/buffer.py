@@ -6,6 +6,7 @@ from pydantic import Field
 
 from trinity.config.schema.base import (
     AnyPath,
+    DatasetPath,
     Name,
     NonNegativeFloat,
     NonNegativeInt,
@@ -18,6 +19,9 @@ from trinity.config.schema.base import (
     Tokens,
     UrlPrefix,
 )
+
+DEFAULT_WORKFLOW = "simple_workflow"
+DEFAULT_REWARD_FUNCTION = "math_reward"
 
 
 class FormatConfig(Section):
@@ -66,7 +70,7 @@ class TasksetConfig(Section):
 
     name: str = Field("", description="Name in logs and metrics; empty: taskset_<i>")
     storage_type: Literal["file"] = Field("file", description="How it is stored")
-    path: AnyPath = Field(description="File (jsonl, json, parquet), folder, or hub name")
+    path: DatasetPath = Field(description="File (jsonl, json, parquet), folder, or hub name")
     subset_name: str | None = Field(None, description="Subset of a hub dataset or a folder inside `path`")
     split: str = Field("train", description="Split of a hub dataset or a file name inside `path`")
     format: FormatConfig = Field(default_factory=FormatConfig)
@@ -95,6 +99,15 @@ class ExplorerInputConfig(Section):
         named = [("taskset", self.taskset)] if self.taskset else []
         named += [(f"tasksets.{i}", t) for i, t in enumerate(self.tasksets)]
         return named + [(f"eval_tasksets.{i}", t) for i, t in enumerate(self.eval_tasksets)]
+
+    def workflow_of(self, taskset: TasksetConfig, evaluated: bool = False, default: str = DEFAULT_WORKFLOW) -> str:
+        """Workflow of the taskset's rows that name none. `evaluated`: it is one of eval_tasksets."""
+        own = taskset.default_workflow_type or (evaluated and self.default_eval_workflow_type)
+        return own or self.default_workflow_type or default
+
+    def reward_of(self, taskset: TasksetConfig, default: str = DEFAULT_REWARD_FUNCTION) -> str:
+        """Reward function of the taskset's rows that name none."""
+        return taskset.default_reward_fn_type or self.default_reward_fn_type or default
 
 
 class ReplayConfig(Section):

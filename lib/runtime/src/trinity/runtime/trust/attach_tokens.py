@@ -115,14 +115,10 @@ class AttachTokens:
         """A file that cannot be read as one keeps what it said last. One that is removed has no tokens."""
         if self._path is None:
             return []
-        try:
-            stat = self._path.stat()
-            stamp = stat.st_mtime_ns, stat.st_ino, stat.st_size
-        except OSError:
-            self._stamp, self._tokens = None, []
-            return []
-        if stamp != self._stamp:
-            self._stamp = stamp
+        before, self._stamp = self._stamp, files.stamp(self._path)
+        if self._stamp is None:
+            self._tokens = []
+        elif self._stamp != before:
             try:
                 self._tokens = read_tokens(self._path)
             except InvalidInput as error:
