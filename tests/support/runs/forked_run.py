@@ -87,6 +87,7 @@ def _trinity(
 ) -> None:
     """What runs in the process of the command."""
     from trinity.cli.supervise import children
+    from trinity.runtime import process
 
     os.setsid()
     _end_with(test)
@@ -100,7 +101,9 @@ def _trinity(
         """Services of Python are forked; nats-server is a program."""
         if command[1] != "-m" or not command[2].endswith(".main"):
             return subprocess.Popen(command, **how)
-        return Forked(_service, (command[2], command[3:], how["env"], Path(how["stdout"].name), engine, os.getpid()))
+        env = {**how["env"]}
+        env.pop(process.PARENT, None)  # the parent is the server of forks; `_end_with` has the command's pid
+        return Forked(_service, (command[2], command[3:], env, Path(how["stdout"].name), engine, os.getpid()))
 
     children.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen})  # type: ignore[assignment]
     from trinity.cli.main import app

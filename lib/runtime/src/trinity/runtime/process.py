@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
-_PARENT = "TRINITY_PARENT_PID"
+PARENT = "TRINITY_PARENT_PID"
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -28,7 +28,7 @@ def die_with_parent(parent: int | None = None) -> None:
     `parent`: pid of the process that started this one; None: what `as_parent` of that process says. Without either, a
     parent that ends before the request is not noticed. It may be process 1: `trinity run` is that in a container.
     """
-    said = int(os.environ.pop(_PARENT, 0))  # not for this process's own children
+    said = int(os.environ.pop(PARENT, 0))  # not for this process's own children
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -40,7 +40,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 def as_parent() -> dict[str, str]:
     """Environment of a child of this process that calls `die_with_parent`."""
-    return {_PARENT: str(os.getpid())}
+    return {PARENT: str(os.getpid())}
 
 
 def tied(command: Sequence[str]) -> list[str]:
