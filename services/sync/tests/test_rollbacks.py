@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from support.services.sync_instances import base_manifest, instance, make_manifest, measured, until
+from support.services.sync_instances import RUN, base_manifest, instance, make_manifest, make_member, measured, until
+from trinity.runtime.broker import connect
 from trinity.runtime.errors import Conflict, NotFound
+from trinity.runtime.names import MANIFESTS_BUCKET
+from trinity.sync import lifecycle
 from trinity.sync.runs import Run
 from trinity.sync.store.records import Record
 from trinity.sync.versions import Pin, RollBack, Verify, needed, transition
@@ -183,6 +186,36 @@ async def test_files_that_an_explorer_holds_or_a_delta_needs_stay(run: Run, tmp_
     await publish(run, tmp_path, 8, base=7)
     await publish(run, tmp_path, 9, base=8)
     assert await run.versions.collect([], 1) == [1, 2, 3, 5, 6], "9 needs 8, that 7, and that 4"
+
+
+async def test_a_released_version_loses_its_manifest_when_lists_leave_it_out(
+    run: Run, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Manifests of thousands of versions would fill NATS."""
+    monkeypatch.setattr(lifecycle, "LISTED", 2)
+    await run.versions.apply(1, Pin(True))
+    assert await run.versions.collect([], 1) == [2, 3, 4]
+    assert await stored(nats_url) == [0, 1, 5, 6]
+    problem = (await run.manifests.message_or_problem(run.state.records[3]))[1]
+    assert problem == "version: the files and the manifest of version 3 were deleted"
+    await publish(run, tmp_path, 7)
+    assert 5 in await run.versions.collect([], 1)
+    assert await stored(nats_url) == [0, 1, 6, 7], "lists give 6 in full, though it was released"
+    await publish(run, tmp_path, 8)
+    await run.versions.collect([], 1)
+    assert await stored(nats_url) == [0, 1, 7, 8]
+    await run.canaries.measured(make_member(), measured(6))  # of an explorer that had loaded it before
+
+
+async def stored(nats_url: str) -> list[int]:
+    """Versions with a manifest, which is the only message of its key; a deleted key has an empty one."""
+    async with await connect(nats_url, "look") as broker:
+        stream = f"KV_{MANIFESTS_BUCKET}"
+        info = await broker.js.stream_info(stream, subjects_filter=f"$KV.{MANIFESTS_BUCKET}.{RUN}.>")
+        subjects = info.state.subjects or {}
+        assert set(subjects.values()) == {1}
+        found = {int(key.split(".")[-2]): await broker.js.get_last_msg(stream, key) for key in subjects}
+        return sorted(version for version, message in found.items() if message.data)
 
 
 def test_the_newest_good_ones_stay_and_bad_ones_do_not_count() -> None:

@@ -11,8 +11,9 @@ import pytest
 from support.services.sync_instances import CANARY, base_manifest, instance, make_manifest, measured, until
 from trinity.runtime.broker import Bucket, Changes
 from trinity.runtime.errors import Conflict, InvalidInput, NotFound
+from trinity.sync.lifecycle import Versions
 from trinity.sync.runs import Run
-from trinity.sync.versions import GoLive, Reject, Verify
+from trinity.sync.versions import GoLive, Register, Reject, Verify
 from trinity.weights import Delta, FileInfo, FolderOffer, Manifest, S3Offer, TensorInfo, VersionState
 
 pytestmark = pytest.mark.core
@@ -73,6 +74,25 @@ async def test_damaged_files_are_rejected_by_name_and_never_go_live(run: Run, tm
         await run.versions.publish(made)
     assert run.state.live.version == 0
     assert run.state.live.gate_step == 1, "the gate does not wait for the weights of a step that were rejected"
+
+
+async def test_files_of_another_content_under_one_number_are_compared_too(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that has lost the run makes a version; then its successor does."""
+
+    async def refuse(_: Versions, event: Register) -> None:
+        raise Conflict("another trainer has taken the run over since")
+
+    await publish(run, base_manifest())
+    with monkeypatch.context() as patched, pytest.raises(Conflict, match="another trainer"):
+        patched.setattr(Versions, "_register", refuse)
+        await publish(run, make_manifest(tmp_path, 1))
+    successor = replace(make_manifest(tmp_path, 1), created_at_seconds=2.0)
+    (tmp_path / "v1/part.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InvalidInput, match=r"part\.safetensors"):
+        await publish(run, successor)
+    assert run.state.live.version == 0
 
 
 WEIGHT = TensorInfo("w", "F32", (2, 2), 16, "part.safetensors")

@@ -25,6 +25,7 @@ class Remote(FolderStore):
 
     kind: ClassVar[str] = "s3"
     answers = seals = True
+    deleted: tuple[int, ...] = ()
     fails_with: type[TrinityError] = Unavailable
 
     def put(self, manifest: Manifest, source: Path, delta: bool) -> Offer:
@@ -36,6 +37,12 @@ class Remote(FolderStore):
         if not self.seals:
             raise self.fails_with("it is out of order")
         super().seal(manifest)
+
+    def delete(self, version: int) -> None:
+        if not self.answers:
+            raise self.fails_with("it is out of order")
+        self.deleted = (*self.deleted, version)
+        super().delete(version)
 
 
 def weights(version: int) -> dict[str, torch.Tensor]:
@@ -154,6 +161,26 @@ def test_a_store_that_fails_at_the_end_gets_a_whole_version_later(tmp_path: Path
     first.seals = second.seals = False
     with pytest.raises(Unavailable, match="out of order"):
         published(stores, 4)
+
+
+def test_a_version_is_deleted_once_however_often_it_is_named(tmp_path: Path) -> None:
+    """Sync names the last ones with every publication; one that a store could not delete is tried again."""
+    first, second = Remote(tmp_path / "first", RUN), Remote(tmp_path / "second", RUN)
+    stores = VersionStores(tmp_path / "weights", RUN, [first, second], 9, "")
+    for version in (1, 2, 3):
+        published(stores, version)
+    first.deleted = second.deleted = ()  # before each version, what a crash may have left
+    stores.delete([1])
+    second.answers = False
+    stores.delete([1, 2])
+    second.answers = True
+    stores.delete([1, 2])
+    stores.delete([1, 2])
+    assert (first.deleted, second.deleted) == ((1, 2, 2), (1, 2))
+    stores.end_delta_chain()
+    published(stores, 2)
+    stores.delete([2])
+    assert not (tmp_path / "second/v2").exists() and not stores.folder(2).exists(), "it was made again"
 
 
 def test_a_version_is_sealed_again_where_its_files_were_lost_and_nowhere_else(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ class Canaries:
     async def measured(self, member: Member, measured: Measured) -> None:
         """A canary was computed. A pass counts from any explorer, a failure only from the one that was asked."""
         record = await self._known(measured.version)
-        if record is None or not record.has_canary:
+        if record is None or not record.has_canary or record.collected:
             return
         manifest = await self._manifests.get(record)
         assert manifest.canary is not None

@@ -16,7 +16,7 @@ from trinity.runtime.errors import Conflict, DataLoss, InvalidInput, NotFound
 from trinity.runtime.trust.identity import calling
 from trinity.sync.claims import Claims
 from trinity.sync.store import records
-from trinity.sync.store.manifests import Manifests, digest_of
+from trinity.sync.store.manifests import LISTED, Manifests, digest_of
 from trinity.sync.store.records import Record
 from trinity.sync.store.state import RunState
 from trinity.sync.versions import (
@@ -53,7 +53,8 @@ class Versions:
         self._state = state
         self._manifests = manifests
         self._claims = claims
-        self._comparisons: dict[int, asyncio.Task[InvalidInput | None]] = {}  # by version
+        # By version and digest: two trainers in a row may make other files under one number.
+        self._comparisons: dict[tuple[int, str], asyncio.Task[InvalidInput | None]] = {}
 
     async def get(self, version: int) -> Version:
         """NotFound if there is no such version."""
@@ -107,11 +108,11 @@ class Versions:
         return problem
 
     async def _compare(self, manifest: Manifest) -> InvalidInput | None:
-        version, running = manifest.version, self._comparisons
-        if version not in running or (running[version].done() and running[version].exception() is not None):
-            newer = {other: task for other, task in running.items() if other > self._state.live.version}
-            self._comparisons = newer | {version: asyncio.create_task(compare(manifest))}
-        return await asyncio.shield(self._comparisons[version])
+        key, running = (manifest.version, digest_of(manifest)), self._comparisons
+        if key not in running or (running[key].done() and running[key].exception() is not None):
+            newer = {other: task for other, task in running.items() if other[0] > self._state.live.version}
+            self._comparisons = newer | {key: asyncio.create_task(compare(manifest))}
+        return await asyncio.shield(self._comparisons[key])
 
     async def _find(self, version: int) -> Record | None:
         with contextlib.suppress(NotFound):
@@ -147,8 +148,15 @@ class Versions:
         released = [version for version, marked in zip(candidates, done, strict=True) if marked]
         if released:
             log.info("sync.version.collectable", versions=sorted(released))
+        await self._delete_manifests(released)
         told_before = [r.version for r in state.newest_first if r.collected and r.version not in released]
         return sorted({*released, *told_before[:_TOLD_AGAIN]})
+
+    async def _delete_manifests(self, released: Collection[int]) -> None:
+        """Of the versions that were released now, and of the one that lists leave out now, if it was before."""
+        older = self._state.newest_first[LISTED:]
+        gone = [r for r in older if r.collected and (r.version in released or r is older[0])]
+        await asyncio.gather(*(self._manifests.delete(record) for record in gone))
 
     async def _write(self, version: int, event: Event) -> bool:
         """The record first, and then the pointer if that has not changed meanwhile."""

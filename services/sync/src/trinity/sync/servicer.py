@@ -13,6 +13,7 @@ from trinity.runtime.trust.identity import check_name
 from trinity.sync import wire
 from trinity.sync.members import check_new
 from trinity.sync.runs import Run, Runs
+from trinity.sync.store.manifests import LISTED
 from trinity.sync.store.records import Member
 from trinity.sync.versions import Pin, Version
 from trinity.weights import manifest_from_proto
@@ -20,8 +21,6 @@ from trinity.weights import manifest_from_proto
 log = structlog.get_logger(__name__)
 
 _DEFAULT_LIMIT = 100
-# Of older versions a list gives the number and the step alone: thousands of manifests fit into no message.
-_WITH_MANIFEST = 100
 
 
 class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
@@ -161,9 +160,9 @@ class SyncServicer(sync_pb2_grpc.SyncServiceServicer):
         if run is None:
             return pb.ListVersionsResponse()
         listed = run.versions.all()[: request.limit or _DEFAULT_LIMIT]
-        newest = await asyncio.gather(*(_version(run, version) for version in listed[:_WITH_MANIFEST]))
+        newest = await asyncio.gather(*(_version(run, version) for version in listed[:LISTED]))
         members = run.members.all()
-        older = [wire.version_to_proto(v, _bare(run.name, v), members) for v in listed[_WITH_MANIFEST:]]
+        older = [wire.version_to_proto(v, _bare(run.name, v), members) for v in listed[LISTED:]]
         return pb.ListVersionsResponse(versions=[*newest, *older])
 
     async def ListMembers(

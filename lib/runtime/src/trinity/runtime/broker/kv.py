@@ -147,6 +147,10 @@ class Bucket:
         with contextlib.suppress(nats.js.errors.NotFoundError):
             await self._broker.request(lambda: self._store.delete(key), f"delete {key}")
 
+    async def purge(self, key: str) -> None:
+        """Delete the key with its former values; `delete` keeps the newest of them on disk."""
+        await self._broker.request(lambda: self._store.purge(key), f"purge {key}")
+
     async def delete_if(self, key: str, revision: int) -> None:
         """Delete if the key is still at `revision`. SequenceConflict otherwise."""
         try:

@@ -1,4 +1,7 @@
-"""Manifests in KV, under the version and the digest of their content: written once, never changed."""
+"""Manifests in KV, under the version and the digest of their content: written once, never changed.
+
+Those of versions whose files are released are deleted once LISTED newer versions exist.
+"""
 
 import contextlib
 import hashlib
@@ -15,6 +18,7 @@ from trinity.runtime.names import RunNames
 from trinity.sync.store.records import Record
 from trinity.weights import Manifest, manifest_from_proto, manifest_to_proto
 
+LISTED = 100  # newest versions that a list gives with their manifests: thousands of them fit into no message
 _REMEMBERED = 16
 
 
@@ -62,6 +66,8 @@ class Manifests:
         if found is None:
             entry = await self._bucket.get(self._names.manifest_key(record.version, record.digest))
             found = _parsed(entry.value, record.digest)
+            if found is None and record.collected:
+                raise DataLoss(f"version: the files and the manifest of version {record.version} were deleted")
             if found is None:
                 what = "damaged in" if entry.revision else "gone from"
                 raise DataLoss(
@@ -80,6 +86,11 @@ class Manifests:
 
     async def get(self, record: Record) -> Manifest:
         return manifest_from_proto(await self.message(record))
+
+    async def delete(self, record: Record) -> None:
+        """Delete the manifest of a version that is not loaded any more."""
+        self._remembered.pop(record.digest, None)
+        await self._bucket.purge(self._names.manifest_key(record.version, record.digest))
 
     def _remember(self, digest: str, message: pb.Manifest) -> None:
         self._remembered[digest] = message

@@ -45,6 +45,7 @@ class VersionStores:
         self._states = [_StoreState(store) for store in stores]
         self._full_interval = full_interval
         self._base: Manifest | None = None
+        self._deleted: set[int] = set()  # from every store: sync names a version several times
 
     def folder(self, version: int) -> Path:
         return self.root / f"v{version}"
@@ -58,6 +59,7 @@ class VersionStores:
 
         `check_claim` raises if another trainer has claimed the run; existing files are replaced right after it.
         """
+        self._deleted.discard(manifest.version)
         manifest = self._with_delta(manifest)
         offers: list[Offer] = []
         problem: TrinityError | None = None
@@ -160,12 +162,14 @@ class VersionStores:
         return self.root / ".fetched"
 
     def delete(self, versions: Iterable[int]) -> None:
-        """Delete from every store and from the folder. Files that cannot be deleted only take space."""
-        for version in versions:
+        """Delete from every store and from the folder, each once. Files that cannot be deleted only take space."""
+        for version in sorted({*versions} - self._deleted):
+            self._deleted.add(version)
             for state in self._states:
                 try:
                     state.store.delete(version)
                 except TrinityError as error:
+                    self._deleted.discard(version)
                     log.warning("trainer.version.not_deleted", version=version, reason=str(error))
             shutil.rmtree(self.folder(version), ignore_errors=True)
 
