@@ -21,6 +21,7 @@ from trinity.config.schema.model import LoraConfig, ModelConfig
 from trinity.data import images
 from trinity.data.wire import encode_outcome
 from trinity.runtime.errors import InvalidInput
+from trinity.trainer.data import images as read_images
 from trinity.trainer.data.batch import TrainSequence, from_groups
 from trinity.trainer.data.images import ImageReader, Seen
 from trinity.trainer.data.microbatch import collate
@@ -132,6 +133,21 @@ def test_parts_of_a_micro_batch_have_the_images_that_stand_in_them(reader: Image
         assert torch.equal(torch.cat([part.places + start for start, part in seen]), whole.seen.places)
         torch.testing.assert_close(torch.cat([shown(part) for _, part in seen]), shown(whole.seen))
         assert parts < 7 or any(len(part.grids) < len(whole.seen.grids) for _, part in seen)
+
+
+def test_processed_images_are_kept_up_to_so_many_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ImageReader.of(ModelConfig(model_path=str(folder)))
+    assert reader is not None
+    first, second, third, small = (images.PlacedImage(0, file) for file in [*PICTURES, picture(8, 8)])
+    sizes = [reader._one(image)[0].nbytes for image in (first, second, third)]
+    monkeypatch.setattr(read_images, "_KEPT_BYTES", sizes[0] + sizes[2])
+    reader._one(first)
+    reader._one(small)
+    assert list(reader._kept) == [first.digest, small.digest], "what was used last stays"
+    assert reader._kept_bytes == sum(values.nbytes for values, _ in reader._kept.values())
+    monkeypatch.setattr(read_images, "_KEPT_BYTES", 1)
+    reader._one(second)
+    assert list(reader._kept) == [second.digest], "the newest is kept in any case"
 
 
 def test_pictures_count(folder: Path, reader: ImageReader) -> None:

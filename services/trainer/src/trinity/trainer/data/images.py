@@ -14,7 +14,7 @@ from trinity.data.vision import ImageRules, image_rules
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.data.batch import TrainSequence
 
-_KEPT = 512  # processed images
+_KEPT_BYTES = 2**30  # of processed images; the newest is kept in any case
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class ImageReader:
         except (OSError, ValueError, ImportError) as error:
             raise InvalidInput("model.model_path", f"has no usable image processor: {error}") from None
         self._kept: OrderedDict[bytes, tuple[torch.Tensor, tuple[int, int, int]]] = OrderedDict()
+        self._kept_bytes = 0
 
     @classmethod
     def of(cls, model: ModelConfig) -> "ImageReader | None":
@@ -120,7 +121,8 @@ class ImageReader:
             found: Any = self._processor(images=[rgb(image.file)], return_tensors="pt")
             rows = found["image_grid_thw"][0].tolist()
             self._kept[key] = found["pixel_values"].float(), (rows[0], rows[1], rows[2])
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            self._kept_bytes += self._kept[key][0].nbytes
+            while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= self._kept.popitem(last=False)[1][0].nbytes
         self._kept.move_to_end(key)
         return self._kept[key]
