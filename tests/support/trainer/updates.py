@@ -27,6 +27,13 @@ SHARDINGS = [
 # ZeRO stage, which activations are recomputed: with compiled kernels.
 KERNELS: list[tuple[int, bool | str]] = [(2, False), (2, "mlp"), (3, False), (3, "mlp"), (3, True)]
 
+# What needs the reference: a loss of pairs, KL in the loss, KL in the reward and the loss.
+PASSES: dict[str, dict[str, Any]] = {
+    "pairs": {"algorithm_type": "dpo", "kl_loss_fn": "none"},
+    "loss": {"kl_loss_fn": "k2"},
+    "both": {"kl_loss_fn": "k2", "kl_penalty_fn": "k2"},
+}
+
 
 def see(model: Path, folder: Path, which: str = "updates", seconds: float = 170) -> Seen:
     """Everything below of what is asked for, by name."""
@@ -200,6 +207,21 @@ def offloaded(model: str, algorithm: dict[str, Any]) -> Seen:
     return {"beside": metrics[0], "away": metrics[1], "visits": visits[0]}
 
 
+def passes_of_the_reference(model: str, algorithm: dict[str, Any]) -> Seen:
+    """A step of two epochs, with the reference beside the policy and in host memory: over how many sequences it ran."""
+    found = {}
+    for offload in (False, True):
+        engine = engine_of(model, 2, algorithm, {"epochs_per_batch": 2, "deepspeed": {"offload_reference": offload}})
+        module, rows = engine.reference._model if offload else engine.reference, [0]
+        module.register_forward_hook(lambda _, given, __, rows=rows: rows.append(len(given[0].mask)))
+        pairs = [(index // 2 + 1) * (-1) ** index for index in range(16)]
+        batch = fixed_batch(1)
+        batch = replace(batch, sequences=tuple(replace(s, pair=p) for s, p in zip(batch.sequences, pairs, strict=True)))
+        metrics = engine.train(batch, 100)
+        found["away" if offload else "beside"] = {"metrics": metrics, "sequences": sum(rows)}
+    return found
+
+
 def critic_alone(model: str) -> list[float]:
     """The value loss of the same batch, again and again."""
     trainer = {"critic": {"optimizer": {"lr": 1e-2}, "warmup_steps": 100, "cliprange_value": 0.0}}
@@ -281,6 +303,8 @@ def scenarios(model: str, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "dropout", resumed(str(make_gpt2(folder / "gpt2")), folder / "dropout", {"kl_loss_fn": "none"}, {})
     yield "reference_in_loss", offloaded(model, {})
     yield "reference_in_reward", offloaded(model, {"kl_penalty_fn": "k2", "kl_loss_fn": "none"})
+    for name, algorithm in PASSES.items():
+        yield f"passes_{name}", passes_of_the_reference(model, algorithm)
     yield "critic_alone", critic_alone(model)
     yield "nothing", nothing_to_learn(model)
     yield "tokens", tokens_of_updates(model)

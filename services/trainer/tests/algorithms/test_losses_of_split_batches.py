@@ -66,7 +66,7 @@ def batch_of(seed: int, proximal: bool) -> tuple[TrainBatch, list[np.ndarray], l
 
 def inputs_of(micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor) -> LossInputs:
     """As the engine makes them."""
-    same = {f.name for f in fields(LossInputs)} & set(vars(micro))
+    same = ({f.name for f in fields(LossInputs)} & set(vars(micro))) - {"reference_logprobs"}
     return LossInputs(
         logprobs=logprobs,
         entropy=-logprobs * 0.5,

@@ -38,7 +38,7 @@ class Engine:
     def __init__(self, problem: Exception) -> None:
         self._problem = problem
 
-    def train(self, batch: TrainBatch, last_step: int, record: None) -> dict[str, float]:
+    def train_batch(self, batch: TrainBatch, last_step: int, record: None) -> tuple[TrainBatch, dict[str, float]]:
         raise self._problem
 
     def per_group_stats(self, batch: TrainBatch) -> list[dict[str, Any]]:

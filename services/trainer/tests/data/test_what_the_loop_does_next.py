@@ -1,10 +1,10 @@
 """The command that follows a step: for one rank as it is, for several as bytes; and in which order requests count."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from support.trainer.releases import raw_batch
 from trinity.api.buffer.v1 import buffer_pb2 as pb
@@ -42,7 +42,7 @@ class Buffer:
 
 def opened(buffer: Buffer, step: int, due: Callable[[int], bool] = lambda _: False) -> tuple[BatchSource, Control]:
     control, given = Control(), buffer
-    exchange = Exchange(Ranks(0, 1, 0), torch.device("cpu"))
+    exchange = Exchange(Ranks(0, 1, 0))
     batches = BatchSource(exchange, control, given, StepTimes(), due)  # type: ignore[arg-type]
     batches.open(step)
     return batches, control
@@ -88,6 +88,22 @@ def test_a_checkpoint_is_saved_on_request_where_there_is_none() -> None:
     control.update(saved_step=2)
     control.request_checkpoint()
     assert isinstance(batches.next(2), Train)
+
+
+def test_a_pause_delays_the_next_batch_alone() -> None:
+    """A checkpoint is saved, and a rollback made, all the same."""
+    due = [False, True]
+    batches, control = opened(Buffer(raw_batch(3)), 2, lambda _: bool(due) and due.pop(0))
+    control.pause()
+    control.request_checkpoint()
+    limit = threading.Timer(20, control.stop)
+    limit.start()
+    assert batches.next(2) == Save()
+    control.update(saved_step=2)
+    assert batches.next(2) == RollBack()
+    threading.Timer(0.2, control.resume).start()
+    assert isinstance(batches.next(2), Train)
+    limit.cancel()
 
 
 def test_it_stops_before_the_next_batch() -> None:

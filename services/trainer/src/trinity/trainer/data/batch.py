@@ -29,7 +29,8 @@ class TrainSequence:
     token_advantages float32 [R]: where None, each token's is `advantage`, which otherwise is only reported.
     on_policy_mask bool [R]: tokens sampled by the weights that this step begins with, as all before them in the
     response, whose keys and values the engine reuses; None: none. proximal_logprobs float32 [R]: under the trainer's
-    weights before the first mini-batch of the step; None: those of the loss itself.
+    weights before the first mini-batch of the step; None: those of the loss itself. reference_logprobs float32 [R]: the
+    frozen base model's; None: it is not needed, or computes beside the policy.
     pair: k > 0 for the chosen one of preference pair k, -k for the rejected one. keep_mask bool [R] and `peers`:
     statistics of the whole batch for the loss (engine.whole_batch). values and returns float32 [R]: the critic's values
     before the step, and its targets; None without a critic. images: those among the tokens, in order.
@@ -48,6 +49,7 @@ class TrainSequence:
     token_advantages: np.ndarray | None = None
     on_policy_mask: np.ndarray | None = None
     proximal_logprobs: np.ndarray | None = None
+    reference_logprobs: np.ndarray | None = None
     pair: int = 0
     keep_mask: np.ndarray | None = None
     peers: float = 0.0

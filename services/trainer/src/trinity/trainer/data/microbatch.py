@@ -29,8 +29,9 @@ class MicroBatch:
     and `flat_indices` int64 [N] its index in [B, R] flattened (see `spread`).
 
     The loss reads the rest, in the order of the sequences: expert, pairs and peers float32 [B]; mask, old_logprobs,
-    advantages, on_policy_mask, keep_mask and proximal_logprobs float32 [B, R], 0 after each response's end; mask is 0
-    outside trained tokens. They become LossInputs of the same names.
+    advantages, on_policy_mask, keep_mask, proximal_logprobs and reference_logprobs float32 [B, R], 0 after each
+    response's end and where a sequence has none; mask is 0 outside trained tokens. They become LossInputs of the same
+    names.
     """
 
     input_ids: torch.Tensor
@@ -48,6 +49,7 @@ class MicroBatch:
     on_policy_mask: torch.Tensor
     keep_mask: torch.Tensor
     proximal_logprobs: torch.Tensor | None
+    reference_logprobs: torch.Tensor
     expert: torch.Tensor
     pairs: torch.Tensor
     peers: torch.Tensor
@@ -160,6 +162,7 @@ def collate(
         on_policy_mask=aligned("on_policy_mask"),
         keep_mask=aligned("keep_mask"),
         proximal_logprobs=aligned("proximal_logprobs") if has_proximal else None,
+        reference_logprobs=aligned("reference_logprobs"),
         expert=of_sequences([float(s.expert) for s in sequences]),
         pairs=of_sequences([float(np.sign(s.pair)) for s in sequences]),
         peers=of_sequences([s.peers for s in sequences]),

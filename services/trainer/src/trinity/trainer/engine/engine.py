@@ -35,7 +35,13 @@ from trinity.trainer.engine.per_group_stats import Groups, per_group_stats
 from trinity.trainer.engine.splitting import MicroBatchPlanner, mini_batches, number_of_parts
 from trinity.trainer.engine.token_record import TokenRecord
 from trinity.trainer.engine.weights import PolicyWeights
-from trinity.trainer.engine.whole_batch import apply_kl_penalty, needs_policy, with_batch_statistics
+from trinity.trainer.engine.whole_batch import (
+    apply_kl_penalty,
+    needs_policy,
+    references_of,
+    with_batch_statistics,
+    with_values,
+)
 from trinity.trainer.model import activations
 from trinity.trainer.model.checkpointing import recompute_activations
 from trinity.trainer.model.policy import OffloadedReference, PolicyModel, TokenModel, disable_dropout, load_policy
@@ -170,9 +176,16 @@ class TrainEngine:
         return TokenRecord(self._ranks, self._planner.copies, self.device)
 
     def train(self, batch: TrainBatch, last_step: int, record: TokenRecord | None = None) -> dict[str, float]:
-        """All updates of one step; returns metrics over the whole batch. The same batch must be given on every rank.
+        """As `train_batch`; returns the metrics alone."""
+        return self.train_batch(batch, last_step, record)[1]
 
-        `record` gets what the policy's updates compute for each token.
+    def train_batch(
+        self, batch: TrainBatch, last_step: int, record: TokenRecord | None = None
+    ) -> tuple[TrainBatch, dict[str, float]]:
+        """All updates of one step. The same batch must be given on every rank.
+
+        Returns the batch as it was trained, with advantages and masks that need a pass of the models, and its metrics;
+        `updates` are the policy's. `record` gets what these compute for each token.
         Raises BadStep if the batch cannot be trained; the failed update has changed no weight.
         """
         plan, trainer = self._plan.algorithm, self._plan.config.trainer
@@ -195,10 +208,11 @@ class TrainEngine:
             error.updates = len([report for report in reports if report])
             error.among = sorted({sequence.group for sequence in part.sequences})
             raise
-        metrics = {**means(join(reports)), **metrics, "updates": float(sum(bool(report) for report in reports))}
+        updates = float(sum("lr" in report for report in reports))  # the critic's rate is critic/lr
+        metrics = {**means(join(reports)), **metrics, "updates": updates}
         kl = metrics.get("kl_loss"), metrics.get("reward_kl")
         self._kl = self._kl.after(plan, *kl, len(batch.sequences))
-        return metrics
+        return batch, metrics
 
     def per_group_stats(self, batch: TrainBatch) -> Groups:
         """Statistics of each group of a batch that was not trained. A collective; changes nothing."""
@@ -210,15 +224,17 @@ class TrainEngine:
         return self._critic is None or step > self._plan.config.trainer.critic.warmup_steps
 
     def _of_whole_batch(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
-        """The batch with advantages, returns and proximal log-probabilities, computed before the first update."""
+        """The batch with what models compute before the first update: advantages, returns, log-probabilities."""
         plan, trainer = self._plan.algorithm, self._plan.config.trainer
         metrics: dict[str, float] = {}
         values = None
         if self._critic is not None:
             rolled_out = [sequence for sequence in batch.sequences if not sequence.expert]
             values = self._no_grad.tokens(rolled_out, self._critic.model)
+        if self._reference_is_first:
+            batch = with_values(batch, "reference_logprobs", self._references(batch))
         if plan.kl_in_reward:
-            batch, kl = apply_kl_penalty(plan, batch, self._references(batch), self._kl.reward, values)
+            batch, kl = apply_kl_penalty(plan, batch, references_of(batch), self._kl.reward, values)
             metrics |= {} if kl is None else {"reward_kl": kl}
         elif values is not None:
             sequences = with_advantages(batch.sequences, plan, batch.step, None, values)
@@ -227,8 +243,7 @@ class TrainEngine:
             metrics["critic/explained_variance"] = explained
         parts = number_of_parts(batch, plan, trainer.mini_batch_size, trainer.shared_prompts)
         if parts * trainer.epochs_per_batch > 1 and not plan.offline:
-            found = zip(batch.sequences, self._logprobs(batch, self._model), strict=True)
-            batch = replace(batch, sequences=tuple(replace(s, proximal_logprobs=p) for s, p in found))
+            batch = with_values(batch, "proximal_logprobs", self._logprobs(batch, self._model))
         return batch, metrics
 
     def _of_mini_batch(self, batch: TrainBatch) -> TrainBatch:
@@ -236,7 +251,7 @@ class TrainEngine:
         plan = self._plan.algorithm
         if not needs_policy(plan):
             return batch
-        reference = self._references(batch) if plan.of_pairs else None
+        reference = references_of(batch) if plan.of_pairs else None
         return with_batch_statistics(plan, batch, self._logprobs(batch, self._model), reference)
 
     def _logprobs(self, batch: TrainBatch, model: Any) -> list[np.ndarray]:
@@ -250,10 +265,10 @@ class TrainEngine:
             return self._logprobs(batch, reference)
 
     def _policys_loss(self, batch: TrainBatch, record: TokenRecord | None = None) -> LossOf:
-        plan, totals, reference_of = self._plan.algorithm, batch.totals, self._reference_of(batch)
+        plan, totals = self._plan.algorithm, batch.totals
 
         def loss_of(sequences: Sequence[TrainSequence], micro: MicroBatch) -> tuple[torch.Tensor, Report]:
-            reference = reference_of(sequences, micro)  # with LoRA the same module: not between here and backward
+            reference = self._reference_of(micro)  # with LoRA the same module: not between here and backward
             logprobs, entropy = self._model(micro)
             inputs = LossInputs(
                 logprobs=logprobs,
@@ -288,18 +303,19 @@ class TrainEngine:
 
         return loss_of
 
-    def _reference_of(self, batch: TrainBatch) -> Callable[[Sequence[TrainSequence], MicroBatch], torch.Tensor | None]:
-        """The reference's log-probabilities of a micro-batch, [B, R]. Offloaded, it computed them once per batch."""
-        reference = self.reference
-        if isinstance(reference, OffloadedReference):
-            found = dict(zip(map(id, batch.sequences), self._references(batch), strict=True))
-            return lambda sequences, micro: in_rows([found[id(sequence)] for sequence in sequences], micro)
+    @property
+    def _reference_is_first(self) -> bool:
+        """Whether the reference computes the whole batch once, before the first update, and not beside the policy."""
+        plan, several = self._plan.algorithm, self._plan.config.trainer.epochs_per_batch > 1
+        why = plan.kl_in_reward, plan.of_pairs, several, isinstance(self.reference, OffloadedReference)
+        return self.reference is not None and any(why)
 
-        @torch.no_grad()
-        def ask(_: Sequence[TrainSequence], micro: MicroBatch) -> torch.Tensor | None:
-            return None if reference is None else reference(micro)[0]
-
-        return ask
+    @torch.no_grad()
+    def _reference_of(self, micro: MicroBatch) -> torch.Tensor | None:
+        """The reference's log-probabilities of a micro-batch, [B, R]."""
+        if self._reference_is_first:
+            return micro.reference_logprobs
+        return None if self.reference is None else self.reference(micro)[0]
 
     @property
     def image_rules(self) -> ImageRules | None:

@@ -1,7 +1,6 @@
 """Statistics of each group of a batch under the current weights, to find the group that causes a bad step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ def _group_stats(
         share, _ = loss_of([members[index] for index in indices], micro)
         reports.append({"loss": torch.stack([share.float(), torch.ones_like(share, dtype=torch.float32)])})
     loss = float(no_grad.total(join(reports))["loss"][0]) / no_grad.planner.copies
-    policy = no_grad.tokens([replace(s, experience=None) for s in members], logprobs)
+    policy = no_grad.tokens(members, logprobs)
     distances = [(p - s.old_logprobs)[s.mask] for p, s in zip(policy, members, strict=True)]
     ratios = np.exp(np.clip(np.concatenate(distances).astype(np.float64), -_LIMIT, _LIMIT))
     advantages = np.concatenate([s.advantages[s.mask] for s in members])

@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 class StepDone:
     """A step after which the loop continues: trained in so many seconds, or passed (a metric says why).
 
+    `batch`: as it was trained; of a bad step as it was decoded.
     `tokens`: of each sequence what its last update computed, on rank 0 where that is recorded (StepTrainer).
     `span`: the context in which the step's span is the current one.
     """
@@ -80,7 +81,7 @@ class StepTrainer:
             batch = self.decode(raw)
             with _step_span(raw):
                 span = get_current()
-                metrics = self.engine.train(batch, self.schedule_end(step), record)
+                batch, metrics = self.engine.train_batch(batch, self.schedule_end(step), record)
                 tokens = record.values(batch.sequences) if record is not None else tokens
         except BadStep as error:
             with tracing.within(span):

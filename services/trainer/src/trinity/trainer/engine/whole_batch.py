@@ -5,8 +5,9 @@ micro-batch can compute its exact share of the loss. Log-probabilities are float
 in the batch's order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,12 +69,21 @@ def with_batch_statistics(
         seed=batch.step,
     )
     if declared.keep is not None:
-        kept = declared.keep(whole, **plan.policy_loss.args)
-        sequences = tuple(replace(s, keep_mask=k.numpy()) for s, k in zip(sequences, kept, strict=True))
+        batch = with_values(batch, "keep_mask", [k.numpy() for k in declared.keep(whole, **plan.policy_loss.args)])
     if declared.peers is not None:
-        peers = declared.peers(whole, **plan.policy_loss.args)
-        sequences = tuple(replace(s, peers=value) for s, value in zip(sequences, peers, strict=True))
-    return replace(batch, sequences=sequences)
+        batch = with_values(batch, "peers", declared.peers(whole, **plan.policy_loss.args))
+    return batch
+
+
+def with_values(batch: TrainBatch, name: str, values: Iterable[Any]) -> TrainBatch:
+    """The batch with this field of its sequences, one value each."""
+    pairs = zip(batch.sequences, values, strict=True)
+    return replace(batch, sequences=tuple(replace(sequence, **{name: value}) for sequence, value in pairs))
+
+
+def references_of(batch: TrainBatch) -> Ragged:
+    """The reference's log-probabilities, where it computed the whole batch first; else empty."""
+    return [s.reference_logprobs for s in batch.sequences if s.reference_logprobs is not None]
 
 
 def _float64(values: np.ndarray) -> torch.Tensor:
