@@ -1,12 +1,15 @@
 """Exit codes and the one sentence of commands that do not end by themselves."""
 
+import errno
 import signal
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from trinity.cli.errors import RunError, ending_well
+from trinity.cli.main import app
 
 pytestmark = pytest.mark.core
 
@@ -46,6 +49,45 @@ def test_the_first_error_of_a_group_is_the_one_said(capsys: pytest.CaptureFixtur
 
     assert ending_well(failing) == 7
     assert capsys.readouterr().err == "trinity: the disk is full\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file", "/proc/nope\x1b"), "/proc/nope\\x1b: No such file"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (ExceptionGroup("tasks", [PermissionError(errno.EACCES, "Permission denied", "/x")]), "/x: Permission denied"),
+    ],
+)
+def test_an_error_of_a_file_is_one_sentence(error: Exception, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def failing() -> int:
+        raise error
+
+    assert ending_well(failing) == 1
+    assert capsys.readouterr().err == f"trinity: {said}\n"
+
+
+def test_a_time_that_is_over_keeps_its_traceback() -> None:
+    def late() -> int:
+        raise TimeoutError  # to Python it is an error of the system
+
+    with pytest.raises(TimeoutError):
+        ending_well(late)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["run", "x.yaml", "--dry-run", "--stage", "nosuch"], "--dry-run shows the plan of all stages"),
+        (["run", "x.yaml", "--dry-run", "--wait", "0"], "--dry-run shows the plan of all stages"),
+        (["run", "x.yaml", "--wait", "0"], "--wait 0: it is --stage that waits"),
+        (["ui", "--demo", "--config", "x.yaml"], "--config x.yaml and --job"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, options)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"trinity: {said}") and done.stderr.count("\n") == 1
 
 
 def test_a_defect_keeps_its_traceback() -> None:

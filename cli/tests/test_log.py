@@ -125,6 +125,15 @@ def test_processes_and_stages_are_merged_by_time(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out == "[1] 2026/03/01 [INF] text\n"
 
 
+def test_lines_of_nats_have_an_age(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, young = (datetime.fromtimestamp(time.time() - age).strftime("%Y/%m/%d %H:%M:%S.%f") for age in (7200, 60))
+    lines = [f"[7] {old} [INF] old\n", "goroutine 1\n", f"[8] {young} [INF] young\n", "goroutine 2\n"]
+    write(tmp_path / "log/nats.out", *lines)
+    for since, count in (("1s", 0), ("1h", 2), ("1d", 4)):
+        show(tmp_path, "nats", since=since)
+        assert capsys.readouterr().out == "".join(lines[4 - count :])
+
+
 def test_the_least_level_counts_before_the_number_of_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     levels = ["critical", "error", "warning", "info", "debug"]
     write(tmp_path / "log/a.log", *(entry(second, level, level) for second, level in enumerate(levels)))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trinity.cli.commands.env_tokens import find_tokens
+from trinity.cli.errors import RunError
 from trinity.runtime.trust.attach_tokens import AttachTokens
 
 pytestmark = pytest.mark.core
@@ -45,3 +47,12 @@ def test_the_file_is_that_of_the_job_that_a_yaml_describes(tmp_path: Path) -> No
     assert made.returncode == 0, made.stderr
     assert AttachTokens("", tmp_path / "p/n/attach_tokens.json").find(made.stdout.strip()) is not None
     assert (tmp_path / "p/n").stat().st_mode & 0o777 == 0o700
+    with pytest.raises(RunError, match=r"--file .* and --config .* each name a file of tokens") as refused:
+        find_tokens(yaml, None, tmp_path / "tokens.json")
+    assert refused.value.code == 2
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence() -> None:
+    made = _tokens("create", "ann", "--file", "/proc/nope/x")
+    assert (made.returncode, made.stdout) == (1, "")
+    assert made.stderr == "trinity: /proc/nope: No such file or directory\n"

@@ -28,10 +28,10 @@ def test_a_fresh_job_folder_is_benched_with_the_base_model(
     asked: list[bench.Candidate] = []
 
     async def evaluated(
-        plan: Any, job: Any, candidates: list[bench.Candidate], taken: set[str]
-    ) -> list[dict[str, Any]]:
+        plan: Any, job: Any, candidates: list[bench.Candidate], taken: set[str], keep: bench.Keep
+    ) -> None:
         asked.extend(candidates)
-        return [{"step": 0, "taskset": "e", "metrics": {"accuracy/mean@1": 0.5}}]
+        keep([{"step": 0, "taskset": "e", "metrics": {"accuracy/mean@1": 0.5}}])
 
     monkeypatch.setattr(bench, "_bench", evaluated)
     monkeypatch.setattr(bench, "check_inputs", lambda plan, source: None)

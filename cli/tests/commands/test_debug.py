@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from trinity.cli.commands.debug import debug
 from trinity.cli.commands.debug.text import render, spans
 from trinity.cli.errors import RunError
-from trinity.config import ConfigError, Plan, make_plan
+from trinity.config import Config, ConfigError, Plan, make_plan
 from trinity.config.load import parse
 
 pytestmark = pytest.mark.core
@@ -115,6 +115,25 @@ def test_a_result_is_not_overwritten_if_so_asked(tmp_path: Path) -> None:
     (tmp_path / "debug.json").write_text("{}")
     done = CliRunner().invoke(debug.app, ["x.yaml", "--output-dir", str(tmp_path), "--disable-overwrite"])
     assert done.exit_code == 2 and "debug.json is there already" in done.output
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_an_engine_starts(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(stage: Config) -> None:
+        raise RunError("the engine starts", 7)
+
+    monkeypatch.setattr(debug, "Workbench", started)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    (tmp_path / "run.yaml").write_text(YAML.replace("DATA", str(tmp_path)))
+    # The engine of `debug` opens no endpoint, so it needs no keys.
+    given = [str(tmp_path / "run.yaml"), f"model.model_path={tmp_path}/model", "explorer.listen_address=0.0.0.0"]
+    done = CliRunner().invoke(debug.app, [*given, "--output-dir", "/proc/nope"])
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (1, "trinity: /proc/nope: No such file or directory")
+    done = CliRunner().invoke(debug.app, [*given, "--output-dir", str(tmp_path / "new")])
+    assert done.exit_code == 7, done.output
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_change_of_a_file_is_seen(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_an_announcement_says_nothing_of_data_and_environment() -> None:
         "n",
         monitor={"monitor_type": "wandb", "monitor_args": {"api_key": secret}},
         explorer={"env_vars": {"HF_TOKEN": secret}, "environments": [{"name": "e", "address": "h:1"}]},
-        buffer={"explorer_input": {"taskset": {"name": "sums", "path": f"postgresql://u:{secret}@h/d"}}},
+        buffer={"explorer_input": {"taskset": {"name": "sums", "path": f"/data/{secret}"}}},
         checkpoint_root_dir=f"/{secret}",
     )
     said = announcement(about)
@@ -211,6 +211,9 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, monkeypa
         find_run(run="x")
     with pytest.raises(RunError, match="not both"):
         find_run(job=tmp_path, nats="nats://127.0.0.1:1")
+    with pytest.raises(RunError, match=f"--config x.yaml and --job {tmp_path} each name a run: give one") as refused:
+        find_run(config=Path("x.yaml"), job=tmp_path)
+    assert refused.value.code == 2
     with pytest.raises(RunError, match="no run below"):
         find_run()
     monkeypatch.setattr(find, "_CONNECT_SECONDS", 0.2)

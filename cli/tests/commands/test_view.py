@@ -99,6 +99,9 @@ def test_steps_tasks_and_numbers_are_those_asked_for(job: Callable[..., Path]) -
     ]
     assert [row["task_id"] for row in rows(folder, 2, None, "gsm")] == ["gsm/7"] * 2
     assert rows(folder, 2, 3) == [rows(folder, 2)[3]]
+    with pytest.raises(RunError, match="--index 3 --task gsm: give one of them") as refused:
+        rows(folder, 2, 3, "gsm")
+    assert refused.value.code == 2
     table = view(folder, 2, None, "gsm", False)
     assert "2 of 4 experiences" in table
     assert re.findall(r"^(\d) ", table, re.MULTILINE) == ["2", "3"]

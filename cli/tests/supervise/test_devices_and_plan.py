@@ -137,6 +137,19 @@ def test_the_buffer_of_a_run_is_told_where_the_others_listen(tmp_path: Path) -> 
     assert told["TRINITY_BUFFER_SYNC_ADDRESS"] == children[2].address
 
 
+def test_the_limit_of_the_log_is_the_given_one_or_fits_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, nats = plan_of(f"checkpoint_root_dir={tmp_path}"), NatsAccess("nats://127.0.0.1:1")
+    monkeypatch.setattr(services.nats, "free_gib", lambda folder: 40.0)
+    limits = []
+    for given in ("", "7"):
+        monkeypatch.setenv("TRINITY_BUFFER_LOG_GIB", given)
+        children, _ = services.infrastructure(plan, tmp_path / "config.json", nats, tmp_path, tmp_path)
+        limits.append(children[0].environment["TRINITY_BUFFER_LOG_GIB"])
+    assert limits == ["4.00", "7"]
+
+
 def test_ranks_that_do_not_fit_are_refused_with_their_key() -> None:
     with pytest.raises(RunError) as refused:
         place(plan_of(*engines(2), "trainer.num_ranks=3"), list("0123"))

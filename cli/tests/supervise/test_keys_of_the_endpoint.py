@@ -1,45 +1,89 @@
-"""Mode serve: which file of keys the endpoint asks for, and when a run is refused without one."""
+"""Endpoints that serve or record: which file of keys they ask for, and what is refused before anything starts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trinity.cli.supervise.endpoint import api_keys
+from support.data.deep_check import check
+from trinity.cli.supervise import join
+from trinity.cli.supervise.endpoint import endpoint_problems, endpoint_settings
 from trinity.cli.supervise.job import Job
 from trinity.config import Config, ConfigError
 
 pytestmark = pytest.mark.core
 
 
-def _config(folder: Path, **explorer: str) -> Config:
+@pytest.fixture(autouse=True)
+def none_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRINITY_EXPLORER_API_KEYS_FILE", raising=False)
+
+
+def _config(folder: Path, mode: str = "serve", **explorer: Any) -> Config:
     model = {"model_path": "model"}
     given = {"project": "p", "name": "n", "checkpoint_root_dir": str(folder), "model": model, "explorer": explorer}
-    return Config.model_validate({"mode": "serve", **given})
+    return Config.model_validate({"mode": mode, **given})
 
 
-def test_a_key_is_made_in_the_job_folder_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRINITY_EXPLORER_API_KEYS_FILE", raising=False)
+def _said(config: Config) -> list[str]:
+    return [str(problem) for problem in endpoint_problems(config)]
+
+
+def test_a_key_is_made_in_the_job_folder_and_kept(tmp_path: Path) -> None:
     config = _config(tmp_path)
-    file = api_keys(config, Job(config), "run.yaml")
+    assert _said(config) == []
+    assert not (tmp_path / "p").exists(), "a look makes no key"
+    file = Path(endpoint_settings(config, Job(config))["API_KEYS_FILE"])
     made = file.read_text()
     assert (file, file.stat().st_mode & 0o777) == (tmp_path / "p/n/serve.keys", 0o600)
-    assert api_keys(config, Job(config), "run.yaml").read_text() == made
+    endpoint_settings(config, Job(config))
+    assert file.read_text() == made
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.5", "::"])
 def test_other_machines_need_a_file_of_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
-    monkeypatch.delenv("TRINITY_EXPLORER_API_KEYS_FILE", raising=False)
     config = _config(tmp_path, listen_address=host)
-    with pytest.raises(ConfigError, match=r"explorer.api_keys_file.*TRINITY_EXPLORER_API_KEYS_FILE"):
-        api_keys(config, Job(config), "run.yaml")
+    (said,) = _said(config)
+    assert said.startswith("explorer.api_keys_file: is empty") and "TRINITY_EXPLORER_API_KEYS_FILE" in said
     keys = tmp_path / "keys"
     keys.write_text("one\n")
     monkeypatch.setenv("TRINITY_EXPLORER_API_KEYS_FILE", str(keys))
-    assert api_keys(config, Job(config), "run.yaml") == keys
+    assert _said(config) == []
+    assert endpoint_settings(config, Job(config))["API_KEYS_FILE"] == str(keys)
 
 
-def test_the_yaml_names_a_file_that_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRINITY_EXPLORER_API_KEYS_FILE", raising=False)
-    config = _config(tmp_path, api_keys_file=str(tmp_path / "keys"))
-    with pytest.raises(ConfigError, match="is no file"):
-        api_keys(config, Job(config), "run.yaml")
+def test_the_yaml_names_a_file_that_must_be_there(tmp_path: Path) -> None:
+    (said,) = _said(_config(tmp_path, api_keys_file=str(tmp_path / "keys")))
+    assert said == f"explorer.api_keys_file: {tmp_path}/keys is no file; write a key on each line"
+
+
+def test_an_explorer_that_does_not_listen_needs_no_keys(tmp_path: Path) -> None:
+    config = _config(tmp_path, "explore", listen_address="0.0.0.0")
+    assert _said(config) == [] and endpoint_settings(config, Job(config)) == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["mode=serve", "explorer.listen_address=0.0.0.0"], "is empty, and explorer.listen_address is 0.0.0.0"),
+        (["explorer.record=true", "explorer.listen_address=0.0.0.0"], "is empty, and explorer.listen_address"),
+        (["explorer.record=true", "explorer.api_keys_file=/nope"], "/nope is no file"),
+    ],
+)
+def test_check_refuses_what_run_would(tmp_path: Path, overrides: list[str], said: str) -> None:
+    code, output = check(tmp_path, {"question": "1+1", "answer": "2"}, *overrides)
+    assert code == 2, output
+    assert output.splitlines()[-1].startswith(f"{tmp_path}/run.yaml: explorer.api_keys_file: {said}")
+    assert not (tmp_path / "tests").exists()
+
+
+def test_check_makes_no_key(tmp_path: Path) -> None:
+    for overrides in (["mode=serve"], ["explorer.record=true"], ["mode=train", "explorer.api_keys_file=/nope"]):
+        code, output = check(tmp_path, {"question": "1+1", "answer": "2"}, *overrides)
+        assert code == 0, output
+    assert not list(tmp_path.rglob("*.keys"))
+
+
+def test_an_explorer_that_joins_is_refused_before_it_looks_for_its_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^x\.yaml: explorer\.api_keys_file: /nope is no file"):
+        join.join(_config(tmp_path, "explore", record=True, api_keys_file="/nope"), "x.yaml")

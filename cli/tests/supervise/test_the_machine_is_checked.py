@@ -1,6 +1,7 @@
 """What this machine cannot take of a run is said by `check --deep`, and ends `run` before anything of it starts."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from trinity.cli.supervise.preflight import machine_problems
 from trinity.cli.supervise.task_environments import missing_packages
 from trinity.config import devices, load, make_plan
 from trinity.environments import catalogue
+from trinity.environments.sandbox import docker
 
 pytestmark = pytest.mark.core
 
@@ -61,6 +63,17 @@ def test_check_says_what_does_not_fit_and_what_would(
     )
 
 
+def test_json_leaves_nothing_unchecked(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen(monkeypatch, tmp_path, 80, 2)
+    done = CliRunner().invoke(app, ["check", "--deep", "--json", str(config)])
+    assert done.exit_code == 2, done.stderr
+    assert json.loads(done.stdout)["name"] == "big"
+    assert "big: not on this machine: trainer.deepspeed.zero_stage" in done.stderr
+    done = CliRunner().invoke(app, ["check", "--deep", "--json", str(config), "model.model_path=/none"])
+    assert done.exit_code == 2 and "model.model_path: '/none' does not exist" in done.stderr
+    assert CliRunner().invoke(app, ["check", "--json", str(config)]).exit_code == 0
+
+
 def test_what_fits_is_not_spoken_of(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen(monkeypatch, tmp_path, 140, 2)
     assert machine_problems(make_plan(load(config))) == []
@@ -78,6 +91,24 @@ def test_run_ends_before_a_process_of_the_stage_starts(
     assert done.exit_code == 2
     assert "engine and trainer share GPU 0 (NVIDIA Some, 80.0 GiB): the engine needs at least 17.0 GiB" in done.stderr
     assert not list((tmp_path / "jobs").rglob("explorer*.log")) + list((tmp_path / "jobs").rglob("trainer*.log"))
+
+
+def test_images_need_the_operators_word_and_docker(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(monkeypatch, tmp_path, 140, 2)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv(docker.ALLOWED_VARIABLE, raising=False)
+    given = [str(config), "explorer.environments=[{name: guess, address: '127.0.0.1:1', image: my/guess:1}]"]
+    for said in ("this machine allows no containers; set ", "docker is not on PATH; install it"):
+        for command in (["check", "--deep"], ["run"]):
+            done = CliRunner().invoke(app, [*command, *given])
+            assert done.exit_code == 2
+            assert f"{config}: explorer.environments.0.image: {said}" in done.stderr
+        monkeypatch.setenv(docker.ALLOWED_VARIABLE, "true")
+    assert not list((tmp_path / "jobs").rglob("*.log"))
+    done = CliRunner().invoke(app, ["check", "--deep", *given, "mode=serve"])
+    assert done.exit_code == 0, f"it starts no environments: {done.stderr}"
 
 
 def test_a_missing_engine_is_named_with_its_extra(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,18 +40,22 @@ def ending_well(action: Callable[[], int]) -> int:
         for problem in error.problems:
             print(visible(f"{error.source}: {problem}"), file=sys.stderr)
         return 2
-    except (RunError, TrinityError, BaseExceptionGroup) as error:
-        reason: BaseException = error
-        while isinstance(reason, BaseExceptionGroup):
-            reason = reason.exceptions[0]
-        if not isinstance(reason, (RunError, TrinityError)):
-            raise
-        print(f"trinity: {visible(str(reason), layout=True)}", file=sys.stderr)
-        return reason.code if isinstance(reason, RunError) else 1
     except BrokenPipeError:  # the reader of a pipe has seen enough
         with contextlib.suppress(OSError, ValueError):  # else Python complains when it flushes at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (RunError, TrinityError, OSError, BaseExceptionGroup) as error:
+        reason: BaseException = error
+        while isinstance(reason, BaseExceptionGroup):
+            reason = reason.exceptions[0]
+        if isinstance(reason, (RunError, TrinityError)):
+            text = str(reason)
+        elif isinstance(reason, OSError) and reason.strerror:  # as the system says it, of a file or a disk
+            text = f"{reason.filename}: {reason.strerror}" if reason.filename else reason.strerror
+        else:
+            raise
+        print(f"trinity: {visible(text, layout=True)}", file=sys.stderr)
+        return reason.code if isinstance(reason, RunError) else 1
     except KeyboardInterrupt:  # before anything was started, or in a command that starts nothing
         print("trinity: ended by SIGINT", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -8,6 +8,7 @@ first checkpoint, the base model alone is evaluated.
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ _POLL_SECONDS = 1.0
 _SYNC_SECONDS = 60.0
 _STOP_SECONDS = 6.0
 
+Keep = Callable[[list[dict[str, Any]]], None]  # results of one model, as soon as they are known
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -46,7 +49,10 @@ class Candidate:
 
 
 def bench(config: Config, source: str) -> None:
-    """Evaluate, print a table, and write <job>/bench/<time>/bench.json. Raises ConfigError or RunError."""
+    """Evaluate, print a table, and write <job>/bench/<time>/bench.json after each model.
+
+    Raises ConfigError or RunError, an interrupted or failed evaluation after the table of those before it.
+    """
     last_stage = expand(config)[-1]
     folder = make_plan(last_stage).job_dir
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -54,10 +60,18 @@ def bench(config: Config, source: str) -> None:
     plan = make_plan(own)
     check_inputs(plan, source)
     candidates = _candidates(plan, folder)
-    results = asyncio.run(_bench(plan, jobs.Job(own), candidates, jobs.Job(config).taken_gpus()))
-    files.write_json(plan.job_dir / "bench.json", {"job": str(folder), "results": results})
-    print(render(results))
-    print(f"results: {plan.job_dir / 'bench.json'}")
+    file = plan.job_dir / "bench.json"
+    results: list[dict[str, Any]] = []
+
+    def keep(found: list[dict[str, Any]]) -> None:
+        results.extend(found)
+        files.write_json(file, {"job": str(folder), "results": results})
+
+    try:
+        asyncio.run(_bench(plan, jobs.Job(own), candidates, jobs.Job(config).taken_gpus(), keep))
+    finally:
+        if results:
+            print(f"{render(results)}\nresults: {file}", flush=True)
 
 
 def _candidates(plan: Plan, folder: Path) -> list[Candidate]:
@@ -94,12 +108,12 @@ def _what(candidates: list[Candidate]) -> str:
     return f"{len(candidates)} model(s)"
 
 
-async def _bench(plan: Plan, job: jobs.Job, candidates: list[Candidate], taken: set[str]) -> list[dict[str, Any]]:
+async def _bench(plan: Plan, job: jobs.Job, candidates: list[Candidate], taken: set[str], keep: Keep) -> None:
     stop = asyncio.Event()
     others: list[Child] = []
     children: list[Child] = []
     jobs.identify(job.folder, starts_services=True)
-    with ended_by_signals(stop), make_display() as display:
+    with ended_by_signals(stop, "the same command evaluates all from the beginning"), make_display() as display:
         try:
             nats = await open_nats(job, others, stop)
             config_file, log_dir = plan.job_dir / "config.json", plan.job_dir / "log"
@@ -108,10 +122,9 @@ async def _bench(plan: Plan, job: jobs.Job, candidates: list[Candidate], taken: 
             placement = place(plan, visible_gpus(), taken)
             children.append(services.explorer(plan, config_file, nats, addresses, log_dir, placement))
             display.say(f"evaluating {_what(candidates)}; logs in {log_dir}")
-            return await _evaluate_all(plan, children, addresses, candidates, display, stop)
+            await _evaluate_all(plan, children, addresses, candidates, display, stop, keep)
         finally:
             await stop_all([*children, *others], _STOP_SECONDS)
-    return []
 
 
 async def _evaluate_all(
@@ -121,13 +134,13 @@ async def _evaluate_all(
     candidates: list[Candidate],
     display: Display,
     stop: asyncio.Event,
-) -> list[dict[str, Any]]:
+    keep: Keep,
+) -> None:
     run = names.run_id(plan.config.project, plan.config.name, plan.config.group)
     for child in children:
         child.start()
     keepers = [asyncio.create_task(child.keep_running(asyncio.Event())) for child in children]
     watcher = Watcher(run, Addresses(addresses.buffer, "", addresses.sync, ""))
-    results: list[dict[str, Any]] = []
     try:
         await _publish(addresses.sync, Manifest(run, 0, 0, (), (), (), time.time(), plan.config.model.model_path))
         for candidate in candidates:
@@ -135,7 +148,8 @@ async def _evaluate_all(
                 manifest = await asyncio.to_thread(manifest_of_folder, run, candidate.step, candidate.folder)
                 await _publish(addresses.sync, manifest)
             found = await _evaluation(candidate.step, plan, keepers, watcher, display, stop)
-            results += found
+            if found:
+                keep(found)
             for result in found:
                 display.say(f"step {result['step']} {result['taskset']}: {_figures(result['metrics'])}")
             if stop.is_set():
@@ -144,7 +158,6 @@ async def _evaluate_all(
         for keeper in keepers:
             keeper.cancel()
         await watcher.close()
-    return results
 
 
 async def _publish(address: str, manifest: Manifest) -> None:

@@ -1,5 +1,6 @@
 """`trinity check`: what a YAML would do, and what of it cannot be done here."""
 
+import contextlib
 import json
 import os
 import sys
@@ -98,13 +99,14 @@ def check(
     """Check a YAML and say what it would do. Needs no GPU, no network, no model and no data."""
     asked = request(config, arguments, plugin_dir)
     loaded = asked.load()
-    if as_json:
-        say_notices(loaded, sys.stderr)
-        print(json.dumps(dump(loaded), indent=1))
-        return 0
     stages = expand(loaded)
     if loaded.mode in ("bench", "serve"):  # about what the last stage made
         stages = [stages[-1].model_copy(update={"mode": loaded.mode})]
+    if as_json:
+        say_notices(loaded, sys.stderr)
+        print(json.dumps(dump(loaded), indent=1))
+        with contextlib.redirect_stdout(sys.stderr):
+            return _deep(loaded, stages, str(asked.config)) if deep else 0
     gpus = detect_gpus()
     for stage in stages:
         print(describe(make_plan(stage)))
@@ -113,18 +115,21 @@ def check(
     if names := ", ".join(installed_environments()):
         print(f"environments of installed packages: {names}")
     say_notices(loaded, sys.stdout)
-    if not deep:
-        return 0
+    return _deep(loaded, stages, str(asked.config)) if deep else 0
+
+
+def _deep(loaded: Config, stages: list[Config], source: str) -> int:
+    """Look at model, data and this machine; the exit code. Raises ConfigError."""
     from trinity.cli.supervise.preflight import check_deeper, check_stages, machine_problems
     from trinity.data.task_pipeline import describe as describe_tasks
 
-    for name, (steps, tasks) in check_stages(loaded, str(asked.config)).items():
+    for name, (steps, tasks) in check_stages(loaded, source).items():
         for line in describe_tasks(tasks, with_paths=False):
             print(f"{name}: {line}")
         print(f"{name}: {_what_is_there(loaded.mode, steps)}")
     for stage in stages:
         plan = make_plan(stage.model_copy(update={"model": loaded.model}))
-        for sentence in check_deeper(plan, str(asked.config), make_folder(loaded)):
+        for sentence in check_deeper(plan, source, make_folder(loaded)):
             print(f"{stage.name}: {sentence}")
     unfit = [f"{stage.name}: not on this machine: {problem}"
              for stage in stages for problem in machine_problems(make_plan(stage))]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from trinity.cli.commands.find import find_job
+from trinity.cli.errors import RunError
 from trinity.cli.options import AsJson, JobOption, RunOption, command, group
 from trinity.cli.render import to_json
 from trinity.cli.supervise.job import Job, make_private
@@ -26,6 +27,9 @@ Name = Annotated[str, typer.Argument(help="Name of the token: who attaches by it
 
 def find_tokens(config: RunOption = None, job: JobOption = None, file: FileOption = None) -> Path:
     """The file of tokens. A run that has not begun has one too, if --config names it."""
+    given = [f"{name} {value}" for name, value in (("--file", file), ("--config", config), ("--job", job)) if value]
+    if len(given) > 1:
+        raise RunError(f"{' and '.join(given)} each name a file of tokens: give one of them", 2)
     if file is not None:
         return file
     if config is not None:

@@ -45,6 +45,8 @@ class NotLive(RunError):
 
 def find_job(config: RunOption = None, job: JobOption = None) -> Path:
     """The requested job folder, else the newest live one, else the newest. RunError if there is none."""
+    if config is not None and job is not None:
+        raise RunError(f"--config {config} and --job {job} each name a run: give one of them", code=2)
     if config is not None:
         job = jobs.Job(load(config, plugins_loaded=False)).folder
     if job is None:

@@ -48,6 +48,8 @@ class Source:
         for line in self._file.backwards():
             entry = parse(line, self.process)
             if entry.time is not None and entry.time < wanted.since:
+                while found and found[-1].time is None:  # lines that follow it
+                    found.pop()
                 break
             if entry.rank >= wanted.least:
                 found.append(entry)

@@ -1,5 +1,6 @@
 """A line of a log: what its fields mean, whether it was asked for, and how it looks on a terminal."""
 
+import contextlib
 import json
 import re
 import sys
@@ -23,6 +24,7 @@ _NOT_FIELDS = {"time", "level", "event", "service", "logger", "trace_id", "proce
 _BARE = re.compile(r'[^\s"=]+')
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_NATS_TIME = re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}) ")  # of this machine
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,10 @@ class Wanted:
 def parse(line: bytes, process: str) -> Entry:
     """A line of a log file."""
     text = line.decode(errors="replace")
+    if process == NATS:
+        return Entry(process, text, _nats_time(text))
     try:
-        fields = json.loads(text) if process != NATS else None
+        fields = json.loads(text)
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
@@ -90,6 +94,13 @@ def parse(line: bytes, process: str) -> Entry:
     except (KeyError, TypeError, ValueError):
         return Entry(process, text, None, fields)
     return Entry(process, text, (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp(), fields)
+
+
+def _nats_time(text: str) -> float | None:
+    found = _NATS_TIME.match(text)
+    with contextlib.suppress(ValueError, OverflowError):
+        return datetime.strptime(found[1], "%Y/%m/%d %H:%M:%S.%f").timestamp() if found else None
+    return None
 
 
 class Printer:

@@ -37,6 +37,10 @@ def run(
     ] = None,
 ) -> int:
     """Run what a YAML describes, or resume where it stopped."""
+    if dry_run and (stage or wait is not None):
+        raise RunError("--dry-run shows the plan of all stages and waits for none; leave --stage and --wait out", 2)
+    if wait is not None and not stage:
+        raise RunError(f"--wait {wait:g}: it is --stage that waits; name one", 2)
     if dry_run:
         return check(arguments, config, plugin_dir=plugin_dir)
     asked = request(config, arguments, plugin_dir)

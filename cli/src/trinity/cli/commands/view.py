@@ -60,6 +60,8 @@ def view(
     as_json: AsJson = False,
 ) -> str:
     """Show the experiences that were trained: reward, advantage and the versions that sampled them."""
+    if index is not None and task:
+        raise RunError(f"--index {index} --task {task}: give one of them", 2)
     rows = list(enumerate(read_step(place, step) if isinstance(place, Path) else read_log(place, step)))
     if index is not None:
         if not 0 <= index < len(rows):

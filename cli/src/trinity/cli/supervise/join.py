@@ -18,7 +18,7 @@ from trinity.cli.supervise.children import Child, stop_all
 from trinity.cli.supervise.client import Watcher
 from trinity.cli.supervise.devices import place, visible_gpus
 from trinity.cli.supervise.display import Display, make_display
-from trinity.cli.supervise.endpoint import endpoint_settings
+from trinity.cli.supervise.endpoint import endpoint_problems, endpoint_settings
 from trinity.cli.supervise.job import Job, SupervisorRecord, identify
 from trinity.cli.supervise.join_config import joined_config, local_addresses
 from trinity.cli.supervise.nats import NatsAccess
@@ -38,6 +38,8 @@ _POLL_SECONDS = 1.0
 
 def join(config: Config, source: str) -> None:
     """Run one explorer until the run ends. Raises ConfigError or RunError."""
+    if problems := endpoint_problems(config):
+        raise ConfigError(source, problems)
     job = Job(config)
     name = config.explorer.name
     for record in job.records().values():
@@ -56,7 +58,7 @@ def join(config: Config, source: str) -> None:
 async def _join(config: Config, job: Job, source: str) -> None:
     """Explore until the run is finished. A run that disappears is waited for: it may come back elsewhere."""
     stop = asyncio.Event()
-    with ended_by_signals(stop), make_display() as display:
+    with ended_by_signals(stop, "the same command joins the run again"), make_display() as display:
         while not stop.is_set():
             url, about = await find_run(job, display, stop, config.synchronizer.sync_timeout)
             if about is None:
@@ -147,7 +149,7 @@ async def _explore(
     config_file = plan.job_dir / "run" / f"{name}.config.json"
     files.write_json(config_file, dump(merged), mode=0o600)
     placement = place(plan, visible_gpus(), job.taken_gpus())
-    serving = endpoint_settings(config, job, str(config_file))
+    serving = endpoint_settings(config, job)
     child = services.explorer(plan, config_file, nats, addresses, plan.job_dir / "log", placement, serving)
     changed = asyncio.Event()
     devices = DeviceLog(plan.job_dir, f"explorer-{name}")

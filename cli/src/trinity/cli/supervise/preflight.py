@@ -11,7 +11,9 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from trinity import plugins
+from trinity.cli.supervise.endpoint import endpoint_problems
 from trinity.cli.supervise.rendered_rows import check_rendering
+from trinity.cli.supervise.services import container_problems
 from trinity.cli.supervise.task_rows import check_images, check_providers, check_tasks, check_text
 from trinity.config import Config, ConfigError, Plan, Problem, devices, expand, make_plan
 from trinity.config.checks.lora import PLACE, choose, modules_of
@@ -55,13 +57,19 @@ def check_stages(config: Config, source: str) -> dict[str, tuple[int, TaskPipeli
     return found
 
 
-def check_inputs(plan: Plan, source: str) -> int:
-    """Look at model and data of a stage; returns its last optimizer step. Raises ConfigError with all problems."""
+def check_inputs(plan: Plan, source: str, *, listens: bool = True) -> int:
+    """Look at model and data of a stage, and at what its endpoint and its containers need of this machine.
+
+    `listens`: whether an explorer that serves or records opens its endpoint.
+    Returns the last optimizer step; raises ConfigError with all problems.
+    """
     checks = (
         _check_engine, _check_model, _check_vision, _check_critic, _check_reward_models, _check_lora, _check_monitor,
-        _check_stores, _check_endpoints, _check_operators,
+        _check_stores, _check_endpoints, _check_operators, _check_containers,
     )  # fmt: skip
     problems = [problem for check in checks for problem in check(plan)]
+    if listens and plan.config.mode in ("explore", "serve", *([] if plan.offline else ["both"])):
+        problems += endpoint_problems(plan.config)
     rows = 0
     for dataset in _datasets(plan):
         config = dataset.config
@@ -155,6 +163,11 @@ def _check_operators(plan: Plan) -> list[Problem]:
         for index, one in enumerate(plan.config.data_processor.experience_pipeline.operators)
         if plan.config.reproducible and plugins.EXPERIENCE_OPERATORS.get(one.name) in plugins.RANDOM
     ]
+
+
+def _check_containers(plan: Plan) -> list[Problem]:
+    """Explorers that join or serve start no environments."""
+    return container_problems(plan) if not plan.offline and plan.config.mode not in ("explore", "serve") else []
 
 
 def _check_engine(plan: Plan) -> list[Problem]:

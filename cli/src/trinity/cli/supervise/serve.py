@@ -36,14 +36,14 @@ async def _serve(config: Config, source: str) -> None:
     stop = asyncio.Event()
     job = Job(config)
     identify(job.folder, starts_services=True)
-    with ended_by_signals(stop), make_display() as display:
+    with ended_by_signals(stop, "the same command serves again"), make_display() as display:
         nats, about = await look_for_run(job)
         plan = _plan(config, about)
         check_inputs(plan, source)
         if config.explorer.record and about is None:
             problem = "is true, and no run is live whose experience could be recorded; start one, or set it to false"
             raise ConfigError(source, [Problem("explorer.record", problem)])
-        settings = endpoint_settings(config, job, source)
+        settings = endpoint_settings(config, job)
         endpoint, keys = settings["SERVE_LISTEN"], settings["API_KEYS_FILE"]
         port = int(endpoint.rpartition(":")[2])
         child = _child(plan, nats, about, settings, job)

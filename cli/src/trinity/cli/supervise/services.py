@@ -15,7 +15,7 @@ from trinity.cli.supervise import nats
 from trinity.cli.supervise.children import Child
 from trinity.cli.supervise.devices import Placement
 from trinity.cli.supervise.nats import NatsAccess
-from trinity.config import Plan
+from trinity.config import Plan, Problem
 from trinity.config.run_record import Addresses
 from trinity.environments.sandbox import docker
 from trinity.environments.sandbox.leases import Lease
@@ -30,8 +30,6 @@ from trinity.runtime.trust.roles import Role
 _LOCAL = "127.0.0.1"
 _HOST = os.environ.get("TRINITY_HOST", _LOCAL)
 # The experience log may fill this part of what is free on the disk, and no more than the limit.
-# Settings of the buffer that may be set in the environment of `trinity run`.
-_BUFFER_LIMITS = ("LOG_GIB", "LOG_KEEP_GIB", "CACHE_MIB", "NATS_REPLICAS")
 _LOG_PART, _LOG_LIMIT_GIB = 0.1, 16.0
 _PROCESSES = 4096  # of a container
 
@@ -102,10 +100,10 @@ def infrastructure(
 ) -> tuple[list[Child], Addresses]:
     """buffer, and what explorers need: environment and sync."""
     plan.job_dir.mkdir(parents=True, exist_ok=True)
-    log_gib = max(0.25, min(_LOG_LIMIT_GIB, nats.free_gib(plan.job_dir) * _LOG_PART))
+    fitting = max(0.25, min(_LOG_LIMIT_GIB, nats.free_gib(plan.job_dir) * _LOG_PART))
+    log_gib = os.environ.get("TRINITY_BUFFER_LOG_GIB") or f"{fitting:.2f}"
     run = run_id_of(plan)
-    settings = {"CONFIG_FILE": str(config_file), "LOG_GIB": f"{log_gib:.2f}", **broker.settings(Role.BUFFER, run)}
-    settings |= {key: value for key in _BUFFER_LIMITS if (value := os.environ.get(f"TRINITY_BUFFER_{key}"))}
+    settings = {"CONFIG_FILE": str(config_file), "LOG_GIB": log_gib, **broker.settings(Role.BUFFER, run)}
     children = [_service("buffer", log_dir, settings | _plugin_settings())]
     if not plan.offline:
         lines = {**broker.settings(Role.ENVIRONMENT, run), "LOG_RUN": run}
@@ -115,17 +113,24 @@ def infrastructure(
     return [*children, *([] if plan.offline else containers(plan, log_dir))], Addresses(**by_name)
 
 
+def container_problems(plan: Plan) -> list[Problem]:
+    """Why environments that have an image cannot start on this machine."""
+    if docker.allowed() and shutil.which("docker"):
+        return []
+    fix = f"set {docker.ALLOWED_VARIABLE}=true for images that you trust"
+    why = "docker is not on PATH; install it" if docker.allowed() else f"this machine allows no containers; {fix}"
+    with_image = [index for index, one in enumerate(plan.config.explorer.environments) if one.image]
+    return [Problem(f"explorer.environments.{index}.image", why) for index in with_image]
+
+
 def containers(plan: Plan, log_dir: Path) -> list[Child]:
     """The environments that have an image. Each is a lease of this process, so it ends with it, however that ends."""
+    if problems := container_problems(plan):
+        raise RunError(str(problems[0]), 2)
     made = []
     for index, one in enumerate(plan.config.explorer.environments):
         if not one.image:
             continue
-        if not docker.allowed():
-            fix = f"set {docker.ALLOWED_VARIABLE}=true for images that you trust"
-            raise RunError(f"explorer.environments.{index}.image: this machine allows no containers; {fix}", 2)
-        if not shutil.which("docker"):
-            raise RunError(f"explorer.environments.{index}.image: docker is not on PATH; install it", 2)
         name = f"trinity-{secrets.token_hex(8)}"
         atexit.register(Lease.take(float("inf"), container=name).end)
         limits = Limits(memory_mib=Limits.most_mib(), disk_mib=Limits.most_mib(), processes=_PROCESSES, network=True)
@@ -168,6 +173,7 @@ def reader(config_file: Path, broker: NatsAccess, run: str, log_dir: Path) -> Ch
         "CONFIG_FILE": str(config_file),
         "READ_ONLY": "1",
         **broker.settings(Role.OPERATOR, run, "reader"),
+        **_plugin_settings(),
     }
     return _service("buffer", log_dir, settings)
 

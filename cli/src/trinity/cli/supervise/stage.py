@@ -66,7 +66,7 @@ class Stage:
         services.announce(self.children[0], self._addresses)
         if not plan.offline and plan.config.mode == "both":
             args = (plan, config_file, broker, self._addresses, log_dir, self._placement)
-            serving = endpoint_settings(plan.config, self._job, str(config_file))
+            serving = endpoint_settings(plan.config, self._job)
             self.children.append(services.explorer(*args, serving))
             if serving:
                 url = f"http://{serving['SERVE_LISTEN']}/v1"

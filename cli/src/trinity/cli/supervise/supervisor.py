@@ -140,8 +140,8 @@ def _saved_step(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def ended_by_signals(stop: asyncio.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set `stop`; after the block they are raised as Interrupted."""
+def ended_by_signals(stop: asyncio.Event, then: str = "the same command resumes the run") -> Iterator[None]:
+    """SIGINT and SIGTERM set `stop`; after the block they are raised as Interrupted, which says what to do `then`."""
     received: list[int] = []
 
     def on_signal(signum: int) -> None:
@@ -152,9 +152,7 @@ def ended_by_signals(stop: asyncio.Event) -> Iterator[None]:
         asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
     yield
     if received:
-        raise Interrupted(
-            f"ended by {signal.Signals(received[0]).name}; the same command resumes the run", 128 + received[0]
-        )
+        raise Interrupted(f"ended by {signal.Signals(received[0]).name}; {then}", 128 + received[0])
 
 
 async def _supervise(config: Config, source: str, job: jobs.Job, only: str) -> None:

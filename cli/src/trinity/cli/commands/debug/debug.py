@@ -7,6 +7,7 @@ up, and the task runs again whenever a plugin file changes.
 import os
 import signal
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +86,10 @@ def debug(
         raise RunError(f"{asked.config}: no stage explores, so no workflow runs", 2)
     plan = make_plan(stage)
     given = task_of(plan, str(asked.config), task, prompt, truth)
-    check_inputs(make_plan(stage.model_copy(update={"mode": "serve"})), str(asked.config))
+    check_inputs(make_plan(stage.model_copy(update={"mode": "serve"})), str(asked.config), listens=False)
+    if output_dir is not None:  # said now, not after the engine has run
+        output_dir.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=output_dir).close()
     signal.signal(signal.SIGTERM, _end)
     bench = Workbench(stage)
     try:
@@ -116,7 +120,6 @@ class _Show:
     def __call__(self, found: dict[str, Any]) -> int:
         shown = {"task": self._task.task_id, "workflow": self._task.workflow, **found}
         if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.write_text(to_json(shown) + "\n", encoding="utf-8")
         print(to_json(shown) if self._as_json else render(self._task, found), flush=True)
         return 0 if found["failure"] is None else 1

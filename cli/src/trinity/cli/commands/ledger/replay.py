@@ -13,8 +13,9 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -241,11 +242,7 @@ async def _train(
             raise
         addresses = Addresses(buffer=reader.address)
         child = services.trainer(config_file, addresses, folder / "log", placement, settings)
-        child.start()
-        try:
-            await _until_ended(child, folder, quiet)
-        finally:
-            await stop_all([child], _STOP_SECONDS)
+        await run_to_end(child, None if quiet else partial(_say_steps, folder, set()))
     return groups
 
 
@@ -259,18 +256,27 @@ async def _check_ledger(buffer: Buffer, wanted: Wanted) -> dict[int, int]:
     return sizes
 
 
-async def _until_ended(child: Child, folder: Path, quiet: bool) -> None:
-    """Wait until the trainer ends and print each step. RunError if it fails."""
-    said: set[int] = set()
-    while True:
-        running = child.is_running()
-        for step in sorted(metrics_by_step(folder).keys() - said):
-            said.add(step)
-            if not quiet:
-                print(f"step {step} is trained again", flush=True)
-        if not running:
-            break
-        await asyncio.sleep(_POLL_SECONDS)
+def _say_steps(folder: Path, said: set[int]) -> None:
+    for step in sorted(metrics_by_step(folder).keys() - said):
+        said.add(step)
+        print(f"step {step} is trained again", flush=True)
+
+
+async def run_to_end(child: Child, on_poll: Callable[[], None] | None = None) -> None:
+    """Start the trainer of a replay and wait until it ends; `on_poll` is called meanwhile and once afterwards.
+
+    RunError if it fails.
+    """
+    child.start()
+    try:
+        running = True
+        while running:
+            await asyncio.sleep(_POLL_SECONDS)
+            running = child.is_running()
+            if on_poll is not None:
+                on_poll()
+    finally:
+        await stop_all([child], _STOP_SECONDS)
     if not child.has_finished():
         raise RunError(f"the replay failed: {child.last_error()} (see {child.log_file})")
 

@@ -19,6 +19,7 @@ from trinity.cli.commands.ledger.replay import (
     check_model,
     new_folder,
     placement_of,
+    run_to_end,
     trainer_config,
 )
 from trinity.cli.commands.reader import JobStage, find_trained, has_own_tokens
@@ -26,15 +27,12 @@ from trinity.cli.errors import RunError
 from trinity.cli.options import AsJson, Overrides, command, group
 from trinity.cli.render import table, to_json
 from trinity.cli.supervise import services
-from trinity.cli.supervise.children import stop_all
 from trinity.config import dump
 from trinity.config.run_record import Addresses
 from trinity.runtime import files
 from trinity.weights.checkpoints import complete_steps
 
 _COLUMNS = ("group", "task", "sequences", "tokens", "reward", "advantage", "loss", "ratio", "ratio_max")
-_POLL_SECONDS, _STOP_SECONDS = 0.3, 1.0
-
 
 app = group()
 
@@ -68,7 +66,7 @@ def replay_step(
     settings |= {"THREADS": str(threads)} if threads else {}
     has_own_tokens(job_stage, "trainer", folder / "log")
     child = services.trainer(config_file, Addresses(buffer="127.0.0.1:1"), folder / "log", placement, settings)
-    asyncio.run(_until_ended(child))
+    asyncio.run(run_to_end(child))
     report = files.read_json(folder / "report.json")
     if not isinstance(report, dict):
         raise RunError(f"the replay left no report: {child.last_error()} (see {child.log_file})")
@@ -97,14 +95,3 @@ def _cell(column: str, group: dict[str, Any]) -> Any:
         return group.get("task_id") or f"row {group.get('row', '?')}"
     value = group[column]
     return f"{value:.5g}" if isinstance(value, float) and math.isfinite(value) else str(value)
-
-
-async def _until_ended(child: services.Child) -> None:
-    child.start()
-    try:
-        while child.is_running():
-            await asyncio.sleep(_POLL_SECONDS)
-    finally:
-        await stop_all([child], _STOP_SECONDS)
-    if not child.has_finished():
-        raise RunError(f"the replay failed: {child.last_error()} (see {child.log_file})")

@@ -23,6 +23,8 @@ from trinity.config.schema.base import (
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]")
 _PORT = re.compile("[0-9]{1,5}")
 _IMAGE = re.compile(r"[a-z0-9][A-Za-z0-9_.:/@-]{0,499}")
+# Other processes of a run: their logs and accounts lie beside an explorer's, under their names.
+_OF_THE_RUN = re.compile(r"buffer|environment(-[0-9]+)?|main|nats|sync|trainer")
 
 
 def _variable(name: str) -> str:
@@ -43,6 +45,12 @@ def _host(address: str) -> str:
     if not _HOST.fullmatch(f"[{address}]" if ":" in address else address):
         raise ValueError("must be the name or the IP address of a machine")
     return address
+
+
+def _not_of_the_run(name: str) -> str:
+    if _OF_THE_RUN.fullmatch(name):
+        raise ValueError("must be another name: a process of the run is called so")
+    return name
 
 
 Variable = Annotated[str, AfterValidator(_variable)]
@@ -154,7 +162,9 @@ class OverRolloutConfig(Section):
 class ExplorerConfig(Section):
     """Rollout engines and what runs on them."""
 
-    name: FolderName = Field("explorer", description="Must differ between explorers of one run")
+    name: Annotated[FolderName, AfterValidator(_not_of_the_run)] = Field(
+        "explorer", description="Must differ between explorers of one run"
+    )
     runner_per_model: SmallInt = Field(8, description="Tasks worked on at the same time, per engine")
     max_timeout: PositiveFloat = Field(1800, description="Longest attempt at a task, in seconds")
     dynamic_timeout: DynamicTimeoutConfig = Field(default_factory=DynamicTimeoutConfig)
