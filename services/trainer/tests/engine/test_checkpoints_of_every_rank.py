@@ -1,25 +1,45 @@
 """Every rank knows which step has a checkpoint: before a bad step all of them save one, or none does."""
 
+import json
 import runpy
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from support.data.vision import EXAMPLE, make_files
 from support.trainer.training import BASE
 from trinity.config import make_plan
 from trinity.config.schema import Config
 from trinity.data.vision import image_rules
+from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.checkpoints import Checkpoints, CheckpointStore, TrainerState
 from trinity.trainer.process.control import Control
 from trinity.trainer.process.times import StepTimes
 from trinity.weights.checkpoint_manifest import ManifestWriter, verify
 
 pytestmark = pytest.mark.core
+
+
+TOKENIZER = """
+from transformers import PreTrainedTokenizer
+
+class OwnTokenizer(PreTrainedTokenizer):
+    vocab_size = 256
+
+    def get_vocab(self):
+        return {chr(i): i for i in range(256)}
+
+    def _convert_token_to_id(self, token):
+        return ord(token[0])
+
+    def save_vocabulary(self, folder, filename_prefix=None):
+        return ()
+"""
 
 
 class Exchange:
@@ -37,7 +57,7 @@ class Exchange:
 
 
 class Engine:
-    zero_stage, lora = 0, None
+    zero_stage, lora, image_rules = 0, None, None
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,10 +70,10 @@ class Engine:
 
 
 def checkpoints_of(
-    folder: Path, is_first: bool, committed: list[tuple[int, int]], engine: Any = None, model: str = ""
+    folder: Path, is_first: bool, committed: list[tuple[int, int]], engine: Any = None, model: str = "", **changes: Any
 ) -> tuple[Checkpoints, Control]:
     (folder / "model").mkdir(exist_ok=True)
-    config = {**BASE, "model": {**BASE["model"], "model_path": model or str(folder / "model")}}
+    config = {**BASE, "model": {**BASE["model"], "model_path": model or str(folder / "model"), **changes}}
     plan = make_plan(Config.model_validate({**config, "checkpoint_root_dir": str(folder)}))
     engine = engine or Engine()
     exchange: Any = Exchange(is_first)
@@ -75,22 +95,33 @@ def test_it_is_known_after_a_save(tmp_path: Path, is_first: bool) -> None:
     assert committed == ([(3, 3)] if is_first else []), "rank 0 alone talks to the buffer"
 
 
+def hub_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the hub's cache has owner/tiny, without weights."""
+    commit = "0" * 40
+    source = folder / "hub/models--owner--tiny/snapshots" / commit
+    for name, value in (("HF_HUB_CACHE", str(folder / "hub")), ("HF_HUB_OFFLINE", True)):
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    example = runpy.run_path(str(EXAMPLE / "make_model.py"))
+    make_files(source)
+    example["make_tokenizer"]().save_pretrained(source)
+    (folder / "hub/models--owner--tiny/refs").mkdir()
+    (folder / "hub/models--owner--tiny/refs/main").write_text(commit)
+    return source
+
+
+def engine_of(model: str) -> Any:
+    engine: Any = Engine()
+    engine.policy = SimpleNamespace(model=SimpleNamespace(config=AutoConfig.for_model(model)))
+    return engine
+
+
 @pytest.mark.parametrize("sees", [True, False])
 def test_files_of_a_model_with_a_hub_name_are_in_the_checkpoint(
     sees: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It can be served without the hub. Of a model that reads images that needs its processor."""
-    source = tmp_path / "hub/models--owner--tiny/snapshots/1"
-    for name, value in (("HF_HUB_CACHE", str(tmp_path / "hub")), ("HF_HUB_OFFLINE", True)):
-        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-    example = runpy.run_path(str(EXAMPLE / "make_model.py"))
-    make_files(source)
-    example["make_tokenizer"]().save_pretrained(source)
-    (tmp_path / "hub/models--owner--tiny/refs").mkdir()
-    (tmp_path / "hub/models--owner--tiny/refs/main").write_text("1")
-    engine: Any = Engine()
-    config = AutoConfig.for_model("qwen2_5_vl" if sees else "qwen2")
-    engine.policy = SimpleNamespace(model=SimpleNamespace(config=config))
+    source = hub_model(tmp_path, monkeypatch)
+    engine = engine_of("qwen2_5_vl" if sees else "qwen2")
     engine.image_rules = image_rules(str(source)) if sees else None
     checkpoints, _ = checkpoints_of(tmp_path, True, [], engine, "owner/tiny")
     checkpoints.save(3)
@@ -98,6 +129,27 @@ def test_files_of_a_model_with_a_hub_name_are_in_the_checkpoint(
     names = {path.name for path in (checkpoints.store.path(3) / "actor/huggingface").iterdir()}
     assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= names
     assert ("preprocessor_config.json" in names) == sees
+
+
+def test_a_hub_tokenizer_of_remote_code_is_refused_at_the_start_or_in_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not refused after the last step, which a run without a save_interval saves alone."""
+    source = hub_model(tmp_path, monkeypatch)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    (source / "tok.py").write_text(TOKENIZER)
+    (source / "tokenizer.json").unlink()  # transformers would read it without the code
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    remote = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["tok.OwnTokenizer", None]}}
+    (source / "tokenizer_config.json").write_text(json.dumps(config | remote))
+    with pytest.raises(InvalidInput, match=r"model.model_path: 'owner/tiny': its tokenizer"):
+        checkpoints_of(tmp_path, True, [], engine_of("qwen2"), "owner/tiny")
+    checkpoints, _ = checkpoints_of(tmp_path, True, [], engine_of("qwen2"), "owner/tiny", trust_remote_code=True)
+    checkpoints.save(3)
+    checkpoints.settle()
+    folder = checkpoints.store.path(3) / "actor/huggingface"
+    assert type(AutoTokenizer.from_pretrained(folder, trust_remote_code=True)).__name__ == "OwnTokenizer"
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -108,6 +160,32 @@ def test_it_is_known_after_a_restart(tmp_path: Path, is_first: bool) -> None:
     checkpoints, control = checkpoints_of(tmp_path, is_first, [])
     assert checkpoints.resume() == (3, 7)
     assert (control.progress.checkpoint_step, control.progress.tokens_trained) == (3, 50)
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "problem"),
+    [
+        ((0, 2), (0, 1), ""),
+        ((1, 2), (2, 2), ""),
+        ((2, 2), (1, 2), ""),
+        ((0, 2), (1, 2), "trainer.deepspeed.zero_stage: is 1, but the checkpoint of step 3 is of ZeRO 0; set it to 0"),
+        ((2, 2), (0, 2), "trainer.deepspeed.zero_stage: is 0, but the checkpoint of step 3 is of ZeRO 2; set it to 2"),
+        ((2, 2), (3, 2), "trainer.deepspeed.zero_stage: is 3, but the checkpoint of step 3 is of ZeRO 2; set it to 2"),
+        ((2, 1), (2, 2), r"trainer.num_ranks: is 2, but 1 rank\(s\) saved the checkpoint of step 3; set it to 1"),
+        ((3, 4), (3, 2), r"trainer.num_ranks: is 2, but 4 rank\(s\) saved the checkpoint of step 3; set it to 4"),
+    ],
+)
+def test_shards_of_other_ranks_or_another_zero_stage_are_refused_for_good(
+    saved: tuple[int, int], now: tuple[int, int], problem: str, tmp_path: Path
+) -> None:
+    """By stage and ranks. DeepSpeed would end each start by an error of its own."""
+    engine, exchange, store = Engine(), Exchange(True), CheckpointStore(tmp_path)
+    engine.zero_stage, exchange.world_size = now
+    (store.begin(3) / "actor").mkdir(exist_ok=True)
+    store.finish(TrainerState("run", 3, 50, saved[1], saved[0]), None)
+    with pytest.raises(InvalidInput, match=problem) if problem else nullcontext() as found:
+        store.load(3, engine, exchange, unverified=True)  # type: ignore[arg-type]
+    assert found is None or found.value.for_good
 
 
 def test_training_goes_on_while_the_checksums_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

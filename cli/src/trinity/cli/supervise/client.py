@@ -26,7 +26,6 @@ from trinity.sdk.conformance.stream import Refused, Stream
 from trinity.sdk.contract import score_problem
 
 _CALL_SECONDS = 2.0
-_POLL_SECONDS = 0.5
 _SHOWN_ERROR, _LONGEST_REFUSAL = 200, 500  # characters
 _DESCRIBE_SECONDS, _SCORE_SECONDS = 5.0, 60.0
 
@@ -126,21 +125,9 @@ class Watcher:
     async def save_checkpoint(self, wait_seconds: float) -> int | None:
         """Have the trainer save what it has learnt. The step of its newest checkpoint; None if it did not in time."""
         assert self._trainer is not None
-        asking = asyncio.create_task(
-            self._or_none(self._trainer.Checkpoint(trainer_pb2.CheckpointRequest(), timeout=wait_seconds))
-        )
-        try:
-            while not asking.done():
-                await self._ask_trainer()
-                found = self.view.trainer
-                # One that waits for a batch, and has saved the step before, saves nothing.
-                if found is not None and found.state == "waiting" and found.checkpoint_step == found.step:
-                    return int(found.step)
-                await asyncio.wait([asking], timeout=_POLL_SECONDS)
-            answer = asking.result()
-            return int(answer.step) if answer is not None else None
-        finally:
-            asking.cancel()
+        request = trainer_pb2.CheckpointRequest()
+        answer = await self._or_none(self._trainer.Checkpoint(request, timeout=wait_seconds))
+        return int(answer.step) if answer is not None else None
 
     async def versions(self) -> int:
         """Weight versions the run has made, the base model included."""

@@ -87,7 +87,8 @@ _Coming = tuple[Bucket, Any, torch.Tensor]
 class Group:
     """One epoch's group, rank 0 the trainer. `broadcast` is a collective: every rank calls it, in the same order.
 
-    Made by every rank together. Raises GroupBroken when a rank does not come, or is not done, within the timeout.
+    Made by every rank together. Raises GroupBroken when a rank does not come, or is not done, within the timeout, and
+    torch.OutOfMemoryError.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Group:
         except TimeoutError:
             self.close()
             raise GroupBroken(f"epoch {epoch} was not formed within {timeout_seconds:g} s") from None
-        except GroupBroken:
+        except (GroupBroken, torch.OutOfMemoryError):
             self.close()
             raise
 
@@ -233,7 +234,8 @@ def _interface(store_address: str) -> str:
 def send(group: Group, tensors: Sequence[TensorInfo], weights: Iterable[tuple[str, torch.Tensor]], size: int) -> None:
     """Rank 0: broadcast a version. `weights` yields the tensors in the order of `tensors`; `size` is bucket_bytes.
 
-    A bucket is packed while the one before it travels. Raises InvalidInput if the weights differ from those announced.
+    A bucket is packed while the one before it travels. Raises InvalidInput if the weights differ from those announced,
+    GroupBroken, and torch.OutOfMemoryError if there is no room for a bucket.
     """
     given = iter(weights)
     under_way: deque[tuple[Any, torch.Tensor]] = deque()

@@ -88,11 +88,14 @@ class TrainLoop:
 
     def run(self) -> None:
         """Until the last step, or until `control.stop`."""
-        step = self._resume()
         try:
+            step = self._resume()
             for observer in self.observers:
                 observer.begin(step)
             self._loop(step)
+        except BaseException:
+            self.control.update(state="stopped")  # from here on no other rank is needed
+            raise
         finally:
             self.versions.close()
             for observer in self.observers:

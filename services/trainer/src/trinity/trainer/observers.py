@@ -15,7 +15,7 @@ from trinity.config import Plan
 from trinity.config.service import monitor_fields
 from trinity.data.images import digest, form
 from trinity.runtime import tracing
-from trinity.runtime.files import end_last_line
+from trinity.runtime.files import end_last_line, write_atomic
 from trinity.runtime.monitor import Monitor, MonitorOptions, open_monitor
 from trinity.trainer import metrics as operators
 from trinity.trainer.data.batch import TrainSequence
@@ -30,16 +30,32 @@ log = structlog.get_logger(__name__)
 
 
 class _Appends:
-    """Appends lines to a file for each step. A step trained again after a crash comes again: its last lines count."""
+    """Appends lines to a file for each step. A step trained again after a crash comes again: its last lines count.
+
+    Training needs no line: an OSError, as on a full disk, costs the step's, and the first of several is logged.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
+        self._fails = False
 
-    def begin(self, step: int) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        end_last_line(self._file)
+    def begin(self, step: int) -> None: ...
+
+    def trained(self, done: StepDone) -> None:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            end_last_line(self._file)
+            self._write(done)
+            self._fails = False
+        except OSError as error:
+            if not self._fails:
+                log.warning("trainer.step.not_written", step=done.step, file=str(self._file), reason=str(error))
+            self._fails = True
 
     def close(self) -> None: ...
+
+    def _write(self, done: StepDone) -> None:
+        raise NotImplementedError
 
     def _append(self, lines: Iterator[dict[str, Any]]) -> None:
         with self._file.open("a", encoding="utf-8") as file:
@@ -68,7 +84,7 @@ class Notes(_Appends):
         self._schedule_end = schedule_end
         self._rollback = rollback
 
-    def trained(self, done: StepDone) -> None:
+    def _write(self, done: StepDone) -> None:
         note = {
             "step": done.step,
             "groups": [group.log_sequence for group in done.raw.entry.groups],
@@ -96,15 +112,14 @@ class Experiences(_Appends):
         super().__init__(folder / "buffer" / "experience_buffer.jsonl")
         self._folder = folder
 
-    def trained(self, done: StepDone) -> None:
+    def _write(self, done: StepDone) -> None:
         if not done.trained:
             return
         sequences = done.batch.sequences
         for image in {image.file for sequence in sequences for image in sequence.images}:
             file = self._folder / image_file(image)
-            file.parent.mkdir(parents=True, exist_ok=True)
             if not file.exists():
-                file.write_bytes(image)
+                write_atomic(file, image, durable=False)
         pairs = zip(sequences, done.tokens or [None] * len(sequences), strict=True)
         self._append(_line(done, s, values) for s, values in pairs if s.experience is not None)
 
@@ -197,7 +212,7 @@ class StepMonitor:
         named["perf/tokens_per_second"] = sum(s.length for s in batch.sequences) / max(done.seconds, 1e-6)
         named["sample/response_tokens"] = float(batch.response_tokens)
         if not self.plan.algorithm.offline:
-            rewards = [sequence.reward for sequence in batch.sequences if not sequence.expert]
+            rewards = [s.reward for s in batch.sequences if s.experience is not None]  # each rollout once
             named["sample/reward_mean"] = sum(rewards) / max(1, len(rewards))
             named["sample/staleness_mean"] = batch.staleness_mean
             named["sample/staleness_max"] = batch.staleness_max

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import subprocess
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc.aio
 import structlog
@@ -22,10 +22,8 @@ log = structlog.get_logger(__name__)
 
 # One failure mostly ends all ranks: seconds for the first rank to report its error.
 _WORDS_SECONDS = 2.0
-
-
-class RankDied(TrinityError):
-    """One of the ranks ended before the run did: the group cannot continue without it."""
+# What the first rank ends with by itself: nothing, or an error that torch does not raise because another rank is gone.
+_OWN_END = (type(None), TrinityError, OSError, *UNEXPECTED)
 
 
 class TrainerService:
@@ -46,24 +44,28 @@ class TrainerService:
 
     async def work(self, ready: asyncio.Event, address: str) -> None:
         loop = asyncio.get_running_loop()
-        died: asyncio.Future[None] = loop.create_future()
+        died: asyncio.Future[str] = loop.create_future()
 
         def on_death(rank: int, code: int) -> None:
             def note() -> None:
-                done = code == 0 and self.control.progress.state == "finished"
-                if not done and not self.control.stopping and not died.done():
-                    died.set_exception(RankDied(f"rank {rank} ended with code {code}; see its log"))
+                if not self.control.stopping and not died.done():
+                    died.set_result(f"rank {rank} ended with code {code}; see its log")
 
             loop.call_soon_threadsafe(note)
 
         self._children = launch_others(self.ranks, on_death)
         self.control.on_loaded = lambda: loop.call_soon_threadsafe(ready.set)
         self._training = loop.run_in_executor(None, train, self._plan, self._settings, self.ranks, self.control)
-        await asyncio.wait([self._training, died], return_when=asyncio.FIRST_COMPLETED)
+        ends: list[asyncio.Future[Any]] = [self._training, died]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if died.done():
             await asyncio.wait([self._training], timeout=_WORDS_SECONDS)
-            if not (self._training.done() and isinstance(self._training.exception(), (TrinityError, *UNEXPECTED))):
-                log.error("service.failed", reason=str(died.exception()))
+            if self.control.progress.state in ("finished", "stopped"):
+                await asyncio.wait([self._training])  # it may publish a version for minutes, and needs no other rank
+            error = self._training.exception() if self._training.done() else None
+            if not self._training.done() or not isinstance(error, _OWN_END):
+                said = f"; rank 0 raised {error!r}" if error is not None else ""
+                log.error("service.failed", reason=died.result() + said)
                 _exit_now(1)
         await self._training
 

@@ -56,11 +56,18 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: pb.CheckpointRequest, context: grpc.aio.ServicerContext
     ) -> pb.CheckpointResponse:
         self._refuse_if_finished()
-        before = self._control.progress.checkpoint_step
-        self._control.request_checkpoint()
-        await _until(lambda: self._control.progress.checkpoint_step > before)
+        before = self._control.progress
+
+        def saved() -> bool:
+            now = self._control.progress
+            return now.has_saved_all or now.checkpoint_step > before.checkpoint_step
+
+        if not before.has_saved_all:
+            self._control.request_checkpoint()
+            await _until(saved)
         step = self._control.progress.checkpoint_step
-        return pb.CheckpointResponse(step=step, path=str(checkpoint_folder(self._job_dir, step)))
+        path = str(checkpoint_folder(self._job_dir, step)) if step else ""
+        return pb.CheckpointResponse(step=step, path=path)
 
     def _refuse_if_finished(self) -> None:
         if self._control.progress.state == "finished":

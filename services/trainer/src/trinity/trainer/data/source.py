@@ -86,24 +86,24 @@ class BatchSource:
         return command
 
     def _poll(self, step: int) -> Command | None:
-        """Rank 0: what follows the step; None after a while. Serves requests for a pause or a checkpoint."""
+        """Rank 0: what follows the step; None after a while. A pause delays only the next batch."""
         assert self.buffer is not None
         end = time.monotonic() + _NEWS_SECONDS
         while not self.control.stopping:
             if time.monotonic() > end:
                 return None
-            if self.control.paused:
-                self.control.update(state="paused")
-                time.sleep(0.05)
-                continue
             if self.rollback_is_due(step):
                 return RollBack()
-            waiting_for = self.buffer.waiting_for or f"the batch of step {step + 1}"
-            self.control.update(state="waiting", waiting_for=waiting_for)
             if self.control.progress.saved_step < step and (
                 self.buffer.checkpoint_wanted or self.control.take_checkpoint_request()
             ):
                 return Save()
+            if self.control.paused:
+                self.control.update(state="paused")
+                time.sleep(0.05)
+                continue
+            waiting_for = self.buffer.waiting_for or f"the batch of step {step + 1}"
+            self.control.update(state="waiting", waiting_for=waiting_for)
             batch = self.buffer.next(timeout_seconds=0.2)
             if batch is not None:
                 if batch.entry.step != step + 1:

@@ -17,10 +17,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from trinity.config import Plan
+from trinity.config.schema.model import ModelConfig
 from trinity.runtime import files
 from trinity.runtime.errors import InvalidInput
 from trinity.trainer.engine.engine import TrainEngine
@@ -85,18 +87,36 @@ class CheckpointStore:
     def load(self, step: int, engine: TrainEngine, exchange: Exchange, *, unverified: bool) -> None:
         """Load a checkpoint into the engine, on every rank together.
 
+        Every rank raises InvalidInput if it was saved by another number of ranks or ZeRO stage, whose shards differ.
         Unless `unverified`, rank 0 compares the files with the manifest first, and every rank raises InvalidInput for
         one that differs.
         """
         problem: list[str] = []
-        if exchange.is_first and not unverified:
+        if exchange.is_first:
             try:
-                verify(self.path(step), _LOADED)
+                self._check_shards(step, engine.zero_stage, exchange.world_size)
+                if not unverified:
+                    verify(self.path(step), _LOADED)
             except InvalidInput as error:
                 problem = [error.field, str(error).removeprefix(f"{error.field}: ")]
         if problem := exchange.share(problem):
             raise InvalidInput(*problem)
         engine.load(self.path(step) / "actor")
+
+    def _check_shards(self, step: int, zero_stage: int, ranks: int) -> None:
+        """Every rank loads its own shard. Those of ZeRO 1 and 2 are alike; ZeRO 0 has one, for any number of ranks."""
+        state = self.state(step)
+        if state is None:  # which the manifest names
+            return
+        way = "or begin a new run with the model that `trinity convert` makes of it"
+        saved, now = state.zero_stage, zero_stage
+        if saved != now and {saved, now} != {1, 2}:
+            problem = f"is {now}, but the checkpoint of step {step} is of ZeRO {saved}; set it to {saved}, {way}"
+            raise InvalidInput("trainer.deepspeed.zero_stage", problem)
+        if now and state.world_size != ranks:
+            saved = state.world_size
+            problem = f"is {ranks}, but {saved} rank(s) saved the checkpoint of step {step}; set it to {saved}, {way}"
+            raise InvalidInput("trainer.num_ranks", problem)
 
     def begin(self, step: int) -> Path:
         """An empty folder to write into; remains of a crash are removed."""
@@ -129,7 +149,8 @@ class Checkpoints:
     """resume -> (save | save_if_due)* -> settle, on every rank together.
 
     Training continues once the files are written: a thread of rank 0 waits for the disk, computes the checksums, gives
-    the folder its name and reports it. Until then it is no checkpoint; `settle` waits for that.
+    the folder its name and reports it. Until then it is no checkpoint; every rank waits for that in `settle`, since
+    rank 0 takes the end of another one before its own for a failure.
 
     commit(step, oldest kept step) reports a durable checkpoint; rank 0 alone has it, and no replay. rollback(): number
     of the newest rollback applied to the weights.
@@ -146,6 +167,12 @@ class Checkpoints:
     rollback: Callable[[], int]
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "checkpoint"), init=False)
     _sealing: "Future[None] | None" = field(default=None, init=False)
+    _processors: list[Any] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput if rank 0 cannot load what its checkpoints need beside the model."""
+        if self.exchange.is_first and not self._model_folder.is_dir():
+            self._processors = _processors_of_hub(self.plan.config.model, self.engine.image_rules is not None)
 
     def resume(self) -> tuple[int, int]:
         """Load the newest checkpoint, if there is one; its step and the newest rollback applied to its weights."""
@@ -166,14 +193,18 @@ class Checkpoints:
     def save_if_due(self, step: int) -> None:
         """Save after the last step, at the interval, and on request. Raises what an earlier checkpoint failed by."""
         if self._sealing is not None and self._sealing.done():
-            self.settle()
+            self._wait_for_seal()
         interval = self.plan.config.trainer.save_interval
         asked = self.exchange.share(self.control.take_checkpoint_request())
         if step == self.control.progress.last_step or asked or (interval and step % interval == 0):
             self.save(step)
 
     def settle(self) -> None:
-        """Wait until the newest saved step is a checkpoint. Raises what kept it from that."""
+        """Wait until the newest saved step is a checkpoint. Raises, on rank 0, what kept it from that."""
+        self._wait_for_seal()
+        self.exchange.barrier()
+
+    def _wait_for_seal(self) -> None:
         if self._sealing is None:
             return
         begin, sealing, self._sealing = time.monotonic(), self._sealing, None
@@ -181,7 +212,7 @@ class Checkpoints:
         self.times.spent("save", time.monotonic() - begin)
 
     def save(self, step: int) -> None:
-        self.settle()
+        self._wait_for_seal()
         self.control.update(state="saving")
         begin = time.monotonic()
         if self.exchange.is_first:
@@ -247,16 +278,28 @@ class Checkpoints:
 
     def _save_model_files(self, target: Path) -> None:
         """Everything of the model but its weights: config, tokenizer, chat template, image processor."""
-        source = self.plan.config.model.model_path
-        if Path(source).expanduser().is_dir():
-            copy_all_but_weights(Path(source).expanduser(), target)
+        if self._model_folder.is_dir():
+            copy_all_but_weights(self._model_folder, target)
             if self.plan.config.model.rope:
                 own = self.engine.policy.model.config.rope_parameters
                 write_rope(target / "config.json", own)
             return
-        from transformers import AutoImageProcessor, AutoTokenizer
+        for part in (self.engine.policy.model.config, *self._processors):
+            part.save_pretrained(target)
 
-        self.engine.policy.model.config.save_pretrained(target)
-        AutoTokenizer.from_pretrained(source).save_pretrained(target)
-        if self.engine.image_rules is not None:
-            AutoImageProcessor.from_pretrained(source).save_pretrained(target)
+    @property
+    def _model_folder(self) -> Path:
+        """Where the model is, unless it has a hub name."""
+        return Path(self.plan.config.model.model_path).expanduser()
+
+
+def _processors_of_hub(model: ModelConfig, reads_images: bool) -> list[Any]:
+    """Tokenizer and image processor. Raises InvalidInput."""
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    kinds = (AutoTokenizer, AutoImageProcessor) if reads_images else (AutoTokenizer,)
+    try:
+        return [kind.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code) for kind in kinds]
+    except (OSError, ValueError) as error:
+        problem = f"{model.model_path!r}: its tokenizer or image processor cannot be loaded: {error}"
+        raise InvalidInput("model.model_path", problem) from None

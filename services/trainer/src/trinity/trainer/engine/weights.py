@@ -3,6 +3,7 @@
 import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -78,16 +79,22 @@ class PolicyWeights:
         return [(tensor.name, given[tensor.name]) for tensor in self.layout()] if given else []
 
     def whole(self) -> tuple[Sequence[TensorInfo], Iterator[Named]]:
-        """A whole model's layout and tensors: with LoRA the base model with the adapters merged. Rank 0's `read`."""
-        lora = self._model.module.lora
-        if lora is None:
-            return self.layout(), self.read()
-        adapters = {name: tensor.clone() for name, tensor in self.read()}
-        plain = self._begun_with(self._plan.config.model.model_copy(update={"lora_configs": None}))
-        base = {name: parameter.data for name, parameter in plain.weights()}
-        layout = [describe(name, tensor.dtype, tensor.shape) for name, tensor in base.items()]
-        found = merged(base.items(), adapters, lora.scale, self._device)
-        return layout, ((name, tensor.to(self._dtype)) for name, tensor in found)
+        """A whole model's layout and tensors, buffers too: with LoRA the base model with the adapters merged.
+
+        Rank 0's `read`. Versions have no buffers: an engine keeps those of the base model's files.
+        """
+        model: PolicyModel = self._model.module
+        layout, weights, lora = self.layout(), self.read(), model.lora
+        if lora is not None:
+            adapters = {name: tensor.clone() for name, tensor in weights}
+            model = self._begun_with(self._plan.config.model.model_copy(update={"lora_configs": None}))
+            base = {name: parameter.data for name, parameter in model.weights()}
+            layout = [describe(name, tensor.dtype, tensor.shape) for name, tensor in base.items()]
+            found = merged(base.items(), adapters, lora.scale, self._device)
+            weights = ((name, tensor.to(self._dtype)) for name, tensor in found)
+        fixed = sorted(model.fixed(), key=lambda named: str(named[1].dtype))  # a file has one dtype
+        beside = [describe(name, buffer.dtype, buffer.shape) for name, buffer in fixed]
+        return [*layout, *beside], chain(weights, fixed)
 
     def _begun_with(self, model: ModelConfig) -> PolicyModel:
         return load_policy(model, self._dtype, 1)

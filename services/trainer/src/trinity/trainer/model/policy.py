@@ -92,6 +92,11 @@ class TokenModel(nn.Module):
         for name, parameter in self.named_parameters():
             yield name.removeprefix(self.PREFIX), parameter
 
+    def fixed(self) -> list[tuple[str, torch.Tensor]]:
+        """Buffers that a checkpoint has beside `weights`, as the correction of a router; training changes none."""
+        kept = self.state_dict(keep_vars=True)
+        return [(name.removeprefix(self.PREFIX), buffer) for name, buffer in self.named_buffers() if name in kept]
+
 
 class PolicyModel(TokenModel):
     """forward gives the log-probability of every response token."""

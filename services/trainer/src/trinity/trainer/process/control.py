@@ -23,6 +23,11 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     waiting_for: str = ""
 
+    @property
+    def has_saved_all(self) -> bool:
+        """Whether no step runs, and the newest one is a checkpoint."""
+        return self.state in ("waiting", "paused", "finished") and self.checkpoint_step == self.step
+
 
 class Control:
     """Thread-safe. The loop writes progress and reads requests; the servicer does the opposite.

@@ -82,11 +82,12 @@ class ReplayCheckpoints:
         found: dict[str, Any] = {"step": step, "compared": self.own.exchange.share(step in self._of_the_run.steps())}
         if found["compared"]:
             self._load(step)
-            weights = self.own.engine.weights()
-            if self.own.exchange.is_first:
+            if self.own.exchange.is_first:  # as it was saved: whole
+                _, weights = self.own.engine.whole_weights()
                 found |= differences(weights, self.own.store.path(step) / "actor" / "huggingface")
                 log.info("trainer.replay.compared", step=step, different=len(found["different"]))
-            read_all(weights)
+            else:
+                read_all(self.own.engine.weights())
         if self.own.exchange.is_first:
             files.write_json(self.folder / "weights.json", found)
 

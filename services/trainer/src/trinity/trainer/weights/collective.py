@@ -13,11 +13,12 @@ from trinity.weights.collective import Group, GroupBroken, Store, send
 log = structlog.get_logger(__name__)
 
 _FORM_ATTEMPTS = 2
+_FAILURES = (GroupBroken, torch.OutOfMemoryError)  # a step has taken the memory that a bucket needs
 _MOST_PUBLISHES_LEFT_OUT = 64
 
 
 class CollectiveSender:
-    """Offers each version to the explorers that are ready. Never raises for a member's error or silence.
+    """Offers each version to the explorers that are ready. Never raises for a member's error or silence, or for memory.
 
     `ask` sends a call to the sync service. A member that misses a deadline is excluded from the next epoch, then from
     twice as many each time.
@@ -68,7 +69,7 @@ class CollectiveSender:
             self._group = Group(
                 self._store, epoch.number, self._backend, 0, epoch.world_size, self._device, self._timeout
             )
-        except GroupBroken as error:
+        except _FAILURES as error:
             log.warning("trainer.epoch.failed", epoch=epoch.number, reason=str(error))
             self._exclude([member.explorer_id for member in epoch.members])  # the absent member is not known
             return False
@@ -87,7 +88,7 @@ class CollectiveSender:
         self._store.say(f"go/{prefix}")
         try:
             send(group, manifest.tensors, weights, self._bucket_bytes)
-        except GroupBroken as error:
+        except _FAILURES as error:
             log.warning("trainer.epoch.broken", epoch=epoch.number, version=manifest.version, reason=str(error))
             self._break_epoch()
             return False

@@ -20,7 +20,10 @@ from trinity.weights import FileInfo, Manifest, TensorInfo
 
 SHARD_BYTES = 256 * 1024**2  # of a version: explorers check files side by side
 CHECKPOINT_SHARD_BYTES = 2 * 1024**3
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 _BLOCK = 1024 * 1024  # of hashing: stays in the CPU's cache for the second checksum
 _WRITTEN = 1024 * 1024  # per write: a whole tensor takes up to twice as long (ext4)
 _HELD_BYTES = 1024**3  # host copies of a GPU's shards that are being written

@@ -1,0 +1,140 @@
+"""Ranks end one after the other: what rank 0 still does, and why it ends, is not lost because another was faster."""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import structlog
+
+from support.trainer.ending_ranks import SEAL_SECONDS
+from support.trainer.engine_actions import run_module
+from trinity.runtime.errors import InvalidInput
+from trinity.trainer import service
+from trinity.trainer.data.source import Finish
+from trinity.trainer.loop import TrainLoop
+from trinity.trainer.process.control import Control
+from trinity.trainer.process.ranks import Ranks
+from trinity.trainer.publishing import NoVersions
+
+pytestmark = pytest.mark.core
+
+WORDS_SECONDS = 0.5
+
+
+@pytest.mark.parametrize(("bad", "saved", "state"), [(False, 2, "finished"), (True, 1, "stopped")])
+def test_no_rank_ends_before_the_last_checkpoint_is_on_the_disk(
+    bad: bool, saved: int, state: str, tmp_path: Path
+) -> None:
+    """A large one takes minutes, and rank 0 takes the end of another rank for a failure."""
+    assert SEAL_SECONDS > 1
+    (tmp_path / "model").mkdir()
+    if bad:
+        (tmp_path / "bad").touch()
+    run_module("support.trainer.ending_ranks", tmp_path, 2, 60)
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [[[saved], state]] * 2
+
+
+class Ended(Exception):
+    """Instead of the end of this process."""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[Control], None]], None]:
+    """Rank 1 ends with this code at once, while rank 0's loop does this."""
+
+    def launch(ranks: Ranks, on_death: Callable[[int, int], None]) -> list[object]:
+        threading.Timer(0.01, on_death, (1, code)).start()
+        return []
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    code, trains = 0, Control.stop
+
+    def started(with_code: int, loop: Callable[[Control], None]) -> None:
+        nonlocal code, trains
+        code, trains = with_code, loop
+        trainer = object.__new__(service.TrainerService)
+        trainer.control, trainer.ranks = Control(), Ranks(0, 2, 0)
+        trainer._plan = trainer._settings = trainer._training = None  # type: ignore[assignment]
+        asyncio.run(asyncio.wait_for(trainer.work(asyncio.Event(), ""), 30))
+
+    monkeypatch.setattr(service, "_WORDS_SECONDS", WORDS_SECONDS)
+    monkeypatch.setattr(service, "launch_others", launch)
+    monkeypatch.setattr(service, "_exit_now", end)
+    monkeypatch.setattr(service, "train", lambda plan, settings, ranks, control: trains(control))
+    return started
+
+
+class Versions(NoVersions):
+    """The last one takes longer to publish than rank 0 has for its words."""
+
+    def close(self) -> None:
+        time.sleep(2 * WORDS_SECONDS)
+
+
+class Parts:
+    """A loop's, which ends at once, by an error if there is one."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def resume(self) -> tuple[int, int]:
+        return 0, 0
+
+    def open(self, step: int) -> None: ...
+
+    def next(self, step: int) -> Finish:
+        if self._error is not None:
+            raise self._error
+        return Finish()
+
+    def settle(self) -> None:
+        time.sleep(WORDS_SECONDS / 5)
+
+
+def test_a_run_that_is_finished_waits_for_its_last_version(
+    run: Callable[[int, Callable[[Control], None]], None],
+) -> None:
+    run(0, lambda control: TrainLoop(control, Parts(), Parts(), Versions(), Parts()).run())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidInput("trainer.num_ranks", "is 2"), OSError(28, "no space")], ids=lambda e: type(e).__name__
+)
+def test_the_error_of_all_ranks_is_the_reason_also_while_a_version_is_published(
+    error: Exception, run: Callable[[int, Callable[[Control], None]], None]
+) -> None:
+    parts = Parts(error)
+    with pytest.raises(type(error), match=str(error.args[-1])):
+        run(1, lambda control: TrainLoop(control, parts, parts, Versions(), parts).run())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_rank_that_ends_within_a_step_ends_the_others(
+    code: int, run: Callable[[int, Callable[[Control], None]], None]
+) -> None:
+    hangs = threading.Event()
+    with structlog.testing.capture_logs() as logs, pytest.raises(Ended, match="1"):
+        try:
+            run(code, lambda control: hangs.wait(20) and None)
+        finally:
+            hangs.set()
+    assert logs[-1]["reason"] == f"rank 1 ended with code {code}; see its log"
+
+
+def test_what_torch_says_of_a_lost_rank_is_not_the_only_reason(
+    run: Callable[[int, Callable[[Control], None]], None],
+) -> None:
+    def lose(control: Control) -> None:
+        time.sleep(WORDS_SECONDS / 5)
+        raise RuntimeError("Connection closed by peer")
+
+    with structlog.testing.capture_logs() as logs, pytest.raises(Ended):
+        run(-9, lose)
+    expected = "rank 1 ended with code -9; see its log; rank 0 raised RuntimeError('Connection closed by peer')"
+    assert logs[-1]["reason"] == expected
