@@ -33,7 +33,10 @@ class BufferService:
 
     def __init__(self, settings: BufferSettings) -> None:
         self._settings = settings
-        self._plan = load_plan(settings.config_file, settings.stage, settings.plugin_dirs, needs_algorithm=True)
+        # What a run has stored is read without its plugins.
+        self._plan = load_plan(
+            settings.config_file, settings.stage, settings.plugin_dirs, needs_algorithm=not settings.read_only
+        )
         config = self._plan.config
         self.run_id = names.run_id(config.project, config.name, config.group)
         self._servicer = ReadOnlyServicer() if settings.read_only else BufferServicer()
