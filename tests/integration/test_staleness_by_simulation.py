@@ -101,7 +101,8 @@ class Simulation:
         self.random = random.Random(world.seed)
         self.context = RunContext(cast(Any, None), RunNames("run"), plan, last_step=STEPS)
         self.window = Window(policy_of(plan))
-        self.feeder = Feeder(self.context, cast(Any, SimpleNamespace(weight=1.0)), lambda: self.window)
+        source = cast(Any, SimpleNamespace(weight=1.0))
+        self.feeder = Feeder(self.context, source, lambda: self.window, cast(Any, None))
         self.queue: list[Attempt] = []
         self.records: list[Record] = []
         self.explorers = [Explorer(speed) for speed in world.speeds]

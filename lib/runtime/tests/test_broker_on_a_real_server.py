@@ -27,7 +27,7 @@ from trinity.runtime.broker import (
     ensure_streams,
     tail,
 )
-from trinity.runtime.errors import InvalidInput, NotFound, PermissionDenied, Unavailable
+from trinity.runtime.errors import Full, InvalidInput, NotFound, PermissionDenied, Unavailable
 from trinity.runtime.process import free_port
 
 pytestmark = pytest.mark.core
@@ -56,6 +56,15 @@ async def test_a_full_stream_refuses_and_loses_nothing(broker: Broker) -> None:
     assert (await broker.state("FULL")).messages == stored > 0
     await broker.purge_below("FULL", stored + 1)
     await broker.publish("f", bytes(500), message_id="later", deadline_seconds=5.0)
+
+
+@pytest.mark.parametrize("name", ["S", "NEW"])
+async def test_a_limit_that_the_server_cannot_hold_is_named_with_its_setting(broker: Broker, name: str) -> None:
+    """Of a stream that is there, and of a new one."""
+    spec = StreamSpec(name, (f"{name.lower()}.>",), max_bytes=2**50, setting="SIZE")
+    with pytest.raises(Full, match=rf"stream {name} of up to {2**50} bytes: insufficient .*; lower SIZE, or give NATS"):
+        await ensure_streams(broker, [spec])
+    assert (await broker.state("S")).max_bytes == -1
 
 
 async def test_append_goes_to_exactly_the_next_place(broker: Broker) -> None:

@@ -149,10 +149,9 @@ async def test_a_fence_of_an_earlier_process_is_read_before_the_next_entry_is_wr
     run = Run(context, versions, await Bucket.open(case.broker, names.RUNS_BUCKET), BufferSettings())
     await run.open()
     assert run.writer is not None
-    await context.want(STEPS)
     following = asyncio.create_task(run.writer.run())
     try:
-        async with asyncio.timeout(20):
+        async with context.wanted(STEPS), asyncio.timeout(20):
             while INTERVAL not in run.writer.window.fenced:
                 await asyncio.sleep(0.02)
         assert run.ledger.newest_step == written

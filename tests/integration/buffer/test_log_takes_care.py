@@ -15,7 +15,7 @@ import pytest
 from support.data.experience import make_group, make_task
 from support.runs.buffer_run import BufferRun
 from support.runs.peers import FakeTrainer, a_failure, a_group, explorer
-from support.services.nats import NatsCluster
+from support.services.nats import NatsCluster, NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.api.common.v1 import experience_pb2
 from trinity.buffer.state.streams import stream_specs
@@ -314,6 +314,49 @@ async def test_a_full_log_holds_the_explorers_and_grows_for_a_batch_that_would_n
     assert adds_up(stats)
     assert stats.stored == 12
     assert not held[-1]
+
+
+@pytest.mark.parametrize("storage_bytes", [2_250_000, 2_300_000])
+async def test_a_log_that_nats_has_no_room_for_ends_no_run_and_starts_none(storage_bytes: int, tmp_path: Path) -> None:
+    """NATS has what the streams of a log of 0.5 MiB reserve, and room for none or one of them to grow; a batch of 4
+    groups takes 600 KB."""
+    limit = 0.5 / 1024
+    store = tmp_path / "nats/store"
+    store.mkdir(parents=True)
+    limited = f'jetstream {{ store_dir: "{store}", sync_interval: always, max_file_store: {storage_bytes} }}\n'
+    server = NatsServer(store.parent, limited)
+    server.start()
+    changes: dict[str, Any] = {"model": {"max_response_tokens": 4000}}
+
+    def run_of(gib: float) -> BufferRun:
+        settings = {"LOG_GIB": str(gib), "LINES_MIB": "1"}
+        return BufferRun(tmp_path, server, settings=settings, steps=3, **changes)
+
+    def answer(task: Task, deliveries: int) -> Outcome:
+        return make_group(task, response=4000)
+
+    run = run_of(limit).start()
+    trainer = run.trainer()
+    try:
+        await trainer.begin()
+        async with explorer(server.url, run.run, answer):
+            with contextlib.suppress(TimeoutError):
+                await trainer.batch(1, seconds=12)
+        assert run.buffer.is_running()
+        assert (await trainer.stats()).log_limit_bytes == int(limit * 2**30)
+        (said,) = [event for event in run.buffer.events() if event["event"] == "buffer.log.not_grown"]
+        assert "TRINITY_BUFFER_LOG_GIB" in str(said["reason"])
+        run.buffer.kill()
+        larger = run_of(2 * limit).buffer
+        larger.start(wait_seconds=0)
+        assert await asyncio.to_thread(larger.wait, 60) == 1
+        (reason,) = [str(event["reason"]) for event in run.buffer.events() if event["event"] == "service.failed"]
+        assert f"stream {names.RunNames(run.run).experiences_stream} of up to {2**20} bytes" in reason
+        run.buffer.start()
+    finally:
+        await trainer.close()
+        run.stop()
+        server.kill()
 
 
 async def waiting(trainer: FakeTrainer, step: int) -> pb.Waiting:

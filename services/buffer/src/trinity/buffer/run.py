@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
@@ -10,7 +9,7 @@ import structlog
 
 from trinity.api.buffer.v1.buffer_pb2 import LedgerEntry
 from trinity.api.common.v1 import task_pb2
-from trinity.buffer.evaluation.evaluator import Evaluator
+from trinity.buffer.evaluation.evaluator import EVALUATIONS, Evaluator
 from trinity.buffer.ledger.auxiliary import Auxiliary
 from trinity.buffer.ledger.batches import BatchServer
 from trinity.buffer.ledger.entries import Ledger
@@ -25,6 +24,7 @@ from trinity.buffer.log.validator import EntryValidator
 from trinity.buffer.operators.pipeline import Pipeline
 from trinity.buffer.report import Reporter
 from trinity.buffer.settings import BufferSettings
+from trinity.buffer.state.commit import CommitRecord
 from trinity.buffer.state.context import LiveVersions, RunContext
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.buffer.tasks.source import Mixture
@@ -51,7 +51,7 @@ class Run:
         self.context = context
         self.ledger = Ledger(context)
         self._versions = LiveVersions(context, versions)
-        self._runs = runs
+        self._record = CommitRecord(context, runs)
         self._unreported_seconds = settings.unreported_seconds
         self.reader = LogReader(context, settings.cache_mib * 2**20)
         self.writer: LedgerWriter | None = None
@@ -75,7 +75,7 @@ class Run:
             if self._tasks is not None:
                 self._make_keeper(self._tasks, auxiliary, settings)
             evaluated = [TaskSource.open(context.run, plan, t, TaskKind.EVALUATION) for t in plan.eval_tasksets]
-            self.evaluator = Evaluator(context, evaluated, reporter.evaluated)
+            self.evaluator = Evaluator(context, evaluated, self._record, reporter.evaluated)
         self.letters = DeadLetters(context, lambda o: self.writer is not None and o in self.writer.window.dead,
                                    lambda: self.feeder.left() if self.feeder is not None else 0)  # fmt: skip
         self.batches = BatchServer(context, self.ledger, self.reader, self.writer, self.offline, auxiliary)
@@ -83,7 +83,7 @@ class Run:
     def _make_keeper(self, tasks: Mixture, auxiliary: Auxiliary, settings: BufferSettings) -> None:
         """What a run with explorers has: they read and write the same log."""
         context, operators = self.context, self.context.plan.config.data_processor.experience_pipeline.operators
-        feeder = Feeder(context, tasks, lambda: writer.window)
+        feeder = Feeder(context, tasks, lambda: writer.window, self.ledger.task_ids)
         pipeline = Pipeline(operators)
         validator = EntryValidator(context, self.reader, pipeline, feeder.task, self._versions)
         self._reporter.pipeline = pipeline
@@ -91,7 +91,10 @@ class Run:
         mirrors = open_mirrors(context, self.reader)
         self.writer, self.feeder, self.fences = writer, feeder, Fences(context, writer)
         keep_bytes = int(settings.log_keep_gib * 2**30)
-        self.retention = Retention(context, self.ledger, writer, feeder, mirrors, keep_bytes, settings.nats_replicas)
+        self.retention = Retention(
+            context, self.ledger, writer, feeder, mirrors, keep_bytes, settings.nats_replicas,
+            lambda: self.evaluator.blob_bytes if self.evaluator is not None else 0,
+        )  # fmt: skip
 
     async def open(self) -> None:
         """Find out how far the run came."""
@@ -102,8 +105,8 @@ class Run:
         self._reporter.monitor = await asyncio.to_thread(
             open_monitor, MonitorOptions(**fields), self.ledger.newest_step
         )
-        commit = await self._runs.get(self.context.names.commit_key)
-        self.context.committed_step, oldest_kept_step = _committed(commit.value)
+        kept = await self._record.read()
+        self.context.committed_step, oldest_kept_step = _committed(kept)
         await self._versions.look()
         if self.writer is not None and self.feeder is not None and self.retention is not None:
             await self.writer.recover()
@@ -111,7 +114,7 @@ class Run:
             await self.retention.open(oldest_kept_step)
             await self._remind_selectors()
         if self.evaluator is not None:
-            await self.evaluator.recover()
+            await self.evaluator.recover(kept.get(EVALUATIONS))
 
     async def _remind_selectors(self) -> None:
         """Tell selectors that learn what earlier groups were worth, and which tasks are still out."""
@@ -186,8 +189,7 @@ class Run:
 
     async def commit(self, step: int, oldest_kept_step: int) -> int:
         """A checkpoint is durable: release what no kept one can ask for. Returns the lowest step still served."""
-        value = json.dumps({"step": step, "oldest_kept_step": oldest_kept_step}).encode()
-        await self._runs.update(self.context.names.commit_key, lambda _: value)
+        await self._record.write(step=step, oldest_kept_step=oldest_kept_step)
         self.context.committed_step = step
         await asyncio.to_thread(self._write_meta, step)
         await self.context.changed.notify()
@@ -224,14 +226,10 @@ class Run:
         return done and (self.evaluator is None or self.evaluator.idle)
 
 
-def _committed(value: bytes) -> tuple[int, int]:
+def _committed(fields: dict[str, Any]) -> tuple[int, int]:
     """The step of the newest checkpoint and of the oldest kept one, as `Run.commit` wrote them; zeros if it did not."""
-    if not value:
-        return 0, 0
     try:
-        found = json.loads(value)
-        step, oldest = int(found["step"]), int(found["oldest_kept_step"])
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
-        log.warning("buffer.commit.refused", reason=f"{type(error).__name__}: {error}")
+        step, oldest = int(fields["step"]), int(fields["oldest_kept_step"])
+    except (ValueError, TypeError, KeyError, OverflowError):
         return 0, 0  # nothing is released before the next checkpoint
     return (step, oldest) if 0 <= oldest <= step else (0, 0)

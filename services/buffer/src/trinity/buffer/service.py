@@ -6,7 +6,7 @@ import logging
 import grpc.aio
 import structlog
 
-from trinity.buffer.ledger.retention import limit_of
+from trinity.buffer.ledger.retention import limits_of
 from trinity.buffer.metrics import watch
 from trinity.buffer.readonly import ReadOnlyRun, ReadOnlyServicer
 from trinity.buffer.run import Run
@@ -61,8 +61,11 @@ class BufferService:
     async def _owner(self, context: RunContext) -> Run:
         """The buffer of a live run; makes what is missing on the broker."""
         settings, broker = self._settings, context.broker
-        context.capacity.limit_bytes = await limit_of(broker, context.names, int(settings.log_gib * 2**30))
-        specs = stream_specs(context.names, log_bytes=context.capacity.limit_bytes, replicas=settings.nats_replicas)
+        limits = await limits_of(broker, context.names, int(settings.log_gib * 2**30))
+        log_bytes, blobs_bytes = context.capacity.limit_bytes, context.capacity.blobs_limit_bytes = limits
+        specs = stream_specs(
+            context.names, log_bytes=log_bytes, replicas=settings.nats_replicas, blobs_bytes=blobs_bytes
+        )
         lines = stream_spec(
             context.names, mib=settings.lines_mib, hours=settings.lines_hours, replicas=settings.nats_replicas
         )

@@ -17,6 +17,8 @@ from trinity.buffer.tasks.joined import why_not_joined
 from trinity.data.experience import Task
 from trinity.data.wire import task_from_proto
 from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound, Unavailable
+from trinity.runtime.trust.identity import calling
+from trinity.runtime.trust.roles import Role
 
 _DEFAULT_LIMIT = 100
 _HEADER_BYTES = 16_384  # more than a task's message has besides the task
@@ -53,6 +55,9 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         if request.HasField("joined"):
             return await _join(run, run.feeder, request, context.time_remaining() or _INJECT_SECONDS)
         tasks = [_training_task(run, message) for message in request.tasks]
+        if taken := next((task.task_id for task in tasks if run.feeder.given.is_own(task.task_id)), ""):
+            problem = f"is {taken[:200]!r}; ids that begin so are of a taskset of the run, give the task another"
+            raise InvalidInput("tasks.task_id", problem)
         waits = [await run.feeder.inject(task) for task in tasks]
         left = context.time_remaining() or _INJECT_SECONDS
         done = lambda: all(wait.done() for wait in waits)  # noqa: E731
@@ -68,7 +73,9 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
     ) -> AsyncIterator[pb.BatchPart]:
         if request.from_step < 1:
             raise InvalidInput("from_step", f"is {request.from_step}, must be >= 1")
-        async for part in self._of(request.run).batches.parts(request.from_step):
+        caller = calling.get()
+        by_trainer = caller is None or caller.role is Role.TRAINER
+        async for part in self._of(request.run).batches.parts(request.from_step, by_trainer):
             yield part
 
     async def CommitStep(
@@ -225,13 +232,12 @@ async def stats_of(run: Run) -> pb.StatsResponse:
         return response
     response.evaluation_tokens = run.evaluator.tokens
     response.evaluations_outstanding = run.evaluator.outstanding
-    for tally in sorted(run.evaluator.tallies.values(), key=lambda tally: tally.step):
-        if tally.complete:
-            response.evaluations.add(
-                step=tally.step,
-                taskset=tally.taskset,
-                metrics=tally.metrics(shared.plan.config.monitor.detailed_stats),
-                oldest_version=tally.oldest_version,
-                newest_version=tally.newest_version,
-            )
+    for tally in run.evaluator.finished:
+        response.evaluations.add(
+            step=tally.step,
+            taskset=tally.taskset,
+            metrics=tally.metrics(shared.plan.config.monitor.detailed_stats),
+            oldest_version=tally.oldest_version,
+            newest_version=tally.newest_version,
+        )
     return response

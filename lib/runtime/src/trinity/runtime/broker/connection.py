@@ -70,10 +70,13 @@ class StoredMessage:
 
 @dataclass(frozen=True)
 class StreamState:
+    """What is in a stream, and how much may be, in bytes; max_bytes -1: without a limit."""
+
     first_sequence: int
     last_sequence: int
     messages: int
     bytes: int
+    max_bytes: int
 
 
 @dataclass(frozen=True)
@@ -332,7 +335,7 @@ class Broker:
         except nats.js.errors.NotFoundError:
             raise NotFound(f"NATS has no stream {stream}") from None
         state = info.state
-        return StreamState(state.first_seq, state.last_seq, state.messages, state.bytes)
+        return StreamState(state.first_seq, state.last_seq, state.messages, state.bytes, info.config.max_bytes)
 
     async def subjects(self, stream: str) -> list[str]:
         """Subjects that have messages, and are few. NotFound without the stream."""

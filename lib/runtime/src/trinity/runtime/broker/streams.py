@@ -1,5 +1,6 @@
 """Streams as code: created on start, never deleted, refused if a stream exists with other settings."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ _TUNABLE = (
 class StreamSpec:
     """What a stream must be. Limits retention and file storage, always: an acknowledged message is never lost.
 
-    `replicas` 0: three where the broker is a cluster, else one.
+    `replicas` 0: three where the broker is a cluster, else one. `setting`: what gives max_bytes, for errors.
     """
 
     name: str
@@ -38,6 +39,7 @@ class StreamSpec:
     replicas: int = 1
     max_messages: int = -1  # a ring: the oldest go. Only for what is written again and again
     max_age_seconds: float = 0.0  # the same by age; 0: messages stay
+    setting: str = ""
 
     def config(self) -> StreamConfig:
         return StreamConfig(
@@ -68,11 +70,11 @@ async def ensure_streams(broker: Broker, specs: list[StreamSpec]) -> None:
         try:
             info = await broker.request(lambda s=spec: broker.js.stream_info(s.name), f"look for {spec.name}")
         except nats.js.errors.NotFoundError:
-            await _create(broker, wanted)
+            await _write(broker, broker.js.add_stream, wanted, spec)
             continue
         _refuse_other(info.config, wanted)
         if _differences(info.config, wanted, _TUNABLE):
-            await broker.request(lambda w=wanted: broker.js.update_stream(w), f"update {spec.name}")
+            await _write(broker, broker.js.update_stream, wanted, spec)
 
 
 async def check_stream(broker: Broker, spec: StreamSpec) -> None:
@@ -93,13 +95,19 @@ def _refuse_other(have: StreamConfig, wanted: StreamConfig) -> None:
         )
 
 
-async def _create(broker: Broker, wanted: StreamConfig) -> None:
+async def _write(
+    broker: Broker, write: Callable[[StreamConfig], Awaitable[Any]], wanted: StreamConfig, spec: StreamSpec
+) -> None:
+    """Make a stream, or change it. Raises Conflict or Full, as `ensure_streams`."""
+    size = f" of up to {wanted.max_bytes} bytes" if spec.max_bytes >= 0 else ""
+    about = f"stream {spec.name}{size}"
     try:
-        await broker.request(lambda: broker.js.add_stream(wanted), f"create {wanted.name}")
+        await broker.request(lambda: write(wanted), f"write {spec.name}")
     except nats.js.errors.BadRequestError as error:
-        raise Conflict(f"NATS refuses stream {wanted.name}: {error.description}") from None
+        raise Conflict(f"NATS refuses {about}: {error.description}") from None
     except nats.js.errors.ServerError as error:
-        raise Full(f"NATS cannot make stream {wanted.name}: {error.description}") from None
+        advice = f"; lower {spec.setting}, or give NATS more storage" if spec.setting else ""
+        raise Full(f"NATS has no room for {about}: {error.description}{advice}") from None
 
 
 def _differences(have: StreamConfig, want: StreamConfig, fields: tuple[str, ...]) -> str:

@@ -1,10 +1,15 @@
-"""Evaluations: every row of every evaluation taskset, once for a version that is due, beside the training tasks."""
+"""Evaluations: every row of every evaluation taskset, once for a version that is due, beside the training tasks.
+
+Results above NATS's message size lie in blobs. Once an evaluation with such results is reported, KV has its metrics,
+and its blobs go; a process that starts later takes the metrics from there.
+"""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -12,27 +17,33 @@ from google.protobuf.message import DecodeError
 from trinity.api.common.v1 import experience_pb2, task_pb2
 from trinity.buffer.evaluation.tally import Tally
 from trinity.buffer.log.reader import check_owner, whole_outcome
+from trinity.buffer.state.commit import CommitRecord
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.data.experience import AttemptFailure, Group, Outcome, Task, TaskKind
 from trinity.data.task_source import TaskSource
-from trinity.data.wire import outcome_from_proto, task_from_proto, task_to_proto
+from trinity.data.wire import outcome_from_proto, parse_outcome, task_from_proto, task_to_proto
 from trinity.runtime import headers, tracing
-from trinity.runtime.broker import Message, StoredMessage, tail
+from trinity.runtime.broker import Message, SequenceConflict, StoredMessage, blobs, tail
 from trinity.runtime.errors import FailureCause, InvalidInput, NotFound
 
 log = structlog.get_logger(__name__)
 
+EVALUATIONS = "evaluations"  # field of the commit record
 _LONGEST_MARK = 16  # digits
+_LONGEST_REFERENCE = 1024  # bytes
+
+_Blob = tuple[str, experience_pb2.BlobReference]  # with its owner
 
 
 class Evaluator:
-    """Feeds evaluation tasks and tallies their results. State is in the two streams alone."""
+    """Feeds evaluation tasks and tallies their results. State is in the two streams and the commit record alone."""
 
     def __init__(
-        self, context: RunContext, sources: list[TaskSource], on_complete: Callable[[Tally], None] = lambda _: None
+        self, context: RunContext, sources: list[TaskSource], record: CommitRecord, on_complete: Callable[[Tally], None]
     ) -> None:
         self._context = context
+        self._record = record
         self._on_complete = on_complete
         self._sources = sources
         self._rows = [(source, row) for source in sources for row in range(len(source.rows))]
@@ -41,26 +52,63 @@ class Evaluator:
         self._index = 0
         self._storing = asyncio.Lock()
         self.read_through = 0  # sequence of the newest result that was read
+        self._stored_before = 0  # and of the newest one when this process began
         self.tallies: dict[tuple[int, str], Tally] = {}
-        self.tokens = 0
 
     @property
     def outstanding(self) -> int:
-        return sum(t.expected - len(t.ended) for t in self.tallies.values())
+        """Tasks without a result."""
+        return sum(tally.missing for tally in self.tallies.values() if not self._is_over(tally))
+
+    @property
+    def finished(self) -> list[Tally]:
+        """Evaluations that are over and have results, oldest first."""
+        over = [tally for tally in self.tallies.values() if self._is_over(tally)]
+        return sorted((tally for tally in over if tally.ended or tally.kept is not None), key=lambda tally: tally.step)
+
+    def _is_over(self, tally: Tally) -> bool:
+        """Whether no result is waited for.
+
+        What is missing of an evaluation of an earlier process may be rows that the taskset did not have then. Of the
+        newest they are fed.
+        """
+        is_earlier = tally.step <= self._recovered and tally.step < self._step
+        return tally.missing == 0 or (is_earlier and self._is_read)
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether all results are read that there were when this process began."""
+        return self.read_through >= self._stored_before
+
+    @property
+    def tokens(self) -> int:
+        """That the policy sampled."""
+        return sum(tally.tokens for tally in self.tallies.values())
+
+    @property
+    def blob_bytes(self) -> int:
+        """Of the blobs with results that are still needed."""
+        return sum(sum(tally.blobs.values()) for tally in self.tallies.values())
 
     @property
     def idle(self) -> bool:
         """Nothing is due, nothing is running."""
-        return not self._rows or (self._index == 0 and self._due() is None and self.outstanding == 0)
+        is_fed = self._index == 0 and self._due() is None
+        return not self._rows or (is_fed and self._is_read and self.outstanding == 0)
 
-    async def recover(self) -> None:
-        """Read from the stream which evaluation was fed last, and how far."""
+    async def recover(self, kept: Any) -> None:
+        """Read which evaluation was fed last, and how far. `kept`: what the commit record has under EVALUATIONS."""
         names = self._context.names
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):  # then no buffer wrote it
+            for tally in [Tally.of_record(record) for record in kept or ()]:
+                self.tallies[tally.step, tally.taskset] = tally
+        self._stored_before = (await self._context.broker.state(names.evaluations_stream)).last_sequence
         self._fed = (await self._context.broker.state(names.evaluation_tasks_stream)).last_sequence
         newest = await newest_of_ours(self._context.broker, names.evaluation_tasks_stream, self._is_fed)
         if newest is not None and self._rows:
             self._step = self._recovered = int(newest.headers[headers.EVALUATION_STEP])
-            self._index = (int(newest.headers[headers.EVALUATION_INDEX]) + 1) % len(self._rows)
+            index = int(newest.headers[headers.EVALUATION_INDEX]) + 1
+            self._index = index if index < len(self._rows) else 0  # there may be fewer rows than before
             for source in self._sources:
                 self._tally(self._step, source.taskset.name)
 
@@ -97,7 +145,7 @@ class Evaluator:
             return
         for index, (source, row) in enumerate(self._rows):
             tally = self.tallies.get((self._step, source.taskset.name))
-            if tally is not None and source.evaluation_id(row, self._step) not in tally.ended:
+            if tally is not None and tally.missing and source.evaluation_id(row, self._step) not in tally.ended:
                 yield self._step, index
 
     async def offer_again(self, task: tuple[int, int]) -> None:
@@ -107,7 +155,11 @@ class Evaluator:
                 await self._store(task[1], again=True)
 
     async def _feed_one(self, index: int) -> None:
-        await self._store(index)
+        try:
+            await self._store(index)
+        except SequenceConflict as error:
+            if not error.stored_at:
+                raise  # else it was fed when the tasksets had other rows, and its index was another
         self._index = index + 1
 
     async def _store(self, index: int, again: bool = False) -> None:
@@ -170,36 +222,86 @@ class Evaluator:
         if task.run != self._context.run or task.kind is not TaskKind.EVALUATION or source is None:
             raise InvalidInput("task", f"{task.task_id[:80]!r} is of no evaluation of this run")
         step = task.evaluation_step
-        if not 0 <= task.row < len(source.rows) or task.task_id != source.evaluation_id(task.row, step):
+        if task.row < 0 or task.task_id != source.evaluation_id(task.row, step):
             raise InvalidInput("task.task_id", f"is {task.task_id[:80]!r}; no such task was fed")
-        if (step, task.taskset) in self.tallies:
+        if task.row < len(source.rows) and (step, task.taskset) in self.tallies:
             return
-        stream = self._context.names.evaluation_tasks_stream  # fed by an earlier process
+        stream = self._context.names.evaluation_tasks_stream  # fed by an earlier process, which had more rows perhaps
         with contextlib.suppress(NotFound):
             fed = _task_in((await self._context.broker.get(stream, max(1, task.ordinal))).data)
             if (fed.run, fed.task_id) == (task.run, task.task_id):
                 return
-        raise InvalidInput("task.evaluation_step", f"is {step}; no such evaluation was fed")
+        raise InvalidInput("task.evaluation_step", f"is {step}, of row {task.row}; no such evaluation was fed")
 
     async def collect(self) -> None:
         """Follow the results from the first one."""
         async for message in tail(self._context.broker, self._context.names.evaluations_stream, 0):
-            outcome = await self._read(message)
+            await self._take(message)
             self.read_through = message.sequence
-            if outcome is None:
-                continue
-            tally = self._tally(outcome.task.evaluation_step, outcome.task.taskset)
-            was_complete = tally.complete
-            if isinstance(outcome, Group):
-                tally.add(outcome)
-                self.tokens += outcome.sampled_tokens
-            else:
-                tally.fail(outcome)
-            if tally.complete and not was_complete:
-                log.info("buffer.evaluation.done", step=tally.step, taskset=tally.taskset, **tally.metrics())
-                if tally.step >= self._recovered:  # earlier ones were reported before a restart
-                    self._on_complete(tally)
-                await self._context.changed.notify()
+
+    async def _take(self, message: Message) -> None:
+        blob = self._blob_of(message)
+        if blob is not None and await self._is_gone(message):
+            await self._remove(blob[0], blob[1].key)
+            return
+        outcome = await self._read(message)
+        if outcome is None:
+            return
+        tally = self._tally(outcome.task.evaluation_step, outcome.task.taskset)
+        if tally.kept is not None:
+            return
+        before = tally.missing
+        if isinstance(outcome, Group):
+            tally.add(outcome)
+        else:
+            tally.fail(outcome)
+        if blob is not None:
+            tally.blobs[blob[0], blob[1].key] = blob[1].size_bytes
+        if before and not tally.missing:
+            log.info("buffer.evaluation.done", step=tally.step, taskset=tally.taskset, **tally.metrics())
+            if tally.step >= self._recovered:  # earlier ones were reported before a restart
+                self._on_complete(tally)
+            await self._keep(tally)
+            await self._context.changed.notify()
+
+    async def _keep(self, tally: Tally) -> None:
+        """Keep the metrics of a reported evaluation, and let its blobs go; they stay where the record has no room."""
+        if not tally.blobs:
+            return
+        tally.keep(self._context.plan.config.monitor.detailed_stats)
+        records = [one.to_record() for one in self.tallies.values() if one.kept is not None]
+        if not await self._record.write(**{EVALUATIONS: records}):
+            log.warning("buffer.evaluation.blobs_stay", step=tally.step, taskset=tally.taskset, kept=len(records))
+            return
+        for owner, key in tally.blobs:
+            await self._remove(owner, key)
+        tally.blobs.clear()
+
+    async def _remove(self, owner: str, key: str) -> None:
+        names = self._context.names
+        await self._context.broker.purge_subject(names.blobs_stream, names.blob_chunks(owner, key))
+
+    def _blob_of(self, message: Message) -> _Blob | None:
+        """Where a result lies that is not in its message; None too for a reference that no explorer can have made."""
+        owner = self._context.names.owner_in(message.subject)
+        with contextlib.suppress(InvalidInput):
+            outcome = parse_outcome(message.data) if len(message.data) <= _LONGEST_REFERENCE else None
+            if owner and outcome is not None and outcome.WhichOneof("outcome") == "blob":
+                blobs.check(outcome.blob)
+                return owner, outcome.blob
+        return None
+
+    async def _is_gone(self, message: Message) -> bool:
+        """Whether a result's blob is gone or may go: the metrics of the evaluation of the task it names are kept."""
+        ordinal = message.headers.get(headers.ORDINAL, "")
+        if not ordinal.isdecimal() or len(ordinal) >= _LONGEST_MARK:
+            return False
+        with contextlib.suppress(NotFound):
+            stream = self._context.names.evaluation_tasks_stream
+            task = _task_in((await self._context.broker.get(stream, max(1, int(ordinal)))).data)
+            tally = self.tallies.get((task.evaluation_step, task.taskset))
+            return tally is not None and tally.kept is not None and not tally.blobs
+        return False
 
 
 def _task_in(data: bytes) -> task_pb2.Task:

@@ -5,13 +5,19 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from trinity.data.experience import AttemptFailure, Group
+
+_RECORDED = ("step", "taskset", "oldest_version", "newest_version", "tokens", "kept")
 
 
 @dataclass
 class Tally:
-    """Results of one taskset at one step, so far."""
+    """Results of one taskset at one step, so far.
+
+    `kept`: its metrics, once results are gone. `blobs`: owner and key of those with results, and their size in bytes.
+    """
 
     step: int
     taskset: str
@@ -21,14 +27,45 @@ class Tally:
     failed_tasks: int = 0
     oldest_version: int = -1
     newest_version: int = -1
+    tokens: int = 0  # that the policy sampled
+    kept: dict[str, float] | None = None
+    blobs: dict[tuple[str, str], int] = field(default_factory=dict)
     # metric -> one list of values per task, a value per rollout
     values: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def complete(self) -> bool:
-        return len(self.ended) >= self.expected
+        return self.missing == 0
+
+    @property
+    def missing(self) -> int:
+        """Tasks without a result, by the size that the taskset has now."""
+        return 0 if self.kept is not None else max(0, self.expected - len(self.ended))
+
+    def keep(self, detailed: bool) -> None:
+        """Keep the metrics in place of the results."""
+        self.kept = self.metrics(detailed)
+        self.values.clear()
+
+    def to_record(self) -> dict[str, Any]:
+        """Of a tally that is kept, for JSON."""
+        return {name: getattr(self, name) for name in _RECORDED}
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> "Tally":
+        """Inverse of `to_record`. Raises KeyError, TypeError, ValueError or OverflowError for others."""
+        return cls(
+            step=int(record["step"]),
+            taskset=str(record["taskset"]),
+            expected=0,
+            oldest_version=int(record["oldest_version"]),
+            newest_version=int(record["newest_version"]),
+            tokens=int(record["tokens"]),
+            kept={str(name): float(value) for name, value in dict(record["kept"]).items()},
+        )
 
     def add(self, group: Group) -> None:
+        self.tokens += group.sampled_tokens
         if group.task.task_id in self.ended:
             return
         self.ended.add(group.task.task_id)
@@ -59,6 +96,8 @@ class Tally:
         best@k and worst@k are expectations over k of a task's n rollouts drawn without replacement, k = 2, 4, ..., n.
         `detailed` adds mean, max, min and std over the tasks' means.
         """
+        if self.kept is not None:
+            return self.kept
         result = {
             "finished_task_count": float(len(self.ended) - self.failed_tasks),
             "failed_task_count": float(self.failed_tasks),

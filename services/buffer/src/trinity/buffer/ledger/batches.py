@@ -1,5 +1,6 @@
 """Serving step k to the trainer: wait for its ledger entry, then send exactly what it names."""
 
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -35,13 +36,17 @@ class BatchServer:
         self._auxiliary = auxiliary
         self._streams = self._sent = 0
 
-    async def parts(self, from_step: int) -> AsyncIterator[pb.BatchPart]:
-        """The parts of every batch from `from_step` to the run's last step."""
+    async def parts(self, from_step: int, by_trainer: bool) -> AsyncIterator[pb.BatchPart]:
+        """The parts of every batch from `from_step` to the run's last step. Others than the trainer only look."""
+        if not by_trainer:
+            async for part in self._parts(from_step, by_trainer=False):
+                yield part
+            return
         self._sent = self._sent if self._streams else 0
         self._streams += 1
         sent_all = False
         try:
-            async for part in self._parts(from_step):
+            async for part in self._parts(from_step, by_trainer=True):
                 yield part
             sent_all = True
         finally:
@@ -55,19 +60,18 @@ class BatchServer:
 
     @property
     def waiting_seconds(self) -> float:
-        """Since when a connected trainer waits for a batch that is not there; 0 if none does."""
-        waits = self._streams > 0 and not self._has(self._context.wanted_step)
-        return time.monotonic() - self._context.wanted_since if waits else 0.0
+        """How long a connected trainer has waited for a batch that is not there; 0 if none does."""
+        since = self._context.wanted_since()
+        return time.monotonic() - since if since is not None else 0.0
 
-    async def _parts(self, from_step: int) -> AsyncIterator[pb.BatchPart]:
-        step, waited = from_step, False
+    async def _parts(self, from_step: int, by_trainer: bool) -> AsyncIterator[pb.BatchPart]:
+        step = from_step
         while not self._context.last_step or step <= self._context.last_step:
-            await self._context.want(step, first_request=step == from_step and not waited)
-            waited = True
-            if not await self._context.changed.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
-                yield pb.BatchPart(waiting=self.waiting(step))
-                continue
-            self._sent = max(self._sent, step)
+            async with self._context.wanted(step) if by_trainer else contextlib.nullcontext():
+                while not await self._context.changed.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
+                    yield pb.BatchPart(waiting=self.waiting(step))
+            if by_trainer:
+                self._sent = max(self._sent, step)
             async for part in self._batch(await self._ledger.get(step)):
                 yield part
             step += 1

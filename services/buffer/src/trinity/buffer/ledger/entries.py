@@ -17,6 +17,7 @@ from trinity.runtime.broker import StoredMessage, on_subject
 from trinity.runtime.errors import DataLoss, NotFound
 
 _CACHED_ENTRIES = 64
+_READ_AHEAD = 256
 # A cursor longer than this is kept in a stream of its own: only the newest one is ever read again.
 _LONG_CURSOR_BYTES = 32 * 1024
 
@@ -139,6 +140,15 @@ class Ledger:
         )
         entry.cursor_sequence = stored.sequence
         entry.ClearField("cursor")
+
+    async def task_ids(self) -> set[str]:
+        """Of every task whose group a step has, or that a step did not wait for."""
+        found: set[str] = set()
+        subject = self._context.names.subjects("batches")
+        async for message in on_subject(self._context.broker, self._stream, subject, read_ahead=_READ_AHEAD):
+            if (entry := self._entry(message)) is not None:
+                found |= {group.task_id for group in entry.groups} | {task.task_id for task in entry.cut}
+        return found
 
     async def get(self, step: int) -> pb.LedgerEntry:
         """NotFound if the step has no entry yet; DataLoss if it had one and it is gone."""

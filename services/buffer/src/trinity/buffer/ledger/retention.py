@@ -1,12 +1,12 @@
 """What the log keeps: everything, until it takes more than its share; then what no kept checkpoint can ask for goes.
 
 The log is never purged above what a kept checkpoint needs, nor above what the archives hold. Its limit is a limit to
-what is fed; it grows only where a single batch does not fit.
+what is fed; it grows only where a single batch does not fit, and NATS has the room.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -14,11 +14,11 @@ from trinity.buffer.ledger.entries import Ledger
 from trinity.buffer.ledger.writer import LedgerWriter
 from trinity.buffer.log.archives import Mirror
 from trinity.buffer.state.context import RunContext
-from trinity.buffer.state.streams import stream_specs
+from trinity.buffer.state.streams import TURNS, stream_specs
 from trinity.buffer.tasks.feeder import Feeder
 from trinity.data.wire import parse_outcome
 from trinity.runtime.broker import Broker, blobs, ensure_streams, on_subject
-from trinity.runtime.errors import InvalidInput, NotFound
+from trinity.runtime.errors import Conflict, Full, InvalidInput, NotFound
 from trinity.runtime.metrics import Gauge
 from trinity.runtime.names import RunNames
 
@@ -34,12 +34,18 @@ _GROWTH = 1.25
 _PATIENCE = 3
 
 
-async def limit_of(broker: Broker, names: RunNames, limit: int) -> int:
-    """What the log may take, in bytes: `limit`, unless it had to grow beyond that before."""
-    for stream in (names.experiences_stream, names.blobs_stream):
-        with contextlib.suppress(NotFound):
-            limit = max(limit, int(_GROWTH * (await broker.state(stream)).bytes))
-    return limit
+async def limits_of(broker: Broker, names: RunNames, limit: int) -> tuple[int, int]:
+    """What the log and the blobs may take, in bytes: `limit`, or what they had to grow to if they still need more."""
+    log_bytes = blobs_bytes = limit
+    streams = names.experiences_stream, names.blobs_stream, names.turns_stream
+    with contextlib.suppress(NotFound):
+        entries, beside, turns = [await broker.state(stream) for stream in streams]
+        if _GROWTH * entries.bytes > limit:  # all of them have the least, whichever growth NATS refused
+            least = min(entries.max_bytes, beside.max_bytes, int(turns.max_bytes / TURNS))
+            log_bytes = blobs_bytes = max(limit, least)
+        if _GROWTH * beside.bytes > log_bytes:
+            blobs_bytes = max(log_bytes, beside.max_bytes)
+    return log_bytes, blobs_bytes
 
 
 class Retention:
@@ -54,7 +60,9 @@ class Retention:
         mirrors: Sequence[Mirror],
         keep_bytes: int,
         replicas: int,
+        evaluated_bytes: Callable[[], int],
     ) -> None:
+        """`evaluated_bytes`: of evaluations' blobs, which lie beside those of the log and are no part of it."""
         self._context = context
         self._ledger = ledger
         self._writer = writer
@@ -64,6 +72,8 @@ class Retention:
         self._keep_bytes = min(keep_bytes, int(_CUT * context.capacity.limit_bytes))
         self._first_sequence = 0
         self._looks_stuck = 0
+        self._evaluated_bytes = evaluated_bytes
+        self._is_refused = False  # by NATS: to let streams take more
         self._looking = asyncio.Lock()
         self._oldest_kept_step = 0
         self.log_bytes = 0
@@ -107,7 +117,9 @@ class Retention:
         await self._measure()
         if self.log_bytes > self._keep_bytes and await self._cut():
             await self._measure()
-        room = self._context.capacity
+        room, evaluated = self._context.capacity, self._evaluated_bytes()
+        if room.limit_bytes + evaluated > room.blobs_limit_bytes:  # else evaluations could leave the log no room
+            await self._set_limits(room.limit_bytes, room.limit_bytes + int(_GROWTH * evaluated))
         full = room.is_full
         scarce = full or (room.entries > 0 and self._feeder.waits_for_room)
         if scarce and not room.is_low:
@@ -125,17 +137,32 @@ class Retention:
 
     async def _grow(self) -> None:
         room = self._context.capacity
-        room.limit_bytes = int(_GROWTH * room.limit_bytes)
-        log.error("buffer.log.grown", limit_bytes=room.limit_bytes, reason="the next batch does not fit into the log")
-        specs = stream_specs(self._context.names, log_bytes=room.limit_bytes, replicas=self._replicas)
-        await ensure_streams(self._context.broker, specs)
+        log_bytes = int(_GROWTH * room.limit_bytes)
+        if await self._set_limits(log_bytes, room.blobs_limit_bytes + log_bytes - room.limit_bytes):
+            log.error("buffer.log.grown", limit_bytes=log_bytes, reason="the next batch does not fit into the log")
+
+    async def _set_limits(self, log_bytes: int, blobs_bytes: int) -> bool:
+        """Let the streams take more. Where NATS refuses that, False, and the limits stay as they are."""
+        context = self._context
+        specs = stream_specs(context.names, log_bytes=log_bytes, replicas=self._replicas, blobs_bytes=blobs_bytes)
+        try:
+            await ensure_streams(context.broker, specs)
+        except (Full, Conflict) as error:
+            if not self._is_refused:
+                log.error("buffer.log.not_grown", limit_bytes=context.capacity.limit_bytes, reason=str(error))
+            self._is_refused = True
+            return False
+        self._is_refused = False
+        context.capacity.limit_bytes, context.capacity.blobs_limit_bytes = log_bytes, blobs_bytes
+        return True
 
     async def _measure(self) -> None:
         names, broker, window = self._context.names, self._context.broker, self._writer.window
+        evaluated = self._evaluated_bytes()  # before: those that go meanwhile do not count either
         state = await broker.state(names.experiences_stream)
         blobs = await broker.state(names.blobs_stream)
         self._first_sequence = state.first_sequence
-        self.log_bytes = state.bytes + blobs.bytes
+        self.log_bytes = state.bytes + max(0, blobs.bytes - evaluated)
         BYTES.set(self.log_bytes)
         room = self._context.capacity
         room.bytes, room.entries, room.ended = self.log_bytes, state.messages, window.num_ended

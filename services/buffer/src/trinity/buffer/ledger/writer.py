@@ -60,7 +60,7 @@ class LedgerWriter:
         self._policy = policy_of(context.plan)
         timeout = context.plan.experience_buffer.max_read_timeout
         self._read_timeout_seconds = math.inf if context.plan.config.reproducible else timeout
-        self._enough_since: float | None = None  # monotonic; the next batch has its fewest groups, and is asked for
+        self._enough_since: float | None = None  # monotonic; the next batch has its fewest groups, and is waited for
         self._pool = Pool()
         self.failures = Failures(context.plan)
         self.window = Window(self._policy)
@@ -210,8 +210,6 @@ class LedgerWriter:
             await self._ledger.append(entry)
             self._observer.written(entry)
             self.failures.written()
-            if entry.step == self._context.wanted_step:
-                self._context.wanted_since = time.monotonic()
             self._say(entry)
 
     async def _append_short(self, step: int) -> None:
@@ -234,13 +232,13 @@ class LedgerWriter:
 
     def _time_is_over(self, step: int) -> bool:
         """Whether the trainer has waited for this very step for longer than max_read_timeout."""
-        waits = step == self._context.wanted_step
-        return waits and time.monotonic() - self._context.wanted_since > self._read_timeout_seconds
+        since = self._context.wanted_since(step)
+        return since is not None and time.monotonic() - since > self._read_timeout_seconds
 
     def _has_waited_enough(self, step: int) -> bool:
-        """Whether the step that the trainer asks for has had its fewest groups for wait_after_min, and may be cut."""
+        """Whether the step that the trainer waits for has had its fewest groups for wait_after_min, and may be cut."""
         fed, now = self._context.fed, time.monotonic()
-        if step != self._context.wanted_step or not self.window.has_fewest(fed):
+        if self._context.wanted_since(step) is None or not self.window.has_fewest(fed):
             self._enough_since = None
             return False
         self._enough_since = now if self._enough_since is None else self._enough_since

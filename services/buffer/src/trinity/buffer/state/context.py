@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -53,10 +53,12 @@ class ChangeEvent:
 class LogCapacity:
     """How full the log was when it was last looked at. `ended`: tasks that had ended by then.
 
-    `is_low`: tasks wait until a newer checkpoint, or an archive, lets the log be cut.
+    `is_low`: tasks wait until a newer checkpoint, or an archive, lets the log be cut. `blobs_limit_bytes`: of the blobs
+    beside the log, with those of evaluations, which do not count as log.
     """
 
     limit_bytes: int = 0
+    blobs_limit_bytes: int = 0
     bytes: int = 0
     entries: int = 0
     ended: int = 0
@@ -85,8 +87,7 @@ class RunContext:
     """One run in this process. `last_step` is where it ends; `fed` counts training tasks.
 
     `live` is the pointer of its versions as this process heard of it last; rollbacks up to number `fenced_through` are
-    fenced. `wanted_step` is the newest step that the trainer asked for, `wanted_since` when it began to wait for it, in
-    monotonic seconds.
+    fenced. `wanted_step` is the newest step that the trainer asked for.
     """
 
     broker: Broker
@@ -98,15 +99,29 @@ class RunContext:
     committed_step: int = 0
     fed: int = 0
     wanted_step: int = 0
-    wanted_since: float = 0.0
     capacity: LogCapacity = field(default_factory=LogCapacity)
     changed: ChangeEvent = field(default_factory=ChangeEvent)
+    _waits: list[tuple[int, float]] = field(default_factory=list)  # step, and since when: of the trainer's streams
 
-    async def want(self, step: int, first_request: bool = False) -> None:
-        """The trainer waits for a step; `first_request`: its stream has just begun."""
-        if step > self.wanted_step or (first_request and step == self.wanted_step):
-            self.wanted_step, self.wanted_since = step, time.monotonic()
-            await self.changed.notify()
+    @contextlib.asynccontextmanager
+    async def wanted(self, step: int) -> AsyncIterator[None]:
+        """While a stream of the trainer's waits for a step."""
+        wait = step, time.monotonic()
+        self._waits.append(wait)
+        try:
+            if step > self.wanted_step:
+                self.wanted_step = step
+                await self.changed.notify()
+            yield
+        finally:
+            self._waits.remove(wait)
+
+    def wanted_since(self, step: int | None = None) -> float | None:
+        """Since when the trainer waits for this very step, or for any, in monotonic seconds; None: it does not.
+
+        By its newest stream: one whose trainer died may last for a while.
+        """
+        return max((since for wanted, since in self._waits if step in (None, wanted)), default=None)
 
     @property
     def run(self) -> str:

@@ -12,20 +12,25 @@ log = structlog.get_logger(__name__)
 
 # The turns of unfinished episodes take at most this part of what the log may, and stay at most a day: the oldest go,
 # and their episodes begin again. No explorer repeats a publish for longer.
-_TURNS, _TURNS_SECONDS, _TURNS_REPEATED_SECONDS = 0.125, 86400.0, 30.0
+TURNS, _TURNS_SECONDS, _TURNS_REPEATED_SECONDS = 0.125, 86400.0, 30.0
+_SETTING = "TRINITY_BUFFER_LOG_GIB"
 
 # Whether a message is one that a buffer of this run wrote.
 IsOurs = Callable[[StoredMessage], Awaitable[bool]]
 
 
-def stream_specs(names: RunNames, *, log_bytes: int, replicas: int) -> list[StreamSpec]:
-    """What must exist on the broker. The dedupe window of the log is longer than any retry of a publish."""
+def stream_specs(names: RunNames, *, log_bytes: int, replicas: int, blobs_bytes: int = 0) -> list[StreamSpec]:
+    """What must exist on the broker. The dedupe window of the log is longer than any retry of a publish.
+
+    `blobs_bytes`: what the blobs may take, if that is more than the log.
+    """
     log_spec = StreamSpec(
         names.experiences_stream,
         names.log_subjects,
         replicas=replicas,
         max_bytes=log_bytes,
         duplicate_window_seconds=1800.0,
+        setting=_SETTING,
     )
     return [
         log_spec,
@@ -35,14 +40,21 @@ def stream_specs(names: RunNames, *, log_bytes: int, replicas: int) -> list[Stre
         StreamSpec(names.batches_stream, (names.subjects("batches"),), replicas=replicas),
         StreamSpec(names.cursors_stream, (names.subjects("cursors"),), replicas=replicas),
         StreamSpec(names.dead_letters_stream, (names.subjects("deadletters"),), replicas=replicas),
-        StreamSpec(names.blobs_stream, (names.subjects("blobs"),), replicas=replicas, max_bytes=log_bytes),
+        StreamSpec(
+            names.blobs_stream,
+            (names.subjects("blobs"),),
+            replicas=replicas,
+            max_bytes=max(log_bytes, blobs_bytes),
+            setting=_SETTING,
+        ),
         StreamSpec(
             names.turns_stream,
             (names.subjects("turns"),),
             replicas=replicas,
-            max_bytes=int(_TURNS * log_bytes),
+            max_bytes=int(TURNS * log_bytes),
             max_age_seconds=_TURNS_SECONDS,
             duplicate_window_seconds=_TURNS_REPEATED_SECONDS,
+            setting=_SETTING,
         ),
     ]
 
@@ -72,11 +84,13 @@ async def append_past_others(
     message_id: str,
     last_sequence: int,
     is_ours: IsOurs,
+    is_same: IsOurs | None = None,
     headers: dict[str, str] | None = None,
 ) -> int:
     """As Broker.append, behind what others put into the stream meanwhile; `data` is made for the sequence it gets.
 
-    SequenceConflict only if another buffer of this run wrote there, or stored this message id before.
+    SequenceConflict only if another buffer of this run wrote there, or this run stored this message id before:
+    `is_same` says it of the message that has the id, `is_ours` if there is no `is_same`.
     """
     name = message_id
     while True:
@@ -89,8 +103,9 @@ async def append_past_others(
             if end <= last_sequence and not conflict.stored_at:
                 raise
             others = [conflict.stored_at] if conflict.stored_at else range(last_sequence + 1, end + 1)
+            is_known = is_same if conflict.stored_at and is_same is not None else is_ours
             for sequence in others:
-                if await _is_ours_at(broker, stream, sequence, is_ours):
+                if await _is_ours_at(broker, stream, sequence, is_known):
                     raise
             _say(stream, len(others))
             if conflict.stored_at:  # another process took this message id

@@ -9,7 +9,7 @@ and with its gate: so the bound holds for it too.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 import structlog
@@ -19,6 +19,7 @@ from trinity.api.common.v1 import task_pb2
 from trinity.buffer.state.context import RunContext
 from trinity.buffer.state.streams import append_past_others, newest_of_ours
 from trinity.buffer.state.window import Window
+from trinity.buffer.tasks.given import GivenIds
 from trinity.buffer.tasks.joined import JoinedTasksets, Waiting
 from trinity.buffer.tasks.source import Mixture
 from trinity.data.experience import Task
@@ -43,11 +44,18 @@ _BYTES_PER_TOKEN = 9
 class Feeder:
     """Feeds one run."""
 
-    def __init__(self, context: RunContext, source: Mixture, window: Callable[[], Window]) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        source: Mixture,
+        window: Callable[[], Window],
+        ids_in_ledger: Callable[[], Awaitable[set[str]]],
+    ) -> None:
         self._context = context
         self._source = source
         self._window_of = window
         self._injected: deque[Waiting] = deque()
+        self.given = GivenIds(context, window, ids_in_ledger)
         self.joined = JoinedTasksets(source.weight, context.plan.groups_per_step)
         self._position = 0
         self._sequence = 0
@@ -187,8 +195,12 @@ class Feeder:
 
     async def inject(self, task: Task) -> "asyncio.Future[bool]":
         """Feed a task of the caller's before the taskset's own; resolves to False if it was there already."""
+        await self.given.read()
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._injected.append(Waiting(task, stored))
+        if task.task_id in self.given:
+            stored.set_result(False)
+        else:
+            self._injected.append(Waiting(task, stored))
         await self._context.changed.notify()
         return stored
 
@@ -214,7 +226,7 @@ class Feeder:
         if self._window.to_requeue:
             await self._feed_again(self._window.to_requeue[0], ordinal, gate)
             return
-        while self._injected and self._injected[0].stored.cancelled():
+        while self._injected and self._is_over(self._injected[0]):
             self._injected.popleft()
         if not self._injected and (turn := self.joined.take()) is not None:
             await self._feed_given(turn[1], ordinal, gate, joined=turn[0])
@@ -224,7 +236,15 @@ class Feeder:
             await self._store(task, self._position + 1)
             self._position += 1
             return
-        await self._feed_given(self._injected.popleft(), ordinal, gate)
+        given = self._injected.popleft()
+        await self._feed_given(given, ordinal, gate)
+        self.given.add(given.task.task_id)
+
+    def _is_over(self, waiting: Waiting) -> bool:
+        """Whether its caller is gone, or another caller's task of its id was fed meanwhile."""
+        if waiting.task.task_id in self.given and not waiting.stored.done():
+            waiting.stored.set_result(False)
+        return waiting.stored.done()
 
     async def _feed_given(self, given: Waiting, ordinal: int, gate: int, joined: str = "") -> None:
         """Feed a task of a caller's, who hears whether it was stored now or before."""
@@ -266,6 +286,10 @@ class Feeder:
         if joined:
             counts[headers.JOINED] = JoinedTasksets.to_header(joined)
         data = message.SerializeToString()
+
+        async def is_same(stored: StoredMessage) -> bool:
+            return is_fed(self._context, stored) and task_pb2.Task.FromString(stored.data).task_id == task.task_id
+
         with tracing.span("task.feed", task_id=task.task_id, ordinal=task.ordinal):
             self._sequence = await append_past_others(
                 self._context.broker,
@@ -275,6 +299,7 @@ class Feeder:
                 message_id=message_id or task.task_id,
                 last_sequence=self._sequence,
                 is_ours=self._is_fed,
+                is_same=is_same,
                 headers=tracing.inject(counts),
             )
             log.debug("buffer.task.fed", task=task.task_id, ordinal=task.ordinal)
