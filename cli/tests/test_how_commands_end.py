@@ -81,7 +81,8 @@ def test_a_time_that_is_over_keeps_its_traceback() -> None:
         (["run", "x.yaml", "--dry-run", "--stage", "nosuch"], "--dry-run shows the plan of all stages"),
         (["run", "x.yaml", "--dry-run", "--wait", "0"], "--dry-run shows the plan of all stages"),
         (["run", "x.yaml", "--wait", "0"], "--wait 0: it is --stage that waits"),
-        (["ui", "--demo", "--config", "x.yaml"], "--config x.yaml and --job"),
+        (["ui", "--demo", "--config", "x.yaml"], "--demo shows a recorded run"),
+        (["ui", "--demo", "--job", "jobs/a"], "--demo shows a recorded run"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: list[str], said: str) -> None:

@@ -43,6 +43,8 @@ def ui(
     """Show runs on a page: the ledger, groups, samples. Without options: all runs here, and nothing is written."""
     if writes and (demo or bundle is not None):
         raise RunError("--writes: recorded pages have no buttons", 2)
+    if demo and (config or job or nats or run):
+        raise RunError("--demo shows a recorded run; leave --config, --job, --nats and --run out", 2)
     if demo:
         job = DEMO / "quickstart"
     logs.configure("look", level="ERROR")
