@@ -115,7 +115,7 @@ def ends_well(run: TrinityRun, seconds: float) -> None:
 
 
 def until_trained(run: TrinityRun, steps: int, seconds: float) -> list[dict[str, Any]]:
-    """The trainer's metrics once it has made so many steps. RuntimeError if the run or the time ends before."""
+    """The trainer's metrics of the first `steps` steps. RuntimeError if the run ends or the time is over before."""
     try:
         run.until(lambda _: len(trained(run.job)) >= steps, seconds, f"{steps} steps are trained")
     except AssertionError as error:

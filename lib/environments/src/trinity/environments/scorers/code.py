@@ -149,7 +149,7 @@ def _read_and_written(given: dict[str, Any], where: str) -> list[Case]:
 
 def _checking(test: str, entry_point: Any, where: str) -> str:
     """The test, with a call of the `check(candidate)` that it only defines. Raises InvalidInput for one that would
-    pass whatever the answer is.
+    pass for every answer.
     """
     try:
         body = ast.parse(test).body
