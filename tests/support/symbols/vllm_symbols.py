@@ -229,6 +229,13 @@ VLLM = (
         ),
     ),
     Border(
+        "vLLM: waiting on a CPU",
+        ("trinity.explorer.engine.waiting",),
+        "Whether its core and workers still read `busy_loop_s` of a SpinCondition at every wait.",
+        ("services/explorer/tests/engine/test_engine_on_real_vllm.py",),
+        ("vllm.distributed.device_communicators.shm_broadcast:SpinCondition(busy_loop_s)",),
+    ),
+    Border(
         "vLLM: on what an engine runs",
         ("trinity.explorer.engine.devices",),
         "What an explorer announces as its platform: runs with `reproducible` compare it.",

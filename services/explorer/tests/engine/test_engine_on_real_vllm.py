@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -82,6 +83,20 @@ async def test_a_response_that_a_stop_string_ends_has_all_its_logprobs(engine: E
     (cut,) = await asyncio.wait_for(engine.generate(PROMPT, replace(sampling, stop=(words[new[-1] - 1],))), 60)
     assert cut.token_ids.tolist() == whole.token_ids[: new[-1]].tolist()
     np.testing.assert_allclose(cut.logprobs, whole.logprobs[: new[-1]], atol=1e-5)
+
+
+async def test_engines_without_requests_leave_the_cores_to_others(engine: Engine) -> None:
+    """vLLM's processes poll for a second after each message, and a trainer beside them waits for the core."""
+    await sample(engine)
+    processes = psutil.Process().children(recursive=True)
+    assert len(processes) >= 2
+    before = processor_seconds(processes)
+    await asyncio.sleep(0.8)
+    assert processor_seconds(processes) - before < 0.4
+
+
+def processor_seconds(processes: list[psutil.Process]) -> float:
+    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 async def test_requests_that_do_not_fit_are_refused_by_name(engine: Engine) -> None:

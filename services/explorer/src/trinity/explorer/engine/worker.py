@@ -24,6 +24,7 @@ from vllm.distributed.weight_transfer.base import (
 from trinity.explorer.engine import sampled_logprobs
 from trinity.explorer.engine.replay import Loader
 from trinity.explorer.engine.staging import Named, Staging, find
+from trinity.explorer.engine.waiting import poll_briefly_on_cpus
 from trinity.weights import TensorInfo
 from trinity.weights.collective import Group, GroupBroken, Store, receive_buckets
 from trinity.weights.lora import merged
@@ -298,6 +299,7 @@ def norm_rows_alone() -> None:
 
 
 sampled_logprobs.install()
+poll_briefly_on_cpus()
 if envs.VLLM_BATCH_INVARIANT:
     norm_rows_alone()
 if BACKEND not in WeightTransferEngineFactory._registry:
