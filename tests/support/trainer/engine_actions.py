@@ -29,7 +29,7 @@ def act(
     """Dumps by name, and found values by name. `changes`: keys of sections of the configuration.
 
     Actions: ["train", step], ["dump", name], ["load", name of a dump], ["base"],
-    ["probe", name, sequences] (and True: with the other head),
+    ["probe", name, sequences] (and another name: that of the other head),
     ["save", name], ["resume", name of what was saved], ["whole", name of a dump], ["trained", name],
     ["recomputed"]: which parts of the first layer of policy and critic recompute their activations.
     """  # fmt: skip
@@ -101,7 +101,9 @@ def main() -> None:
         elif verb == "base":
             engine.load_weights(engine.base_weights() if ranks.is_first else None)
         elif verb == "probe":
-            found[arguments[0]] = engine.probe_logprobs(*arguments[1:])
+            name, sequences, *other = arguments
+            found[name], of_other_head = engine.probe_logprobs(sequences, both_heads=bool(other))
+            found |= dict.fromkeys(other, of_other_head)
         elif verb == "recomputed":
             found["recomputed"] = [recomputed(model) for model in (engine.policy, engine._critic.model.module)]
         elif verb == "save":

@@ -51,7 +51,7 @@ def journey(
     """Forward and back again, with probes on the way."""
     ranks, zero, dtype = request.param
     actions: list[list[Any]] = [
-        ["probe", "base", PROBE], ["probe", "base, other head", PROBE, True],
+        ["probe", "base", PROBE, "base, other head"],
         ["train", 1], ["dump", "one"], ["probe", "one", PROBE], ["save", "one"],
         ["train", 2], ["dump", "two"],
         ["load", "one"], ["dump", "one by files"], ["probe", "one by files", PROBE],

@@ -176,9 +176,10 @@ class VersionPublisher:
             tokens, picture = picture_probe(engine.vocabulary, engine.image_rules)
             probe, images = (tokens, *probe), [(picture,)]
             shown = [placed(tokens, [picture], engine.image_rules)]
-        logprobs = engine.probe_logprobs(probe, images=shown)
-        if rounding_counts(self.plan, engine.trains_in_float32, engine.device.type == "cuda"):
-            allowed = widened(allowed, logprobs, engine.probe_logprobs(probe, other_head=True, images=shown))
+        rounds = rounding_counts(self.plan, engine.trains_in_float32, engine.device.type == "cuda")
+        logprobs, of_other_head = engine.probe_logprobs(probe, shown, both_heads=rounds)
+        if rounds:
+            allowed = widened(allowed, logprobs, of_other_head)
         return make_canary(probe, logprobs, allowed, step, images)
 
     def poll(self, step: int) -> bool:

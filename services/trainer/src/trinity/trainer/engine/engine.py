@@ -326,19 +326,23 @@ class TrainEngine:
     def probe_logprobs(
         self,
         sequences: Sequence[Sequence[int]],
-        other_head: bool = False,
         images: Sequence[tuple[PlacedImage, ...]] = (),
-    ) -> list[list[float]]:
+        both_heads: bool = False,
+    ) -> tuple[list[list[float]], list[list[float]]]:
         """Of each sequence's tokens but the first, at temperature 1. A collective under ZeRO-3; changes nothing.
 
-        images: of the first sequences, as many as given. `other_head`: with the output projection in bfloat16 if it is
-        usually in float32, and vice versa.
+        images: of the first sequences, as many as given. both_heads: the second result is that of the same pass with
+        the output projection in bfloat16 if it is usually in float32, and vice versa; else it is the first again.
         """
         self._model.engine.eval()
-        with self.policy.other_head() if other_head else contextlib.nullcontext():
-            asked = [after_first_token(*of) for of in zip_longest(sequences, images, fillvalue=())]
-            logprobs, _ = self._model(self._planner.one(asked))
-        return [row[: len(tokens) - 1] for row, tokens in zip(logprobs.tolist(), sequences, strict=True)]
+        asked = [after_first_token(*of) for of in zip_longest(sequences, images, fillvalue=())]
+        with self.policy.both_heads() if both_heads else contextlib.nullcontext():
+            usual, others = self._model(self._planner.one(asked))
+        usual, others = (
+            [row[: len(tokens) - 1] for row, tokens in zip(found.tolist(), sequences, strict=True)]
+            for found in (usual, others if both_heads else usual)
+        )
+        return usual, others
 
     def layout(self) -> list[TensorInfo]:
         """The layout of `weights`: names, dtypes and shapes, in its order."""

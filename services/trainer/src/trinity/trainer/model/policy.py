@@ -35,16 +35,28 @@ class _Head(nn.Module):
         self.chunk = chunk
         self.in_float32 = in_float32
         self.fused = fused
-        self.otherwise = False
+        self.compares = False
 
     def forward(
         self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        weight, in_float32 = self.weight, self.in_float32
-        if self.otherwise and (in_float32 or hidden.dtype is torch.float32):
-            hidden, weight, in_float32 = hidden.bfloat16(), weight.bfloat16(), False
-        elif self.otherwise:
-            in_float32 = True
+        logprobs, entropy = self._computed(hidden, self.weight, targets, temperatures, self.in_float32)
+        if not self.compares:
+            return logprobs, entropy
+        if self.in_float32 or hidden.dtype is torch.float32:
+            others, _ = self._computed(hidden.bfloat16(), self.weight.bfloat16(), targets, temperatures, False)
+        else:
+            others, _ = self._computed(hidden, self.weight, targets, temperatures, True)
+        return logprobs, others
+
+    def _computed(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        temperatures: torch.Tensor,
+        in_float32: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return chunked_logprobs(hidden, weight, targets, temperatures, self.chunk, in_float32, self.fused)
 
 
@@ -136,14 +148,17 @@ class PolicyModel(TokenModel):
         return super().weights() if self.lora is None else adapter_weights(self.model)
 
     @contextmanager
-    def other_head(self) -> Iterator[None]:
-        """Within it the head computes in bfloat16 if it usually does in float32, and vice versa."""
+    def both_heads(self) -> Iterator[None]:
+        """Within it `forward` gives, in place of the entropy, the log-probabilities by another head.
+
+        It computes in bfloat16 if the usual one does in float32, and vice versa.
+        """
         head = self.model.get_output_embeddings()
-        head.otherwise = True
+        head.compares = True
         try:
             yield
         finally:
-            head.otherwise = False
+            head.compares = False
 
     def base(self) -> AbstractContextManager[None]:
         """Within it the model computes without its adapters."""
