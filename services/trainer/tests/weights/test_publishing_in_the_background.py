@@ -99,6 +99,11 @@ class SlowPublisher:
         self.due_rollback: Any = None
         self.error: Exception | None = None
 
+    def open(self, rollback: int) -> Any:
+        return SimpleNamespace(is_new=False, probe=())
+
+    def check_lost(self, step: int) -> None: ...
+
     def wants(self, step: int, due: bool) -> bool:
         return due
 
@@ -153,6 +158,35 @@ def test_the_next_step_trains_while_a_version_is_published_and_does_not_tear_it(
     assert publisher.published == {1: [1.0], 2: [2.0]}
     assert publisher.sent == [1.0, 2.0]
     assert (versions.plan.job_dir / "latest_state_dict_iteration.txt").read_text() == "2"
+    versions.close()
+
+
+def test_memory_for_versions_is_reserved_from_the_beginning_and_only_a_version_waits_for_it(
+    versions: VersionPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, publisher = parts(versions)
+    slow, reserve, reserved = threading.Event(), Snapshot.reserve, list[int]()
+
+    def reserving(snapshot: Snapshot, layout: Any) -> None:
+        if not reserved:
+            assert slow.wait(20)
+        before = snapshot._buffer.data_ptr()
+        reserve(snapshot, layout)
+        reserved.append(before)
+
+    monkeypatch.setattr(Snapshot, "reserve", reserving)
+    versions.open(0, 0)
+    assert not versions.poll(0) and publisher.polls == 1
+    first = threading.Thread(target=versions.publish, args=(1,))
+    first.start()
+    first.join(0.2)
+    assert first.is_alive() and not publisher.begun.is_set()
+    slow.set()
+    publisher.go.set()
+    first.join(20)
+    versions.finish()
+    assert publisher.published == {1: [0.0]}
+    assert reserved == [0, versions._snapshot._buffer.data_ptr()], "the memory of the beginning"
     versions.close()
 
 

@@ -81,6 +81,7 @@ class VersionPublisher:
     _probe: Tokens = field(default=(), init=False)
     _snapshot: Snapshot = field(init=False)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "publish"), init=False)
+    _reserving: "Future[None] | None" = field(default=None, init=False)
     _publishing: "Future[None] | None" = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +103,8 @@ class VersionPublisher:
         self._probe = tuple(tuple(tokens) for tokens in opening["probe"])
         if opening["is_new"]:
             self._announce_base(step)
+        if self.publisher is not None:  # pinning takes half a second a GB: now, and not when explorers wait
+            self._reserving = self._thread.submit(self._snapshot.reserve, self.engine.layout())
         self._show()
 
     def _announce_base(self, step: int) -> None:
@@ -132,6 +135,8 @@ class VersionPublisher:
         if self.publisher is None:
             read_all(self.engine.weights())
         else:
+            if self._reserving is not None:
+                self._reserving.result()
             layout = self.engine.layout()
             weights = self._snapshot.take(layout, self.engine.weights())
             self._publishing = self._thread.submit(self._publish, self.publisher, step, layout, weights, canary)

@@ -11,7 +11,7 @@ _ALIGNMENT = 16  # bytes: a tensor of any dtype can begin there
 
 
 class Snapshot:
-    """take -> iterate, any number of times. The next `take` uses the same memory: nothing may read it any more.
+    """reserve -> (take -> iterate) any number of times. A `take` uses the same memory: nothing may read it any more.
 
     Where there is a GPU the memory is pinned, for copies at the speed of the bus.
     """
@@ -24,15 +24,19 @@ class Snapshot:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(self._tensors)
 
+    def reserve(self, layout: Sequence[TensorInfo]) -> None:
+        """Allocate the memory for tensors that `layout` describes."""
+        size = sum(_rooms(layout))
+        if self._buffer.numel() != size:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
+            self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._on_gpu)
+
     @torch.no_grad()
     def take(self, layout: Sequence[TensorInfo], weights: Weights) -> "Snapshot":
-        """Copy the tensors, which `layout` describes; returns itself."""
+        """Copy the tensors, which `layout` describes; returns itself. Reserves memory unless it is there."""
         self._tensors = []
-        sizes = [-(-tensor.size_bytes // _ALIGNMENT) * _ALIGNMENT for tensor in layout]
-        if self._buffer.numel() != sum(sizes):
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # frees the old memory first
-            self._buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=self._on_gpu)
-        for (name, tensor), room in zip(weights, self._buffer.split(sizes), strict=True):
+        self.reserve(layout)
+        for (name, tensor), room in zip(weights, self._buffer.split(_rooms(layout)), strict=True):
             size = tensor.numel() * tensor.element_size()
             copy = room[:size].view(tensor.dtype).view(tensor.shape)
             copy.copy_(tensor, non_blocking=True)
@@ -40,3 +44,8 @@ class Snapshot:
         if self._on_gpu:
             torch.cuda.current_stream().synchronize()
         return self
+
+
+def _rooms(layout: Sequence[TensorInfo]) -> list[int]:
+    """Bytes of each tensor's place."""
+    return [-(-tensor.size_bytes // _ALIGNMENT) * _ALIGNMENT for tensor in layout]
