@@ -52,6 +52,7 @@ def main() -> None:
     if args.lora:
         from peft import LoraConfig
 
+        config.model_init_kwargs = {"dtype": "bfloat16"}  # of what does not train
         adapters = LoraConfig(r=args.lora, lora_alpha=args.lora, target_modules="all-linear", task_type="CAUSAL_LM")
     trainer = GRPOTrainer(
         str(args.model), reward, config, train_dataset=data, callbacks=[Watch()], peft_config=adapters
