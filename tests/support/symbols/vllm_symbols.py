@@ -231,9 +231,15 @@ VLLM = (
     Border(
         "vLLM: waiting on a CPU",
         ("trinity.explorer.engine.waiting",),
-        "Whether its core and workers still read `busy_loop_s` of a SpinCondition at every wait.",
-        ("services/explorer/tests/engine/test_engine_on_real_vllm.py",),
-        ("vllm.distributed.device_communicators.shm_broadcast:SpinCondition(busy_loop_s)",),
+        "Whether its core and workers still read `busy_loop_s` of a SpinCondition, and the interval, at every wait.",
+        (
+            "services/explorer/tests/engine/test_engine_on_real_vllm.py",
+            "services/explorer/tests/engine/test_waiting_on_cpus.py",
+        ),
+        (
+            "vllm.distributed.device_communicators.shm_broadcast:SpinCondition(busy_loop_s)",
+            "vllm.distributed.device_communicators.shm_broadcast:SHM_READER_RECHECK_INTERVAL_MS",
+        ),
     ),
     Border(
         "vLLM: on what an engine runs",
