@@ -10,8 +10,9 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from support.data.experience import make_group
 from support.runs.buffer_run import BufferRun
-from support.runs.peers import FakeTrainer, a_failure, a_group, explorer
+from support.runs.peers import FakeTrainer, a_failure, explorer
 from support.services.nats import NatsServer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.buffer.state.streams import append_past_others
@@ -28,6 +29,7 @@ Started = Callable[..., "contextlib.AbstractAsyncContextManager[tuple[BufferRun,
 
 STEPS, GROUPS = 6, 4
 MINE = [f"mine/{i}" for i in range(6)]
+OPERATORS = {"experience_pipeline": {"operators": [{"name": "reward_std_filter"}]}}
 
 
 def request(run: BufferRun, task_ids: list[str]) -> pb.PublishTasksRequest:
@@ -68,7 +70,8 @@ class Case:
 
 @pytest.fixture
 async def case(tmp_path: Path, nats_server: NatsServer) -> AsyncIterator[Case]:
-    run = BufferRun(tmp_path, nats_server, steps=STEPS, groups=GROUPS, synchronizer={"sync_interval": 1}).start()
+    changes: dict[str, Any] = {"synchronizer": {"sync_interval": 1}, "data_processor": OPERATORS}
+    run = BufferRun(tmp_path, nats_server, steps=STEPS, groups=GROUPS, **changes).start()
     trainer = run.trainer()
     try:
         yield Case(run, trainer, tmp_path)
@@ -99,8 +102,15 @@ async def test_a_call_that_is_repeated_stores_nothing_and_holds_up_no_step(case:
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_an_id_that_nats_has_forgotten_is_known_all_the_same(restarted: bool, case: Case) -> None:
+    """Also that of a task which is dead, and of one whose group an operator dropped."""
+
     def answer(task: Task, deliveries: int) -> Outcome:
-        return a_failure(task, deliveries) if task.task_id == MINE[1] else a_group(task, deliveries)
+        if task.task_id == MINE[1]:
+            return a_failure(task, deliveries)
+        group = make_group(task, version=task.gate_step, attempt=deliveries)
+        if task.task_id != MINE[2]:
+            return group
+        return replace(group, experiences=tuple(replace(one, reward=1.0) for one in group.experiences))
 
     async with explorer(case.run.nats.url, case.run.run, answer):
         assert await case.given() == len(MINE)
@@ -115,7 +125,7 @@ async def test_an_id_that_nats_has_forgotten_is_known_all_the_same(restarted: bo
         await case.train(STEPS)
     trained = await case.trained()
     assert len(set(trained)) == len(trained)
-    assert {*MINE} - {*trained} == {MINE[1]}
+    assert {*MINE} - {*trained} == {MINE[1], MINE[2]}
 
 
 async def test_a_task_that_two_calls_wait_to_give_is_fed_once(case: Case) -> None:

@@ -166,16 +166,18 @@ class LedgerExperience(_message.Message):
     def __init__(self, index: _Optional[int] = ..., reward: _Optional[float] = ..., masked: bool = ...) -> None: ...
 
 class DroppedGroup(_message.Message):
-    __slots__ = ("ordinal", "log_sequence", "reason", "num_response_tokens")
+    __slots__ = ("ordinal", "log_sequence", "reason", "num_response_tokens", "task_id")
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     LOG_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NUM_RESPONSE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ordinal: int
     log_sequence: int
     reason: str
     num_response_tokens: int
-    def __init__(self, ordinal: _Optional[int] = ..., log_sequence: _Optional[int] = ..., reason: _Optional[str] = ..., num_response_tokens: _Optional[int] = ...) -> None: ...
+    task_id: str
+    def __init__(self, ordinal: _Optional[int] = ..., log_sequence: _Optional[int] = ..., reason: _Optional[str] = ..., num_response_tokens: _Optional[int] = ..., task_id: _Optional[str] = ...) -> None: ...
 
 class AuxiliaryRow(_message.Message):
     __slots__ = ("buffer", "row")

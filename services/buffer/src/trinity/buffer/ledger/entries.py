@@ -142,12 +142,12 @@ class Ledger:
         entry.ClearField("cursor")
 
     async def task_ids(self) -> set[str]:
-        """Of every task whose group a step has, or that a step did not wait for."""
+        """Of every task whose group a step has or was dropped before it, or that a step did not wait for."""
         found: set[str] = set()
         subject = self._context.names.subjects("batches")
         async for message in on_subject(self._context.broker, self._stream, subject, read_ahead=_READ_AHEAD):
             if (entry := self._entry(message)) is not None:
-                found |= {group.task_id for group in entry.groups} | {task.task_id for task in entry.cut}
+                found |= {one.task_id for one in (*entry.groups, *entry.dropped, *entry.cut)}
         return found
 
     async def get(self, step: int) -> pb.LedgerEntry:

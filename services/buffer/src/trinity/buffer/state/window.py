@@ -114,6 +114,7 @@ class Dropped:
     log_sequence: int
     reason: str
     num_response_tokens: int
+    task_id: str = ""
 
 
 class Verdict(StrEnum):
@@ -326,14 +327,19 @@ class Window:
         self.cut.discard(group.ordinal)
         self.unqueued.add(group.ordinal)
         self.late_groups += 1
-        self.fresh_drops.append(Dropped(group.ordinal, group.log_sequence, CUT, group.num_response_tokens))
+        self._note_drop(group, CUT)
         return Verdict.LATE
 
     def _drop(self, group: StoredGroup, reason: str) -> None:
         self.unused.pop(group.ordinal, None)
         self._ready.pop(group.ordinal, None)
         self.dropped[reason] += 1
-        self.fresh_drops.append(Dropped(group.ordinal, group.log_sequence, reason, group.num_response_tokens))
+        self._note_drop(group, reason)
+
+    def _note_drop(self, group: StoredGroup, reason: str) -> None:
+        """For the next ledger entry."""
+        tokens, task_id = group.num_response_tokens, group.task_id
+        self.fresh_drops.append(Dropped(group.ordinal, group.log_sequence, reason, tokens, task_id))
 
     def _drop_refused(self, step: int, lineage: Lineage) -> None:
         """By the sample strategy. Steps without a version that may sample do not count: the same would be sampled."""

@@ -35,6 +35,10 @@ def dropped_to_proto(group: Dropped) -> pb.DroppedGroup:
     return pb.DroppedGroup(**asdict(group))
 
 
+def dropped_from_proto(message: pb.DroppedGroup) -> Dropped:
+    return Dropped(**{field.name: getattr(message, field.name) for field in fields(Dropped)})
+
+
 class Pool:
     """The unused groups of a window as a cursor has them. Each is encoded once, not again at every step."""
 
@@ -86,6 +90,6 @@ def window_at(cursor: pb.LedgerCursor, policy: Policy) -> Window:
         dead=set(cursor.dead),
         cut=set(cursor.cut),
         unqueued=set(cursor.cut),
-        fresh_drops=[Dropped(d.ordinal, d.log_sequence, d.reason, d.num_response_tokens) for d in cursor.fresh_drops],
+        fresh_drops=[dropped_from_proto(message) for message in cursor.fresh_drops],
     )
     return window.restore(group_from_proto(group) for group in cursor.pending)

@@ -1,7 +1,7 @@
 """Ids of the tasks that callers give to the run (PublishTasks): one that is sent again is not fed again.
 
 NATS knows an id for two minutes, and an ended task leaves the queue. After a restart, ledger and dead letters say which
-ids there were; of a task whose group an operator dropped only the log says it, which is not read for that.
+ids there were.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class GivenIds:
         async for message in on_subject(broker, names.tasks_stream, names.subjects("tasks"), read_ahead=_READ_AHEAD):
             with contextlib.suppress(InvalidInput):
                 found.add(decode_task(message.data).task_id)
-        found |= {group.task_id for group in (*window.unused.values(), *window.reusable.values())}
+        found |= {one.task_id for one in (*window.unused.values(), *window.reusable.values(), *window.fresh_drops)}
         found |= await self._in_ledger()
         letters = names.subjects("deadletters")
         async for message in on_subject(broker, names.dead_letters_stream, letters, read_ahead=_READ_AHEAD):
