@@ -11,6 +11,7 @@
 <job>/latest_checkpointed_iteration.txt
 """
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable
@@ -120,8 +121,9 @@ class CheckpointStore:
 
     def begin(self, step: int) -> Path:
         """An empty folder to write into; remains of a crash are removed."""
+        for left in self.job_dir.glob(".global_step_*"):
+            shutil.rmtree(left, ignore_errors=True)
         folder = self.temporary(step)
-        shutil.rmtree(folder, ignore_errors=True)
         (folder / "actor").mkdir(parents=True)
         return folder
 
@@ -134,14 +136,28 @@ class CheckpointStore:
         manifest.write()
         (folder / COMPLETE).touch()
         files.sync_folder(folder)
-        shutil.rmtree(final, ignore_errors=True)
-        folder.rename(final)
+        _give_name(folder, final)
         files.write_json(self.job_dir / "trainer_meta.json", {"latest_iteration": state.step, **asdict(state)})
         files.write_atomic(self.job_dir / "latest_checkpointed_iteration.txt", str(state.step).encode())
         steps = self.steps()
         for step in steps[: -keep if keep else 0]:
-            shutil.rmtree(self.path(step), ignore_errors=True)
+            _remove(self.path(step))
         return self.steps()[0]
+
+
+def _give_name(folder: Path, final: Path) -> None:
+    """One that has the name, from before a rollback, stays until then: it may be the only checkpoint."""
+    before = final.with_name(f".{final.name}.replaced")
+    with contextlib.suppress(FileNotFoundError):
+        final.rename(before)
+    folder.rename(final)
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """A kill meanwhile leaves no checkpoint, and not one that lacks files."""
+    (folder / COMPLETE).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
