@@ -91,6 +91,41 @@ async def test_a_trainer_that_resumes_at_an_older_step_waits_the_whole_time(star
         assert [(await trainer.entry(step)).partial for step in (1, 2, 3)] == [False, False, True]
 
 
+@contextlib.asynccontextmanager
+async def reading(trainer: FakeTrainer, from_step: int, waits: bool) -> AsyncIterator[list[int]]:
+    """A stream of the trainer's, and the steps whose batches it brought."""
+    request, steps = pb.StreamBatchesRequest(run=trainer.run, from_step=from_step, waits=waits), list[int]()
+
+    async def read() -> None:
+        async for part in trainer.buffer.StreamBatches(request):
+            steps.extend([part.end.step] if part.HasField("end") else [])
+
+    running = asyncio.create_task(read())
+    try:
+        yield steps
+    finally:
+        running.cancel()
+
+
+async def test_no_batch_is_cut_while_the_trainer_trains_the_ones_before(started: Started) -> None:
+    async with (
+        started(buffer=READ_TIMEOUT) as (run, trainer),
+        explorer(run.nats.url, run.run, incomplete_from(2)),
+    ):
+        async with reading(trainer, 1, waits=True):  # it waited for the first one
+            await asyncio.sleep(SECONDS + 1)
+            assert await ledger_step(trainer) == 1
+        async with reading(trainer, 2, waits=False):
+            await asyncio.sleep(SECONDS + 1)
+            assert await ledger_step(trainer) == 1
+            began = time.monotonic()
+            async with reading(trainer, 2, waits=True) as steps, asyncio.timeout(30):
+                while not steps:
+                    await asyncio.sleep(0.05)
+        assert time.monotonic() - began > SECONDS - 0.5
+        assert (await trainer.entry(2)).partial
+
+
 async def test_no_task_is_cut_while_no_trainer_is_connected(started: Started) -> None:
     changes: dict[str, Any] = {"over_rollout": {"ratio": 0.5, "wait_after_min": 1.0}}
     async with (
@@ -102,6 +137,24 @@ async def test_no_task_is_cut_while_no_trainer_is_connected(started: Started) ->
         await asyncio.sleep(2.0)
         assert await ledger_step(trainer) == 0
         await trainer.batch(1)
+        assert [task.ordinal for task in (await trainer.entry(1)).cut] == [GROUPS]
+
+
+async def test_groups_that_were_there_long_enough_are_a_step_once_it_is_waited_for(started: Started) -> None:
+    changes: dict[str, Any] = {"over_rollout": {"ratio": 0.5, "wait_after_min": SECONDS}}
+    async with (
+        started(explorer=changes) as (run, trainer),
+        explorer(run.nats.url, run.run, incomplete_from(1)),
+        reading(trainer, 1, waits=False),
+    ):
+        await until_stored(trainer, GROUPS - 1)
+        await asyncio.sleep(SECONDS + 0.5)
+        assert await ledger_step(trainer) == 0, "the trainer trains"
+        began = time.monotonic()
+        async with reading(trainer, 1, waits=True) as steps, asyncio.timeout(30):
+            while not steps:
+                await asyncio.sleep(0.05)
+        assert time.monotonic() - began < SECONDS - 0.5
         assert [task.ordinal for task in (await trainer.entry(1)).cut] == [GROUPS]
 
 

@@ -36,12 +36,14 @@ class PublishTasksResponse(_message.Message):
     def __init__(self, stored: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
 
 class StreamBatchesRequest(_message.Message):
-    __slots__ = ("run", "from_step")
+    __slots__ = ("run", "from_step", "waits")
     RUN_FIELD_NUMBER: _ClassVar[int]
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     run: str
     from_step: int
-    def __init__(self, run: _Optional[str] = ..., from_step: _Optional[int] = ...) -> None: ...
+    waits: bool
+    def __init__(self, run: _Optional[str] = ..., from_step: _Optional[int] = ..., waits: bool = ...) -> None: ...
 
 class BatchPart(_message.Message):
     __slots__ = ("entry", "group", "example", "end", "waiting")

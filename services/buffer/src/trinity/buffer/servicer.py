@@ -75,7 +75,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
             raise InvalidInput("from_step", f"is {request.from_step}, must be >= 1")
         caller = calling.get()
         by_trainer = caller is None or caller.role is Role.TRAINER
-        async for part in self._of(request.run).batches.parts(request.from_step, by_trainer):
+        waits = request.waits if request.HasField("waits") else None
+        async for part in self._of(request.run).batches.parts(request.from_step, by_trainer, waits):
             yield part
 
     async def CommitStep(

@@ -36,8 +36,11 @@ class BatchServer:
         self._auxiliary = auxiliary
         self._streams = self._sent = 0
 
-    async def parts(self, from_step: int, by_trainer: bool) -> AsyncIterator[pb.BatchPart]:
-        """The parts of every batch from `from_step` to the run's last step. Others than the trainer only look."""
+    async def parts(self, from_step: int, by_trainer: bool, waits: bool | None = None) -> AsyncIterator[pb.BatchPart]:
+        """The parts of every batch from `from_step` to the run's last step. Others than the trainer only look.
+
+        `waits`: as in StreamBatchesRequest.
+        """
         if not by_trainer:
             async for part in self._parts(from_step, by_trainer=False):
                 yield part
@@ -46,7 +49,7 @@ class BatchServer:
         self._streams += 1
         sent_all = False
         try:
-            async for part in self._parts(from_step, by_trainer=True):
+            async for part in self._parts(from_step, by_trainer=True, waits=waits):
                 yield part
             sent_all = True
         finally:
@@ -64,10 +67,11 @@ class BatchServer:
         since = self._context.wanted_since()
         return time.monotonic() - since if since is not None else 0.0
 
-    async def _parts(self, from_step: int, by_trainer: bool) -> AsyncIterator[pb.BatchPart]:
+    async def _parts(self, from_step: int, by_trainer: bool, waits: bool | None = None) -> AsyncIterator[pb.BatchPart]:
         step = from_step
         while not self._context.last_step or step <= self._context.last_step:
-            async with self._context.wanted(step) if by_trainer else contextlib.nullcontext():
+            ahead = waits is not None and not (waits and step == from_step)
+            async with self._context.wanted(step, ahead) if by_trainer else contextlib.nullcontext():
                 while not await self._context.changed.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
                     yield pb.BatchPart(waiting=self.waiting(step))
             if by_trainer:

@@ -60,7 +60,7 @@ class LedgerWriter:
         self._policy = policy_of(context.plan)
         timeout = context.plan.experience_buffer.max_read_timeout
         self._read_timeout_seconds = math.inf if context.plan.config.reproducible else timeout
-        self._enough_since: float | None = None  # monotonic; the next batch has its fewest groups, and is waited for
+        self._enough_since: float | None = None  # monotonic; the next batch has its fewest groups
         self._pool = Pool()
         self.failures = Failures(context.plan)
         self.window = Window(self._policy)
@@ -236,13 +236,14 @@ class LedgerWriter:
         return since is not None and time.monotonic() - since > self._read_timeout_seconds
 
     def _has_waited_enough(self, step: int) -> bool:
-        """Whether the step that the trainer waits for has had its fewest groups for wait_after_min, and may be cut."""
+        """Whether the step has had its fewest groups for wait_after_min, is waited for, and may be cut."""
         fed, now = self._context.fed, time.monotonic()
-        if self._context.wanted_since(step) is None or not self.window.has_fewest(fed):
+        if not self.window.has_fewest(fed):
             self._enough_since = None
             return False
         self._enough_since = now if self._enough_since is None else self._enough_since
-        return now - self._enough_since >= self._policy.wait_after_min_seconds and self.window.may_cut(fed)
+        has_had = now - self._enough_since >= self._policy.wait_after_min_seconds
+        return has_had and self._context.wanted_since(step) is not None and self.window.may_cut(fed)
 
     def _say(self, entry: pb.LedgerEntry) -> None:
         facts = {"step": entry.step, "groups": len(entry.groups), "reward_mean": round(entry.reward_mean, 4)}

@@ -104,17 +104,18 @@ class RunContext:
     _waits: list[tuple[int, float]] = field(default_factory=list)  # step, and since when: of the trainer's streams
 
     @contextlib.asynccontextmanager
-    async def wanted(self, step: int) -> AsyncIterator[None]:
-        """While a stream of the trainer's waits for a step."""
+    async def wanted(self, step: int, ahead: bool = False) -> AsyncIterator[None]:
+        """While a stream of the trainer's waits for a step. `ahead`: the trainer has others to train until then."""
         wait = step, time.monotonic()
-        self._waits.append(wait)
+        waits = [] if ahead else self._waits
+        waits.append(wait)
         try:
             if step > self.wanted_step:
                 self.wanted_step = step
                 await self.changed.notify()
             yield
         finally:
-            self._waits.remove(wait)
+            waits.remove(wait)
 
     def wanted_since(self, step: int | None = None) -> float | None:
         """Since when the trainer waits for this very step, or for any, in monotonic seconds; None: it does not.

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import structlog
@@ -73,6 +74,12 @@ class BufferClient:
         self._run = run
         self._batches: queue.Queue[RawBatch | Exception] = queue.Queue(maxsize=_AHEAD)
         self._closed = threading.Event()
+        self._calling = threading.Lock()
+        self._call: Any = None  # the stream that batches come from
+        self._replaced: Any = None  # one that said less than is known now
+        self._receives = False  # parts of a batch have come
+        self._taken = 0  # step of the batch that the trainer has
+        self._awaited = 0  # step that the trainer cannot go on without
         self.waiting_for = ""
         self.checkpoint_wanted = False
 
@@ -110,6 +117,7 @@ class BufferClient:
 
     def start(self, from_step: int) -> None:
         """Start to prefetch."""
+        self._taken = from_step - 1
         threading.Thread(target=self._read_for_ever, args=(from_step,), daemon=True, name="batches").start()
 
     def next(self, timeout_seconds: float) -> RawBatch | None:
@@ -118,8 +126,20 @@ class BufferClient:
             item = self._batches.get(timeout=timeout_seconds)
             if isinstance(item, Exception):
                 raise item
+            self._taken = item.entry.step
             return item
+        self._wait()
         return None
+
+    def _wait(self) -> None:
+        """Have the buffer told that the trainer waits for the next step now, and does not only read ahead."""
+        with self._calling:
+            if self._awaited == self._taken + 1:
+                return  # it is told
+            self._awaited = self._taken + 1
+            if self._call is not None and not self._receives:
+                self._replaced = self._call
+                self._call.cancel()
 
     def close(self) -> None:
         self._closed.set()
@@ -136,6 +156,8 @@ class BufferClient:
                     step = batch.entry.step + 1
                 return
             except grpc.RpcError as error:
+                if self._replaced is self._call:
+                    continue
                 losses += error.code() is grpc.StatusCode.DATA_LOSS
                 if losses > _MOST_LOSSES:
                     self._batches.put(BatchLost(f"the batch of step {step} cannot be read any more: {error.details()}"))
@@ -151,10 +173,14 @@ class BufferClient:
             time.sleep(_RETRY_SECONDS)
 
     def _stream(self, from_step: int) -> Iterator[RawBatch]:
-        request = pb.StreamBatchesRequest(run=self._run, from_step=from_step)
         batch: RawBatch | None = None
-        for part in self._stub.StreamBatches(request, wait_for_ready=True):
+        with self._calling:
+            waits = self._awaited == from_step
+            request = pb.StreamBatchesRequest(run=self._run, from_step=from_step, waits=waits)
+            self._call, self._receives = self._stub.StreamBatches(request, wait_for_ready=True), False
+        for part in self._call:
             kind = part.WhichOneof("part")
+            self._receives = kind not in ("waiting", "end")
             if kind == "waiting":
                 self.waiting_for = f"step {part.waiting.step}: {part.waiting.reason}"
                 self.checkpoint_wanted = part.waiting.checkpoint_wanted
