@@ -10,12 +10,19 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from support.runs.buffer_run import BufferRun
 from support.runs.peers import FakeTrainer, a_group, explorer
 from trinity.api.buffer.v1 import buffer_pb2 as pb
+from trinity.buffer.run import Run
+from trinity.buffer.settings import BufferSettings
+from trinity.buffer.state.context import RunContext
+from trinity.config import load, make_plan
 from trinity.data.experience import Outcome, Task
+from trinity.runtime import names
+from trinity.runtime.broker import Bucket, connect
 from trinity.runtime.trust.identity import Identity
 from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tokens import make_tokens
@@ -124,6 +131,45 @@ async def test_no_batch_is_cut_while_the_trainer_trains_the_ones_before(started:
                     await asyncio.sleep(0.05)
         assert time.monotonic() - began > SECONDS - 0.5
         assert (await trainer.entry(2)).partial
+
+
+async def test_a_trainer_that_reads_on_after_a_break_has_the_steps_before(started: Started) -> None:
+    async with started() as (run, trainer), explorer(run.nats.url, run.run, incomplete_from(3)):
+        await trainer.batch(2)
+        skip = pb.SkipStepRequest(run=run.run, step=2, reason="a bad group")
+        async with reading(trainer, 3, waits=True):
+            await asyncio.sleep(0.5)
+            with pytest.raises(grpc.aio.AioRpcError, match="step: 2 is being read by a trainer"):
+                await trainer.buffer.SkipStep(skip, timeout=20)
+        await asyncio.sleep(0.5)
+        await trainer.buffer.SkipStep(skip, timeout=20)
+
+
+async def test_a_trainer_that_asks_while_a_step_is_skipped_gets_the_skip(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started() as (run, trainer):
+        async with explorer(run.nats.url, run.run):
+            await trainer.batch(2)
+        run.buffer.kill()
+        async with await connect(run.nats.url, "test") as broker:
+            versions = await Bucket.open(broker, names.VERSIONS_BUCKET)
+            runs = await Bucket.open(broker, names.RUNS_BUCKET)
+            context = RunContext(broker, names.RunNames(run.run), make_plan(load(run.config_file)))
+            here, publish, may = Run(context, versions, runs, BufferSettings()), broker.publish, asyncio.Event()
+            await here.open()
+
+            async def publish_later(*args: Any, **named: Any) -> Any:
+                await may.wait()
+                return await publish(*args, **named)
+
+            monkeypatch.setattr(broker, "publish", publish_later)
+            skipping = asyncio.create_task(here.skip(2, "a bad group"))
+            await asyncio.sleep(0.1)
+            part = asyncio.ensure_future(anext(here.batches.parts(2, by_trainer=True)))
+            await asyncio.sleep(0.1)
+            may.set()
+            assert (await skipping).skip_reason == (await part).entry.skip_reason == "a bad group"
 
 
 async def test_no_task_is_cut_while_no_trainer_is_connected(started: Started) -> None:

@@ -202,9 +202,11 @@ class Run:
         if step <= self.context.committed_step:
             held = f"a checkpoint of step {self.context.committed_step} holds it"
             raise Conflict(f"step: {step} cannot be skipped, {held}; roll back, or begin from an older checkpoint")
-        if self.batches.is_read(step):
-            raise Conflict(f"step: {step} is being read by a trainer; end the run, skip the step, and start it again")
-        return await self.ledger.skip(step, reason)
+        async with self.ledger.skipping:
+            if self.batches.is_read(step):
+                problem = f"step: {step} is being read by a trainer; end the run, skip the step, and start it again"
+                raise Conflict(problem)
+            return await self.ledger.skip(step, reason)
 
     async def fence(self, versions: Iterable[int]) -> int:
         """Keep what these versions sampled out of later batches. Returns the groups that fences have dropped so far."""

@@ -45,7 +45,7 @@ class BatchServer:
             async for part in self._parts(from_step, by_trainer=False):
                 yield part
             return
-        self._sent = self._sent if self._streams else 0
+        self._sent = max(self._sent if self._streams else 0, from_step - 1)
         self._streams += 1
         sent_all = False
         try:
@@ -58,7 +58,10 @@ class BatchServer:
                 self._sent = 0
 
     def is_read(self, step: int) -> bool:
-        """Whether a trainer has this step's batch, or is about to get it. One that broke its stream off has none."""
+        """Whether a trainer has this step's batch, or is about to get it.
+
+        One that broke its stream off has none. One that begins again has those before the step that it begins with.
+        """
         return step <= self._sent
 
     @property
@@ -74,9 +77,11 @@ class BatchServer:
             async with self._context.wanted(step, ahead) if by_trainer else contextlib.nullcontext():
                 while not await self._context.changed.wait_for(partial(self._has, step), _HEARTBEAT_SECONDS):
                     yield pb.BatchPart(waiting=self.waiting(step))
-            if by_trainer:
-                self._sent = max(self._sent, step)
-            async for part in self._batch(await self._ledger.get(step)):
+            async with self._ledger.skipping:
+                entry = await self._ledger.get(step)
+                if by_trainer:
+                    self._sent = max(self._sent, step)
+            async for part in self._batch(entry):
                 yield part
             step += 1
 

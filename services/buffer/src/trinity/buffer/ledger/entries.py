@@ -4,6 +4,7 @@ One message per step, appended at exactly the next sequence of the stream: two b
 A message counts if it is an entry of this run under its step's subject, the first one there; others are stepped over.
 """
 
+import asyncio
 import contextlib
 import time
 from collections import OrderedDict
@@ -32,6 +33,7 @@ class Ledger:
         self._cache: OrderedDict[int, pb.LedgerEntry] = OrderedDict()
         self.newest: pb.LedgerEntry | None = None
         self.skipped: dict[int, str] = {}  # step -> reason
+        self.skipping = asyncio.Lock()  # no batch is sent while one may be skipped
 
     @property
     def newest_step(self) -> int:
@@ -147,7 +149,8 @@ class Ledger:
         subject = self._context.names.subjects("batches")
         async for message in on_subject(self._context.broker, self._stream, subject, read_ahead=_READ_AHEAD):
             if (entry := self._entry(message)) is not None:
-                found |= {one.task_id for one in (*entry.groups, *entry.dropped, *entry.cut)}
+                found |= {group.task_id for group in entry.groups} | {task.task_id for task in entry.cut}
+                found |= {drop.task_id for drop in entry.dropped}
         return found
 
     async def get(self, step: int) -> pb.LedgerEntry:
