@@ -135,6 +135,20 @@ async def test_a_task_that_two_calls_wait_to_give_is_fed_once(case: Case) -> Non
     assert sorted(await asyncio.gather(*calls)) == [0, 2]
 
 
+async def test_tasks_whose_caller_is_gone_are_not_fed(case: Case) -> None:
+    call = case.trainer.buffer.PublishTasks(request(case.run, MINE), timeout=30, wait_for_ready=True)
+    await asyncio.sleep(0.5)
+    call.cancel()
+    with pytest.raises(grpc.aio.AioRpcError) as full:  # nothing is fed before there are weights
+        await case.trainer.buffer.PublishTasks(request(case.run, MINE[:1]), timeout=1.5)
+    assert full.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    async with explorer(case.run.nats.url, case.run.run):
+        await case.trainer.begin()
+        await case.train(2)
+    entries = [await case.trainer.entry(step) for step in (1, 2)]
+    assert not {group.task_id for entry in entries for group in entry.groups} & {*MINE}
+
+
 async def test_an_id_of_the_runs_own_tasks_is_refused(case: Case) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await give(case.run, case.trainer, ["mine/0", "sums/0/7/7"])

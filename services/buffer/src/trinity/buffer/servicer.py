@@ -1,5 +1,6 @@
 """The gRPC edge of the buffer."""
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -58,15 +59,11 @@ class BufferServicer(buffer_pb2_grpc.BufferServiceServicer):
         if taken := next((task.task_id for task in tasks if run.feeder.given.is_own(task.task_id)), ""):
             problem = f"is {taken[:200]!r}; ids that begin so are of a taskset of the run, give the task another"
             raise InvalidInput("tasks.task_id", problem)
-        waits = [await run.feeder.inject(task) for task in tasks]
-        left = context.time_remaining() or _INJECT_SECONDS
-        done = lambda: all(wait.done() for wait in waits)  # noqa: E731
-        if not await run.context.changed.wait_for(done, max(0.1, left - 0.5)):
-            stored = sum(wait.done() and wait.result() for wait in waits)
-            for wait in waits:
-                wait.cancel()
+        waits = await run.feeder.inject(tasks)
+        stored, is_all = await _stored(run, waits, context.time_remaining() or _INJECT_SECONDS)
+        if not is_all:
             raise Full(f"tasks: the staleness bound left room for {stored} of {len(waits)}; send the rest again later")
-        return pb.PublishTasksResponse(stored=sum(wait.result() for wait in waits))
+        return pb.PublishTasksResponse(stored=stored)
 
     async def StreamBatches(
         self, request: pb.StreamBatchesRequest, context: grpc.aio.ServicerContext
@@ -178,14 +175,19 @@ async def _join(run: Run, feeder: Feeder, request: pb.PublishTasksRequest, secon
     tasks = [_training_task(run, message, **fields) for message in given]
     if strange := next((task.task_id for task in tasks if not task.task_id.startswith(f"{joined.name}/")), ""):
         raise InvalidInput("tasks.task_id", f"is {strange[:200]!r}, must begin with {joined.name + '/'!r}")
-    waits = await feeder.join(joined.name, joined.weight, tasks)
+    stored, _ = await _stored(run, await feeder.join(joined.name, joined.weight, tasks), seconds)
+    return pb.PublishTasksResponse(stored=stored, position=feeder.joined.fed(joined.name))
+
+
+async def _stored(run: Run, waits: "list[asyncio.Future[bool]]", seconds: float) -> tuple[int, bool]:
+    """How many tasks of a call were stored by it, and whether none was still waiting when its time was over."""
+    done = lambda: all(wait.done() for wait in waits)  # noqa: E731
     try:
-        await run.context.changed.wait_for(lambda: all(wait.done() for wait in waits), max(0.1, seconds - 0.5))
+        is_all = await run.context.changed.wait_for(done, max(0.1, seconds - 0.5))
+        return sum(wait.done() and wait.result() for wait in waits), is_all
     finally:  # also when the caller is gone
-        stored = sum(wait.done() and not wait.cancelled() and wait.result() for wait in waits)
         for wait in waits:
             wait.cancel()
-    return pb.PublishTasksResponse(stored=stored, position=feeder.joined.fed(joined.name))
 
 
 async def stats_of(run: Run) -> pb.StatsResponse:

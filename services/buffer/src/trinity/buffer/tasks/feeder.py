@@ -140,7 +140,8 @@ class Feeder:
     def left(self) -> int:
         """Training tasks that will be fed until the run ends, besides those that were asked for."""
         end = self._context.last_step * self._context.plan.groups_per_step + self._window.lost
-        return max(0, end - self.fed - len(self._window.to_requeue) - len(self._injected))
+        injected = sum(not waiting.stored.done() for waiting in self._injected)
+        return max(0, end - self.fed - len(self._window.to_requeue) - injected)
 
     def gate(self, ordinal: int) -> int:
         """Lowest optimizer step whose weights may start a task that is fed now."""
@@ -193,16 +194,18 @@ class Feeder:
     def _removable(self) -> list[int]:
         return [ordinal for ordinal in self._window.unqueued if ordinal < self.fed]
 
-    async def inject(self, task: Task) -> "asyncio.Future[bool]":
-        """Feed a task of the caller's before the taskset's own; resolves to False if it was there already."""
+    async def inject(self, tasks: list[Task]) -> "list[asyncio.Future[bool]]":
+        """Feed a caller's tasks before the taskset's own; each resolves to False if it was there already."""
         await self.given.read()
-        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        if task.task_id in self.given:
-            stored.set_result(False)
-        else:
-            self._injected.append(Waiting(task, stored))
+        loop = asyncio.get_running_loop()
+        added = [Waiting(task, loop.create_future()) for task in tasks]
+        for waiting in added:
+            if waiting.task.task_id in self.given:
+                waiting.stored.set_result(False)
+        # Without those whose caller is gone: as long as nothing is fed, none of them would leave.
+        self._injected = deque(waiting for waiting in (*self._injected, *added) if not waiting.stored.done())
         await self._context.changed.notify()
-        return stored
+        return [waiting.stored for waiting in added]
 
     async def join(self, name: str, weight: float, tasks: list[Task]) -> "list[asyncio.Future[bool]]":
         """Mix tasks of a joining explorer's taskset with the run's own; each resolves once it is fed."""

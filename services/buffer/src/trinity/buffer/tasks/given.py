@@ -58,7 +58,8 @@ class GivenIds:
         async for message in on_subject(broker, names.tasks_stream, names.subjects("tasks"), read_ahead=_READ_AHEAD):
             with contextlib.suppress(InvalidInput):
                 found.add(decode_task(message.data).task_id)
-        found |= {one.task_id for one in (*window.unused.values(), *window.reusable.values(), *window.fresh_drops)}
+        found |= {group.task_id for group in (*window.unused.values(), *window.reusable.values())}
+        found |= {drop.task_id for drop in window.fresh_drops}
         found |= await self._in_ledger()
         letters = names.subjects("deadletters")
         async for message in on_subject(broker, names.dead_letters_stream, letters, read_ahead=_READ_AHEAD):
