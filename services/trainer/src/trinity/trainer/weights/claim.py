@@ -34,7 +34,7 @@ class Claim:
         self._lock = threading.Lock()
         self._decided = threading.Event()
         self._closed = threading.Event()
-        self._failure: TrinityError | None = None
+        self._failure: Exception | None = None
         self._rollback = Rollback()
         self._lease_seconds = 0.0
         self.lease_id = ""
@@ -88,9 +88,9 @@ class Claim:
                 self._renew() if self.lease_id else self._begin()
             except Unavailable:
                 raise
-            except TrinityError as error:
+            except Exception as error:  # whatever it is, nothing renews the claim any more
                 self._failure = error
-                log.error("trainer.claim.lost", reason=str(error))
+                log.error("trainer.claim.lost", reason=str(error) or repr(error))
             self._decided.set()
 
     def _begin(self) -> None:

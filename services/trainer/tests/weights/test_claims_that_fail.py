@@ -1,0 +1,52 @@
+"""An error that nobody expected while the claim is taken or renewed ends the trainer, and does not leave it waiting."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from trinity.trainer.weights.claim import Claim
+from trinity.weights.client import Claimed, Rollback
+
+pytestmark = pytest.mark.core
+
+
+class Client:
+    """Answers so many calls, and fails then."""
+
+    def __init__(self, answers: int) -> None:
+        self.answers = answers
+
+    def ask_once(self, call: Any) -> Claimed:
+        self.answers -= 1
+        if self.answers < 0:
+            raise ValueError("an answer that nobody understands")
+        return Claimed("lease", 0.03, Rollback(), None)
+
+
+def test_it_ends_who_waits_for_the_claim() -> None:
+    client: Any = Client(0)
+    claim = Claim(client)
+    claim.start()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(claim.wait)
+        try:
+            with pytest.raises(ValueError, match="nobody understands"):
+                waiting.result(timeout=5)
+        finally:
+            claim._decided.set()
+    claim.close()
+
+
+def test_it_ends_who_has_the_claim() -> None:
+    client: Any = Client(2)
+    claim = Claim(client)
+    claim.start()
+    claim.wait()
+    end = time.monotonic() + 5
+    with pytest.raises(ValueError, match="nobody understands"):
+        while time.monotonic() < end:
+            claim.check()
+            time.sleep(0.01)
+    claim.close()
