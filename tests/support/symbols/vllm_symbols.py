@@ -231,14 +231,15 @@ VLLM = (
     Border(
         "vLLM: waiting on a CPU",
         ("trinity.explorer.engine.waiting",),
-        "Whether its core and workers still read `busy_loop_s` of a SpinCondition, and the interval, at every wait.",
+        "Whether its core and workers still wait by `SpinCondition.wait`, which polls for `busy_loop_s` after a "
+        "message, and whether they look for one after each wait.",
         (
             "services/explorer/tests/engine/test_engine_on_real_vllm.py",
             "services/explorer/tests/engine/test_waiting_on_cpus.py",
         ),
         (
             "vllm.distributed.device_communicators.shm_broadcast:SpinCondition(busy_loop_s)",
-            "vllm.distributed.device_communicators.shm_broadcast:SHM_READER_RECHECK_INTERVAL_MS",
+            "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait(timeout_ms)",
         ),
     ),
     Border(

@@ -14,8 +14,7 @@ pytestmark = [pytest.mark.core, pytest.mark.skipif(not current_platform.is_cpu()
 
 
 def test_a_message_whose_notification_is_lost_is_read_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm_broadcast, "SHM_READER_RECHECK_INTERVAL_MS", 5000)  # what is set below is undone
-    monkeypatch.setattr(shm_broadcast.SpinCondition, "busy_loop_s", 1.0, raising=False)
+    monkeypatch.setattr(shm_broadcast.SpinCondition, "wait", shm_broadcast.SpinCondition.wait)  # is set below, undone
     poll_briefly_on_cpus()
     writer = shm_broadcast.MessageQueue(1, 1, max_chunk_bytes=2**16)
     reader = shm_broadcast.MessageQueue.create_from_handle(writer.export_handle(), 0)

@@ -17,9 +17,14 @@ def poll_briefly_on_cpus() -> None:
 
     ZeroMQ drops the notification of a message that follows another within about 3 million clock ticks (SNDHWM is 1,
     and a socket looks at most that often whether there is room again). That is more than the polling takes on a slow
-    clock, so a sleeper looks again without one: vLLM's own 5 s would stall a step.
+    clock, so a sleeper looks again without one. vLLM's own 5 s, of 0.26 a minute, would stall a step.
     """
     if current_platform.is_cpu():
-        condition: Any = shm_broadcast.SpinCondition  # each instance sets the attribute, some before this is called
-        condition.busy_loop_s = property(lambda _: _POLLING_SECONDS, lambda *_: None)
-        shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS = _LOOK_AGAIN_MS
+        condition: Any = shm_broadcast.SpinCondition
+        poll_or_sleep = condition.wait
+
+        def wait(self: Any, timeout_ms: int | None = None) -> None:
+            self.busy_loop_s = _POLLING_SECONDS
+            poll_or_sleep(self, _LOOK_AGAIN_MS if timeout_ms is None else min(timeout_ms, _LOOK_AGAIN_MS))
+
+        condition.wait = wait
