@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 _BLOCK = 256 * 1024  # stays in the processor's cache: twice as fast as some MiB
+_MOST_DIGITS = 300  # of an integer that a float can hold
 
 
 def write_atomic(path: Path, content: bytes, *, durable: bool = True, mode: int = 0o644) -> None:
@@ -52,7 +53,7 @@ def end_last_line(path: Path) -> None:
 def read_json(path: Path) -> Any | None:
     """The parsed file, or None if there is none or it is not JSON."""
     try:
-        return json.loads(path.read_bytes())
+        return _parsed(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
 
@@ -61,9 +62,24 @@ def json_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
     """The objects among JSON lines. What a crash cut off, and what is no object, is left out."""
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(line)
+            value = _parsed(line)
             if isinstance(value, dict):
                 yield value
+
+
+def _integer(text: str) -> int:
+    """ValueError for one that no float can hold: who computes with it, or shows it, would raise."""
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)
+
+
+def _parsed(content: str | bytes) -> Any:
+    text = content.decode(json.detect_encoding(content), "surrogatepass") if isinstance(content, bytes) else content
+    return _DECODER.decode(text)
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
