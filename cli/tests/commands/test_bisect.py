@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,26 @@ def test_the_command_says_step_and_values(a: Path, b: Run, capsys: pytest.Captur
     assert capsys.readouterr().out.startswith("step 1: task sums/0/2/2, rollout 0, turn 0, reward is 1.0 in ")
 
 
+def test_values_cannot_command_the_terminal(a: Path, b: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    b.experiences[1, 2, 0]["reward"] = "\x1b[2J\ud800"
+    assert bisect(a, b.write()) == 1
+    assert "\\x1b[2J\\ud800 in " in capsys.readouterr().out
+
+
+def test_bytes_left_over_are_no_element(a: Path, b: Run) -> None:
+    header = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 7]}}).encode()
+    file = b.write() / "weights/v2/part.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(7))
+    found = compare(a, b.folder)[1]
+    assert found is not None and found.where == "weight bias"
+    for folder in (a, b.folder):
+        size = 7 if folder == b.folder else 8
+        header = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, size]}}).encode()
+        raw = len(header).to_bytes(8, "little") + header + bytes(size)
+        (folder / "weights/v2/part.safetensors").write_bytes(raw)
+    assert compare(a, b.folder)[1] == Difference(2, "weight weight, element 1", 0.0, None)
+
+
 def test_json_has_null_for_a_weight_that_is_not_finite(a: Path, b: Run, capsys: pytest.CaptureFixture[str]) -> None:
     b.weights[4] = np.nan
     assert bisect(a, b.write(), as_json=True) == 1
@@ -149,8 +170,15 @@ def test_json_has_null_for_a_weight_that_is_not_finite(a: Path, b: Run, capsys: 
     assert json.loads(text)["difference"] == {"step": 2, "where": "weight weight, element 4", "a": 4.0, "b": None}
 
 
-def test_a_damaged_line_names_its_file(a: Path, b: Run) -> None:
-    b.experiences[1, 2, 0]["arrays"]["mask"] = "?"
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"arrays": {"mask": "?"}}, {"arrays": [1]}, {"versions": [1]}, {"versions": [[]]}, {"versions": [{}]},
+        {"versions": 7}, {"ordinal": math.inf}, {"turn": None}, {"prompt_tokens": math.nan},
+    ],
+)  # fmt: skip
+def test_a_damaged_line_names_its_file(damage: dict[str, Any], a: Path, b: Run) -> None:
+    b.experiences[1, 2, 0] |= damage
     with pytest.raises(RunError, match=r"experience_buffer.jsonl: a line of step 1 cannot be read"):
         compare(a, b.write())
 

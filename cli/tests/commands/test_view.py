@@ -67,6 +67,17 @@ def rows(folder: Path, step: int | None = None, index: int | None = None, task: 
     return found
 
 
+def test_numbers_that_are_texts_cannot_command_the_terminal(job: Callable[..., Path]) -> None:
+    folder = job(experience(1, prompt_tokens="\x1b[2J", response_tokens="\ud800"))
+    text = view(folder, None, 0, "", False)
+    assert "--- prompt: \\x1b[2J tokens ---" in text and "--- response: \\ud800 tokens ---" in text
+
+
+def test_a_number_that_is_too_large_leaves_its_line_out(job: Callable[..., Path]) -> None:
+    folder = job(experience(1), experience(1, rollout=1, reward=10**400))
+    assert view(folder, None, None, "", False).startswith("step 1: 1 experiences, mean reward 1.000")
+
+
 def test_the_newest_step_is_a_table(job: Callable[..., Path]) -> None:
     folder = job(
         experience(1),

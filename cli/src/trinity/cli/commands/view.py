@@ -248,6 +248,6 @@ def _whole(row: Row, index: int, total: int) -> str:
     }
     lines = [f"experience {index} of {total}", pairs(fields)]
     for key in _TEXTS:
-        lines += ["", f"--- {key}: {row.get(f'{key}_tokens', '?')} tokens ---"]
+        lines += ["", visible(f"--- {key}: {row.get(f'{key}_tokens', '?')} tokens ---")]
         lines.append(visible(str(row.get(key, "")), layout=True))
     return "\n".join(lines)

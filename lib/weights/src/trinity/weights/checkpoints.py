@@ -68,12 +68,21 @@ def safetensors_header(path: Path) -> dict[str, Any]:
                 raise ValueError("the header is longer than the file")
             header = json.loads(file.read(size))
         header.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        end = max((_end_of(entry) for entry in header.values()), default=0)
         if 8 + size + end != path.stat().st_size:
             raise ValueError(f"{path.stat().st_size} bytes instead of {8 + size + end}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(str(path), f"is no whole safetensors file: {error}") from None
     return dict(header)
+
+
+def _end_of(entry: dict[str, Any]) -> int:
+    """Where a tensor's bytes end. ValueError, KeyError or TypeError for what describes none."""
+    begin, end = entry["data_offsets"]
+    whole = isinstance(entry["dtype"], str) and isinstance(entry["shape"], list)
+    if not whole or any(type(one) is not int for one in (*entry["shape"], begin, end)) or not 0 <= begin <= end:
+        raise ValueError(f"a tensor is described by {str(entry)[:200]}")
+    return int(end)
 
 
 def newest_model(job_dir: Path) -> tuple[int, Path] | None:

@@ -49,7 +49,7 @@ def bisect(a: Folder, b: Folder, as_json: AsJson = False) -> int:
     elif found is None:
         print(f"equal, bit for bit: {len(steps)} steps, {steps[0]} to {steps[-1]}")
     else:
-        print(f"step {found.step}: {visible(found.where)} is {found.a} in {a}, {found.b} in {b}")
+        print(visible(f"step {found.step}: {found.where} is {found.a} in {a}, {found.b} in {b}"))
     return 1 if found else 0
 
 
@@ -77,20 +77,27 @@ class _Run:
         self.experiences: dict[int, dict[Key, dict[str, Any]]] = {}
         for line in lines_of_steps(folder / _TRAINED):
             try:
-                key = int(line["ordinal"]), int(line["rollout"]), int(line["turn"])
-                arrays = {
-                    name: np.frombuffer(base64.b64decode(line["arrays"][name], validate=True), dtype)
-                    for name, dtype in _ARRAYS.items()
-                }
-                step, line["prompt_tokens"] = int(line["step"]), int(line["prompt_tokens"])
-            except (KeyError, TypeError, ValueError) as error:
+                key, row = _read(line)
+            except (LookupError, TypeError, ValueError, OverflowError) as error:
                 problem = f"{folder / _TRAINED}: a line of step {line['step']} cannot be read: {error!r}"
                 raise RunError(problem, 2) from None
-            self.experiences.setdefault(step, {})[key] = {**line, "arrays": arrays}
+            self.experiences.setdefault(line["step"], {})[key] = row
 
     def weights(self, step: int) -> dict[str, Path]:
         """Files of the version of a step, by name; none if they are gone."""
         return {path.name: path for path in sorted((self.folder / f"weights/v{step}").glob("*.safetensors"))}
+
+
+def _read(line: dict[str, Any]) -> tuple[Key, dict[str, Any]]:
+    """A line with its arrays, and `sampled_by`: numbers of the versions that sampled it. Their spans end with the
+    response, whose tokens come first. LookupError, TypeError, ValueError or OverflowError for a damaged one."""
+    arrays = {
+        name: np.frombuffer(base64.b64decode(line["arrays"][name], validate=True), dtype)
+        for name, dtype in _ARRAYS.items()
+    }
+    sampled_by = [span[0] for span in line.get("versions") or ()]
+    key = int(line["ordinal"]), int(line["rollout"]), int(line["turn"])
+    return key, {**line, "arrays": arrays, "sampled_by": sampled_by, "prompt_tokens": int(line["prompt_tokens"])}
 
 
 def _of_step(step: int, a: _Run, b: _Run) -> Iterator[Difference]:
@@ -114,10 +121,9 @@ def _of_experience(one: dict[str, Any] | None, other: dict[str, Any] | None) -> 
     if one is None or other is None:
         yield place, "there" if one else None, "there" if other else None
         return
-    tasks, versions = ([line.get("task_id") for line in (one, other)], [_versions(line) for line in (one, other)])
-    for name, (mine, theirs) in (("task_id", tasks), ("versions", versions)):
-        if mine != theirs:
-            yield f"{place}, {name}", mine, theirs
+    for name, field in (("task_id", "task_id"), ("versions", "sampled_by")):
+        if one.get(field) != other.get(field):
+            yield f"{place}, {name}", one.get(field), other.get(field)
     for name in _ARRAYS:
         mine, theirs = one["arrays"][name], other["arrays"][name]
         index = _first_difference(mine, theirs)
@@ -127,11 +133,6 @@ def _of_experience(one: dict[str, Any] | None, other: dict[str, Any] | None) -> 
     for name in (*_VALUES, *_LEARNT):
         if one.get(name) != other.get(name):
             yield f"{place}, {name}", one.get(name), other.get(name)
-
-
-def _versions(line: dict[str, Any]) -> list[Any]:
-    """Numbers of the versions that sampled it. Their spans end with the response, whose tokens come first."""
-    return [span[0] for span in line.get("versions") or ()]
 
 
 def _of_weights(one: Path, other: Path) -> Iterator[tuple[str, Any, Any]]:
@@ -151,7 +152,13 @@ def _of_weights(one: Path, other: Path) -> Iterator[tuple[str, Any, Any]]:
         index = _first_difference(mine, theirs)
         if index is not None:
             element = index // dtype.itemsize
-            yield f"weight {name}, element {element}", _at(mine.view(dtype), element), _at(theirs.view(dtype), element)
+            values = [_at(_elements(raw, dtype), element) for raw in (mine, theirs)]
+            yield f"weight {name}, element {element}", *values
+
+
+def _elements(raw: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Without what is left over of an element at the end of a damaged tensor."""
+    return raw[: len(raw) // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def _bytes(path: Path, start: int, begin: int, end: int) -> np.ndarray:
