@@ -190,6 +190,12 @@ def test_the_published_ppo_run_is_described_with_its_gpus(repository: Path) -> N
     assert rows["memory"].startswith("7.00 billion parameters by its name: ")
 
 
+def test_a_plan_shows_no_password(repository: Path) -> None:
+    overrides = ["model.model_path=https://me:secret@hub.example.org/model"]
+    rows = rows_of(describe(make_plan(load(published(repository, "ppo_example.yaml"), overrides=overrides))))
+    assert rows["model"] == "https://***@hub.example.org/model"
+
+
 def test_a_run_that_does_not_wait_for_its_slowest_tasks_says_for_how_many_it_does(repository: Path) -> None:
     overrides = ["explorer.over_rollout={ratio: 0.25, wait_after_min: 5}"]
     rows = rows_of(describe(make_plan(load(published(repository, "ppo_example.yaml"), overrides=overrides))))

@@ -5,6 +5,7 @@ from trinity.config import Plan
 from trinity.config.advice import memory
 from trinity.config.checks import weights
 from trinity.config.names import auxiliary_name
+from trinity.runtime.logs import without_credentials
 
 _FROM_RUN = "that of the run it joins"
 _STYLES = {
@@ -43,7 +44,8 @@ def describe(plan: Plan) -> str:
         rows.append(("memory", advice))
     width = max(len(name) for name, _ in rows)
     return "\n".join(
-        [f"{config.project}/{config.name}"] + [f"  {name:<{width}}  {visible(value)}" for name, value in rows]
+        [f"{config.project}/{config.name}"]
+        + [f"  {name:<{width}}  {visible(without_credentials(value))}" for name, value in rows]
     )
 
 
