@@ -86,7 +86,7 @@ def test_it_starts_once_the_stage_before_has_saved_its_last_step(
     sft = folder_of(config, 0)
 
     def finish() -> None:
-        jobs.mark_finished(sft, LAST, {}) if supervised else save(sft, LAST)
+        jobs.mark_finished(sft, LAST, {"wall_seconds": 1.0}) if supervised else save(sft, LAST)
 
     timer = threading.Timer(0.2, finish)
     timer.start()

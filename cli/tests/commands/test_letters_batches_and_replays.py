@@ -282,6 +282,15 @@ def test_ranks_are_those_of_the_run(stopped: Callable[..., Path], monkeypatch: p
         replay.placement_of(job_stage, wanted, {1: notes[1], 2: on_gpus[2]})
 
 
+@pytest.mark.parametrize("state", ["[1]", "7", '{"world_size": "2"}', '{"world_size": [2]}'])
+def test_a_damaged_state_of_a_checkpoint_says_nothing_of_ranks(state: str, stopped: Callable[..., Path]) -> None:
+    job_stage = job_stage_of(stopped(steps=8))
+    file = job_stage.folder / "global_step_4/trainer_state.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(state)
+    assert replay.placement_of(job_stage, replay.Wanted(5, 6, 4), {})[0].trainer_ranks == 1
+
+
 def test_micro_batches_are_as_large_as_those_of_the_run(stopped: Callable[..., Path]) -> None:
     job_stage = job_stage_of(stopped(steps=3, micro_batch_tokens=16_384))
     notes, wanted = report.circumstances(job_stage.folder), replay.Wanted(1, 3, 0)

@@ -49,6 +49,7 @@ def test_the_schedule_is_the_one_of_the_last_time_a_step_was_trained(tmp_path: P
     assert notes(tmp_path) == {}
     lines = [{"step": 1, "last_step": 4}, {"step": 2, "last_step": 4}, {"step": 2, "last_step": 9}, {"step": 3}]
     (tmp_path / "monitor").mkdir()
+    lines += [{"step": [1], "last_step": 7}, {"step": 3, "last_step": "9", "rollback": None}]  # damaged
     text = "".join(json.dumps(note) + "\n" for note in lines) + '{"step": 4, "la'
     (tmp_path / "monitor/batches.jsonl").write_text(text)
-    assert {step: note.get("last_step") for step, note in notes(tmp_path).items()} == {1: 4, 2: 9, 3: None}
+    assert notes(tmp_path) == {1: {"last_step": 4}, 2: {"last_step": 9}, 3: {}}

@@ -69,7 +69,7 @@ def render_finished(folder: Path, found: dict[str, Any]) -> str:
     for key in ("steps", "reward_first", "reward_last", "eval_before", "eval_after", "wall_seconds"):
         if summary.get(key) is not None:
             value = summary[key]
-            lines.append(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}")
+            lines.append(visible(f"  {key}: {value:.3f}" if isinstance(value, float) else f"  {key}: {value}"))
     if found["state"] == "stopped":
         lines.append("  `trinity run` with the same YAML resumes it")
     return "\n".join(lines)

@@ -10,6 +10,7 @@
 <job>/summary.json
 """
 
+import math
 import os
 import re
 import socket
@@ -280,7 +281,13 @@ def _finished(stage_folder: Path) -> tuple[int, dict[str, Any]]:
     value = files.read_json(stage_folder / "finished.json")
     found = value if isinstance(value, dict) else {}
     step, summary = found.get("step"), found.get("summary")
-    return (step, summary) if type(step) is int and isinstance(summary, dict) else (-1, {})
+    if type(step) is not int or not isinstance(summary, dict) or not _is_seconds(summary.get("wall_seconds")):
+        return -1, {}
+    return step, summary
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
 
 
 def mark_finished(stage_folder: Path, step: int, part: dict[str, Any]) -> None:

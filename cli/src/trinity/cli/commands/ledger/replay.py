@@ -155,8 +155,9 @@ def placement_of(job_stage: JobStage, wanted: Wanted, trained: dict[int, dict[st
         )
     ranks, device, threads = found.pop() if found else (None, None, None)
     if wanted.begin:
-        state = files.read_json(checkpoint_folder(job_stage.folder, wanted.begin) / "trainer_state.json") or {}
-        ranks = ranks or state.get("world_size")
+        state = files.read_json(checkpoint_folder(job_stage.folder, wanted.begin) / "trainer_state.json")
+        saved = state.get("world_size") if isinstance(state, dict) else None
+        ranks = ranks or (saved if type(saved) is int else None)
     ranks = ranks or 1
     free = [card for card in visible_gpus() if card not in job_stage.whole_job().taken_gpus()]
     if (device or ("cuda" if free else "cpu")) == "cpu":
@@ -283,7 +284,6 @@ async def run_to_end(child: Child, on_poll: Callable[[], None] | None = None) ->
 
 def _report(job_stage: JobStage, wanted: Wanted, placement: Placement, folder: Path, groups: dict[int, int]) -> Report:
     original, again = metrics_by_step(job_stage.folder), metrics_by_step(folder)
-    weights = files.read_json(folder / "weights.json") or {}
     return Report(
         run=job_stage.run,
         folder=str(folder),
@@ -291,10 +291,5 @@ def _report(job_stage: JobStage, wanted: Wanted, placement: Placement, folder: P
         ranks=placement.trainer_ranks,
         device=placement.device,
         steps=[Step(step, groups[step], original.get(step), again.get(step)) for step in wanted.steps],
-        weights=Weights(
-            step=wanted.last,
-            compared=bool(weights.get("compared")),
-            tensors=int(weights.get("tensors", 0)),
-            different=dict(weights.get("different", {})),
-        ),
+        weights=Weights.read(folder / "weights.json"),
     )

@@ -1,31 +1,43 @@
 """The comparison of a replay: the metrics that a trainer notes for each step, and the weights at the end."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from trinity.cli.errors import RunError
 from trinity.cli.render import table
 from trinity.runtime import files
 
 _COMPARED = ("actor/", "sample/")  # what follows from batch and weights; times do not
 _SHOWN = ("actor/grad_norm", "sample/reward_mean")
+_CIRCUMSTANCES = {"ranks": int, "device": str, "threads": int, "micro_batch_tokens": int}
 
 Metrics = dict[str, float | None]
 
 
 def circumstances(stage_folder: Path) -> dict[int, dict[str, Any]]:
-    """Ranks, device and threads of each step in the run. The last attempt counts, as for metrics."""
-    return {int(line["step"]): line for line in lines_of_steps(stage_folder / "monitor" / "batches.jsonl")}
+    """Ranks, device and threads of each step in the run, as far as they were noted. The last attempt counts, as for
+    metrics."""
+    return {
+        int(line["step"]): {name: line[name] for name, kind in _CIRCUMSTANCES.items() if type(line.get(name)) is kind}
+        for line in lines_of_steps(stage_folder / "monitor" / "batches.jsonl")
+    }
 
 
 def metrics_by_step(folder: Path) -> dict[int, Metrics]:
     """The metrics that are compared, as they were noted."""
     return {
-        int(line["step"]): {name: value for name, value in line.items() if name.startswith(_COMPARED)}
+        int(line["step"]): {name: value for name, value in line.items() if _is_compared(name, value)}
         for line in lines_of_steps(folder / "monitor" / "trainer.jsonl")
     }
+
+
+def _is_compared(name: str, value: Any) -> bool:
+    return name.startswith(_COMPARED) and isinstance(value, (int, float, type(None)))
 
 
 def lines_of_steps(path: Path) -> Iterator[dict[str, Any]]:
@@ -65,8 +77,16 @@ class Weights:
 
     step: int
     compared: bool
-    tensors: int
-    different: dict[str, float | None]
+    tensors: int = 0
+    different: dict[str, float | None] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> "Weights":
+        """As the trainer of a replay writes it at its end. RunError for a file that is missing or damaged."""
+        try:
+            return TypeAdapter(cls).validate_python(files.read_json(path))
+        except ValidationError:
+            raise RunError(f"{path} does not say how the weights compare; replay the steps again") from None
 
 
 @dataclass(frozen=True)

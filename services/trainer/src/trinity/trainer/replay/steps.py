@@ -23,6 +23,7 @@ from trinity.trainer.engine.weights import read_all
 
 log = structlog.get_logger(__name__)
 
+_NOTED = ("last_step", "rollback")
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -136,10 +137,10 @@ def refuse_rollbacks(noted: dict[int, dict[str, Any]], begin: int, last: int, be
 
 
 def notes(job_dir: Path) -> dict[int, dict[str, Any]]:
-    """The run's record of each step, from the last time it trained the step."""
+    """The run's record of each step, from the last time it trained the step: what of it a replay needs."""
     found: dict[int, dict[str, Any]] = {}
     with contextlib.suppress(FileNotFoundError):
         for entry in files.json_lines((job_dir / "monitor" / "batches.jsonl").read_bytes().splitlines()):
-            if "step" in entry:
-                found[entry["step"]] = entry
+            if type(entry.get("step")) is int:
+                found[entry["step"]] = {name: entry[name] for name in _NOTED if type(entry.get(name)) is int}
     return found
