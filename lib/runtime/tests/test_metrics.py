@@ -33,3 +33,19 @@ def test_a_gauge_shows_these_values_and_no_others() -> None:
     metrics.show(GAUGE, {("r", "b"): 3})
     assert REGISTRY.get_sample_value("trinity_test_things", {"run": "r", "kind": "b"}) == 3
     assert REGISTRY.get_sample_value("trinity_test_things", {"run": "r", "kind": "a"}) is None
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/openmetrics-text; version=1.0.0; q=0.5, text/plain", "application/openmetrics-text"),
+        ("application/openmetrics-text; version=x", "text/plain"),
+        ("text/plain; version = 1..0", "text/plain"),
+        ("text/plain; q=1, application/openmetrics-text; version=1.0.0, text/plain; version=", "text/plain"),
+    ],
+)
+def test_an_odd_version_in_the_accept_header_gets_the_plain_format(accept: str, kind: str) -> None:
+    port = metrics.serve("127.0.0.1", 0)
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert answer.headers.get_content_type() == kind

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from trinity.runtime.trust.keys import KeyFile
 __all__ = ["Counter", "Gauge", "Histogram", "sample", "serve", "show"]
 
 _SAMPLE_SECONDS = 5.0
+_ODD_VERSION = re.compile(r"version\s*=(?!\s*[0-9]{1,9}(\.[0-9]{1,9})*\s*([;,]|$))", re.IGNORECASE)
 
 RPC_SECONDS = Histogram(
     "trinity_rpc_seconds",
@@ -42,9 +44,19 @@ def serve(host: str, port: int, token_file: Path | None = None, run: str = "") -
     keys = KeyFile(token_file, "metrics_token_file") if token_file is not None else None
     logging.getLogger("prometheus_client").setLevel(logging.WARNING)
     server, _ = start_http_server(port, addr=host, registry=CollectorRegistry())  # empty until the check is in front
-    app = make_wsgi_app(_OfRun(run))
+    app = _in_known_format(make_wsgi_app(_OfRun(run)))
     server.set_app(_checked(app, keys) if keys is not None else app)
     return int(server.server_port)
+
+
+def _in_known_format(app: _App) -> _App:
+    """In the plain format where the Accept header has a version that is no number: prometheus_client raises for it."""
+
+    def answered(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        odd = _ODD_VERSION.search(environ.get("HTTP_ACCEPT", ""))
+        return app({**environ, "HTTP_ACCEPT": ""} if odd else environ, start_response)
+
+    return answered
 
 
 def _checked(app: _App, keys: KeyFile) -> _App:
