@@ -218,6 +218,8 @@ async def test_a_message_of_10_mb_is_a_413(served: Served) -> None:
         (b"{", "invalid_json"),
         (b"[1]", "invalid_json"),
         (b"[" * 100_000, "invalid_json"),
+        (b'{"messages": [], "temperature": NaN}', "invalid_json"),
+        (b'{"messages": [], "temperature": 1e999}', "invalid_json"),
         (b'{"messages": [], "use_beam_search": true}', "unsupported_parameter"),
         (b'{"messages": [], "kv_transfer_params": {"prompt_token_ids": [1]}}', "unsupported_parameter"),
     ],

@@ -54,8 +54,8 @@ class Gateway:
                 raise Refused(404, "unknown_url", f"a session answers {known} and {_MODELS}, not {scope['path']}")
             body = await read_json(receive, self._read_seconds)
             _check(body, session)
-            body = {**body, "model": self._model, **_defaults(body, session)}
-            await self._answer(session, body, scope, receive, send)
+            data = _written({**body, "model": self._model, **_defaults(body, session)})
+            await self._answer(session, data, scope, receive, send)
         except Refused as refused:
             if session is not None and refused.fails:
                 session.fail(SessionFailed(str(refused)))
@@ -71,11 +71,10 @@ class Gateway:
             raise Refused(401, "invalid_api_key", "send the key of a session as `Authorization: Bearer <key>`")
         return session
 
-    async def _answer(self, session: Session, body: dict[str, Any], scope: Any, receive: Receive, send: Send) -> None:
+    async def _answer(self, session: Session, data: bytes, scope: Any, receive: Receive, send: Send) -> None:
         """Let vLLM answer, in a task that ends with the session."""
         call = Call(session)
         answer = _Answer(call, READERS[scope["path"]](), send, self._read_seconds)
-        data = json.dumps(body).encode()
         scope = {**scope, "headers": _headers(scope, len(data))}
         task = asyncio.create_task(_run(self._app, call, scope, _replayed(data, receive), answer.send))
         session.calls.add(task)
@@ -150,6 +149,14 @@ class _Answer:
 async def _run(app: App, call: Call, scope: Any, receive: Receive, send: Send) -> None:
     CALL.set(call)
     await app(scope, receive, send)
+
+
+def _written(body: dict[str, Any]) -> bytes:
+    """A body as JSON. Refused where JSON has no form for it: Python reads NaN and 1e999, vLLM would sample by them."""
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "invalid_json", f"the request is not JSON: {error}; send finite numbers") from None
 
 
 def _headers(scope: Any, length: int) -> list[tuple[bytes, bytes]]:
