@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -70,6 +71,25 @@ def test_other_forms_change_nothing(client: TestClient, changed: dict[str, str],
     answer = client.post(f"{PAGE}/drop", data=given)
     assert answer.status_code == 400
     assert said in answer.text
+    assert letters(client) == [7, 8, 9]
+
+
+async def test_a_browser_that_leaves_in_a_form_ends_in_no_traceback(client: TestClient) -> None:
+    """Sent to the application itself: a client that is there cannot leave."""
+    sent: list[Any] = []
+    received = iter([{"type": "http.request", "body": b"token=", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(received)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    cookies = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+    headers = [(b"host", b"127.0.0.1"), (b"cookie", cookies.encode())]
+    scope = {"type": "http", "method": "POST", "path": f"{PAGE}/drop", "query_string": b"", "headers": headers}
+    await client.app(scope, receive, send)
+    assert sent[0]["status"] == 400
     assert letters(client) == [7, 8, 9]
 
 

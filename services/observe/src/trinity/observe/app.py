@@ -25,7 +25,7 @@ from starlette.applications import Starlette
 from starlette.convertors import Convertor, StringConvertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -240,12 +240,16 @@ register_url_convertor("change", _Change())
 
 
 async def _form(request: Request, token: str) -> dict[str, str]:
-    """The fields of a form. RunError unless it is one of this process's own pages, or if it is longer than these."""
+    """The fields of a form. RunError unless it is one of this process's own pages and whole, or if it is longer than
+    these."""
     found = b""
-    async for part in request.stream():
-        found += part
-        if len(found) > _LONGEST_FORM:
-            raise RunError(f"the form has more than {_LONGEST_FORM} bytes")
+    try:
+        async for part in request.stream():
+            found += part
+            if len(found) > _LONGEST_FORM:
+                raise RunError(f"the form has more than {_LONGEST_FORM} bytes")
+    except ClientDisconnect:
+        raise RunError("the browser left before the form was complete") from None
     try:
         parsed = parse_qs(found.decode("ascii", "replace"), max_num_fields=8)
     except ValueError:
