@@ -1,5 +1,6 @@
 """A script that runs veRL becomes the same run as our YAML; what does not come along is said, with the reason."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,15 @@ def test_a_script_without_one_readable_run_is_refused(read: Importer, script: st
 def test_a_brace_that_is_not_closed_is_read_at_once(read: Importer) -> None:
     with time_limit(10):
         assert read("X=${A:-" + "${b}" * 40 + "\npython3 -m verl.trainer.main_ppo a.b=1\n").code == 0
+
+
+@pytest.mark.parametrize("sum", ["1" + "+1" * 100_000, "-" * 100_000 + "1", "3if 1 else 2"])
+def test_arithmetic_that_python_cannot_read_is_not_mapped(read: Importer, sum: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = read(f"python3 -m verl.trainer.main_ppo trainer.total_epochs=$(({sum}))\n")
+    assert (result.code, caught) == (0, [])
+    assert "only a running shell" in result.line("not mapped: trainer.total_epochs")
 
 
 def test_files_are_written_and_what_happened_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

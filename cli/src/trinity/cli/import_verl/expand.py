@@ -2,6 +2,7 @@
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator
 
 MARK = "\x00"  # around a piece that only a running shell can know
@@ -125,7 +126,7 @@ def _known(name: str, default: str | None, or_empty: bool, text: str, variables:
 
 
 def _arithmetic(text: str, variables: Variables) -> str:
-    """`$((...))` of whole numbers: + - * / % ** and brackets."""
+    """`$((...))` of whole numbers: + - * / % and brackets. What nests too deeply for Python only a shell can know."""
     names: dict[str, int | None] = {}
 
     def name_of(found: re.Match[str]) -> str:
@@ -150,6 +151,7 @@ def _arithmetic(text: str, variables: Variables) -> str:
         raise ValueError(text)
 
     try:
-        return str(of(ast.parse(" ".join(body.split()), mode="eval").body))
-    except (ValueError, SyntaxError, ZeroDivisionError):
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):  # of `3if`, for one
+            return str(of(ast.parse(" ".join(body.split()), mode="eval").body))
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return f"{MARK}{text}{MARK}"
