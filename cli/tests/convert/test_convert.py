@@ -21,6 +21,7 @@ from support.trainer.training import make_model, run_ranks
 from trinity.cli.convert import convert, write
 from trinity.cli.convert.source import Parameter
 from trinity.cli.errors import ending_well
+from trinity.runtime.process import time_limit
 from trinity.weights.checkpoints import has_weights
 
 pytestmark = pytest.mark.core
@@ -250,6 +251,16 @@ def test_the_damaged_are_named_and_the_rest_is_done(
     assert lines[-1] == "1 converted, 0 skipped, 7 failed"
     assert_same_model(tmp_path / "global_step_6/actor/huggingface", plain_state(model))
     assert not list(tmp_path.glob("global_step_[1-5]/actor/huggingface/*.safetensors"))
+
+
+def test_a_name_that_says_a_billion_ranks_is_refused_at_once(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = plain_step(tmp_path, 1, model) / "model_world_size_1_rank_0.pt"
+    only.rename(only.with_name("model_world_size_1000000000_rank_0.pt"))
+    with time_limit(10):
+        assert converted(tmp_path, None, None) == 1
+    assert "model_world_size_1000000000_rank_1.pt is missing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -30,9 +30,11 @@ def has_shards(folder: Path) -> bool:
 def open_fsdp(folder: Path) -> Source:
     """Raises CheckpointError if a rank's file is missing or holds what cannot be merged."""
     world = _world_size(folder)
-    paths = [folder / f"model_world_size_{world}_rank_{rank}.pt" for rank in range(world)]
-    if missing := [path for path in paths if not path.exists()]:
-        raise CheckpointError(f"{missing[0]} is missing")
+    paths: list[Path] = []
+    for rank in range(world):
+        paths.append(folder / f"model_world_size_{world}_rank_{rank}.pt")
+        if not paths[-1].exists():
+            raise CheckpointError(f"{paths[-1]} is missing")
     states = [load_safely(path) for path in paths]
     for path, state in zip(paths, states, strict=True):
         _check(path, state, states[0])
