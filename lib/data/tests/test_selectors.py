@@ -47,6 +47,8 @@ def test_easy_rows_come_first_by_several_features() -> None:
     assert [order.select(i) for i in range(8)] == [2, 1, 3, 0, 2, 1, 3, 0]
     with pytest.raises(DatasetError, match=r"row 1: 'a' is 'x', must be a number"):
         make_selector(config, [rows[0], {"a": "x", "b": 1}])
+    with pytest.raises(DatasetError, match=r"row 1: 'a' is 10+, must be a number"):
+        make_selector(config, [rows[0], {"a": 10**400, "b": 1}])
 
 
 def test_rows_of_medium_difficulty_come_first_and_what_was_seen_counts() -> None:

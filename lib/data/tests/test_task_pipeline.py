@@ -149,6 +149,8 @@ def test_difficulty_is_a_pass_rate_or_a_level() -> None:
     assert scores("difficulty", rows, column="level", levels=["easy", "medium", "hard"]) == [1.0, 0.0, 0.5]
     with pytest.raises(DatasetError, match=r"row 0: 'level' is 'hard', must be a number; levels gives an order"):
         scores("difficulty", rows, column="level")
+    with pytest.raises(DatasetError, match=r"row 0: 'rate' is 10+, must be a number"):
+        scores("difficulty", [{"rate": 10**400}], column="rate")
     with pytest.raises(DatasetError, match=r"row 2: 'level' is 'medium', none of levels"):
         scores("difficulty", rows, column="level", levels=["easy", "hard"])
     with pytest.raises(DatasetError, match=r"row 0: 'pass' is missing"):

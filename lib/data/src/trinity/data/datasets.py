@@ -207,10 +207,21 @@ def features(rows: Sequence[Row], keys: Sequence[str]) -> list[list[float]]:
 
 
 def _number(row: Row, number: int, key: str) -> float:
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise DatasetError(f"row {number}: {key!r} is {value!r}, must be a number")
-    return float(value)
+    found = finite(row.get(key))
+    if found is None:
+        raise DatasetError(f"row {number}: {key!r} is {row.get(key)!r:.100}, must be a number")
+    return found
+
+
+def finite(value: Any) -> float | None:
+    """A number of a row; None for what is none, is not finite, or fits into no float, as JSON's integers may."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def _files_of_split(folder: Path, split: str, subset: str | None) -> list[Path]:

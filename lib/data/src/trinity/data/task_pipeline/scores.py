@@ -12,7 +12,7 @@ from typing import ClassVar
 from pydantic import Field, PositiveInt, model_validator
 
 from trinity.config.schema.base import Section
-from trinity.data.datasets import DatasetError
+from trinity.data.datasets import DatasetError, finite
 from trinity.data.task_pipeline import texts, usage
 from trinity.data.task_pipeline.base import Context, Entry, Operator, column_value
 
@@ -51,10 +51,11 @@ class Score(Section):
 
     def number(self, entry: Entry, column: str) -> float:
         there, value = column_value(entry.row, column)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            what = f"is {value!r}, must be a number" if there else "is missing, must be a number"
+        found = finite(value)
+        if found is None:
+            what = f"is {value!r:.100}, must be a number" if there else "is missing, must be a number"
             raise DatasetError(f"row {entry.number}: {column!r} {what}")
-        return float(value)
+        return found
 
     def measure(self, entries: Sequence[Entry], context: Context) -> list[float]:
         """The score if no column gives it."""
