@@ -79,6 +79,9 @@ def test_a_whole_version_is_fetched_and_kept(storage: Storage, publisher: Publis
     in_place = storage.kind == "folder"
     assert fetched.folder == Path(getattr(manifest.offers[0], "path", cache._root / "v1"))
     assert left(cache) == ([] if in_place else ["v1"])
+    if not in_place:  # what says by which transport it came is damaged: the version is not
+        (cache._root / "v1/.transport").write_bytes(b"\xff\xfe")
+        assert cache.fetch(manifest) == replace(fetched, transport="")
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip_a_bit", "remove"])

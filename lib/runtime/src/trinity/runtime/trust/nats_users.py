@@ -119,7 +119,7 @@ def user_file(folder: Path, role: Role, name: str, run: str) -> Path:
     for place in (path.parent.parent, path.parent):  # `parents` would give the upper one the usual mode
         place.mkdir(exist_ok=True, mode=0o700)
     issued = issue_user(folder, role, name, run)
-    if not path.exists() or _grant(path.read_text()) != _grant(issued):
+    if not path.exists() or _grant(path.read_bytes().decode(errors="replace")) != _grant(issued):
         files.write_atomic(path, issued.encode(), durable=False, mode=_SECRET)
     return path
 

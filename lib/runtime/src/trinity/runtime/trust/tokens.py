@@ -56,11 +56,11 @@ class OwnToken:
         self._token = ""
 
     def read(self) -> str:
-        """The token as the file has it now; empty if the file is not there, or not for this user."""
+        """The token as the file has it now; empty if the file is not there, not for this user, or damaged."""
         try:
             found = self._path.stat()
             if (stamp := (found.st_mtime_ns, found.st_ino)) != self._stamp:
-                self._token, self._stamp = self._path.read_text().strip(), stamp
+                self._token, self._stamp = _token_of(self._path), stamp
         except OSError:
             return ""
         return self._token
@@ -96,8 +96,14 @@ class KnownTokens:
         self._digests = []
         for role in Role:
             with contextlib.suppress(OSError):
-                if token := (self._folder / role).read_text().strip():
+                if token := _token_of(self._folder / role):
                     self._digests.append((_digest(token), role))
+
+
+def _token_of(path: Path) -> str:
+    """What a file holds; empty for bytes that no header can carry, which are no token. Raises OSError."""
+    text = path.read_bytes().decode("ascii", "replace").strip()
+    return text if text.isascii() and text.isprintable() else ""
 
 
 def _digest(token: str) -> bytes:

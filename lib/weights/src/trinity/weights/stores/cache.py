@@ -200,7 +200,7 @@ class WeightCache:
         return manifest
 
     def _transport(self, version: int) -> str:
-        with suppress(OSError):
+        with suppress(OSError, UnicodeDecodeError):
             return (self._folder(version) / _TRANSPORT).read_text()
         return ""
 
