@@ -4,14 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from trinity.config.schema.buffer import FormatConfig
-from trinity.data.datasets import DatasetError, read, sft_format
+from trinity.data.datasets import DatasetError, read, reader, sft_format
 from trinity.runtime.process import free_port
 
 pytestmark = pytest.mark.core
@@ -25,6 +27,23 @@ def test_every_form_gives_the_same_rows(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.json", "a.parquet"):
         assert list(read(str(tmp_path / name))) == ROWS, name
+
+
+@pytest.mark.parametrize("kind", ["messages", "pairs"])
+def test_messages_of_parquet_become_json(kind: str, tmp_path: Path) -> None:
+    when = datetime(2024, 1, 1, tzinfo=UTC)
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "1+1", "at": when},
+        {"role": "assistant", "content": "2", "at": when},
+    ]
+    rows = [{"messages": talk, "chosen": talk, "rejected": talk}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    form, (row,) = FormatConfig(prompt_type="messages"), read(str(tmp_path / "a.parquet"))
+    for text in reader(kind, form, row)(row, 0).values():
+        assert json.loads(text) == [{**message, "at": str(when)} for message in talk]
+    talk[0]["at"] = b"123"
+    with pytest.raises(DatasetError, match="row 7: its messages hold 3 bytes, must be text"):
+        reader(kind, form, rows[0])(rows[0], 7)
 
 
 def test_a_folder_has_splits_and_subsets(tmp_path: Path) -> None:

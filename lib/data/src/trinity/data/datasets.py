@@ -185,11 +185,23 @@ def reader(kind: str, form: FormatConfig, first: Row) -> Callable[[Row, int], di
 
         def pair(row: Row, number: int) -> dict[str, str]:
             chosen, rejected = preference_pair(row, form, number)
-            return {"messages_json": json.dumps(chosen), "rejected_json": json.dumps(rejected)}
+            return {"messages_json": _dumped(chosen, number), "rejected_json": _dumped(rejected, number)}
 
         return pair
     usual = sft_format(form, first)
-    return lambda row, number: {"messages_json": json.dumps(sft_messages(row, usual, number))}
+    return lambda row, number: {"messages_json": _dumped(sft_messages(row, usual, number), number)}
+
+
+def _dumped(messages: Messages, number: int) -> str:
+    """As JSON, which has no times and decimals of parquet: those beside a message's content become text. DatasetError
+    for bytes, as of a picture."""
+
+    def as_text(value: Any) -> str:
+        if isinstance(value, bytes):
+            raise DatasetError(f"row {number}: its messages hold {len(value)} bytes, must be text")
+        return str(value)
+
+    return json.dumps(messages, default=as_text)
 
 
 def check_columns(form: FormatConfig, rows: Sequence[Row]) -> None:
