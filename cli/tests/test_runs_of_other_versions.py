@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity.cli.errors import RunError
+from trinity.cli.supervise import job as jobs
 from trinity.cli.supervise import run_record
 from trinity.cli.supervise.job import read_records
 from trinity.cli.supervise.run_record import check_folder, mark_folder, parse
@@ -175,3 +176,18 @@ def test_a_live_process_of_another_version_is_one_sentence(tmp_path: Path) -> No
         read_records(tmp_path)
     (tmp_path / "run/main.json").write_text('{"pid": "many"}')
     assert read_records(tmp_path) == {}
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_live_process_of_another_version_hides_no_other_run(damaged: bool, tmp_path: Path) -> None:
+    for name in ("other", "own"):
+        (tmp_path / name / "run").mkdir(parents=True)
+        (tmp_path / name / ".lock").touch()
+        (tmp_path / name / "summary.json").write_text("{}")
+    record = tmp_path / "other/run/main.json"
+    if damaged:
+        record.mkdir()
+    else:
+        record.write_text(json.dumps({"pid": os.getpid(), "kind": "both"}))
+    assert jobs.live_jobs(tmp_path) == ([] if damaged else [tmp_path / "other"])
+    assert sorted(jobs.known_jobs(tmp_path)) == [tmp_path / "other", tmp_path / "own"]

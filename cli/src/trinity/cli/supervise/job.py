@@ -246,13 +246,24 @@ def _parse(path: Path, value: Any) -> SupervisorRecord | None:
 
 def live_jobs(root: Path) -> list[Path]:
     """Job folders below `root` with a live supervisor, newest first."""
-    folders = {path.parent.parent for path in root.glob("**/run/*.json") if read_records(path.parent.parent)}
+    folders = {path.parent.parent for path in root.glob("**/run/*.json") if _lives(path.parent.parent)}
     return sorted(folders, key=lambda folder: -(folder / "run").stat().st_mtime)
 
 
 def is_job(folder: Path) -> bool:
     """Whether a run ever began in a folder."""
-    return bool(read_records(folder)) or (folder / "summary.json").exists() or bool(stage_configs(folder))
+    return _lives(folder) or (folder / "summary.json").exists() or bool(stage_configs(folder))
+
+
+def _lives(folder: Path) -> bool:
+    """Whether a supervisor is alive in a folder. One of another version is, which is said where its run is asked for: a
+    list of runs does not end there. A record that cannot be read says nothing."""
+    try:
+        return bool(read_records(folder))
+    except RunError:
+        return True
+    except OSError:
+        return False
 
 
 def stage_configs(folder: Path) -> list[Path]:
