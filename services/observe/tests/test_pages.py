@@ -397,3 +397,10 @@ def test_a_live_run_of_another_version_takes_no_page_from_the_others(
     (tmp_path / "other/.lock").touch()
     assert "seems to be of another version" in browser.runs()
     browser.get()
+
+
+@pytest.mark.parametrize("record", [b"[" * 100_000, b"[1]", b"\xff"])
+def test_a_record_that_is_none_is_a_sentence(record: bytes, browse: Callable[..., Browser], tmp_path: Path) -> None:
+    browser = browse()
+    (tmp_path / "job/recorded.json").write_bytes(record)
+    assert "is no record of a run; record it again" in browser.get()

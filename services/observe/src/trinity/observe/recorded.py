@@ -7,6 +7,7 @@ from typing import Any
 from trinity.cli.commands.client import Buffer
 from trinity.cli.commands.wire import Letter
 from trinity.cli.errors import RunError
+from trinity.runtime import files
 
 Facts = dict[str, Any]
 
@@ -38,7 +39,10 @@ class RecordedBuffer:
     """Answers as `trinity.cli.commands.client.Buffer` does. RunError as its methods."""
 
     def __init__(self, folder: Path) -> None:
-        self._found = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        found = files.read_json(folder / _FILE)
+        if not isinstance(found, dict):
+            raise RunError(f"{folder / _FILE} is no record of a run; record it again")
+        self._found: Facts = found
 
     async def counts(self) -> Facts:
         return dict(self._found["counts"])
