@@ -263,6 +263,15 @@ def test_a_name_that_says_a_billion_ranks_is_refused_at_once(
     assert "model_world_size_1000000000_rank_1.pt is missing" in capsys.readouterr().out
 
 
+def test_what_a_checkpoint_says_cannot_command_the_terminal(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = plain_step(tmp_path, 1, model) / "model_world_size_1_rank_0.pt"
+    torch.save({"\x1b[2J": 7}, file)
+    assert converted(tmp_path, None, None) == 1
+    assert "holds a int as \\x1b[2J, not a tensor" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 def test_an_evil_pickle_is_refused(
     zipped: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -20,6 +20,7 @@ from trinity.cli.convert.base import OtherModel, compared
 from trinity.cli.convert.find import Checkpoint, find_checkpoints, parse_steps
 from trinity.cli.errors import CheckpointError, RunError
 from trinity.cli.options import command, group
+from trinity.cli.render import visible
 from trinity.runtime.errors import InvalidInput
 from trinity.weights.checkpoint_manifest import ManifestWriter, has_manifest, verify
 from trinity.weights.checkpoints import INDEX, has_weights
@@ -67,7 +68,7 @@ def convert(
         except (CheckpointError, InvalidInput, OSError) as error:
             outcome, text = _FAILED, str(error)
         outcomes[outcome] += 1
-        print(f"{title}: {outcome}: {text}", flush=True)
+        print(visible(f"{title}: {outcome}: {text}"), flush=True)
     print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()), flush=True)
     return 1 if outcomes[_FAILED] else 0
 
