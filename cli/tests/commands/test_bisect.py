@@ -184,5 +184,14 @@ def test_a_damaged_line_names_its_file(damage: dict[str, Any], a: Path, b: Run) 
 
 
 def test_folders_without_steps_are_refused(a: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no trained step in common"):
+    with pytest.raises(RunError, match=r"no folder .*nothing; give the folder of a stage"):
         compare(a, tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"empty has no trained step"):
+        compare(a, tmp_path / "empty")
+
+
+def test_the_folder_of_a_job_with_stages_names_theirs(a: Path, tmp_path: Path) -> None:
+    Run(tmp_path / "job" / "rft").write()
+    with pytest.raises(RunError, match=r"job has stages; give the folder of one: .*job/rft$"):
+        compare(a, tmp_path / "job")

@@ -20,6 +20,7 @@ from trinity.weights.checkpoints import safetensors_header
 
 app = group()
 
+_METRICS = Path("monitor", "trainer.jsonl")
 _TRAINED = Path("buffer", "experience_buffer.jsonl")
 _ARRAYS = {"token_ids": "<i4", "mask": "u1", "logprobs": "<f4"}
 _VALUES = ("versions", "prompt_tokens", "response_tokens", "truncation")
@@ -55,10 +56,12 @@ def bisect(a: Folder, b: Folder, as_json: AsJson = False) -> int:
 
 def compare(a: Path, b: Path) -> tuple[list[int], Difference | None]:
     """The steps that were compared, and the first difference. RunError if the runs have no step in common."""
+    for folder in (a, b):
+        _check(folder)
     runs = [_Run(folder) for folder in (a, b)]
     common = sorted(runs[0].metrics.keys() & runs[1].metrics.keys())
     if not common:
-        raise RunError(f"{a} and {b} have no trained step in common (monitor/trainer.jsonl)", 2)
+        raise RunError(f"{a} and {b} have no trained step in common ({_METRICS})", 2)
     for step in common:
         for difference in _of_step(step, *runs):
             return common, difference
@@ -66,6 +69,18 @@ def compare(a: Path, b: Path) -> tuple[list[int], Difference | None]:
     if last[0] != last[1]:
         return common, Difference(common[-1], "the last step", *last)
     return common, None
+
+
+def _check(folder: Path) -> None:
+    """RunError unless a trainer wrote metrics into a folder. That of a job with stages names theirs."""
+    if (folder / _METRICS).exists():
+        return
+    if not folder.is_dir():
+        raise RunError(f"no folder {folder}; give the folder of a stage, or of a job without stages", 2)
+    stages = [path.parent.parent for path in sorted(folder.glob(f"*/{_METRICS}"))]
+    if stages:
+        raise RunError(f"{folder} has stages; give the folder of one: {', '.join(map(str, stages))}", 2)
+    raise RunError(f"{folder} has no trained step ({_METRICS})", 2)
 
 
 class _Run:
