@@ -117,3 +117,10 @@ def test_the_command_prints_and_writes(root: Path, tmp_path: Path) -> None:
     assert out["curves.csv"].read_text().count("steps") == 3
     refused = CliRunner().invoke(app, ["results", str(root), "--csv", str(tmp_path / "no/such/folder.csv")])
     assert refused.exit_code == 2
+
+
+def test_without_folders_it_looks_where_runs_are(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(root))
+    done = CliRunner().invoke(app, ["results"])
+    assert done.exit_code == 0, done.output
+    assert "ALFWORLD/grpo" in done.output

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trinity.cli.commands.find import jobs_root
 from trinity.cli.errors import RunError
 from trinity.cli.options import command, group
 from trinity.cli.render import visible
@@ -144,7 +145,10 @@ def _csv(lines: Sequence[Sequence[str]]) -> str:
 def results(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FOLDER]...", help="Job folders, or ones that hold them; ./checkpoints"),
+        typer.Argument(
+            metavar="[FOLDER]...",
+            help="Job folders, or ones that hold them; else TRINITY_CHECKPOINT_ROOT_DIR, else ./checkpoints",
+        ),
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option("--metric", "-m", help="Evaluation metric; may be given several times")
@@ -156,7 +160,7 @@ def results(
     ] = None,
 ) -> str:
     """Collect the evaluations of many runs: first, best and last value of each metric, in one table."""
-    curves = collect(folders or [Path("checkpoints")], metric or METRICS)
+    curves = collect(folders or [jobs_root()], metric or METRICS)
     table = markdown(curves)
     texts = ((markdown_file, table + "\n"), (csv_file, as_csv(curves)), (curves_file, points_csv(curves)))
     for file, text in texts:
