@@ -7,12 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from support.environments.environment_provider import ScriptedProvider, serving
 from support.environments.odd_environments import OddInLoop
 from support.services.service import ServiceProcess
 from trinity import sdk
+from trinity.cli.main import app
+from trinity.runtime.process import free_port
 from trinity.runtime.trust.tokens import make_tokens
+from trinity.sdk.conformance import Sample, Verdict, suite
 
 pytestmark = pytest.mark.core
 
@@ -45,6 +49,20 @@ async def test_a_task_that_is_no_object_is_refused(task: str) -> None:
     code, _, err = await trinity("127.0.0.1:1", "--task", task)
     assert code == 2
     assert "--task: is no JSON" in err
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:", "http://127.0.0.1/", "127.0.0.1:99999"])
+def test_an_address_without_port_is_refused(address: str) -> None:
+    done = CliRunner().invoke(app, ["env", "check", address])
+    assert done.exit_code == 1
+    assert f"ADDRESS: is {address!r}, must be host:port" in done.output
+
+
+async def test_where_nothing_listens_the_check_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "_CALL_SECONDS", 1.0)
+    [result] = [result async for result in suite.check_provider(f"127.0.0.1:{free_port()}", Sample())]
+    assert result.verdict is Verdict.FAILED
+    assert "no answer in 1 s; start the provider" in result.detail
 
 
 @pytest.mark.timeout(300)

@@ -16,6 +16,7 @@ from trinity.cli.errors import RunError
 from trinity.cli.options import AsJson, command, group
 from trinity.cli.render import to_json
 from trinity.runtime import rpc
+from trinity.runtime.settings import split_address
 from trinity.runtime.trust.identity import Identity, of_certificate
 from trinity.runtime.trust.roles import Role
 from trinity.runtime.trust.tls import TlsFiles, TlsIdentity
@@ -43,6 +44,7 @@ def check(
 
     It is shown no identity, unless --identity says that it is a run's own environment service.
     """
+    split_address(address, "ADDRESS")
     for option, text in (("--task", task), ("--args", args or "{}")):
         _check_object(option, text)
     identity = _identity(shown) if shown is not None else None

@@ -54,7 +54,10 @@ async def _described(stub: environment_pb2_grpc.EnvironmentServiceStub) -> pb.De
     try:
         return await stub.Describe(pb.DescribeRequest(), timeout=_CALL_SECONDS, wait_for_ready=True)
     except grpc.aio.AioRpcError as error:
-        raise Broken(f"{error.code().name}: {error.details()}") from None
+        told = str(error.details())
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            told = f"no answer in {_CALL_SECONDS:.0f} s; start the provider, or give the address at which it listens"
+        raise Broken(f"{error.code().name}: {told}") from None
 
 
 async def _sound(answer: pb.DescribeResponse, only: str) -> None:
