@@ -125,3 +125,16 @@ def test_importing_is_quick_and_brings_no_torch() -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert seconds < 3.0  # of a core's time; half a second is usual
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("stages.rft.mode=train", "stages.rft.mode: stages has no entry 'rft': give its number, from 0 to 1"),
+        ("stages.2.mode=train", "stages.2.mode: stages has no entry '2': give its number, from 0 to 1"),
+        ("synchronizer.storage.0=folder", "synchronizer.storage.0: synchronizer.storage has no entry '0': the list is"),
+    ],
+)
+def test_an_override_into_a_list_says_which_entries_there_are(override: str, said: str) -> None:
+    stages = "stages:\n  - stage_name: sft\n  - stage_name: rft\nsynchronizer: {storage: []}\n"
+    assert said in problems(GOOD + stages, override)

@@ -288,4 +288,16 @@ def _override(document: Any, override: str, source: str) -> None:
         raise ConfigError(source, [Problem(key, f"{_not_yaml(error).message} (an override)")]) from None
     except (OmegaConfBaseException, ValueError, TypeError, IndexError, AttributeError, AssertionError) as error:
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(source, [Problem(key, f"cannot be replaced: {what}")]) from None
+        message = _no_entry(document, key) or f"cannot be replaced: {what}"
+        raise ConfigError(source, [Problem(key, message)]) from None
+
+
+def _no_entry(document: Any, key: str) -> str:
+    """Why a key leads to no entry of a list; empty if it does not lead into a list."""
+    names = key.split(".")
+    for depth, name in enumerate(names):
+        place = OmegaConf.select(document, ".".join(names[:depth])) if depth else document
+        if OmegaConf.is_list(place) and name not in map(str, range(len(place))):
+            fix = f"give its number, from 0 to {len(place) - 1}" if len(place) else "the list is empty"
+            return f"{'.'.join(names[:depth])} has no entry {name!r}: {fix}"
+    return ""
