@@ -4,7 +4,7 @@ import pytest
 
 from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.supervise.client import View
-from trinity.cli.supervise.display import LiveDisplay
+from trinity.cli.supervise.display import LiveDisplay, PlainDisplay
 
 pytestmark = pytest.mark.core
 
@@ -24,3 +24,8 @@ def test_brackets_are_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     shown = capsys.readouterr().out
     for text in (f"project/{TEXT}", f"the newest: {TEXT}", f"the explorer said {TEXT}"):
         assert text in shown
+
+
+def test_a_line_without_facts_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainDisplay().show(View(), "project/name")  # no service has answered yet
+    assert capsys.readouterr().out == ""

@@ -110,6 +110,8 @@ class PlainDisplay:
 
     def show(self, view: View, title: str) -> None:
         shown = facts(view)
+        if not shown:
+            return
         values = (shown.get(name, "") for name in ("step", "eval", "explorers"))
         key = (*values, *(name in shown for name in ("failing", "prompts_cut", "provider_away")))
         now = time.monotonic()
