@@ -207,6 +207,17 @@ def test_what_is_no_folder_of_plugins_is_one_sentence(tmp_path: Path) -> None:
         assert "\n" not in text
 
 
+@pytest.mark.parametrize(
+    "decorator", ["reward_function", "group_reward_function", "workflow", "environment", "policy_loss", "advantage"]
+)
+def test_a_decorator_without_its_name_is_refused(tmp_path: Path, decorator: str) -> None:
+    text = f"from trinity.plugins import {decorator}\n\n\n@{decorator}\ndef mine(): ...\n"
+    (tmp_path / "no_name.py").write_text(text)
+    message = refusal(tmp_path)
+    assert message.startswith(f"{tmp_path / 'no_name.py'}:4: ")
+    assert message.endswith('write the YAML\'s name in parentheses: ("mine")')
+
+
 @pytest.mark.parametrize("code", ["reward_function(3)(print)", "reward_function('')(print)", "workflow('x')(3)"])
 def test_a_name_is_text_and_names_what_can_be_called(tmp_path: Path, code: str) -> None:
     (tmp_path / "odd_names.py").write_text(f"from trinity.plugins import reward_function, workflow\n{code}\n")

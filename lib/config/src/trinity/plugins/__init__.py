@@ -50,6 +50,7 @@ from trinity.plugins.arguments import (
     PluginError,
     Positive,
     PositiveFraction,
+    check_name,
 )
 from trinity.plugins.contract import environment_problem
 from trinity.plugins.declarations import (
@@ -114,6 +115,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def _decorator(registry: dict[str, Any], text: str) -> Callable[..., Callable[[_Function], _Function]]:
     def named(name: str, *, random: bool = False) -> Callable[[_Function], _Function]:
+        check_name(name)
+
         def register(function: _Function) -> _Function:
             _add(registry, name, function)
             if random:
@@ -131,6 +134,7 @@ reward_function = _decorator(REWARD_FUNCTIONS, "Register a reward function for t
 
 def group_reward_function(name: str) -> Callable[[_Function], _Function]:
     """Register a reward function of all answers to a task at once: (items, args), one result for each item."""
+    check_name(name)
 
     def register(function: _Function) -> _Function:
         _add(REWARD_FUNCTIONS, name, function)
@@ -148,6 +152,7 @@ experience_operator = _decorator(
 
 def environment(name: str) -> Callable[[_Kind], _Kind]:
     """Register an environment, a class, for the `environment` of workflow_args. Its description gets this name."""
+    check_name(name)
 
     def register(kind: _Kind) -> _Kind:
         if problem := environment_problem(kind):

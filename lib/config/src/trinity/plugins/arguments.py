@@ -27,6 +27,13 @@ class PluginError(ValueError):
     """A plugin cannot be used; the message names file and cause."""
 
 
+def check_name(name: object) -> None:
+    """PluginError for a decorator without parentheses: what it decorates is given in place of the name."""
+    if callable(name):
+        of = getattr(name, "__name__", "it")
+        raise PluginError(f'the decorator of {of} has no name; write the YAML\'s name in parentheses: ("{of}")')
+
+
 @dataclass(frozen=True)
 class Argument:
     """The values that an argument takes. type: boolean, integer, number, string or any; choices: no others.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from typing import Any, TypeVar
 
-from trinity.plugins.arguments import AGGREGATIONS, Argument, PluginError, arguments_of
+from trinity.plugins.arguments import AGGREGATIONS, Argument, PluginError, arguments_of, check_name
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -226,6 +226,7 @@ def policy_loss(
 
     aggregation: its own, where algorithm.loss_agg_mode is null; aggregations: those it may have.
     """
+    check_name(name)
 
     def register(function: _Function) -> _Function:
         own = {"loss_agg_mode": Argument(aggregation, "string", aggregation is None, tuple(aggregations))}
@@ -241,6 +242,8 @@ def _decorator(registry: Registry[Declaration], text: str) -> Callable[..., Call
     def declare(
         name: str, *, also: Sequence[str] = (), source: str = "", traits: Sequence[str] = ()
     ) -> Callable[[_Function], _Function]:
+        check_name(name)
+
         def register(function: _Function) -> _Function:
             registry.declare(name, function, also=also, source=source, traits=traits)
             return function
