@@ -330,6 +330,11 @@ def test_what_surprises_users_is_said(old: str, new: str, said: str) -> None:
     assert any(said in notice for notice in parse(BASE.replace(old, new)).notices)
 
 
+def test_an_explorer_that_joins_is_told_nothing_of_what_it_does_not_choose() -> None:
+    joins = "project: p\nname: n\nmode: explore\ncheckpoint_root_dir: /tmp/none\nexplorer: {name: one}\n"
+    assert list(parse(joins).notices) == []
+
+
 def test_the_vocabulary_is_known_by_folder_and_by_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert vocabulary_of("owner/tiny") == 0

@@ -30,7 +30,7 @@ def _advice(config: Config) -> Iterator[str]:
     algorithm = ALGORITHMS.get(config.algorithm.algorithm_type)
     if algorithm is None:
         return
-    if "algorithm_type" not in config.algorithm.model_fields_set:
+    if "algorithm_type" not in config.algorithm.model_fields_set and config.mode != "explore":
         yield "algorithm.algorithm_type: is not given; grpo is taken (Trinity-RFT takes ppo)"
     if config.algorithm.algorithm_type == "grpo" and config.algorithm.repeat_times == 1 and config.mode != "explore":
         yield "algorithm.repeat_times: is 1; the advantage in a group of one is its reward, without a baseline"
