@@ -222,9 +222,12 @@ _COLUMNS = {
 
 def render(found: dict[str, Any]) -> str:
     """The same for people."""
-    step = f"step {found['step']}/{found['last_step']} ({found['trainer_state']}) {visible(found['waiting_for'])}"
-    title = visible(f"{found['job'] or found['run']} ({found['stage']})")
-    lines = [title, table(found["processes"], _COLUMNS), step.rstrip()]
+    part = found["stage"] or ("" if found["mode"] in ("both", "train") else f"mode {found['mode']}")
+    title = visible(f"{found['job'] or found['run']}" + (f" ({part})" if part else ""))
+    lines = [title, table(found["processes"], _COLUMNS)]
+    if found["trainer_state"] is not None:
+        step = f"step {found['step']}/{found['last_step']} ({found['trainer_state']}) {visible(found['waiting_for'])}"
+        lines.append(step.rstrip())
     groups = found.get("groups") or {}
     if moved := groups.get("moved_episodes"):
         lines.append(f"{moved} episodes were continued by another explorer")
