@@ -255,5 +255,5 @@ async def test_without_a_live_run_every_command_says_what_to_do(tmp_path: Path, 
         (explorers.list_explorers, (False,)),
         (rollback.roll_back, (RollbackRequest(0, yes=True),)),
     ):
-        with pytest.raises(RunError, match="does not run, and versions are the running sync service's"):
+        with pytest.raises(RunError, match="does not run, and only its running services know this"):
             await live.ask(command, *arguments)  # type: ignore[operator]

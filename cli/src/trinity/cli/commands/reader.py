@@ -237,12 +237,12 @@ async def live_services(job_stage: JobStage) -> Addresses:
     """Where the stage's services listen. RunError unless it is live and has a sync service."""
     found = await _live_addresses(job_stage)
     if found is None:
-        raise RunError(not_live(job_stage, "versions are the running sync service's") + ", then again; "
+        raise RunError(not_live(job_stage, "only its running services know this") + ", then again; "
                        "TRINITY_NATS_URL finds a run on another machine")  # fmt: skip
     if not found.sync and job_stage.about is not None and job_stage.about.online:
         raise RunError(f"{job_stage.name} does not announce its sync service: set TRINITY_BUFFER_SYNC_ADDRESS")
     if not found.sync:
-        raise RunError(f"{job_stage.name} learns from a dataset; it has no explorers and no weight versions")
+        raise RunError(f"{job_stage.name} learns from a dataset; it has no explorers, weight versions and providers")
     return found
 
 
