@@ -5,8 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,9 @@ from trinity.cli.commands.ledger import dead_letters as letters
 from trinity.cli.commands.ledger import replay_report as report
 from trinity.cli.commands.reader import JobStage, find_job_stage
 from trinity.cli.errors import RunError
+from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord
 from trinity.data.wire import encode_outcome, task_to_proto
-from trinity.runtime.process import FileLock
+from trinity.runtime.process import FileLock, free_port
 
 pytestmark = pytest.mark.core
 
@@ -337,6 +339,24 @@ def test_a_job_in_use_and_one_without_a_store_are_left_alone(
     with pytest.raises(RunError, match=f"another command \\(process {os.getpid()}\\)"):
         asyncio.run(_open(job_stage))
     lock.release()
+
+
+@pytest.mark.timeout(30)
+def test_a_run_that_ends_while_its_buffer_is_asked_is_then_read_from_its_store(
+    stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRINITY_NATS_URL", raising=False)
+    job_stage = job_stage_of(stopped(steps=1))
+    record = job_stage.job / "run" / "main.json"
+    record.parent.mkdir()
+    process = ProcessRecord("buffer", "buffer", os.getpid(), f"127.0.0.1:{free_port()}")
+    live = SupervisorRecord(os.getpid(), "both", job_stage.run, "", "nats://127.0.0.1:1", [process])
+    record.write_text(json.dumps(asdict(live)))
+    ending = threading.Timer(1.0, record.unlink)
+    ending.start()
+    with pytest.raises(RunError, match="has no NATS store"):  # the read-only buffer looks for it
+        asyncio.run(_open(job_stage))
+    ending.join()
 
 
 @pytest.mark.parametrize(

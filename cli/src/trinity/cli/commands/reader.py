@@ -176,13 +176,26 @@ class Reader:
 
 @contextlib.asynccontextmanager
 async def live_buffer(job_stage: JobStage) -> AsyncIterator[Reader | None]:
-    """The run's own buffer; None if the stage is not live."""
+    """The run's own buffer; None if the stage is not live, or ends before the buffer serves."""
+    here = _lives_here(job_stage)
     found = await _live_addresses(job_stage)
-    if found is None or not found.buffer:
-        yield None
-        return
-    async with _connected(found.buffer, job_stage.run, None) as reader:
+    async with contextlib.AsyncExitStack() as stack:
+        reader = None
+        if found is not None and found.buffer:
+            with contextlib.suppress(_HasEnded):
+                connected = _connected(found.buffer, job_stage.run, lambda: here and not _lives_here(job_stage))
+                reader = await stack.enter_async_context(connected)
         yield reader
+
+
+class _HasEnded(RunError):
+    """The buffer's process ended, and no other takes its place."""
+
+
+def _lives_here(job_stage: JobStage) -> bool:
+    """Whether a `trinity run` of this machine runs the stage."""
+    main = jobs.read_records(job_stage.job).get("main") if job_stage.about is None else None
+    return main is not None and main.run == job_stage.run
 
 
 @contextlib.asynccontextmanager
@@ -213,7 +226,13 @@ async def read_only_buffer(job_stage: JobStage, log_dir: Path | None = None) -> 
         child = services.reader(config_file, nats, job_stage.run, folder)
         child.start()
         children.append(child)
-        yield await stack.enter_async_context(_connected(child.address, job_stage.run, child))
+        try:
+            reader = await stack.enter_async_context(
+                _connected(child.address, job_stage.run, lambda: not child.is_running())
+            )
+        except _HasEnded:
+            raise RunError(f"the run cannot be read: {child.last_error()}") from None
+        yield reader
 
 
 def has_own_tokens(job_stage: JobStage, service: str, folder: Path) -> bool:
@@ -315,14 +334,14 @@ async def _nats(job_stage: JobStage, lock: FileLock, children: list[Child]) -> N
 
 
 @contextlib.asynccontextmanager
-async def _connected(address: str, run: str, child: Child | None) -> AsyncIterator[Reader]:
+async def _connected(address: str, run: str, has_ended: Callable[[], bool]) -> AsyncIterator[Reader]:
     async with rpc.channel(address) as channel:
-        await _until_serving(channel, child, address)
+        await _until_serving(channel, address, has_ended)
         yield Reader(address, Buffer(channel, run))
 
 
-async def _until_serving(channel: grpc.aio.Channel, child: Child | None, address: str) -> None:
-    """RunError if a child ends first or at the timeout. `child` None: the buffer of a live run, which may restart."""
+async def _until_serving(channel: grpc.aio.Channel, address: str, has_ended: Callable[[], bool]) -> None:
+    """_HasEnded if the buffer ends first, RunError at the timeout. That of a live run may restart."""
     deadline = asyncio.get_running_loop().time() + _START_SECONDS
     while asyncio.get_running_loop().time() < deadline:
         try:
@@ -332,8 +351,8 @@ async def _until_serving(channel: grpc.aio.Channel, child: Child | None, address
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise not_accepted(str(error.details())) from None
-        if child is not None and not child.is_running():
-            raise RunError(f"the run cannot be read: {child.last_error()}")
+        if has_ended():
+            raise _HasEnded(f"the buffer at {address} has ended")
         await asyncio.sleep(_POLL_SECONDS)
     raise RunError(
         f"the buffer at {address} does not serve within {_START_SECONDS:g} s; `trinity status` shows a live run"
