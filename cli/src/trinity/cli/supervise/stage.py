@@ -206,7 +206,7 @@ def summarise(
         "steps": stats.last_step,
         "reward_first": reward_first,
         "reward_last": reward_last,
-        "eval_before": accuracy(evaluations, min((e["step"] for e in evaluations), default=None)),
+        "eval_before": accuracy(evaluations, 0),
         "eval_after": accuracy(evaluations, max((e["step"] for e in evaluations), default=None)),
         "groups_fed": stats.fed,
         "groups_stored": stats.stored,
