@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from trinity.cli.commands.ledger.replay_report import Report, Step, Weights
 from trinity.cli.main import app as trinity
+from trinity.observe import main
 from trinity.observe.app import make_app
 from trinity.observe.bundle import write
 from trinity.observe.places import Places
@@ -219,3 +221,20 @@ def test_the_command_writes_a_bundle_of_the_demo_once(tmp_path: Path) -> None:
     assert Path(printed[0]).is_file()
     assert printed[1] == "3 pages"
     assert "is no empty folder" in runner.invoke(trinity, command).output
+
+
+def test_a_bundle_of_a_job_with_stages_is_of_its_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for age, stage in enumerate(("rft", "sft")):
+        shutil.copytree(DEMO / "quickstart", tmp_path / "job" / stage)
+        os.utime(tmp_path / "job" / stage / "config.json", (1e9 - age, 1e9 - age))
+    first: list[str] = []
+
+    async def write(app: Any, key: Any, page: str, folder: Path, most: int) -> int:
+        first.append(page)
+        return 1
+
+    monkeypatch.setattr(main, "write", write)
+    command = ["ui", "--job", str(tmp_path / "job"), "--bundle", str(tmp_path / "out")]
+    done = CliRunner().invoke(trinity, command)
+    assert done.exit_code == 0, done.output
+    assert [page.rpartition("~")[2] for page in first] == ["rft"]

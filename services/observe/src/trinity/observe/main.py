@@ -11,6 +11,7 @@ import typer
 import uvicorn
 
 from trinity.cli.commands.find import find_run
+from trinity.cli.commands.reader import find_job_stage
 from trinity.cli.errors import RunError
 from trinity.cli.options import JobOption, NatsOption, RunName, RunOption, command, group
 from trinity.observe.app import make_app
@@ -51,21 +52,22 @@ def ui(
     asked = find_run(config, job, nats, run) if config or job or nats or run else None
     places = Places(asked.absolute() if isinstance(asked, Path) else asked)
     if bundle is not None:
-        print(asyncio.run(_write_bundle(places, bundle, pages)))
+        stage = find_job_stage(job=asked).folder if isinstance(asked, Path) and not demo else None
+        print(asyncio.run(_write_bundle(places, stage, bundle, pages)))
     else:
         serve(places, port, writes)
     return 0
 
 
-async def _write_bundle(places: Places, folder: Path, most: int) -> str:
-    """RunError unless the folder is empty and there is one run."""
+async def _write_bundle(places: Places, stage: Path | None, folder: Path, most: int) -> str:
+    """RunError unless the folder is empty and there is one run. `stage`: the folder of a job's live or last stage."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"--bundle {folder}: is no empty folder; name another one", 2)
-    found = places.find()
+    found = [key for key, source in places.find().items() if stage in (None, source.folder)]
     if len(found) != 1:
         names = ", ".join(found) or "none"
         raise RunError(f"--bundle needs one run, and there are: {names}; name its folder by --job", 2)
-    first, key = f"/run/{next(iter(found))}", ("trinity_ui", secrets.token_urlsafe(16))
+    first, key = f"/run/{found[0]}", ("trinity_ui", secrets.token_urlsafe(16))
     try:
         count = await write(make_app(places, key[1], key[0]), key, first, folder, most)
     finally:
