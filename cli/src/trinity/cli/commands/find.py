@@ -56,6 +56,8 @@ def find_job(config: RunOption = None, job: JobOption = None) -> Path:
         return found[0]
     if not jobs.is_job(job):
         raise RunError(f"no run has begun in {job}")
+    if not (job / "version.json").exists() and (job.absolute().parent / "version.json").exists():
+        raise RunError(f"{job} is the folder of a stage; give its job's: --job {job.absolute().parent}", code=2)
     return job
 
 
