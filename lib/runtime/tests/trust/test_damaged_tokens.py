@@ -1,4 +1,4 @@
-"""A file that holds no token any more is nobody's: its owner has no identity, and a server still knows the others."""
+"""A file that holds no token any more is ignored: its owner has no identity, and a server still knows the others."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An error that nobody expected while the claim is taken or renewed ends the trainer, and does not leave it waiting."""
+"""An unexpected error while the claim is taken or renewed ends the trainer, and does not leave it waiting."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.core
 
 
 class Client:
-    """Answers so many calls, and fails then."""
+    """Answers that number of calls, and fails then."""
 
     def __init__(self, answers: int) -> None:
         self.answers = answers
@@ -21,7 +21,7 @@ class Client:
     def ask_once(self, call: Any) -> Claimed:
         self.answers -= 1
         if self.answers < 0:
-            raise ValueError("an answer that nobody understands")
+            raise ValueError("an answer that is not understood")
         return Claimed("lease", 0.03, Rollback(), None)
 
 
@@ -32,7 +32,7 @@ def test_it_ends_who_waits_for_the_claim() -> None:
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(claim.wait)
         try:
-            with pytest.raises(ValueError, match="nobody understands"):
+            with pytest.raises(ValueError, match="is not understood"):
                 waiting.result(timeout=5)
         finally:
             claim._decided.set()
@@ -45,7 +45,7 @@ def test_it_ends_who_has_the_claim() -> None:
     claim.start()
     claim.wait()
     end = time.monotonic() + 5
-    with pytest.raises(ValueError, match="nobody understands"):
+    with pytest.raises(ValueError, match="is not understood"):
         while time.monotonic() < end:
             claim.check()
             time.sleep(0.01)
