@@ -1,45 +1,32 @@
 """Checkpoints become folders that transformers loads: the same logits, no code of the checkpoint run, nothing half."""
 
 import json
-import os
-import pickle
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from support.trainer.convertible import (
+    assert_same_model,
+    converted,
+    plain_state,
+    plain_step,
+    shaken,
+    step_folder,
+)
 from support.trainer.engine_actions import run_module
 from support.trainer.training import make_model, run_ranks
-from trinity.cli.convert import convert, write
+from trinity.cli.convert import write
 from trinity.cli.convert.source import Parameter
-from trinity.cli.errors import ending_well
-from trinity.runtime.process import time_limit
 from trinity.weights.checkpoints import has_weights
 
 pytestmark = pytest.mark.core
-
-
-def converted(checkpoint_dir: Path, base_model_dir: Path | None, steps: str | None) -> int:
-    """The exit code of `trinity convert`."""
-    return ending_well(lambda: convert(checkpoint_dir, base_model_dir, steps))
-
-
-class Evil:
-    """Unpickled with all of pickle, it makes a file."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.marker}",)
 
 
 @pytest.fixture(scope="module")
@@ -52,61 +39,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shaken(make_model(tmp_path_factory.mktemp("model") / "base"))
 
 
-def shaken(folder: Path) -> Path:
-    """No two rows alike: fresh norms and biases are constant and would hide a wrong order."""
-    torch.manual_seed(1)
-    model = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
-    (folder / "tokenizer_config.json").write_text("{}")
-    return folder
-
-
-def plain_state(model: Path) -> dict[str, torch.Tensor]:
-    return dict(Qwen2ForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict())
-
-
-def step_folder(job: Path, step: int, model: Path | None) -> Path:
-    """The empty actor folder of a step; with the model's config if one is given."""
-    actor = job / f"global_step_{step}" / "actor"
-    actor.mkdir(parents=True)
-    if model:
-        (actor / "huggingface").mkdir()
-        shutil.copy(model / "config.json", actor / "huggingface")
-    return actor
-
-
-def plain_step(job: Path, step: int, model: Path, *, config: bool = True) -> Path:
-    """A checkpoint of one FSDP rank."""
-    actor = step_folder(job, step, model if config else None)
-    torch.save(plain_state(model), actor / "model_world_size_1_rank_0.pt")
-    return actor
-
-
 def fsdp_step(job: Path, step: int, model: Path, shape: str = "2", dim: int = 0) -> Path:
     actor = step_folder(job, step, model)
     (job / "fsdp.json").write_text(json.dumps({"model": str(model), "actor": str(actor), "mesh": shape, "dim": dim}))
     ranks = int(np.prod([int(size) for size in shape.split("x")]))
     run_module("support.trainer.fsdp", job / "fsdp.json", ranks, 120)
     return actor
-
-
-def logits(model: Any) -> torch.Tensor:
-    ids = torch.arange(24).reshape(2, 12) * 7 % 97
-    with torch.no_grad():
-        return model.float().eval()(input_ids=ids).logits
-
-
-def assert_same_model(folder: Path, parameters: dict[str, torch.Tensor]) -> None:
-    """`folder` computes what a model with these parameters computes, and holds each of them once."""
-    expected = Qwen2ForCausalLM(Qwen2Config.from_pretrained(folder))
-    missing, unexpected = expected.load_state_dict(parameters, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}
-    expected.tie_weights()
-    found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    torch.testing.assert_close(logits(found), logits(expected), atol=1e-5, rtol=0)
 
 
 def tensors_of(actor: Path) -> dict[str, torch.Tensor]:
@@ -217,79 +155,6 @@ def test_a_second_call_skips(model: Path, tmp_path: Path, capsys: pytest.Capture
         file.truncate(written.st_size - 1)
     assert converted(tmp_path, None, None) == 0
     assert_same_model(actor / "huggingface", plain_state(model))
-
-
-def test_the_damaged_are_named_and_the_rest_is_done(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    half = plain_step(tmp_path, 1, model) / "model_world_size_1_rank_0.pt"
-    half.write_bytes(half.read_bytes()[: half.stat().st_size // 2])
-    lost = plain_step(tmp_path, 2, model) / "model_world_size_1_rank_0.pt"
-    lost.rename(lost.with_name("model_world_size_2_rank_1.pt"))
-    noise = plain_step(tmp_path, 3, model) / "model_world_size_1_rank_0.pt"
-    noise.write_bytes(np.random.default_rng(0).bytes(1000))
-    other = plain_step(tmp_path, 4, model) / "model_world_size_1_rank_0.pt"
-    torch.save([torch.zeros(1)], other)
-    deepspeed = step_folder(tmp_path, 5, model) / "deepspeed"
-    deepspeed.mkdir()
-    module = {"model.a": torch.zeros(4)}
-    states = {"module": module, "param_shapes": [{"model.a": torch.Size([4])}], "shared_params": {}, "dp_world_size": 2}
-    torch.save(states, deepspeed / "mp_rank_00_model_states.pt")
-    plain_step(tmp_path, 6, model)
-    (tmp_path / "global_step_8").mkdir()
-    step_folder(tmp_path, 9, model)
-
-    assert converted(tmp_path, None, None) == 1
-    lines = capsys.readouterr().out.splitlines()
-    failed = [line for line in lines if ": failed: " in line]
-    named = [half, lost.with_name("model_world_size_2_rank_0.pt"), noise, other]
-    named += [deepspeed / "zero_pp_rank_0_mp_rank_00_optim_states.pt", tmp_path / "global_step_8"]
-    named += [tmp_path / "global_step_9/actor"]
-    assert len(failed) == len(named)
-    for line, path in zip(failed, named, strict=True):
-        assert str(path) in line
-    assert lines[-1] == "1 converted, 0 skipped, 7 failed"
-    assert_same_model(tmp_path / "global_step_6/actor/huggingface", plain_state(model))
-    assert not list(tmp_path.glob("global_step_[1-5]/actor/huggingface/*.safetensors"))
-
-
-def test_a_name_that_says_a_billion_ranks_is_refused_at_once(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    only = plain_step(tmp_path, 1, model) / "model_world_size_1_rank_0.pt"
-    only.rename(only.with_name("model_world_size_1000000000_rank_0.pt"))
-    with time_limit(10):
-        assert converted(tmp_path, None, None) == 1
-    assert "model_world_size_1000000000_rank_1.pt is missing" in capsys.readouterr().out
-
-
-def test_what_a_checkpoint_says_cannot_command_the_terminal(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = plain_step(tmp_path, 1, model) / "model_world_size_1_rank_0.pt"
-    torch.save({"\x1b[2J": 7}, file)
-    assert converted(tmp_path, None, None) == 1
-    assert "holds a int as \\x1b[2J, not a tensor" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_an_evil_pickle_is_refused(
-    zipped: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    marker = tmp_path / "owned"
-    path = plain_step(tmp_path, 1, model) / "model_world_size_1_rank_0.pt"
-    state = {**plain_state(model), "x": Evil(marker)}
-    torch.save(state, path, _use_new_zipfile_serialization=zipped)
-    zero = step_folder(tmp_path, 2, model) / "deepspeed"
-    zero.mkdir()
-    torch.save({"module": {}, "optimizer": Evil(marker)}, zero / "mp_rank_00_model_states.pt")
-    assert converted(tmp_path, None, None) == 1
-    said = capsys.readouterr().out
-    assert not marker.exists()
-    assert said.count("posix.system") == 2 and str(path) in said
-    assert "0 converted, 0 skipped, 2 failed" in said
-    pickle.loads(pickle.dumps(Evil(marker)))
-    assert marker.exists()  # it is evil indeed
 
 
 def test_old_files_of_torch_are_read(model: Path, tmp_path: Path) -> None:

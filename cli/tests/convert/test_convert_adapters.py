@@ -10,18 +10,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from support.trainer.convertible import converted
 from support.trainer.training import make_model
-from trinity.cli.convert import convert
 from trinity.cli.convert.base import OtherModel, compared
 from trinity.cli.convert.source import Parameter, Source
-from trinity.cli.errors import ending_well
 
 pytestmark = pytest.mark.core
-
-
-def converted(checkpoint_dir: Path, base_model_dir: Path | None, steps: str | None) -> int:
-    """The exit code of `trinity convert`."""
-    return ending_well(lambda: convert(checkpoint_dir, base_model_dir, steps))
 
 
 @pytest.fixture
