@@ -107,15 +107,16 @@ class RunContext:
     async def wanted(self, step: int, ahead: bool = False) -> AsyncIterator[None]:
         """While a stream of the trainer's waits for a step. `ahead`: the trainer has others to train until then."""
         wait = step, time.monotonic()
-        waits = [] if ahead else self._waits
-        waits.append(wait)
+        if not ahead:
+            self._waits.append(wait)
         try:
             if step > self.wanted_step:
                 self.wanted_step = step
                 await self.changed.notify()
             yield
         finally:
-            waits.remove(wait)
+            if not ahead:
+                self._waits.remove(wait)
 
     def wanted_since(self, step: int | None = None) -> float | None:
         """Since when the trainer waits for this very step, or for any, in monotonic seconds; None: it does not.

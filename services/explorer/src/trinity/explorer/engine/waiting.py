@@ -12,8 +12,8 @@ _LOOK_AGAIN_MS = 10
 def poll_briefly_on_cpus() -> None:
     """On a CPU they sleep until the next message comes, where vLLM polls for a second after each one.
 
-    A polling worker takes one core from whatever else runs there: a trainer on two cores, whose threads then wait for
-    each other, takes a second for a step of 0.03 s. vLLM has no option for this.
+    A polling worker occupies a core. A trainer beside it on two cores, whose threads then wait for each other, takes a
+    second for a step of 0.03 s. vLLM has no option for this.
 
     ZeroMQ drops the notification of a message that follows another within about 3 million clock ticks (SNDHWM is 1,
     and a socket looks at most that often whether there is room again). That is more than the polling takes on a slow

@@ -88,7 +88,7 @@ class Claim:
                 self._renew() if self.lease_id else self._begin()
             except Unavailable:
                 raise
-            except Exception as error:  # whatever it is, nothing renews the claim any more
+            except Exception as error:  # this thread ends, so nothing renews the claim
                 self._failure = error
                 log.error("trainer.claim.lost", reason=str(error) or repr(error))
             self._decided.set()
