@@ -2,7 +2,7 @@
 # PYTHON: 3.11 or newer (3.11 has CPU builds of everything on the package index alone).
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
-PYPROJECTS := $(wildcard VERSION hatch_build.py pyproject.toml proto/pyproject.toml sdk/pyproject.toml lib/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
+PYPROJECTS := $(wildcard VERSION hatch_build.py pyproject.toml proto/pyproject.toml sdk/pyproject.toml lib/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml satellites/*/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -q
 PIP_LOCK := $(PIP) --no-deps --require-hashes -r
 PYTORCH_CPU := --extra-index-url https://download.pytorch.org/whl/cpu

@@ -19,8 +19,8 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from support.observe import experience, make_job
-from trinity.observe.app import make_app
-from trinity.observe.places import Places
+from trinity.ui.app import make_app
+from trinity.ui.places import Places
 from trinity.runtime.process import free_port
 
 KEY = "the-key"

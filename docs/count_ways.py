@@ -19,7 +19,8 @@ _GENERATED = re.compile(r"<!-- (?:[^>]*written by `make docs`|learning table) --
 _WORD = re.compile(r"\S*\w\S*")
 _WIRING = re.compile(r"\.(main|service|build|runs?|start)$")
 _SOURCES = ("sdk/src", "cli/src", *(str(p.relative_to(ROOT)) for p in ROOT.glob("lib/*/src")),
-            *(str(p.relative_to(ROOT)) for p in ROOT.glob("services/*/src")))  # fmt: skip
+            *(str(p.relative_to(ROOT)) for p in ROOT.glob("services/*/src")),
+            *(str(p.relative_to(ROOT)) for p in ROOT.glob("satellites/*/src")))  # fmt: skip
 
 
 def section(page: str, title: str) -> str:
@@ -36,7 +37,7 @@ def tables(text: str) -> list[list[Path]]:
             found.append([])
         elif line.startswith("| ") and not line.startswith(("| file", "|---")):
             cell = line.split("|")[1]
-            other = re.match(r"\s*((?:lib|services)/\w+|sdk|cli)\s+`", cell)
+            other = re.match(r"\s*((?:lib|services|satellites)/\w+|sdk|cli)\s+`", cell)
             found[-1] += [_file(other[1] if other else folder, name) for name in re.findall(r"`([^`]+)`", cell)]
     return found
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from trinity.cli.commands.reader import any_buffer, find_job_stage
-from trinity.observe.recorded import DEMO, record
+from trinity.ui.recorded import DEMO, record
 from trinity.weights.checkpoints import newest_model
 
 _EVENTS = ("explorer.attempt.failed", "buffer.task.dead", "buffer.task.requeued", "sync.version.live",

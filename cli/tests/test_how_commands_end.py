@@ -100,7 +100,7 @@ def test_a_defect_keeps_its_traceback() -> None:
 
 
 def test_a_command_of_a_distribution_that_is_not_installed_names_it() -> None:
-    code = "import sys; sys.modules['trinity.observe'] = None; from trinity.cli.main import app; app(['ui'])"
+    code = "import sys; sys.modules['trinity.ui'] = None; from trinity.cli.main import app; app(['ui'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == "trinity: this command is in trinity-observe, which is not installed\n"
+    assert done.stderr == "trinity: this command is in trinity-ui, which is not installed\n"

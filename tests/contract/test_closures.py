@@ -19,7 +19,7 @@ LIGHT = {
     "sync": "trinity.sync.service",
     "cli": "trinity.cli.supervise.supervisor, trinity.cli.supervise.join, "
     "trinity.cli.commands.status, trinity.cli.commands.ledger.batch, trinity.cli.commands.ledger.replay",
-    "observe": "trinity.observe.main, trinity.observe.app",
+    "observe": "trinity.ui.main, trinity.ui.app",
     "config": "trinity.config",
 }
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")
@@ -65,7 +65,7 @@ def test_buffer_sync_and_environment_run_when_installed_alone(tmp_path: Path) ->
         "lib/runtime",
         "lib/data",
         "lib/weights",
-        "lib/environments",
+        "satellites/environments",
         "services/buffer",
         "services/sync",
         "services/environment",

@@ -20,7 +20,7 @@ Lint = Callable[[], subprocess.CompletedProcess[str]]
 def lint(tmp_path: Path) -> Lint:
     """lint-imports over a copy of the product in tmp_path."""
     sources = [ROOT / "proto", ROOT / "sdk/src", ROOT / "cli/src"]
-    sources += [*ROOT.glob("lib/*/src"), *ROOT.glob("services/*/src")]
+    sources += [*ROOT.glob("lib/*/src"), *ROOT.glob("services/*/src"), *ROOT.glob("satellites/*/src")]
     for source in sources:
         shutil.copytree(source, tmp_path / source.relative_to(ROOT), ignore=shutil.ignore_patterns("__pycache__"))
     path = os.pathsep.join(str(tmp_path / source.relative_to(ROOT)) for source in sources)

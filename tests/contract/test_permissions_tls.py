@@ -13,7 +13,7 @@ from support.services.nats import NatsServer
 from support.services.service import ServiceProcess
 from trinity.api.sync.v1 import sync_pb2 as pb
 from trinity.api.sync.v1 import sync_pb2_grpc
-from trinity.cli.commands.certs import certs
+from trinity.cluster.certs import certs
 from trinity.runtime import rpc
 from trinity.runtime.trust import ca
 from trinity.runtime.trust.identity import Identity

@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from support.deploy.compose import interpolate
-from trinity.observe.main import app as ui
+from trinity.ui.main import app as ui
 
 pytestmark = pytest.mark.core
 

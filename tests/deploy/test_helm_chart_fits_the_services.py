@@ -11,9 +11,9 @@ import typer
 import yaml
 
 from support.services.helm import EXAMPLES, of_kind, pods, render
-from trinity.cli.commands.certs import certs
-from trinity.cli.commands.certs.certs import Form
-from trinity.observe.main import app as ui
+from trinity.cluster.certs import certs
+from trinity.cluster.certs.certs import Form
+from trinity.ui.main import app as ui
 from trinity.runtime.errors import EXIT_FOR_GOOD
 from trinity.runtime.names import run_id
 from trinity.runtime.settings import ServiceSettings
@@ -80,7 +80,7 @@ def test_the_pages_have_a_reader_and_a_port_of_their_pod_alone() -> None:
     assert {one["name"] for one in pod["volumes"]} == {"identity", "tmp"}, "it has neither the YAML nor the data"
     command = container["command"]
     context = typer.main.get_command(ui).make_context("ui", list(command[2:]))
-    assert command[:2] == ["trinity-observe", "ui"]
+    assert command[:2] == ["trinity-ui", "ui"]
     run = run_id("quickstart", "arithmetic/rft")
     assert (context.params["nats"], context.params["run"], context.params["port"]) == ("nats://nats:4222", run, 7006)
     policy = of_kind(manifests, "NetworkPolicy")["observe"]["spec"]

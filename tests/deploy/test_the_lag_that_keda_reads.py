@@ -76,7 +76,7 @@ def test_replicas_go_down_late() -> None:
 
 
 def test_what_certs_writes_for_keda_is_the_account(tmp_path: Path) -> None:
-    from trinity.cli.commands.certs import certs
+    from trinity.cluster.certs import certs
 
     certs.init(tmp_path / "identity")
     assert (tmp_path / "identity/nats/account").read_text() == nats_users.account_id(tmp_path / "identity/ca/nats")

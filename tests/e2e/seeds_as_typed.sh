@@ -9,7 +9,7 @@ folder=${1:-$(mktemp -d)}
 mkdir -p "$folder" && cd "$folder" || exit 1
 [ -z "$(ls -A .)" ] || { echo "$folder is not empty"; exit 1; }
 folder=$PWD wrong=0 typed=0
-guide=$repository/lib/config/tests/trinity_rft
+guide=$repository/satellites/trinity_rft/tests/trinity_rft
 export PYTHONPATH=$repository/tests:$PYTHONPATH HOME=$folder/home CUDA_VISIBLE_DEVICES="" HF_HUB_OFFLINE=1
 unset ALFWORLD_DATA  # importing alfworld sets it, as in a process of tests; the guides leave it out
 export WANDB_MODE=offline OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind COLUMNS=160

@@ -96,7 +96,7 @@ def job(repository: Path, quickstart_model: Path, tmp_path_factory: pytest.TempP
         "TRINITY_PLUGIN_DIRS": str(plugins),
         "WANDB_MODE": "offline",
     }
-    yaml = repository / "lib/config/tests/trinity_rft/grpo_gsm8k.yaml"
+    yaml = repository / "satellites/trinity_rft/tests/trinity_rft/grpo_gsm8k.yaml"
     made = Job(yaml, folder / "jobs/published/gsm8k", environment, "")
     done = made.trinity("run", "--config", str(yaml), *OVERRIDES, seconds=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ from support.runs.forked_run import ForkedService, trinity
 from support.runs.run import write_config
 from support.services.certificates import tls_settings
 from support.services.nats import ComposedNats
-from trinity.cli.commands.certs import certs
+from trinity.cluster.certs import certs
 from trinity.runtime.process import environment
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]

@@ -26,7 +26,7 @@ from support.deploy.journeys import Trainer, fill, until, write_run
 from support.deploy.prometheus import Prometheus
 from support.services.certificates import identity_of
 from support.services.port_scan import Kind, Port, scan
-from trinity.cli.commands.certs import certs
+from trinity.cluster.certs import certs
 
 pytestmark = [
     pytest.mark.extended,

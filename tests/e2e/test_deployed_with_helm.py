@@ -22,8 +22,8 @@ from support.deploy.journeys import Trainer, fill, until, write_run
 from support.deploy.release import Pod, Release
 from support.services.certificates import identity_of
 from support.services.helm import render
-from trinity.cli.commands.certs import certs
-from trinity.cli.commands.certs.certs import Form
+from trinity.cluster.certs import certs
+from trinity.cluster.certs.certs import Form
 
 pytestmark = [
     pytest.mark.extended,

@@ -18,7 +18,7 @@ from support.services.service import ServiceProcess
 from trinity.api.buffer.v1 import buffer_pb2, buffer_pb2_grpc
 from trinity.api.environment.v1 import environment_pb2, environment_pb2_grpc
 from trinity.api.sync.v1 import sync_pb2, sync_pb2_grpc
-from trinity.cli.commands.certs import certs
+from trinity.cluster.certs import certs
 from trinity.runtime import rpc
 from trinity.sdk import Environment, Observation, Tls, attaching
 

@@ -23,7 +23,7 @@ from support.services.certificates import identity_of, tls_settings
 from support.services.nats import ComposedNats, NatsServer
 from support.services.port_scan import Kind, ports_of, scan
 from support.services.service import ServiceProcess
-from trinity.cli.commands.certs import certs
+from trinity.cluster.certs import certs
 from trinity.runtime import rpc
 from trinity.runtime.broker import connect
 from trinity.runtime.errors import Unauthenticated, Unavailable

@@ -3,7 +3,7 @@
 from mutations.mutation import Mutation
 
 _BUFFER = "services/buffer/src/trinity/buffer"
-_ENVIRONMENTS = "lib/environments/src/trinity/environments"
+_ENVIRONMENTS = "satellites/environments/src/trinity/environments"
 _RUNTIME = "lib/runtime/src/trinity/runtime"
 _LIVE = "tests/security/test_attacks_on_a_live_run.py::test_a_run_under_attack_goes_on"
 _CHECKPOINT = (

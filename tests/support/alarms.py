@@ -10,8 +10,8 @@ import pytest
 
 from support.observe import serve_status
 from trinity.cli.commands.wire import Member
-from trinity.observe import screens
-from trinity.observe.recorded import DEMO
+from trinity.ui import screens
+from trinity.ui.recorded import DEMO
 
 STEP, RETRIED = 8, 11  # the newest of the demo; its task that died once
 EXPLORER = Member(

@@ -1,4 +1,4 @@
-"""A job folder and a ledger for the pages of trinity.observe, without a run: hand-made entries behind a fake buffer."""
+"""A job folder and a ledger for the pages of trinity.ui, without a run: hand-made entries behind a fake buffer."""
 
 import base64
 import contextlib
@@ -21,7 +21,7 @@ from trinity.cli.commands import wire
 from trinity.cli.commands.reader import JobStage
 from trinity.cli.errors import RunError
 from trinity.data.wire import task_to_proto
-from trinity.observe import source
+from trinity.ui import source
 
 STEPS, GROUPS, ROLLOUTS = 3, 4, 2
 

@@ -1,4 +1,4 @@
-"""Debian's chromium for the pages of trinity.observe. Without it the tests are skipped: apt-get install chromium."""
+"""Debian's chromium for the pages of trinity.ui. Without it the tests are skipped: apt-get install chromium."""
 
 import shutil
 import threading
@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, Dialog, Page, sync_playwright
 
-from trinity.observe.app import make_app
-from trinity.observe.places import Places
+from trinity.ui.app import make_app
+from trinity.ui.places import Places
 from trinity.runtime.process import free_port
 
 CHROMIUM = shutil.which("chromium")

@@ -1,4 +1,4 @@
-"""From each alarm to a token in three clicks. services/observe/tests follows the same links without a browser."""
+"""From each alarm to a token in three clicks. satellites/ui/tests follows the same links without a browser."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -26,8 +26,8 @@ from support.observe import (
     write_versions,
 )
 from trinity.cli.errors import RunError
-from trinity.observe import screens
-from trinity.observe.recorded import DEMO
+from trinity.ui import screens
+from trinity.ui.recorded import DEMO
 
 pytestmark = pytest.mark.extended
 

@@ -25,7 +25,7 @@ import pytest
 from support.runs.forked_run import ForkedRun
 from support.runs.run import process_of, write_config
 from trinity.cli.commands.reader import any_buffer, find_job_stage
-from trinity.observe.audit import Audit, count_problems
+from trinity.ui.audit import Audit, count_problems
 
 pytestmark = [pytest.mark.extended, pytest.mark.slow, pytest.mark.timeout(400)]
 

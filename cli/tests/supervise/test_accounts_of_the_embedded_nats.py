@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.services.nats import NatsServer
-from trinity.cli.commands.certs import certs
+from trinity.cluster.certs import certs
 from trinity.cli.errors import RunError
 from trinity.cli.supervise import nats, services
 from trinity.cli.supervise.children import Child, stop_all

@@ -45,7 +45,7 @@ def engines(number: int, parallel: int = 1) -> list[str]:
 
 
 def published(repository: Path, name: str) -> Path:
-    return repository / "lib/config/tests/trinity_rft" / name
+    return repository / "satellites/trinity_rft/tests/trinity_rft" / name
 
 
 def trinity(*arguments: object, **environment: str) -> Result:

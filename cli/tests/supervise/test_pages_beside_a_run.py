@@ -10,7 +10,7 @@ import pytest
 
 from trinity.cli.supervise.display import Pages
 from trinity.config import Config
-from trinity.observe.recorded import DEMO
+from trinity.ui.recorded import DEMO
 from trinity.runtime.process import is_alive
 
 pytestmark = pytest.mark.core

@@ -1,4 +1,4 @@
-"""The pages of trinity.observe on a real buffer, sync and NATS: of a live run, and when its processes are gone."""
+"""The pages of trinity.ui on a real buffer, sync and NATS: of a live run, and when its processes are gone."""
 
 import asyncio
 import json
@@ -19,8 +19,8 @@ from trinity.cli.commands.find import AnnouncedRun, find_run
 from trinity.cli.supervise.job import ProcessRecord, SupervisorRecord, make_folder
 from trinity.config import load
 from trinity.data.experience import Outcome, Task
-from trinity.observe.app import make_app
-from trinity.observe.places import Places
+from trinity.ui.app import make_app
+from trinity.ui.places import Places
 from trinity.runtime import files
 from trinity.weights import Canary, Probe
 

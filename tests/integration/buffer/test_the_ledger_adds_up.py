@@ -1,4 +1,4 @@
-"""What trinity.observe checks of a ledger holds of a real one: with dead and retried tasks, with groups used again."""
+"""What trinity.ui checks of a ledger holds of a real one: with dead and retried tasks, with groups used again."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from support.runs.buffer_run import BufferRun
 from support.runs.peers import FakeTrainer, a_failure, a_group, explorer
 from trinity.cli.commands.client import Buffer
 from trinity.data.experience import Outcome, Task
-from trinity.observe.audit import Audit, count_problems
+from trinity.ui.audit import Audit, count_problems
 from trinity.runtime import rpc
 
 pytestmark = pytest.mark.core

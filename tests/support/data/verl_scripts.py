@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from trinity.cli.errors import ending_well
-from trinity.cli.import_verl import import_verl
+from trinity.import_verl import import_verl
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from trinity.api.buffer.v1 import buffer_pb2 as pb
 from trinity.cli.commands.client import Buffer
 from trinity.data.experience import Group
 from trinity.data.wire import decode_outcome
-from trinity.observe.audit import Audit, count_problems
+from trinity.ui.audit import Audit, count_problems
 from trinity.runtime import rpc
 from trinity.runtime.broker import connect, ensure_consumer
 from trinity.runtime.names import TASKS_CONSUMER, RunNames

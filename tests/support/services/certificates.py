@@ -7,7 +7,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from trinity.cli.commands.certs import certs
+from trinity.cluster.certs import certs
 from trinity.runtime.trust import ca
 from trinity.runtime.trust.identity import Identity, of_certificate
 from trinity.runtime.trust.tls import TlsFiles, TlsIdentity

@@ -106,11 +106,11 @@ DEEPSPEED = (
     ),
     Border(
         "DeepSpeed: classes in its checkpoints",
-        ("trinity.cli.convert.safe_load", "trinity.cli.convert.deepspeed"),
+        ("trinity.convert.safe_load", "trinity.convert.deepspeed"),
         "A checkpoint names classes; `trinity convert` reads it with stand-ins and refuses every other name. If a "
         "class moves, new checkpoints name the new place: add it and keep the old one. `zero_to_fp32.py` has the "
         "layout of shards. The names of torch's DTensor in checkpoints of FSDP are in the same file.",
-        ("cli/tests/convert/test_convert.py",),
+        ("satellites/convert/tests/test_convert.py",),
         (
             "deepspeed.runtime.zero.config:ZeroStageEnum",
             "deepspeed.runtime.fp16.loss_scaler:LossScaler",

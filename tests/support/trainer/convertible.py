@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from trinity.cli.convert import convert
+from trinity.convert import convert
 from trinity.cli.errors import ending_well
 
 

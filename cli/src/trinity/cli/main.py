@@ -18,8 +18,8 @@ _COMMANDS = {
     "check": ("commands.check", "Check a YAML and say what it would do. Needs no GPU, no network, no model, no data."),
     "debug": ("commands.debug.debug", "Run one task's workflow alone against one engine, and show what it makes."),
     "status": ("commands.status", "Show the processes of a live run, or how a finished one ended."),
-    "ui": ("trinity.observe.main", "Show runs on a page: the ledger, groups, samples. Without --writes it only reads."),
-    "export": ("trinity.observe.export", "Write ledger, experiences and metrics of a run as Parquet files."),
+    "ui": ("trinity.ui.main", "Show runs on a page: the ledger, groups, samples. Without --writes it only reads."),
+    "export": ("trinity.ui.export", "Write ledger, experiences and metrics of a run as Parquet files."),
     "cost": ("commands.cost", "Show what the seconds of a run's devices went to."),
     "log": ("commands.log", "Show the log of a run, all processes in the order of time."),
     "view": ("commands.view", "Show the experiences that were trained."),
@@ -28,13 +28,13 @@ _COMMANDS = {
     "replay": ("commands.ledger.replay", "Train steps again from the ledger, and compare with what the run did."),
     "replay-step": ("commands.ledger.replay_step", "Train the kept batch of a bad step again, and show its groups."),
     "bisect": ("commands.ledger.bisect", "Show the first place at which two runs differ."),
-    "convert": ("convert", "Turn checkpoints (DeepSpeed, or FSDP as veRL writes them) into Hugging Face folders."),
-    "import-verl": ("import_verl", "Write the YAML of what a veRL script runs."),
+    "convert": ("trinity.convert", "Turn checkpoints (DeepSpeed, or FSDP as veRL writes them) into Hugging Face folders."),
+    "import-verl": ("trinity.import_verl", "Write the YAML of what a veRL script runs."),
     "deadletters": ("commands.ledger.dead_letters", "Tasks that failed for good."),
     "batch": ("commands.ledger.batch", "What a step learns from, out of the ledger."),
     "weights": ("commands.weights.versions", "The weight versions of a live run."),
-    "launch": ("commands.launch", "Run on a cluster: Slurm's jobs of a run, written and submitted."),
-    "certs": ("commands.certs.certs", "Certificates and NATS credentials for services on several machines."),
+    "launch": ("trinity.cluster.launch", "Run on a cluster: Slurm's jobs of a run, written and submitted."),
+    "certs": ("trinity.cluster.certs.certs", "Certificates and NATS credentials for services on several machines."),
     "env": ("commands.env", "Providers of environments."),
 }
 
@@ -69,7 +69,7 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not name.startswith(str(error.name)):
             raise
-        distribution = "-".join(name.split(".")[:2])
+        distribution = "-".join(name.replace("_", "-").split(".")[:2])
         print(f"trinity: this command is in {distribution}, which is not installed", file=sys.stderr)
         sys.exit(2)
 

@@ -10,7 +10,7 @@ import pytest
 
 from support.services.certificates import tls_settings
 from support.services.service import ServiceProcess
-from trinity.cli.commands.certs import certs
+from trinity.cluster.certs import certs
 
 pytestmark = pytest.mark.core
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity.cli.commands.client import NoAnswer, Sync
-from trinity.cli.convert import convert
+from trinity.convert import convert
 from trinity.cli.errors import RunError
 from trinity.cli.render import table
 from trinity.cli.supervise import job as jobs

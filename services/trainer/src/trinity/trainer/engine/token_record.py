@@ -1,4 +1,4 @@
-"""What the last update of a step computed for each response token, for `trinity view` and the pages of trinity.observe.
+"""What the last update of a step computed for each response token, for `trinity view` and the pages of trinity.ui.
 
 A record belongs to one step. It stays on the device until `values`, and changes nothing that is trained.
 """

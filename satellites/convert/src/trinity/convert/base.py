@@ -1,0 +1,81 @@
+"""Whether the base model is the one that was trained: its weights and config.json against the checkpoint's tensors."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity.cli.errors import CheckpointError
+from trinity.runtime import files
+from trinity.weights import manifest_of_folder
+from trinity.weights.lora import in_model
+
+if TYPE_CHECKING:
+    from trinity.convert.source import Parameter, Source
+
+_LAYER = re.compile(r"(?:^|\.)(?:model|language_model)\.layers\.(\d+)\.")
+_EMBEDDING = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?embed_tokens\.weight")
+
+
+class OtherModel(CheckpointError):
+    """The base model is not the one that was trained."""
+
+
+def compared(source: "Source", base: Path | None, *, gives_config: bool) -> "Source":
+    """The source, whose tensors must have the shapes of those of the base model, if that folder has weights.
+
+    `gives_config`: the checkpoint has no config.json, and takes the base model's, which must be of its tensors too.
+    Reading on raises OtherModel.
+    """
+    if base is None:
+        return source
+    parameters = source.parameters
+    if any(base.glob("*.safetensors")):
+        parameters = _like_weights(source, base)
+    if gives_config:
+        parameters = _like_config(parameters, base)
+    return replace(source, parameters=parameters)
+
+
+def _like_weights(source: "Source", base: Path) -> Iterator["Parameter"]:
+    manifest = manifest_of_folder("base", 0, base, checksums=False)
+    shapes = {name: tuple(t.shape) for t in manifest.tensors for name in (t.name, in_model(t.name))}
+    for parameter in source.parameters:
+        shape = shapes.get(parameter.name)
+        if parameter.name not in source.shared and shape != parameter.shape and not _is_tied(parameter.name, shape):
+            there = f"of shape {list(shape)}" if shape else "not at all"
+            raise OtherModel(
+                f"--base-model-dir: {base} is another model: it has {parameter.name} {there}, the checkpoint of "
+                f"shape {list(parameter.shape)}"
+            )
+        yield parameter
+
+
+def _is_tied(name: str, shape: tuple[int, ...] | None) -> bool:
+    """A tied head may be in one of the two alone."""
+    return shape is None and name.startswith(("lm_head.", "score."))
+
+
+def _like_config(parameters: Iterator["Parameter"], base: Path) -> Iterator["Parameter"]:
+    """Of what the config says: rows and columns of the embedding, and the number of layers, which ends the reading."""
+    values = files.read_json(base / "config.json")
+    text = values.get("text_config") if isinstance(values, dict) else None
+    said: dict[str, Any] = {**values, **(text if isinstance(text, dict) else {})} if isinstance(values, dict) else {}
+
+    def check(key: str, found: int) -> None:
+        if type(said.get(key)) is int and said[key] != found:
+            raise OtherModel(
+                f"--base-model-dir: {base} is another model: its {key} is {said[key]}, the checkpoint has {found}"
+            )
+
+    layers = set()
+    for parameter in parameters:
+        if _EMBEDDING.fullmatch(parameter.name) and len(parameter.shape) == 2:
+            check("vocab_size", parameter.shape[0])
+            check("hidden_size", parameter.shape[1])
+        if layer := _LAYER.search(parameter.name):
+            layers.add(layer[1])
+        yield parameter
+    if layers:
+        check("num_hidden_layers", len(layers))

@@ -1,0 +1,218 @@
+"""The veRL call inside a shell script. The script is read, never run.
+
+Lines become commands, commands change variables, and the one command that names veRL's trainer gives the options.
+What only a running shell can know (command substitution, positional arguments, what an `if` or a loop assigns) is
+marked, so that an option that uses it is listed and not guessed.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from trinity.import_verl.expand import ARITHMETIC, BRACE, COMMAND, MARK, SPLIT, Variables, expand
+
+MODULE = "verl.trainer.main_ppo"
+
+_TOKEN = re.compile(
+    rf"""(?P<space>[ \t]+|\\\n)
+    | (?P<comment>\#[^\n]*)
+    | (?P<redirect>&>>?|\d*(?:>>|>&|<&|<<<|>\||>|<))
+    | (?P<array>[A-Za-z_]\w*\+?=\()
+    | (?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|{ARITHMETIC}|{COMMAND}|{BRACE}|[^\s;&|()<>'"\\`])+)
+    | (?P<end>\n|;;|&&|\|\||[;|&])
+    | (?P<paren>[()])""",
+    re.X | re.S,
+)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
+_OPTION = re.compile(r"(~|\+{0,2})([^=+~\s][^=\s]*)=(.*)", re.S)
+_OPTION_LINE = re.compile(r"\s*[+~]{0,2}[A-Za-z_]\w*(\.\w+)+=")
+_HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
+_DECLARING = {"export", "readonly", "local", "declare", "typeset"}
+_OPENING = {"if", "for", "while", "until", "case", "select"}
+_CLOSING = {"fi", "done", "esac"}
+_LEADING = _OPENING | _CLOSING | {"then", "else", "elif", "do", "{", "}", "!", "time"}
+
+
+class ScriptError(ValueError):
+    """The script gives no run to import; the message is one sentence, with the line where there is one."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """`key=value` as veRL would get it. `line` counts from 1."""
+
+    key: str
+    value: str
+    line: int
+
+    @property
+    def unknown(self) -> str:
+        """The first piece of the value that only a running shell can know, or an empty string."""
+        found = re.search(f"{MARK}(.*?){MARK}", self.value, re.S)
+        return found[1] if found else ""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The veRL call of a script: its options, the last of each key.
+
+    `flags`: words that are no options and cannot be read (`--config-name x`, `$MORE`). `removed`: keys after a `~`.
+    `notes`: what people should know about the reading.
+    """
+
+    line: int
+    options: dict[str, Option]
+    flags: tuple[str, ...]
+    removed: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class _Command:
+    """A simple command. `arrays` are assignments `NAME=(...)`: (name with a `+` if it appends, words). `maybe`: it runs
+    only if the one before it, a test, says so."""
+
+    maybe: bool = False
+    words: list[tuple[str, int]] = field(default_factory=list)
+    arrays: list[tuple[str, list[tuple[str, int]]]] = field(default_factory=list)
+
+
+def read_call(text: str) -> Call:
+    """The one call of veRL's PPO trainer in a script. Raises ScriptError when there is none, or more than one."""
+    notes: list[str] = []
+    variables = Variables(notes)
+    calls: list[list[tuple[str, int]]] = []
+    depth = 0
+    for command in _commands(_lines(text.replace("\r\n", "\n"), notes)):
+        tokens = command.words
+        while tokens and tokens[0][0] in _LEADING:
+            first = tokens.pop(0)[0]
+            depth = max(depth + (first in _OPENING) - (first in _CLOSING), 0)
+            if first in ("for", "select") and tokens:
+                variables.forget(tokens[0][0], "set by a loop")
+        unsure = depth > 0 or command.maybe
+        for name, parts in command.arrays:
+            joined = "".join(SPLIT + value for raw, _ in parts for value in expand(raw, variables))
+            _assign(f"{name}=", joined, variables, unsure)
+        if not tokens:
+            continue
+        if tokens[0][0] in _DECLARING or all(_ASSIGNMENT.fullmatch(raw) for raw, _ in tokens):
+            for raw, _ in tokens:
+                if found := _ASSIGNMENT.fullmatch(raw):
+                    name_part = raw[: found.start(3)]
+                    _assign(name_part, " ".join(expand(found[3], variables, splitting=False)), variables, unsure)
+            continue
+        names = [raw.strip("'\"") for raw, _ in tokens]
+        if MODULE in names and names[0] not in ("echo", "printf"):
+            after = tokens[names.index(MODULE) + 1 :]
+            line = tokens[names.index(MODULE)][1]
+            calls.append([("", line), *((v, at) for raw, at in after for v in expand(raw, variables) if v)])
+    if not calls:
+        raise ScriptError(f"no command runs `python3 -m {MODULE}`; nothing to import")
+    if len(calls) > 1:
+        lines = ", ".join(str(call[0][1]) for call in calls)
+        raise ScriptError(f"{len(calls)} commands run {MODULE} (lines {lines}); keep the one to import")
+    return _call(calls[0][0][1], calls[0][1:], notes)
+
+
+def _assign(head: str, value: str, variables: Variables, unsure: bool) -> None:
+    name = head.rstrip("=").rstrip("+")
+    if unsure:
+        variables.forget(name, "set inside a condition or a loop")
+    else:
+        variables.set(name, value, append=head.endswith("+="))
+
+
+def _call(line: int, words: list[tuple[str, int]], notes: list[str]) -> Call:
+    options: dict[str, Option] = {}
+    flags: list[str] = []
+    removed: list[str] = []
+    rest = iter(words)
+    for word, at in rest:
+        found = _OPTION.fullmatch(word)
+        if word.startswith("-"):
+            takes_next = "=" not in word and word in (
+                "--config-name",
+                "--config-path",
+                "--config-dir",
+                "-cn",
+                "-cp",
+                "-cd",
+            )
+            flags.append(f"{word} {next(rest, ('', 0))[0]}".strip() if takes_next else word)
+        elif word.startswith("~"):
+            key = word[1:].partition("=")[0]
+            options.pop(key, None)
+            removed.append(key)
+        elif found is None and (MARK in word or word.startswith("${oc.env:")):
+            flags.append(re.sub(r"\$\{oc\.env:(\w+)\}", r"$\1", word).replace(MARK, ""))
+        elif found is None:
+            shown = word.replace(MARK, "").replace("\n", " ")
+            raise ScriptError(f"line {at}: {shown!r} is no option of veRL; write key=value")
+        else:
+            options[found[2]] = Option(found[2], found[3], at)
+    return Call(line, options, tuple(flags), tuple(removed), tuple(dict.fromkeys(notes)))
+
+
+def _lines(text: str, notes: list[str]) -> str:
+    """The text without here-documents, and with comments between continued lines of options taken out.
+
+    A shell ends the command at such a comment. People who put one there mean the options below it, so those are taken,
+    and it is said. Line numbers stay.
+    """
+    lines = text.split("\n")
+    for index, line in enumerate(lines):
+        here = None if line.lstrip().startswith("#") else _HEREDOC.search(line)
+        if here:
+            for inside in range(index + 1, len(lines)):
+                last, lines[inside] = lines[inside].strip() == here[2], ""
+                if last:
+                    break
+        stripped = line.rstrip()
+        if stripped.endswith("\\") and not stripped.lstrip().startswith("#"):
+            lines[index] = stripped
+        continued = index > 0 and lines[index - 1].endswith("\\")
+        if continued and stripped.lstrip().startswith("#"):
+            below = next((x for x in lines[index + 1 :] if x.strip() and not x.lstrip().startswith("#")), "")
+            if _OPTION_LINE.match(below):
+                lines[index] = "\\"
+                notes.append(
+                    f"line {index + 1}: a shell ends the command at this comment; the options below it are taken"
+                )
+            else:
+                lines[index] = ""
+        elif continued and not stripped and lines[index - 1] == "\\":
+            lines[index] = "\\"
+    return "\n".join(lines)
+
+
+def _commands(text: str) -> Iterator[_Command]:
+    """Simple commands in order: words as they are written, quotes included, each with its line."""
+    command, redirected = _Command(), False
+    array: list[tuple[str, int]] | None = None
+    at, line = 0, 1
+    while at < len(text):
+        token = _TOKEN.match(text, at)
+        if token is None:
+            raise ScriptError(f"line {line}: a quote or bracket that opens here is not closed")
+        kind, raw = token.lastgroup, token[0]
+        if kind == "array":
+            array = []
+            command.arrays.append((raw[:-2], array))
+        elif kind == "word" and redirected:
+            redirected = False
+        elif kind == "word":
+            raw = raw.replace("\\\n", "")
+            (command.words if array is None else array).append((raw, line))
+        elif kind == "redirect":
+            redirected = True
+        elif kind == "paren" and raw == ")" and array is not None:
+            array = None
+        elif kind == "end" and array is None:
+            yield command
+            first = command.words[0][0] if command.words else ""
+            tested = raw == "||" or (raw == "&&" and first in ("[", "[[", "test"))
+            command, redirected = _Command(maybe=tested), False
+        line += token[0].count("\n")
+        at = token.end()
+    yield command

@@ -1,0 +1,349 @@
+"""The pages over HTTP. They change nothing, except dead letters and pins where that is asked for, and run nothing that
+a run wrote.
+
+Text reaches the page escaped (Jinja2) and without control characters (`visible`). The policy in every answer lets the
+browser take scripts and styles from here alone, none of them inline. Who has not opened the address that `trinity ui`
+printed, with its key, gets nothing: other users of the machine reach the same port. A form has a token beside the key's
+cookie, which a browser also sends from pages of other ports.
+"""
+
+import contextlib
+import hmac
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.convertors import Convertor, StringConvertor, register_url_convertor
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trinity.cli.commands.view import versions
+from trinity.cli.errors import RunError
+from trinity.cli.render import age_text, error_text, size_text, visible, when
+from trinity.ui import compare, history, journeys, letters, pictures, screens, texts, tokens, waste
+from trinity.ui.places import Places
+from trinity.ui.source import UNREADABLE, Source
+from trinity.runtime.settings import LOOPBACK
+
+_HERE = Path(__file__).parent
+_LANGUAGE_KEY, _LANGUAGE_COOKIE, _YEAR_SECONDS = "lang", "trinity_ui_language", 365 * 86400
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_LONGEST_FORM = 65_536
+_Show = Callable[..., Awaitable[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Requests to pages of the runs of `places`."""
+
+    places: Places
+    templates: Environment
+    token: str = ""  # of the forms
+
+    async def runs(self, request: Request) -> Response:
+        return self._page(request, "runs.html", await screens.runs(self.places))
+
+    def of_runs(self) -> list[Route]:
+        """A page for each screen: its path below the run's, its template, and what finds what it shows."""
+        one, sample = self._screen, "/step/{step:number}/sample/{index:number}"
+        return [
+            one("", "overview.html", screens.overview_with_evaluations),
+            one("/now", "overview_now.html", screens.overview),  # the middle, which a live run's page asks for again
+            one("/dead", "dead.html", letters.dead),
+            one("/dead/{ordinal:number}", "letter.html", letters.letter),
+            one("/versions", "versions.html", history.versions),
+            one("/versions/{number:number}", "version.html", history.version),
+            one("/fleet", "fleet.html", history.fleet),
+            one("/waste", "waste.html", waste.waste, lambda request: request.query_params.get("price", "")),
+            one("/step/{step:number}", "step.html", screens.step),
+            one("/step/{step:number}/group/{ordinal:number}", "group.html", screens.group),
+            one("/step/{step:number}/lanes", "lanes.html", journeys.lanes),
+            one(sample, "sample.html", screens.sample, _colouring),
+            one(sample + "/trace", "trace.html", journeys.trace),
+            one(sample + "/tokens/{first:number}", "tokens.html", screens.sample_tokens, _colouring),
+            one("/task/{ordinal:number}", "task.html", journeys.task),
+            one("/compare", "comparable.html", partial(compare.others, self.places)),
+            one("/compare/{other}", "compare.html", partial(compare.compare, self.places)),
+        ]
+
+    def _screen(self, path: str, template: str, show: _Show, query: Callable[[Request], str] | None = None) -> Route:
+        """`show` gets the run, the path's parameters in their order, and what `query` reads of the address."""
+
+        async def answer(request: Request) -> Response:
+            key, *given = request.path_params.values()
+            found = self.places.get(key)
+            if found is None:
+                return self._problem(request, f"no run {key} is known here")
+            here = request.scope["path"].removeprefix(f"/run/{key}").strip("/").partition("/")[0]
+            known = {"key": key, "title": found.title, "by": _colouring(request), "here": here}
+            try:
+                shown = await show(found, *given, *([query(request)] if query else []))
+            except UNREADABLE as error:
+                return self._page(request, "problem.html", known | {"problem": str(error)}, 404)
+            return self._page(request, template, known | shown)
+
+        return Route("/run/{key}" + path, answer, methods=["GET"])
+
+    def _problem(self, request: Request, problem: object, status: int = 404) -> Response:
+        return self._page(request, "problem.html", {"problem": str(problem)}, status)
+
+    async def go(self, request: Request) -> Response:
+        """The box of the header: to the step that was typed."""
+        wanted = request.query_params.get("step", "")
+        step = f"/step/{wanted}" if wanted.isascii() and wanted.isdigit() else ""
+        return RedirectResponse(f"/run/{quote(request.path_params['key'], safe='~')}{step}", 303)
+
+    async def change(self, request: Request) -> Response:
+        """Feed tasks of dead letters again, or drop the letters; then to the page of those that are left."""
+        key, status = request.path_params["key"], 400
+        try:
+            ordinals = letters.asked(await _form(request, self.token))
+            status = 404
+            await letters.change(self._source(key), request.path_params["what"], ordinals)
+        except UNREADABLE as error:
+            return self._problem(request, error, status)
+        return RedirectResponse(f"/run/{quote(key, safe='~')}/dead", 303)
+
+    async def pin(self, request: Request) -> Response:
+        """Pin a version, or unpin it; then to the page of versions."""
+        key, status = request.path_params["key"], 400
+        try:
+            await _form(request, self.token)
+            status = 404
+            await self._source(key).pin(request.path_params["number"], request.path_params["what"] == "pin")
+        except UNREADABLE as error:
+            return self._problem(request, error, status)
+        return RedirectResponse(f"/run/{quote(key, safe='~')}/versions", 303)
+
+    def _source(self, key: str) -> Source:
+        """RunError if there is none."""
+        if (source := self.places.get(key)) is None:
+            raise RunError(f"no run {key} is known here")
+        return source
+
+    async def picture(self, request: Request) -> Response:
+        """The file of a sample's picture. 404 with the reason where there is none."""
+        source = self.places.get(request.path_params["key"])
+        try:
+            image, kind = pictures.read(source.folder if source else None, request.path_params["name"])
+        except UNREADABLE as error:
+            return self._problem(request, error)
+        return Response(image, media_type=kind)
+
+    def _page(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
+        """In the language that the switch, an earlier use of it, or the browser asks for."""
+        chosen = request.query_params.get(_LANGUAGE_KEY, "")
+        accepted = request.headers.get("accept-language", "")
+        language = texts.language(chosen, request.cookies.get(_LANGUAGE_COOKIE, ""), accepted)
+        text = self.templates.get_template(template).render(values | texts.functions(language))
+        answer = HTMLResponse(text, status)
+        if chosen == language:
+            answer.set_cookie(_LANGUAGE_COOKIE, language, max_age=_YEAR_SECONDS, httponly=True, samesite="strict")
+        return answer
+
+    async def missing(self, request: Request, error: Exception) -> Response:
+        return self._problem(request, "there is no such page")
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """What nothing else named: the page says it, and the service serves on."""
+        return self._problem(request, f"{type(error).__name__}: {error}", 500)
+
+
+def make_app(places: Places, key: str, cookie: str = "trinity_ui", writes: bool = False) -> Starlette:
+    """The application. `key`: what the first address must have as ?key=; `cookie` holds it from then on.
+
+    writes: dead letters and versions have buttons, which act as the run's operator.
+    """
+    token = secrets.token_urlsafe(16) if writes else ""
+    pages = Pages(places, _environment(token), token)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await places.close()
+
+    run = "/run/{key}"
+    get = partial(Route, methods=["GET"])
+    post = partial(Route, methods=["POST"])
+    changes = [
+        post(run + "/dead/{what:change}", pages.change),
+        post(run + "/versions/{number:number}/{what:pin}", pages.pin),
+    ]
+    return Starlette(
+        routes=[
+            get("/", pages.runs),
+            get(f"{run}/go", pages.go),
+            get(run + "/picture/{name}", pages.picture),
+            *pages.of_runs(),
+            *(changes if writes else []),
+            Mount("/static", StaticFiles(directory=_HERE / "static")),
+        ],
+        middleware=[
+            Middleware(_Headers),
+            Middleware(TrustedHostMiddleware, allowed_hosts=sorted(LOOPBACK), www_redirect=False),
+            Middleware(_Key, key=key, cookie=cookie),
+        ],
+        exception_handlers={404: pages.missing, 500: pages.failed},
+        lifespan=lifespan,
+    )
+
+
+class _Number(Convertor[int]):
+    """A step, ordinal or version in a path: what fits 64 bits."""
+
+    regex = "[0-9]{1,18}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+class _Change(StringConvertor):
+    """What a form does with dead letters."""
+
+    regex = "retry|drop"
+
+
+class _Pin(StringConvertor):
+    """What a form does with a version."""
+
+    regex = "pin|unpin"
+
+
+register_url_convertor("number", _Number())
+register_url_convertor("pin", _Pin())
+register_url_convertor("change", _Change())
+
+
+async def _form(request: Request, token: str) -> dict[str, str]:
+    """The fields of a form. RunError unless it is one of this process's own pages and whole, or if it is longer than
+    these."""
+    found = b""
+    try:
+        async for part in request.stream():
+            found += part
+            if len(found) > _LONGEST_FORM:
+                raise RunError(f"the form has more than {_LONGEST_FORM} bytes")
+    except ClientDisconnect:
+        raise RunError("the browser left before the form was complete") from None
+    try:
+        parsed = parse_qs(found.decode("ascii", "replace"), max_num_fields=8)
+    except ValueError:
+        parsed = {}
+    fields = {name: values[0] for name, values in parsed.items()}
+    if not token or not hmac.compare_digest(fields.get("token", "").encode(), token.encode()):
+        raise RunError("the form is of no page of this process; load the page again")
+    return fields
+
+
+def _colouring(request: Request) -> str:
+    wanted = request.query_params.get("by", "")
+    return wanted if wanted in tokens.COLOURINGS else tokens.COLOURINGS[0]
+
+
+def _environment(token: str) -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.globals["token"] = token
+    found.filters |= {
+        "versions": versions,
+        "when": when,
+        "age": age_text,
+        "since": _since,
+        "size": size_text,
+        "error": error_text,
+        "number": _number,
+    }
+    return found
+
+
+def _shown(value: Any) -> Any:
+    """Every value that a template writes: without control characters, newlines and tabs excepted."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, (Markup, int, float)) else visible(str(value), layout=True)
+
+
+def _since(seconds: float) -> str:
+    """How long ago a Unix time was."""
+    return age_text(time.time() - seconds)
+
+
+def _number(value: Any) -> str:
+    """A number in as many digits as one reads."""
+    if not isinstance(value, (int, float)):
+        return "-" if value is None else str(value)
+    if isinstance(value, int) or (math.isfinite(value) and value == int(value)):
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+class _Headers:
+    """Adds _HEADERS to every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *given]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+class _Key:
+    """Lets in who has the key: in the address, which is then replaced by one without it, or in the cookie."""
+
+    def __init__(self, app: ASGIApp, key: str, cookie: str) -> None:
+        self._app, self._key, self._cookie = app, key, cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = HTTPConnection(scope)
+        if self._is_key(asked.query_params.get("key", "")):
+            answer: ASGIApp = RedirectResponse("/" + scope["path"].lstrip("/"), 303)
+            assert isinstance(answer, Response)
+            answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict")
+        elif self._is_key(asked.cookies.get(self._cookie, "")):
+            answer = self._app
+        else:
+            answer = HTMLResponse("open the address that trinity ui printed: it has the key\n", 403)
+        await answer(scope, receive, send)
+
+    def _is_key(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._key.encode())

@@ -1,0 +1,209 @@
+"""What became of weight versions and processes, out of the logs and the account of devices: also of a stopped run.
+
+Logs that were rotated away are missing. A process without devices has no account, and so no lane.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trinity.cli import series
+from trinity.cli.accounts import lives
+from trinity.cli.commands.log_entry import Entry
+from trinity.cli.commands.wire import waiting_after
+from trinity.cli.errors import RunError
+from trinity.ui import charts, journeys, screens
+from trinity.ui.charts import Span
+from trinity.ui.source import UNREADABLE, Source
+
+Facts = dict[str, Any]
+
+_STAGED, _REJECTED, _ROLLED_BACK = "sync.version.staged", "sync.version.rejected", "sync.run.rolled_back"
+_PINS = ("sync.version.pinned", "sync.version.unpinned")
+_OF_VERSIONS = (_STAGED, _REJECTED, journeys.LIVE, journeys.LOADED)
+_MOST_VERSIONS = 200
+_MOST_STEPS = 200
+_SEARCHED_STEPS = 4  # for the newest group of an explorer
+
+
+@dataclass
+class _Past:
+    """What the logs say of one version: Unix times, 0 where they do not."""
+
+    number: int
+    step: int | None = None
+    staged: float = 0.0
+    live: float = 0.0
+    rejected: float = 0.0
+    reason: str = ""
+    loads: list[Entry] = field(default_factory=list)
+
+    def read(self, one: Entry) -> None:
+        """Take in one line about this version."""
+        event = one.fields["event"]
+        step = one.fields.get("step")
+        self.step = step if isinstance(step, int) else self.step
+        if event == journeys.LOADED:
+            self.loads.append(one)
+        elif event == journeys.LIVE:
+            self.live = one.order()
+        elif event == _STAGED:
+            self.staged = one.order()
+        else:
+            self.rejected, self.reason = one.order(), str(one.fields.get("reason", ""))
+
+    def spans(self, until: float) -> list[Span]:
+        """`until`: when the next version became LIVE."""
+        found = [Span("waited", self.staged, max(self.staged, self.live or self.rejected))] if self.staged else []
+        found += [Span("sampled", self.live, max(self.live, until))] if self.live else []
+        found += [Span("failed", self.rejected, self.rejected)] if self.rejected else []
+        return found + [Span("published", one.order(), one.order()) for one in self.loads]
+
+
+async def versions(source: Source) -> Facts:
+    """The weight versions, newest first, and a lane for each that the logs name. RunError if there are neither."""
+    problems: list[str] = []
+    listed = await screens.or_none(source.versions(), problems)
+    past = await asyncio.to_thread(_versions, source.folder)
+    if listed is None and not past["pasts"]:
+        raise RunError("; ".join(problems))
+    return {
+        "versions": listed or [],
+        **past,
+        "problems": problems if source.is_live else [],
+        "command": f"trinity weights list {source.option}"
+        if source.is_live
+        else f"trinity log sync {source.option_of_status}",
+    }
+
+
+def _versions(folder: Path | None) -> Facts:
+    entries = journeys.log_events(folder, (*_OF_VERSIONS, _ROLLED_BACK, *_PINS))
+    found: dict[int, _Past] = {}
+    for one in entries:
+        number = one.fields.get("version")
+        if isinstance(number, int) and one.fields["event"] in _OF_VERSIONS:
+            found.setdefault(number, _Past(number)).read(one)
+    newest = [found[number] for number in sorted(found)][-_MOST_VERSIONS:]
+    rows, until = [], entries[-1].order() if entries else 0.0
+    for past in reversed(newest):
+        rows.append((past, past.spans(until)))
+        until = past.live or until
+    whole = [span for _, spans in rows for span in spans]
+    return {
+        "pasts": [(past, charts.lane(spans, whole)) for past, spans in rows],
+        "pinned_by": _pinned_by(entries),
+        "rollbacks": [(one.order(), one.fields) for one in entries if one.fields["event"] == _ROLLED_BACK],
+        "seconds": charts.duration(whole),
+    }
+
+
+def _pinned_by(entries: Sequence[Entry]) -> dict[int, str]:
+    """Who pinned which version last, as far as the logs say: the name of a certificate, or a role."""
+    found: dict[int, str] = {}
+    for one in entries:
+        number = one.fields.get("version")
+        if isinstance(number, int) and one.fields["event"] in _PINS:
+            found[number] = str(one.fields.get("by", "")) if one.fields["event"] == _PINS[0] else ""
+    return found
+
+
+async def version(source: Source, number: int) -> Facts:
+    """One version: its transports and its canary, and what a rollback to it would withdraw."""
+    found, problems = await source.version(number), list[str]()
+    pins = await asyncio.to_thread(journeys.log_events, source.folder, _PINS)
+    return {
+        "number": number,
+        "version": found,
+        "pinned_by": _pinned_by(pins).get(number),
+        "rollback": await _rollback(source, number, problems) if found["state"] == "RETIRED" else None,
+        "problems": problems,
+        "command": f"trinity weights show {number} {source.option}",
+    }
+
+
+async def _rollback(source: Source, number: int, problems: list[str]) -> Facts | None:
+    """Versions and steps that a rollback withdraws, and groups that its fence drops. None if there are no such
+    versions."""
+    newer = [one for one in await source.versions() if one.version > number and one.state != "REJECTED"]
+    if not newer:
+        return None
+    counts = await screens.or_none(source.counts(), problems)
+    return {
+        "versions": [one.version for one in reversed(newer)],
+        "steps": max(one.step for one in newer),
+        "groups": waiting_after(counts, number) if counts is not None else None,
+        "command": f"trinity weights rollback {number} {source.option}",
+    }
+
+
+async def fleet(source: Source) -> Facts:
+    """Processes, explorers and providers of a live run, and what became of processes with devices. RunError for a
+    stopped run without an account of its devices."""
+    found = await source.status()
+    past = await asyncio.to_thread(_fleet, source.folder)
+    if found is None and not past["lanes"]:
+        raise RunError("the run does not live: its processes are gone; trinity log shows what they said")
+    problems: list[str] = []
+    return {
+        "status": found,
+        "newest": (await screens.or_none(_newest_groups(source), problems) or {}) if found else {},
+        **past,
+        "problems": problems,
+        "command": f"trinity status {source.option_of_status}" if found else f"trinity cost {source.option}",
+    }
+
+
+async def _newest_groups(source: Source) -> dict[str, tuple[int, int]]:
+    """(step, ordinal) of the newest trained group of each explorer, as far as the last steps have one, and of "" for
+    that of all. RunError if the run's buffer cannot be read."""
+    newest = (await source.counts())["ledger_step"]
+    found: dict[str, tuple[int, int]] = {}
+    for step in range(newest, max(0, newest - _SEARCHED_STEPS), -1):
+        groups = (await source.entry(step))["groups"]
+        if groups:
+            found.setdefault("", (step, groups[-1]["ordinal"]))
+        for ordinal, made in (await screens.or_none(source.attempts(step), []) or {}).items():
+            found.setdefault(made["explorer"], (step, ordinal))
+    return found
+
+
+def _fleet(folder: Path | None) -> Facts:
+    """A lane for each process that had devices: how long it lived, what the trainer did, when weights were loaded."""
+    loads = journeys.log_events(folder, (journeys.LOADED,))
+    trained = _steps(folder)
+    rows = []
+    for watch in _watches(folder):
+        alive = [Span("alive", life.began, life.ended) for life in watch.lives]
+        died = [Span("failed", life.ended, life.ended) for life in watch.lives if life.how == "died"]
+        inner = trained if watch.service == "trainer" else [
+            Span("published", one.order(), one.order()) for one in loads if one.process == watch.name
+        ]  # fmt: skip
+        inner = [span for span in inner if watch.began <= span.begin and span.end <= watch.ended]
+        rows.append((watch, [*alive, *inner, *died]))
+    whole = [span for _, spans in rows for span in spans]
+    return {
+        "lanes": [(watch, charts.lane(spans, whole)) for watch, spans in rows],
+        "seconds": charts.duration(whole),
+    }
+
+
+def _watches(folder: Path | None) -> Sequence[lives.Watch]:
+    try:
+        return lives.read(folder) if folder is not None else []
+    except UNREADABLE:
+        return []
+
+
+def _steps(folder: Path | None) -> list[Span]:
+    """Of the newest steps: the trainer waits, then trains."""
+    found = []
+    for line in series.read(folder, "trainer", _MOST_STEPS):
+        end, works, waits = (line.get(name) for name in ("time", "time/step", "time/wait"))
+        if isinstance(end, (int, float)) and isinstance(works, (int, float)):
+            begin = end - works
+            waited = waits if isinstance(waits, (int, float)) else 0.0
+            found += [Span("waited", begin - waited, begin), Span("trained", begin, end)]
+    return found

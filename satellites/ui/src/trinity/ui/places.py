@@ -1,0 +1,77 @@
+"""Which runs the page shows: the one that was asked for, or all below the folder of runs; each stage is a run here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity.cli.commands.find import AnnouncedRun, jobs_here, jobs_root
+from trinity.cli.commands.reader import JobStage, announced_stage, stage_configs
+from trinity.cli.supervise import job as jobs
+from trinity.config import load
+from trinity.ui.source import UNREADABLE, Source
+
+_MOST = 200  # stages that are listed
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A job folder that cannot be shown, and why."""
+
+    folder: Path
+    problem: str
+
+
+class Places:
+    """`asked`: a job folder, a run that its NATS knows, or None for all runs of this machine."""
+
+    def __init__(self, asked: Path | AnnouncedRun | None) -> None:
+        self._asked = asked
+        self._sources: dict[str, Source] = {}
+        self.unreadable: list[Unreadable] = []
+
+    def find(self) -> dict[str, Source]:
+        """The stages by the key that stands in their address, the newest run first. Looks at the folders again."""
+        if isinstance(self._asked, AnnouncedRun):
+            about = self._asked.about
+            if not self._sources:
+                self._sources[about.run] = Source(announced_stage(self._asked))
+            return self._sources
+        self.unreadable = []
+        found: dict[str, Source] = {}
+        for folder in dict.fromkeys([self._asked] if self._asked is not None else jobs_here()):
+            for config in self._stages(folder.absolute()):
+                key = _key(config.parent)
+                source = self._sources.get(key) or self._open(folder.absolute(), config)
+                if source is not None and len(found) < _MOST:
+                    found[key] = source
+        self._sources = found
+        return found
+
+    def get(self, key: str) -> Source | None:
+        return self._sources.get(key) or self.find().get(key)
+
+    def _stages(self, folder: Path) -> Iterator[Path]:
+        configs = stage_configs(folder)
+        if not configs:
+            self.unreadable.append(Unreadable(folder, "no stage has begun: no config.json beside a log folder"))
+        yield from reversed(configs)
+
+    def _open(self, folder: Path, config: Path) -> Source | None:
+        try:
+            stage = config.parent.name if config.parent != folder else ""
+            jobs.read_records(folder)  # of another version: it is said once, here
+            return Source(JobStage(stage, load(config, plugins_loaded=False), (folder, config.parent)))
+        except UNREADABLE as error:
+            self.unreadable.append(Unreadable(config.parent, str(error)))
+            return None
+
+    async def close(self) -> None:
+        for source in self._sources.values():
+            await source.close()
+
+
+def _key(folder: Path) -> str:
+    """Path of a stage below the folder of runs, or its last two names."""
+    root = jobs_root().absolute()
+    parts = folder.relative_to(root).parts if folder.is_relative_to(root) else folder.parts[-2:]
+    return "~".join(parts)

@@ -1,0 +1,312 @@
+"""What each screen shows: values for its template, read through the functions of the commands.
+
+A part that cannot be read is None, and `problems` says why: the rest of the page is shown.
+"""
+
+import asyncio
+import shlex
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from markupsafe import Markup
+
+from trinity.cli import series
+from trinity.cli.commands import results
+from trinity.cli.commands import status as status_command
+from trinity.cli.commands.alarms import Known, alarms, disk_of
+from trinity.cli.errors import RunError
+from trinity.ui import charts, pictures, replays, tokens
+from trinity.ui.audit import count_problems
+from trinity.ui.places import Places, Unreadable
+from trinity.ui.source import UNREADABLE, Source
+
+Facts = dict[str, Any]
+T = TypeVar("T")
+
+_STEPS = 200  # of monitors, for curves
+_LISTED_STEPS = 50
+_WAITED_STEPS = 20
+_TIMES = {"time/wait": "waiting for samples", "time/buffer": "fetching the batch", "time/step": "training",
+          "time/publish": "publishing", "time/save": "saving"}  # fmt: skip
+_OFFLINE_TILES = ("step", "trained", "step time", "loss")
+_RUNS_WITH_CURVES = 60
+
+
+async def runs(places: Places) -> Facts:
+    """All runs, from their folders alone: no service is asked."""
+    found = await asyncio.to_thread(places.find)
+    listed = list(found.items())[:_RUNS_WITH_CURVES]
+    rows, damaged = await asyncio.to_thread(_run_rows, listed)
+    return {"rows": rows, "unreadable": [*places.unreadable, *damaged], "more": len(found) - len(listed)}
+
+
+def _run_rows(listed: list[tuple[str, Source]]) -> tuple[list[Facts], list[Unreadable]]:
+    """A row for each run, and the runs that have none."""
+    rows, damaged = list[Facts](), list[Unreadable]()
+    for key, source in listed:
+        try:
+            rows.append(_run_row(key, source))
+        except UNREADABLE as error:
+            damaged.append(Unreadable(source.folder or Path(key), _said(error)))
+    return rows, damaged
+
+
+def _run_row(key: str, source: Source) -> Facts:
+    trainer = series.read(source.folder, "trainer", _STEPS)
+    explorer = series.read(source.folder, "explorer", _STEPS)
+    rewards = series.values(trainer, "sample/reward_mean")
+    return {
+        "key": key,
+        "title": source.title,
+        "state": _state(source),
+        "step": trainer[-1]["step"] if trainer else None,
+        "reward": rewards[-1] if rewards else None,
+        "curve": charts.sparkline(rewards, "reward"),
+        "tokens": series.newest(trainer, "perf/tokens_per_second"),
+        "at": max(series.values([*trainer[-1:], *explorer[-1:]], "time"), default=0.0),
+        "alarms": alarms(Known(None, None, trainer, explorer)),
+    }
+
+
+def _state(source: Source) -> str:
+    """live, finished or stopped; unknown for a folder that cannot be read."""
+    try:
+        if source.is_live:
+            return "live"
+        return str(status_command.finished(source.job_stage.job)["state"])
+    except UNREADABLE:
+        return "unknown"
+
+
+async def overview(source: Source) -> Facts:
+    """One run: tiles, whether its ledger adds up, alarms, staleness, who waits, and its newest steps."""
+    problems: list[str] = []
+    counts = await or_none(source.counts(), problems)
+    now = await or_none(source.status(), problems)
+    trainer = await asyncio.to_thread(series.read, source.folder, "trainer", _STEPS)
+    explorer = await asyncio.to_thread(series.read, source.folder, "explorer", _STEPS)
+    offline = source.audit.is_offline
+    return {
+        "state": _state(source),
+        "counts": counts,
+        "status": now,
+        "problems": problems,
+        "tiles": [tile for tile in _tiles(counts, now, trainer) if _has_tile(tile[0], offline)],
+        "ledger": _ledger(source, counts) if not offline else None,
+        "alarms": alarms(Known(counts, now, trainer, explorer, disk_of(source.folder))),
+        "staleness": _staleness(source, counts),
+        "times": _times(trainer[-_WAITED_STEPS:]),
+        "steps": source.audit.steps[: -_LISTED_STEPS - 1 : -1] or _trained_steps(trainer),
+        "curve": "loss" if offline else "reward",
+        "line": charts.sparkline(
+            series.values(trainer, _loss(trainer) if offline else "sample/reward_mean"), "each step"
+        ),
+        "read_at": time.time(),
+    }
+
+
+async def overview_with_evaluations(source: Source) -> Facts:
+    """The same with the curves of `trinity results`, which are read from the whole file."""
+    return {**await overview(source), "evaluations": await asyncio.to_thread(_evaluations, source)}
+
+
+def _evaluations(source: Source) -> list[tuple[results.Curve, Markup]]:
+    if source.folder is None:
+        return []
+    try:
+        curves = results.collect([source.folder], results.METRICS)
+    except UNREADABLE:  # none was made
+        return []
+    return [(one, charts.sparkline([value for _, value in one.points], one.metric)) for one in curves]
+
+
+async def or_none(asked: Awaitable[T], problems: list[str]) -> T | None:
+    """What was asked for; None if it cannot be read, with the reason among `problems`."""
+    try:
+        return await asked
+    except UNREADABLE as error:
+        problems.append(_said(error))
+        return None
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+
+
+def _tiles(counts: Facts | None, now: Facts | None, trainer: list[series.Line]) -> list[tuple[str, Any, str]]:
+    """(name, value, beside it); the value is None where it is not known."""
+    newest = {name: series.newest(trainer, name) for name in trainer[-1]} if trainer else {}
+    step = now["step"] if now and now["step"] is not None else (trainer[-1]["step"] if trainer else None)
+    found = counts or {}
+    live = (now or {}).get("weights") or {}
+    return [
+        ("step", step, f"of {found['last_step']}" if found.get("last_step") else ""),
+        ("reward", newest.get("sample/reward_mean"), "step mean"),
+        ("groups", found.get("stored"), "stored"),
+        ("outstanding", found.get("outstanding"), "not ended"),
+        ("dead", found.get("dead_letters"), "tasks"),
+        ("attempts", found.get("failed_attempts"), "failed"),
+        ("staleness", found.get("staleness_max"), f"bound {found['max_staleness_steps']}" if found else ""),
+        ("weights", _version(live.get("live", found.get("live_step"))), "LIVE version"),
+        ("explorers", len(now["explorers"]) if now else None, "joined"),
+        ("tokens/s", now["tokens_per_second"] if now else None, "sampled"),
+        ("trained", newest.get("perf/tokens_per_second"), "tokens/s"),
+        ("step time", newest.get("time/step"), "s"),
+        ("loss", newest.get(_loss(trainer)), "step mean"),
+    ]
+
+
+def _has_tile(name: str, offline: bool) -> bool:
+    return name in _OFFLINE_TILES if offline else name != "loss"
+
+
+def _loss(trainer: list[series.Line]) -> str:
+    """The name of the loss among the newest step's metrics; empty where there is none."""
+    return next((name for name in (trainer[-1] if trainer else {}) if name.endswith("_loss")), "")
+
+
+def _version(number: int | None) -> int | None:
+    """None where no version is LIVE, and where a buffer that only reads does not know it."""
+    return number if number is not None and number >= 0 else None
+
+
+def _ledger(source: Source, counts: Facts | None) -> Facts | None:
+    """The bar of tasks, and what does not add up; None where the buffer does not answer."""
+    if counts is None:
+        return None
+    audit = source.audit
+    parts = {"stored": counts["stored"], "dead": counts["dead_letters"], "outstanding": counts["outstanding"]}
+    parts |= {"cut": counts["cut_tasks"]} if counts["cut_tasks"] else {}
+    return {
+        "problems": [*count_problems(counts), *audit.problems()],
+        "bar": charts.stacked(parts, colours=4),
+        "read": audit.newest_step,
+        "of": counts["ledger_step"],
+        "counted": audit.account is not None,
+        "drops": dict(audit.dropped),
+    }
+
+
+def _staleness(source: Source, counts: Facts | None) -> list[tuple[int, int, int, bool]]:
+    """(steps old, groups, percent of the most, beyond the bound) for each age in the ledger."""
+    found = source.audit.staleness
+    bound = counts["max_staleness_steps"] if counts else 0
+    most = max(found.values(), default=1)
+    return [(age, found[age], round(100 * found[age] / most), age > bound) for age in sorted(found)]
+
+
+def _times(lines: list[series.Line]) -> list[tuple[str, float, float]]:
+    """(what, seconds, share) of the newest steps."""
+    sums = {text: sum(series.values(lines, name)) for name, text in _TIMES.items()}
+    total = sum(sums.values())
+    return [(text, seconds, 100 * seconds / total) for text, seconds in sums.items()] if total else []
+
+
+def _trained_steps(trainer: list[series.Line]) -> list[Facts]:
+    """What the monitor knows of steps, where the ledger cannot be read."""
+    names = {"reward_mean": "sample/reward_mean", "staleness_max": "sample/staleness_max"}
+    newest = trainer[: -_LISTED_STEPS - 1 : -1]
+    return [{"step": line["step"], **{name: line.get(key) for name, key in names.items()}} for line in newest]
+
+
+async def step(source: Source, number: int) -> Facts:
+    """A step's entry of the ledger, and what trainer and explorers measured. RunError if neither is known."""
+    problems: list[str] = []
+    entry = await or_none(source.entry(number), problems)
+    metrics: Facts = {}
+    for role in ("trainer", "explorer"):
+        metrics |= await asyncio.to_thread(series.at, source.folder, role, number)
+    if entry is None and not metrics:
+        raise RunError("; ".join(problems))
+    return {
+        "number": number,
+        "entry": entry,
+        "metrics": sorted((name, value) for name, value in metrics.items() if name not in ("step", "time")),
+        "replays": await asyncio.to_thread(_replays, source.folder, number),
+        "problems": problems,
+        "command": f"trinity batch show {number} {source.option}",
+    }
+
+
+def _replays(folder: Path | None, number: int) -> list[tuple[str, replays.Step]]:
+    """(name, what it found) of each replay that has trained a step again."""
+    found = ((one.name, one.of_step(number)) for one in replays.read(folder))
+    return [(name, one) for name, one in found if one is not None]
+
+
+async def group(source: Source, number: int, ordinal: int) -> Facts:
+    """The samples of one group of a step, side by side. RunError if the step has none of it."""
+    rows = [(place, row) for place, row in enumerate(await source.rows(number)) if row.get("ordinal") == ordinal]
+    if not rows:
+        raise RunError(f"no trained experience of group {ordinal} in step {number}")
+    problems: list[str] = []
+    entry = await or_none(source.entry(number), problems) or {"groups": []}
+    task = str(rows[0][1].get("task_id", ""))
+    return {
+        "number": number,
+        "ordinal": ordinal,
+        "task": task,
+        "rows": rows,
+        "pictures": pictures.names(rows[0][1]),
+        "parts": sorted({name for _, row in rows for name in row.get("metrics") or {}}),
+        "facts": next((one for one in entry["groups"] if one["ordinal"] == ordinal), None),
+        "problems": problems,
+        "command": f"trinity view --step {number} --task {shlex.quote(task)} {source.option_of_view}",
+    }
+
+
+async def sample(source: Source, number: int, index: int, by: str) -> Facts:
+    """One experience: its prompt, its response by tokens, its fields. RunError if there is none of that number."""
+    rows = await source.rows(number)
+    row = experience(rows, number, index)
+    hidden = ("prompt", "response", "arrays", "metrics", "images")
+    return {
+        "last": len(rows) - 1,
+        "row": row,
+        "pictures": pictures.names(row),
+        "fields": [(name, value) for name, value in row.items() if name not in hidden],
+        "versions": sorted({span[0] for span in row.get("versions") or []}),
+        "turns": _turns(rows, row),
+        "command": f"trinity view --step {number} --index {index} {source.option_of_view}",
+        "colourings": tokens.COLOURINGS,
+        "recorded": tokens.recorded(row),
+        **await sample_tokens(source, number, index, 0, by),
+    }
+
+
+async def sample_tokens(source: Source, number: int, index: int, first: int, by: str) -> Facts:
+    """Some thousand tokens of a response, from the one at `first` on, coloured by this of tokens.COLOURINGS.
+
+    RunError if there is no such experience.
+    """
+    row = experience(await source.rows(number), number, index)
+    problems: list[str] = []
+    blocks: list[list[tokens.Token]] = []
+    following = 0
+    try:
+        tokenizer = await asyncio.to_thread(
+            tokens.tokenizer_of, source.folder, source.job_stage.config.model.model_path
+        )
+        blocks, following = await asyncio.to_thread(tokens.blocks, row, tokenizer, first, by)
+    except UNREADABLE as error:
+        problems.append(f"the tokens cannot be shown: {_said(error)}")
+    return {"number": number, "index": index, "blocks": blocks, "following": following, "problems": problems}
+
+
+def experience(rows: list[Facts], number: int, index: int) -> Facts:
+    """Row `index` of a step. RunError if it has none."""
+    if not 0 <= index < len(rows):
+        raise RunError(f"no experience {index} in step {number}; there are 0 to {len(rows) - 1}")
+    return rows[index]
+
+
+def _turns(rows: list[Facts], row: Facts) -> list[tuple[int, Any]]:
+    """(index, turn) of the other turns of the same rollout."""
+    same = ("task_id", "rollout")
+    return [
+        (place, one.get("turn"))
+        for place, one in enumerate(rows)
+        if one is not row and all(one.get(name) == row.get(name) for name in same)
+    ]
